@@ -41,6 +41,7 @@ class Case:
       batch: rows of a training batch; `None`: the workload's own.
       function: give `learner` the function that makes the model.
       rate: the learning rate of `learner`.
+      members: train a population of so many seeds; 0: one run.
     """
 
     workload: str
@@ -55,6 +56,7 @@ class Case:
     batch: int | None = None
     function: bool = False
     rate: float = RATE
+    members: int = 0
 
 
 class Clock:
@@ -137,6 +139,9 @@ def train_with_learner(
         else:
             builder.num_epochs(epochs)
         model: Any = functools.partial(make_model, work) if case.function else make_model(work)
+        if case.members:
+            builder.population(seed=range(case.members))
+            model = lambda rngs: make_model(work, rngs)  # noqa: E731
         builder.build(model, optax.adamw, case.rate, train_step=step, valid_step=step).fit(train, valid)
         journal = [json.loads(line) for line in Path(directory, "run", "journal.jsonl").read_text().splitlines()]
     if case.first:
@@ -146,11 +151,11 @@ def train_with_learner(
     return [(line["values"]["train/Loss"], line["values"]["valid/Loss"]) for line in ends]
 
 
-def make_model(work: Workload) -> Any:
+def make_model(work: Workload, rngs: nnx.Rngs | None = None) -> Any:
     """Return the model as `learner` takes it."""
     from learner import Linen
 
-    model = work.model(nnx.Rngs(0))
+    model = work.model(nnx.Rngs(0) if rngs is None else rngs)
     return Linen(*model) if work.library == "flax.linen" else model
 
 

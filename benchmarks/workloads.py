@@ -186,6 +186,15 @@ WORKLOADS = {
             epochs=2,
             warm=1,
         ),
+        Workload(
+            "transformer-2",
+            lambda rngs: Transformer(rngs, width=64, blocks=2, length=32),
+            lambda: characters(256, 32, length=32),
+            8,
+            32,
+            epochs=3,
+            warm=1,
+        ),
         Workload("equinox", equinox_mlp, digits, 32, 256, epochs=400, warm=20, library="equinox"),
         Workload("linen", linen_mlp, digits, 32, 256, epochs=400, warm=20, library="flax.linen"),
     )

@@ -18,7 +18,15 @@ project = "learner"
 copyright = "the authors of learner"
 release = VERSION
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "plain", "sources", "usage"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "plain",
+    "sources",
+    "usage",
+]
 exclude_patterns = ["site", "_build"]
 
 myst_heading_anchors = 3

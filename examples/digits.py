@@ -12,6 +12,7 @@ from learner import LearnerBuilder, LearningResult
 from learner.data import DataLoaderBuilder, digits
 from learner.examples.models import MLP
 from learner.metrics import Accuracy
+from learner.schedules import Cosine
 
 
 def main(directory: str = "runs/digits", num_epochs: int = 20) -> LearningResult:
@@ -27,7 +28,7 @@ def main(directory: str = "runs/digits", num_epochs: int = 20) -> LearningResult
         .build(
             MLP([64, 256, 256, 10], dropout=0.3, rngs=nnx.Rngs(0)),
             partial(optax.adamw, weight_decay=1e-2),
-            optax.cosine_decay_schedule(2e-3, decay_steps=900),
+            Cosine(first=2e-3),
         )
     )
     return learner.fit(train, valid)

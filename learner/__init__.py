@@ -21,6 +21,8 @@ if sys.platform == "win32":
 # Not from `typing`: `python -m learner` imports this with the current directory first on the import path.
 TYPE_CHECKING = False
 
+__version__: str
+
 if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that only read files do without JAX
     from learner.builder import LearnerBuilder
     from learner.checkpoint.checkpointer import Checkpointer
@@ -32,8 +34,10 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
         load_scheduler,
     )
     from learner.config.base import Config
+    from learner.config.distributions import loguniform, uniform
+    from learner.diagnostics.check_result import Answer, CheckResult
     from learner.diagnostics.rate_range import RangeTest
-    from learner.distributed.process_group import init_distributed
+    from learner.distributed.connection import init_distributed
     from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
     from learner.learner import Learner
     from learner.models.adapters import Linen
@@ -56,19 +60,25 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.steps.protocols import TrainStep, ValidStep
     from learner.steps.train_state import TrainState
     from learner.steps.update import Optimizer
-    from learner.training.hooks import EpochInfo
+    from learner.training.hooks import EpochInfo, Updates, parameter_histograms
+    from learner.training.population_result import PopulationResult
     from learner.training.result import LearningResult
     from learner.training.run_writer import RunWriter
     from learner.training.stopping import Interrupter, MetricEarlyStopping
+    from learner.util.samples import Histogram, Image
 
 __all__ = [
+    "Answer",
+    "CheckResult",
     "Checkpointer",
     "ClassificationOutput",
     "Config",
     "EpochInfo",
     "GeneratedOutput",
     "GradientsAccumulator",
+    "Histogram",
     "History",
+    "Image",
     "Interrupter",
     "Learner",
     "LearnerBuilder",
@@ -83,6 +93,7 @@ __all__ = [
     "Optimizer",
     "OutOfMemoryError",
     "Policy",
+    "PopulationResult",
     "RangeTest",
     "ReduceOnPlateau",
     "RegressionOutput",
@@ -93,6 +104,7 @@ __all__ = [
     "TrainOutput",
     "TrainState",
     "TrainStep",
+    "Updates",
     "ValidStep",
     "eval_mode",
     "init_distributed",
@@ -100,23 +112,30 @@ __all__ = [
     "load_model",
     "load_optimizer",
     "load_scheduler",
+    "loguniform",
+    "parameter_histograms",
     "partition_params",
     "save_model",
     "train_mode",
     "trainable_params",
+    "uniform",
     "value_and_grad",
     "weighted_mean",
     "with_parameters",
 ]
 
 _MODULES = {
+    "Answer": "learner.diagnostics.check_result",
+    "CheckResult": "learner.diagnostics.check_result",
     "Checkpointer": "learner.checkpoint.checkpointer",
     "ClassificationOutput": "learner.steps.outputs",
     "Config": "learner.config.base",
     "EpochInfo": "learner.training.hooks",
     "GeneratedOutput": "learner.steps.outputs",
     "GradientsAccumulator": "learner.steps.gradients",
+    "Histogram": "learner.util.samples",
     "History": "learner.runs.history",
+    "Image": "learner.util.samples",
     "Interrupter": "learner.training.stopping",
     "Learner": "learner.learner",
     "LearnerBuilder": "learner.builder",
@@ -131,6 +150,7 @@ _MODULES = {
     "Optimizer": "learner.steps.update",
     "OutOfMemoryError": "learner.errors",
     "Policy": "learner.steps.precision",
+    "PopulationResult": "learner.training.population_result",
     "RangeTest": "learner.diagnostics.rate_range",
     "ReduceOnPlateau": "learner.schedules",
     "RegressionOutput": "learner.steps.outputs",
@@ -141,17 +161,21 @@ _MODULES = {
     "TrainOutput": "learner.steps.outputs",
     "TrainState": "learner.steps.train_state",
     "TrainStep": "learner.steps.protocols",
+    "Updates": "learner.training.hooks",
     "ValidStep": "learner.steps.protocols",
     "eval_mode": "learner.models.params",
-    "init_distributed": "learner.distributed.process_group",
+    "init_distributed": "learner.distributed.connection",
     "load_checkpoint": "learner.checkpoint.load",
     "load_model": "learner.records",
     "load_optimizer": "learner.checkpoint.load",
     "load_scheduler": "learner.checkpoint.load",
+    "loguniform": "learner.config.distributions",
+    "parameter_histograms": "learner.training.hooks",
     "partition_params": "learner.models.params",
     "save_model": "learner.records",
     "train_mode": "learner.models.params",
     "trainable_params": "learner.models.params",
+    "uniform": "learner.config.distributions",
     "value_and_grad": "learner.steps.gradients",
     "weighted_mean": "learner.steps.outputs",
     "with_parameters": "learner.models.params",
@@ -164,6 +188,8 @@ if not TYPE_CHECKING:
         if name in _MODULES:
             value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
             return value
+        if name == "__version__":
+            return importlib.import_module("learner.util.distribution").VERSION
         module = f"{__name__}.{name}"
         if not name.startswith("_"):
             try:

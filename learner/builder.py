@@ -4,16 +4,15 @@ import copy
 import dataclasses
 import logging
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, overload
 
 import jax
 
 from learner.checkpoint.load import makes_model, refuse_unknown
 from learner.checkpoint.retention import CheckpointOptions
-from learner.errors import LearnerError, Problem, one_error
+from learner.errors import LearnerError, Problem, near, one_error
 from learner.events import Listener
 from learner.learner import Learner
 from learner.loggers.exactly_once import ExactlyOnceLogger
@@ -38,10 +37,16 @@ from learner.strategies.choose import choose_devices
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
+from learner.training.population import optimizer_problems, option_problems, population_of
 from learner.training.profile import Window, check_steps
 from learner.training.restore import ALLOWED
 from learner.training.step_checks import init_problems
 from learner.training.stopping import Interrupter, MetricEarlyStopping
+from learner.training.valid_schedule import ValidPeriod
+from learner.util.addresses import refuse_address
+from learner.util.slurm import job_end
+
+ModelT = TypeVar("ModelT")
 
 
 class LearnerBuilder:
@@ -74,6 +79,7 @@ class LearnerBuilder:
                 code="builder-directory-type",
                 directory=directory,
             )
+        refuse_address(directory)
         self._options = Options(Path(directory), overwrite=bool(overwrite))
 
     # -- metrics, logs, what people see --------------------------------------------------------------------------------
@@ -205,16 +211,53 @@ class LearnerBuilder:
         """Set the number of optimizer steps, over as many epochs as they take."""
         return self._set(num_steps=_integer("num_steps", n, 1))
 
-    def valid_every(self, steps: int) -> Self:
-        """Also validate inside epochs, every `steps` optimizer steps."""
-        return self._set(valid_every=_integer("valid_every", steps, 1))
+    def valid_every(self, steps: int | None = None, epochs: int = 1, split: str | None = None) -> Self:
+        """Set when to validate (default: at the end of each epoch). The last epoch always ends with a validation.
 
-    def valid_batches(self, n: int) -> Self:
-        """Limit each validation in `fit` to the first `n` batches of each validation split. Default: no limit.
+        Early stopping, `ReduceOnPlateau` and the choice of the best checkpoint act on new values of their metric only:
+        between two of its validations nothing counts, and `patience` is a number of validations.
+
+        Args:
+          steps: also validate inside epochs, every so many optimizer steps.
+          epochs: validate at the end of every so many epochs; 0: only every `steps` steps.
+          split: the name of a validation split if several were given as a dict. It has this schedule, and the others
+            keep theirs; call the method again for another split. Default: all splits without a schedule of their own.
+        """
+        period = ValidPeriod(
+            None if steps is None else _integer("valid_every(steps=)", steps, 1),
+            _integer("valid_every(epochs=)", epochs, 1 if steps is None else 0),
+        )
+        if split is None:
+            return self._set(valid_every=period.steps, valid_epochs=None if period.epochs == 1 else period.epochs)
+        if not isinstance(split, str) or not split:
+            raise LearnerError(
+                f"valid_every got split={split!r}; it needs the name of a validation split",
+                code="builder-valid-split-type",
+                split=split,
+            )
+        splits = self._options.valid_splits or {}
+        return self._set(valid_splits={**splits, split.removeprefix("valid-"): dataclasses.asdict(period)})
+
+    def valid_first(self, first: bool = True) -> Self:
+        """Validate before the first step as well, at step 0. The model as it was given can then be the best one, and
+        the validation counts for early stopping and `ReduceOnPlateau`.
+        """
+        return self._set(valid_first=_boolean("valid_first", first) or None)
+
+    def valid_batches(self, n: int, shuffle: bool = False) -> Self:
+        """Limit each validation in `fit` to `n` batches of each validation split. Default: no limit.
 
         Endless data needs a limit. `evaluate` always reads all batches.
+
+        Args:
+          n: the number of batches: the first ones, the same in each validation.
+          shuffle: draw the rows by the seed of the run instead, from all of the data; the same rows in each validation.
+            It needs a dataset or arrays, with `with_batch_size`; a loader is shuffled by its builder.
         """
-        return self._set(valid_batches=_integer("valid_batches", n, 1))
+        return self._set(
+            valid_batches=_integer("valid_batches", n, 1),
+            valid_shuffle=_boolean("valid_batches(shuffle=)", shuffle) or None,
+        )
 
     def grads_accumulation(self, n: int) -> Self:
         """Set the number of micro-batches of an optimizer step (default: 1), weighted by `output.weight`.
@@ -241,6 +284,37 @@ class LearnerBuilder:
     def seed(self, n: int) -> Self:
         """Set the seed (default: 0) of dropout, of the order of datasets, and of initialisation from config files."""
         return self._set(seed=_integer("seed", n, 0))
+
+    def population(
+        self,
+        seed: Any = None,
+        lr: Any = None,
+        *,
+        zipped: bool = False,
+        size: int | None = None,
+        **optimizer: Any,
+    ) -> Self:
+        """Train many members in one compiled program. Each leaves an ordinary run in a directory of its own below that
+        of the run, such as `000-lr=0.0001-seed=0`, and `fit` returns a `PopulationResult`.
+
+        A list has the values of the members; several lists make their product. A single number is that of all members.
+        Each member computes, up to rounding, what a run by itself with its values does. The data and its order are
+        shared: they belong to the builder's seed.
+
+        Args:
+          seed: of initialisation, dropout and every other random key. With several, `build` needs a function of the
+            random streams that makes the model, `lambda rngs: Model(rngs=rngs)`.
+          lr: the learning rate; with a schedule, a factor of it.
+          zipped: pair the values instead: lists of equal length, the n-th values of all belong to the n-th member.
+          size: the number of members where values are drawn: `lr=loguniform(1e-5, 1e-2)`, `uniform(0.0, 0.1)`. The
+            draws depend on `seed`, if it is one number.
+          optimizer: numbers that the optimizer takes as keywords, such as `weight_decay`.
+
+        >>> builder = LearnerBuilder("runs/seeds").population(seed=range(3), lr=[1e-4, 1e-3])
+        """
+        given = {"lr": lr, **optimizer, "seed": seed}
+        values = {name: value for name, value in given.items() if value is not None}
+        return self._set(population=population_of(values, zipped=bool(zipped), size=size))
 
     def devices(self, devices: int | str | Sequence[Any]) -> Self:
         """Set the devices: their number, `"all"`, or a list of `jax.Device` objects or ids. Default: one device.
@@ -369,7 +443,8 @@ class LearnerBuilder:
           record: a recorder, such as `CompactRecorder()`, that also writes the model of each checkpoint into a file
             beside it, `model-<epoch>.mpk.gz` (`model-step-<step>.mpk.gz` inside an epoch), for `load_model`. The file
             is removed with its checkpoint.
-          directory: any path that Orbax accepts; default: `checkpoint/` in the run's directory.
+          directory: a path, or `gs://...` (with gcsfs); default: `checkpoint/` in the run's directory. `RunMirror`
+            copies to other stores.
           record_items: the items that `record` writes: `"model"`, and in full precision `"optim"`
             (`optim-<epoch>.mpk.gz`, for `load_optimizer`) and `"scheduler"` (`scheduler-<epoch>.mpk.gz`, for
             `load_scheduler`).
@@ -398,6 +473,12 @@ class LearnerBuilder:
             )
         )
 
+    def restore_best(self, restore: bool = True) -> Self:
+        """Make the best model the result: `result.model` is `result.best_model`, and `Learner.evaluate` and `predict`
+        use it after `fit`. Checkpoints and resuming are not affected.
+        """
+        return self._set(restore_best=_boolean("restore_best", restore) or None)
+
     def on_save_error(self, what: str) -> Self:
         """Set the response to a checkpoint that cannot be written (a full disk, a directory that is gone): `"raise"`
         (default) ends `fit` with the error after the current dispatch; `"warn"` continues, and tries again when the
@@ -415,6 +496,12 @@ class LearnerBuilder:
         if (epoch is None) == (step is None):
             raise LearnerError("checkpoint needs either epoch= or step=", code="checkpoint-epoch-or-step")
         if epoch is not None and epoch not in ("best", "latest"):
+            if isinstance(epoch, str):
+                raise LearnerError(
+                    f"checkpoint is {epoch!r}: {near(epoch, ['best', 'latest'])} Or the number of an epoch",
+                    code="checkpoint-which-unknown",
+                    name=epoch,
+                )
             _integer("checkpoint(epoch=)", epoch, 1)
         if step is not None:
             _integer("checkpoint(step=)", step, 0)
@@ -479,13 +566,14 @@ class LearnerBuilder:
         at most half a minute.
         """
         if seconds is None:
-            end = os.environ.get("SLURM_JOB_END_TIME", "")
-            if not end.isdigit():
+            end = job_end()
+            if end is None:
                 raise LearnerError(
-                    "with_time_limit has no seconds and SLURM_JOB_END_TIME is not set: give with_time_limit(seconds)",
+                    "with_time_limit has no seconds, and neither SLURM_JOB_END_TIME nor squeue names the end of a job: "
+                    "give with_time_limit(seconds)",
                     code="builder-time-limit-missing",
                 )
-            return self._set(job_ends=float(end), time_limit=None)
+            return self._set(job_ends=end, time_limit=None)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise LearnerError(
                 f"with_time_limit got {seconds!r}; it needs a number of seconds greater than 0",
@@ -560,8 +648,9 @@ class LearnerBuilder:
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Call `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 
-        `info` has `epoch`, `step` and `values`. If `fn` returns numbers, `{"name": number}`, they are logged as the
-        split `custom`.
+        `info` has `epoch`, `step` and `values`. `fn` may return values to log, by name: numbers, which are the split
+        `custom`, texts, `learner.Image(array)` and `learner.Histogram(array)`. `learner.Updates(model=, lr_scale=)`
+        changes the run before the next step.
         """
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 
@@ -569,7 +658,7 @@ class LearnerBuilder:
         """Call `fn(info, model)` every `steps` optimizer steps; see `on_epoch_end`."""
         return self._set(every=(*self._options.every, (_integer("every(steps=)", steps, 1), _hook("every", fn))))
 
-    def learner_class(self, kind: type[Learner]) -> Self:
+    def learner_class(self, kind: type[Learner[Any]]) -> Self:
         """Set the class of the built learner: a subclass of `Learner`, such as one with its own `loop`."""
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise LearnerError(
@@ -591,6 +680,36 @@ class LearnerBuilder:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    @overload
+    def build(
+        self,
+        model: Callable[[], ModelT],
+        optimizer: Any,
+        lr: Any,
+        train: Any = None,
+        valid: Any = None,
+        *,
+        train_step: Callable[..., Any] | None = None,
+        valid_step: Callable[..., Any] | None = None,
+        update: Callable[..., Any] | None = None,
+        trainable: Any = None,
+    ) -> Learner[ModelT]: ...
+
+    @overload
+    def build(
+        self,
+        model: ModelT,
+        optimizer: Any,
+        lr: Any,
+        train: Any = None,
+        valid: Any = None,
+        *,
+        train_step: Callable[..., Any] | None = None,
+        valid_step: Callable[..., Any] | None = None,
+        update: Callable[..., Any] | None = None,
+        trainable: Any = None,
+    ) -> Learner[ModelT]: ...
+
     def build(
         self,
         model: Any,
@@ -603,13 +722,14 @@ class LearnerBuilder:
         valid_step: Callable[..., Any] | None = None,
         update: Callable[..., Any] | None = None,
         trainable: Any = None,
-    ) -> Learner:
+    ) -> Learner[Any]:
         """Return the learner. Raises one error with all problems of the options and the arguments.
 
         Args:
           model: an `nnx.Module`, `Linen(module, variables)`, an Equinox module, any pytree of arrays, or a function
-            without arguments that returns one. It is copied. A function is traced, and one program initialises the
-            arrays, which starts sooner; if the strategy shards models, each device initialises its own shards.
+            that returns one, without arguments or of `rngs`, `nnx.Rngs` with the seed of the builder. It is copied. A
+            function is traced, and one program initialises the arrays, which starts sooner; if the strategy shards
+            models, each device initialises its own shards.
           optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
             `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`.
           lr: a float, a schedule of `learner.schedules` or optax (a function of the optimizer step), or
@@ -633,16 +753,24 @@ class LearnerBuilder:
             problems += _wrong_update(update, optimizer, train_step, options)
         elif parts.adapter is not None:
             problems += _optimizer_problems(optimizer, parts.adapter, parts.train, options)
+        if options.population is not None and parts.adapter is not None:
+            problems += option_problems(options, model, parts.adapter, lr, update)
+        if options.restore_best and options.checkpoints is None:
+            text = "restore_best needs the best checkpoint, and with_file_checkpointer(None) turns saving off"
+            problems.append(Problem(f"{text}: leave one of them out", code="checkpoint-restore-best-unsaved"))
         if problems or parts.adapter is None:
             raise one_error(problems, "this learner cannot be built", code="learner-unbuildable")
+        loss = Loss()  # one object, as splits of the same metrics share what is traced of them
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
-                self._add(Loss(), kind)
+                self._add(loss, kind)
         # Copies, as a run changes the state of its early stopping and its plateau, and the builder may build again.
         options = dataclasses.replace(self._options, early_stopping=copy.deepcopy(self._options.early_stopping))
         if options.num_epochs is None and options.num_steps is None:
             options = dataclasses.replace(options, num_epochs=1)
-        make: type[Learner] = options.learner_class or Learner
+        if options.population is not None:
+            options = dataclasses.replace(options, population=options.population.with_seed(options.seed))
+        make: type[Learner[Any]] = options.learner_class or Learner
         step = parts.define(parts.adapter, options, update)
         return make(TrainingDefinition(options, step, copy.deepcopy(definition)), train, valid)
 
@@ -662,7 +790,7 @@ class _ModelParts:
         problems: list[str] = []
         try:
             selected = trained_of(trainable, options.freeze) if options.freeze else trainable
-            self.adapter, model = _split_model(model, selected, update is not None, options.devices)
+            self.adapter, model = _split_model(model, selected, update is not None, options)
             problems += check_freeze_patterns(options.freeze, self.adapter, model)
             self.train = None if update is not None else step_fn(model, "train_step", train_step)
             self.valid = step_fn(model, "valid_step", valid_step)
@@ -687,13 +815,17 @@ class _ModelParts:
 
     def define(self, adapter: ModelAdapter, options: Options, update: Callable[..., Any] | None) -> StepDefinition:
         """Return the definition of the steps, once nothing is wrong with the parts."""
+        train_metrics, valid_metrics = (MetricCollection.of(options.metrics_of(kind)) for kind in ("train", "valid"))
+        train_ids, valid_ids = ([id(m) for m in (*c.metrics, *c.collecting)] for c in (train_metrics, valid_metrics))
+        if train_ids == valid_ids:
+            valid_metrics = train_metrics  # whose values are traced once for both
         return StepDefinition(
             adapter,
             self.train,
             update,
             self.valid,
-            MetricCollection.of(options.train_metrics),
-            MetricCollection.of(options.valid_metrics),
+            train_metrics,
+            valid_metrics,
             options.accumulate,
             watch=options.on_nonfinite,
             policy=options.precision,
@@ -707,7 +839,12 @@ def _optimizer_problems(optimizer: Any, adapter: ModelAdapter, train: StepFn | N
     params = (
         jax.eval_shape(options.precision.to_param_dtype, adapter.params) if options.precision.casts else adapter.params
     )
-    return check_optimizer(with_placeholder_schedules(optimizer), params, options.accumulate, own_grads)
+    resolved = with_placeholder_schedules(optimizer)
+    if options.population is not None:
+        if problems := optimizer_problems(options.population, resolved, params):
+            return problems
+        resolved = options.population.members[0].optimizer(resolved)
+    return check_optimizer(resolved, params, options.accumulate, own_grads)
 
 
 def _integer(name: str, value: Any, least: int) -> int:
@@ -718,6 +855,14 @@ def _integer(name: str, value: Any, least: int) -> int:
             name=name,
             value=value,
             least=least,
+        )
+    return value
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise LearnerError(
+            f"{name} got {value!r}; it needs True or False", code="builder-boolean-value", name=name, value=value
         )
     return value
 
@@ -811,13 +956,13 @@ def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition,
     return OptimizerDefinition(optimizer, value), []
 
 
-def _split_model(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[ModelAdapter, Any]:
+def _split_model(model: Any, trainable: Any, shared: bool, options: Options) -> tuple[ModelAdapter, Any]:
     """Return the adapter of the model, and the model, or one of its type if a function makes it: then one program makes
     its arrays, each where it belongs. Operation by operation, each shape would be compiled by itself.
     """
     if makes_model(model):
-        adapter, model = abstract_adapter(model, trainable, shared=shared)
-        if strategy is None or not strategy.splits:
+        adapter, model = abstract_adapter(model, trainable, shared=shared, seed=options.seed)
+        if options.devices is None or not options.devices.splits:
             adapter.note = None  # it is about arrays that are split
         return adapter, model
     refuse_abstract(model)

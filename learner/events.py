@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from learner.util.samples import Sample
 from learner.util.text import masked
 
 MOST = 64  # times the size of a queue: what may wait of the events that are not of steps
@@ -129,6 +130,16 @@ class RunStarted(Event):
 
 
 @dataclasses.dataclass(frozen=True)
+class Compiling(Event):
+    """A program is about to be compiled: the one of this number, from 1, of `total` that are known to come. Number 0:
+    all of them are compiled.
+    """
+
+    number: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True)
 class EpochStarted(Event):
     """An epoch begins, or is resumed. Epochs count from 1."""
 
@@ -174,6 +185,15 @@ class SplitEnded(Event):
     seconds: float
     at_step: int | None = None
     pictures: Mapping[str, Callable[[], np.ndarray]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplesLogged(Event):
+    """Texts, pictures (`Image`) and histograms (`Histogram`) that hooks returned after an optimizer step, by name."""
+
+    epoch: int
+    step: int
+    values: Mapping[str, Sample]
 
 
 @dataclasses.dataclass(frozen=True)

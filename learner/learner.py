@@ -6,15 +6,19 @@ operations that it calls, and `learner.steps` what they compute.
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from learner.checkpoint.store import Entry
 from learner.data.workers import check_process
 from learner.diagnostics import trials
+from learner.diagnostics.check import check
+from learner.diagnostics.check_result import Answer, CheckResult
 from learner.diagnostics.overview import Overview, announce_overview, build_overview
 from learner.diagnostics.sharding_report import ShardingReport, build_sharding_report
 from learner.distributed.process_group import hosts
@@ -25,9 +29,11 @@ from learner.steps.train_state import TrainState
 from learner.training.agreement import propagate_failures
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
+from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
+from learner.training.preparation import prepare_programs
 from learner.training.pure_steps import PureSteps
-from learner.training.result import LearningResult, finished_result, rebuild, result_of
+from learner.training.result import LearningResult, rebuild
 from learner.training.resume import find_checkpoint, first_state
 from learner.training.run import Run
 from learner.training.run_directory import locked_directory, prepare
@@ -38,6 +44,7 @@ from learner.util.stages import enter_stage, stage_line
 from learner.util.text import size
 
 PyTree = Any
+ModelT = TypeVar("ModelT")
 
 
 def loop(run: Run) -> str:
@@ -57,12 +64,14 @@ def loop(run: Run) -> str:
     return run.finish(reason)
 
 
-class Learner:
+class Learner(Generic[ModelT]):
     """A model, its optimizer and its data, ready to train. `LearnerBuilder.build` returns one.
 
     `init`, `train_step` and `valid_step` are pure functions of arrays, for `jax.jit`, `jax.vmap` and custom loops;
     `fit` dispatches the same steps. Called directly, they run the programs of `fit` on one device, one step at a time
     and to the same bits. Inside a transformation of JAX, their last bits may differ.
+
+    It is generic in the type of the model, which `build` takes from its argument: `Learner[MLP]`.
 
     A subclass may override `loop`; `LearnerBuilder.learner_class` sets the class that `build` returns.
     """
@@ -90,6 +99,7 @@ class Learner:
         """Return the state before the first step. Its arrays are copies of the model's or of the checkpoint's that
         `initial_from` names.
         """
+        self.definition.refuse_population("init")
         self.definition.resolve_without_fit(self._train)
         self.definition.take_initial()
         return self.definition.init()
@@ -101,15 +111,19 @@ class Learner:
           state: from `init` or an earlier step. It is not changed.
           batches: the micro-batches of the step, at most `grads_accumulation` of them.
         """
+        self.definition.refuse_population("train_step")
         return self._steps.train(state, batches)
 
     def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
         """Return the metrics of one validation batch by name, with its `weight`. The model is in eval mode."""
+        self.definition.refuse_population("valid_step")
         return self._steps.valid(state, batch)
 
-    def model_of(self, state: TrainState) -> Any:
+    def model_of(self, state: TrainState) -> ModelT:
         """Return the model of a state, of the type given to `build`, in eval mode. Its arrays are copies."""
-        return rebuild(self.definition, jax.tree.map(jnp.copy, state))
+        self.definition.refuse_population("model_of")
+        model: ModelT = rebuild(self.definition, jax.tree.map(jnp.copy, state))
+        return model
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -119,7 +133,7 @@ class Learner:
         """
         return loop(run)
 
-    def fit(self, train: Any = None, valid: Any = None) -> LearningResult:
+    def fit(self, train: Any = None, valid: Any = None) -> LearningResult[ModelT]:
         """Train, and write the run into its directory.
 
         Args:
@@ -128,10 +142,11 @@ class Learner:
           valid: validation data of the same kinds, or a dict of several by name. If None, there is no validation.
 
         Returns:
-          The trained model, the history of its metrics, and the reason for its end.
+          The trained model, the history of its metrics, and the reason for its end; of a population, a
+          `PopulationResult` with those of each member.
 
         Raises:
-          LearnerError: the input is wrong. Nothing was compiled or written.
+          LearnerError: the input is wrong. Nothing was written.
           NonFiniteError: a loss or a gradient is not finite; see `LearnerBuilder.on_nonfinite`.
           OutOfMemoryError: the device has no room for a step, a validation or the copy that a checkpoint is made from.
             Its cause is the error of JAX, and its message names the options to set. Earlier checkpoints are intact.
@@ -157,33 +172,60 @@ class Learner:
                     self._fitted = True
                     self._evaluator.runner, result = finished
                     return result
-                enter_stage("making the model")
-                state = first_state(plan, checkpoint)
-                self._fitted = True  # from here on files change, and data that can be read once is used up
-                processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
-                with open_run(plan, checkpoint, state, announce_overview) as run:
-                    run.stop.finish(self.loop(run))
+                state = None if checkpoint is None else first_state(plan, checkpoint)
+                if checkpoint is None:
+                    definition.take_initial()
+                enter_stage("tracing")
+                with prepare_programs(plan, 0 if checkpoint is None else checkpoint.position.step) as prepared:
+                    if state is None:
+                        enter_stage("making the model")
+                        state = definition.init_placed()
+                    self._fitted = True  # from here on files change, and data that can be read once is used up
+                    processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
+                    with open_run(plan, prepared, checkpoint, state, announce_overview) as run:
+                        run.stop.finish(self.loop(run))
             self._evaluator.runner = run.runner
             # Asked once the run is closed, as SIGTERM may have come during the last save.
             if run.stop.ended_by != "sigterm" or options.on_sigterm != "exit":
-                return result_of(definition, run.runner, run.reporter.history, run.reporter.summary)
+                return run_result(definition, run)
         # Behind the block, which would report the exit to the other processes as a failure.
         sys.exit(TERMINATED)
 
     # -- without training ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, data: Any) -> dict[str, float | str]:
+    @property
+    def loaded_checkpoint(self) -> Entry | None:
+        """The checkpoint that `evaluate` and `predict` have loaded: its `step`, and its `epoch` if one ended there.
+        None before the first call, after `fit`, and with the model as given.
+        """
+        return self._evaluator.entry
+
+    def evaluate(
+        self, data: Any, split: str | None = None, checkpoint: int | str | None = None
+    ) -> dict[str, float | str]:
         """Return the metrics of the valid step over all of `data`, by name.
 
-        After `fit`, the trained model is evaluated; before, the checkpoint that `resume()` or `checkpoint()` chose, or
-        else the model as given.
+        Without `split` and `checkpoint`, the trained model is evaluated after `fit`; before, the checkpoint that
+        `resume()` or `checkpoint()` chose, or else the model as given. With one of them, a checkpoint of the run is.
+
+        Args:
+          data: as `valid` of `fit`, read to its end.
+          split: such as `"test"`: write the values into the run as this split, at the epoch and step of the checkpoint.
+            They stand in its log, in `evaluations.jsonl` and in the summary, and comparisons and reports show them.
+          checkpoint: `"best"`, `"latest"`, or the epoch that the checkpoint ends. Default: the one that `checkpoint()`
+            chose, or else the best.
+
+        Raises:
+          LearnerError: the input is wrong, or there is no such checkpoint.
         """
-        return self._evaluator.evaluate(data)
+        self.definition.refuse_population("evaluate")
+        return self._evaluator.evaluate(data, split, checkpoint)
 
     def predict(self, data: Any) -> Iterator[Any]:
         """Yield the valid step's outputs on the host, batch by batch in the order of `data`, each row once. See
         `evaluate`.
         """
+        self.definition.refuse_population("predict")
         return self._evaluator.predict(data)
 
     def sharding_report(self, train: Any = None) -> ShardingReport:
@@ -193,6 +235,7 @@ class Learner:
         Args:
           train: as for `fit`; its first batches are read.
         """
+        self.definition.refuse_population("sharding_report")
         return build_sharding_report(self.definition, self._train if train is None else train, self._valid)
 
     def overview(self, train: Any = None, *, compiled: bool = True) -> Overview:
@@ -204,6 +247,7 @@ class Learner:
           train: as for `fit`; its first batches are read.
           compiled: also compile the training, to get the memory that it needs while it runs.
         """
+        self.definition.refuse_population("overview")
         return build_overview(self.definition, self._train if train is None else train, self._valid, compiled)
 
     def find_lr(
@@ -234,6 +278,7 @@ class Learner:
         Raises:
           LearnerError: the input is wrong, or the first loss is not finite.
         """
+        self.definition.refuse_population("find_lr")
         return trials.find_lr(
             self.definition,
             self._fit_trial(train),
@@ -266,7 +311,49 @@ class Learner:
         Raises:
           LearnerError: the input is wrong, or the data has too few steps.
         """
+        self.definition.refuse_population("profile")
         return trials.profile(self.definition, self._fit_trial(train), steps, Path(directory))
+
+    def check(
+        self,
+        train: Any = None,
+        valid: Any = None,
+        *,
+        only: Sequence[str] = (),
+        skip: Sequence[str] = (),
+        steps: int = 100,
+        on_answer: Callable[[Answer], None] = lambda answer: None,
+    ) -> CheckResult:
+        """Ask questions before a long training: do rows of the training data occur in the validation data, do gradients
+        reach all parameters, can the model learn one batch? They run single steps on one device, on a copy of the
+        model. Nothing is written, and neither the model nor the learner changes, which can be fitted afterwards.
+
+        Args:
+          train: as for `fit`. Default: the data given to `build`.
+          valid: as for `fit`. Questions that need it are skipped without it.
+          only: names of the questions to ask. Default: all; the guide lists them.
+          skip: names of questions to leave out.
+          steps: steps to learn one batch in.
+          on_answer: called with each answer once it is known.
+
+        Returns:
+          The answers; `print` shows them as a table, and `result.ok` is False if one of them is `"failed"`.
+
+        Raises:
+          LearnerError: the input is wrong: all that `fit` refuses, a question that does not exist, or an iterator that
+            can be read only once.
+        """
+        self.definition.refuse_population("check")
+        return check(
+            self.definition,
+            self._train if train is None else train,
+            self._valid if valid is None else valid,
+            only=only,
+            skip=skip,
+            steps=steps,
+            on_answer=on_answer,
+            clock=time.perf_counter,
+        )
 
     def _fit_trial(self, train: Any) -> trials.Fit:
         train = self._train if train is None else train

@@ -145,7 +145,7 @@ def test_nothing_unpickles_and_nothing_uses_the_network():
     """Loading runs no code. Only the connection of a run's processes and webhooks use sockets."""
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "socket", "urllib", "http", "requests"}
     allowed = {
-        "learner.distributed.process_group": {"socket"},
+        "learner.distributed.connection": {"socket"},
         "learner.loggers.posts": {"http", "socket", "urllib"},
         "learner.loggers.secrets": {"urllib"},
         "learner.loggers.urls": {"urllib"},
@@ -157,6 +157,20 @@ def test_nothing_unpickles_and_nothing_uses_the_network():
         keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
         assert {ast.unparse(node) for node in keywords if node.arg == "allow_pickle"} <= {"allow_pickle=False"}, module
     assert found == allowed
+
+
+def test_private_modules_of_jax_are_imported_in_one_file_and_when_they_are_needed():
+    """A rename in JAX must not break `import learner`."""
+    private = {
+        module
+        for module, tree in trees().items()
+        if any(".".join(name.split(".")[:2]) == "jax._src" for name, _ in imported(tree))
+    }
+    assert private == {"learner.util.jax_internals"}
+    at_import = [
+        node for node in trees()["learner.util.jax_internals"].body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert {name.split(".")[0] for node in at_import for name, _ in imported(node)} == {"sys", "typing"}
 
 
 # -- what is loaded ----------------------------------------------------------------------------------------------------
@@ -235,13 +249,19 @@ def test_every_module_and_everything_public_has_a_docstring():
     assert missing == []
 
 
+def is_overload(node):
+    """True for a signature that a type checker alone reads."""
+    return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
+
+
 def public(tree):
     """Public functions and classes of a module, and the public methods of those classes."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             yield node.name, node
             for inner in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(inner, ast.FunctionDef | ast.ClassDef) and not inner.name.startswith("_"):
+                is_definition = isinstance(inner, ast.FunctionDef | ast.ClassDef)
+                if is_definition and not inner.name.startswith("_") and not is_overload(inner):
                     yield f"{node.name}.{inner.name}", inner
 
 

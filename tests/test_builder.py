@@ -85,12 +85,14 @@ OPTIONS = {
     "strategy": [(Replicated(),), (Sharded(rules=fsdp()),)],
     "num_epochs": [(3,)],
     "num_steps": [(3,)],
-    "valid_every": [(3,)],
-    "valid_batches": [(3,)],
+    "valid_every": [(3,), (None, 2), (500, 0, "ood")],
+    "valid_first": [(), (False,)],
+    "valid_batches": [(3,), (3, True)],
     "grads_accumulation": [(3,)],
     "steps_per_dispatch": [(3,)],
     "with_batch_size": [(3,)],
     "seed": [(0,), (7,)],
+    "population": [(range(3),), (None, [1e-4, 1e-3])],
     "devices": [(1,), (jax.devices()[:1],), (8,), ("all",), ([2, 4],)],
     "precision": [("float32",), ("bfloat16", "highest"), ("float16",), (Policy(compute="bfloat16"),)],
     "remat": [("dots_saveable",), (jax.checkpoint_policies.save_only_these_names("a"),), (None,)],
@@ -108,6 +110,7 @@ OPTIONS = {
     "interrupter": [(Interrupter(),)],
     "on_sigterm": [("exit",), ("return",)],
     "on_save_error": [("raise",), ("warn",)],
+    "restore_best": [(), (False,)],
     "on_nonfinite": [("raise",), ("stop",), ("skip",), ("skip", 3), ("ignore",)],
     "profile": [((10, 20),), ((0, None),), ([5, 6],)],
     "watchdog": [(60,), (0.5, "log"), (60, "end")],
@@ -129,7 +132,6 @@ REFUSED = [
         for name in (
             "num_epochs",
             "num_steps",
-            "valid_every",
             "valid_batches",
             "grads_accumulation",
             "steps_per_dispatch",
@@ -137,13 +139,22 @@ REFUSED = [
         for value in NO_COUNT
     ),
     *(is_refused("with_batch_size", "builder-number-value", value, field="with_batch_size") for value in NO_COUNT),
+    is_refused("population", "population-empty"),
+    is_refused("population", "population-value", ["one"]),
     *(is_refused("seed", "builder-number-value", value, field="seed") for value in (-1, 0.5, "0", None)),
     *(is_refused("every", "builder-number-value", value, hook, field="every(steps=)") for value in NO_COUNT),
     *(
         is_refused("summary", "builder-number-value", True, value, field="summary(depth=)")
         for value in (0, -1, 1.5, "3", True)
     ),
+    *(is_refused("valid_every", "builder-number-value", v, field="valid_every(steps=)") for v in NO_COUNT if v),
+    *(is_refused("valid_every", "builder-number-value", None, v, field="valid_every(epochs=)") for v in NO_COUNT),
+    is_refused("valid_every", "builder-number-value", 5, -1, field="valid_every(epochs=)"),
+    is_refused("valid_every", "builder-valid-split-type", 5, 1, 7),
+    is_refused("valid_first", "builder-boolean-value", "yes", field="valid_first"),
+    is_refused("valid_batches", "builder-boolean-value", 5, 1, field="valid_batches(shuffle=)"),
     is_refused("on_save_error", "builder-choice-unknown", "die", field="on_save_error"),
+    is_refused("restore_best", "builder-boolean-value", "best", field="restore_best"),
     is_refused("on_nonfinite", "builder-choice-unknown", None, field="on_nonfinite"),
     *(
         is_refused("on_nonfinite", "builder-number-value", "skip", value, field="on_nonfinite(in_a_row=)")
@@ -201,7 +212,7 @@ REFUSED = [
     is_refused("checkpoint", "checkpoint-epoch-or-step"),
     is_refused("checkpoint", "checkpoint-epoch-or-step", 1, 6),
     is_refused("checkpoint", "builder-number-value", 0, field="checkpoint(epoch=)"),
-    is_refused("checkpoint", "builder-number-value", "newest", field="checkpoint(epoch=)"),
+    is_refused("checkpoint", "checkpoint-which-unknown", "bset", field="bset"),
     is_refused("checkpoint", "builder-number-value", None, -1, field="checkpoint(step=)"),
     is_refused("initial_from", "checkpoint-directory-type", "", field="initial_from"),
     is_refused("initial_from", "checkpoint-directory-type", None, field="initial_from"),
@@ -248,7 +259,7 @@ def test_options_write_nothing(tmp_path):
     builder = LearnerBuilder(tmp_path / "run")
     same_metric = ("metrics", "metric_train_numeric", "metric_valid_numeric")
     for name, values in OPTIONS.items():
-        if name not in ("compilation_cache", *same_metric):
+        if name not in ("compilation_cache", "population", *same_metric):  # which has no hooks
             getattr(builder, name)(*values[0])
     build_line(builder)
     assert list(tmp_path.iterdir()) == []

@@ -143,7 +143,7 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
 def test_the_code_about_data_gives_what_is_shown(monkeypatch):
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names = {}
     for code, shown in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -160,7 +160,12 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     (tmp_path / "mymodule.py").write_text("def flip(item, rng):\n    return item\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     text = (ROOT / "docs" / "data.md").read_text()
-    (block,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    mixture, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for name, size in (("code", 200), ("web", 1000)):
+        (tmp_path / f"{name}.txt").write_text("a" * size)
+    mixed = source(yaml.safe_load(mixture)["train"], "train", 0).make()
+    assert next(mixed.epoch(1))["text"].shape == (len(mixed.dataset), 128)
     made = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
     assert (made["train"].num_items(), len(made["train"]), made["valid"].num_items()) == (992, 31, 144)
     assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)
@@ -232,6 +237,21 @@ def test_the_code_about_profiles_writes_them(tmp_path, monkeypatch):
     for place, steps in (("profile", [5, 20]), ("runs/profiled/profile", [10, 30])):
         found = json.loads(Path(place, "profile.json").read_text())
         assert [found["first"], found["last"]] == steps
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_the_checks_that_are_shown(tmp_path, monkeypatch):
+    """The Python prints what is shown, and the table has every question."""
+    from learner.diagnostics.check_result import QUESTIONS
+
+    text = (ROOT / "docs" / "checks.md").read_text()
+    ((code, shown),) = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"__name__": "checks"})
+    assert printed.getvalue() == shown
+    assert list(tmp_path.iterdir()) == []
+    assert re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE) == [question.name for question in QUESTIONS]
 
 
 def test_the_commands_about_runs(tmp_path, monkeypatch):
@@ -403,7 +423,7 @@ def test_the_commands_about_watching(tmp_path, monkeypatch):
     lines = [line.partition("#")[0] for line in text.splitlines() if line.startswith("learner ")]
     assert len(lines) == 3
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("learner.cli.watch._refuse_pipes", lambda: None)
+    monkeypatch.setattr("learner.cli.watch.refuse_pipes", lambda: None)
     shown = []
     monkeypatch.setattr("learner.reports.live.app.watch", lambda *given: shown.append(given) or 0)
     write_run("runs/digits", {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]})

@@ -56,6 +56,8 @@ ALLOWED = {
     "errors.py: __reduce__",  # an error of a worker process is made by its own class, of its message and code
     "util/discovery.py: importlib.import_module",  # of modules in one of our packages
     "util/optional.py: importlib.import_module",  # packages of extras, by constants
+    "cli/beside.py: subprocess",  # runs `learner fit` beside the live view, with the words of the command
+    "util/slurm.py: subprocess",  # asks squeue for the end of the job, with constants and a number
     "training/run_metadata.py: subprocess",  # asks git for the commit, with constants
     "distributed/process_group.py: ctypes",  # holds objects of JAX's for ever; it calls nothing that a file names
 }

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import jax
@@ -208,6 +209,68 @@ def test_one_that_is_killed_ends_the_others(tmp_path):
     assert saved_steps(directory)
 
 
+def ended_soon(directory, *causes, **options):
+    """Return how two processes ended: within a minute, none with success, and each with a cause on its screen."""
+    before = time.monotonic()
+    ended = processes(directory, 2, **options)
+    assert time.monotonic() - before < 60
+    assert all(process.code not in (0, None) for process in ended)
+    for process, cause in zip(ended, causes, strict=True):
+        assert cause in process.out + process.err, f"{process.code}\n{process.out}\n{process.err[-3000:]}"
+    return ended
+
+
+def test_a_process_that_fails_before_fit_ends_the_others(tmp_path):
+    cause = "ValueError: there is no such data on this machine"
+    at = {"process": 1, "what": "raise early"}
+    ended_soon(tmp_path / "run", f"process 1 failed: {cause}", cause, at=at)
+
+
+@pytest.mark.full
+def test_a_process_that_returns_before_fit_ends_the_others(tmp_path):
+    """JAX holds the one that has returned until the other ends."""
+    at = {"process": 1, "what": "exit early"}
+    ended_soon(tmp_path / "run", "process 1 ended before the run did", "", at=at)
+
+
+@pytest.mark.full
+def test_a_metric_that_fails_in_one_process_ends_the_others(tmp_path):
+    cause = "ValueError: this machine has no camera"
+    ended_soon(tmp_path / "run", f"process 1 failed: {cause}", cause, bad_metric=1, epochs=50)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lengths", [[5, 3], [3, 5]])
+def test_data_that_ends_earlier_in_one_process_ends_all(tmp_path, lengths):
+    """Those that read the data find it, or the processes at their next meeting. Both name where the data ended."""
+    short = lengths.index(3)
+    ended = rf"process {short} ended after 3 batches of pass 1|process {short} at 'the end of the train data after 3 "
+    for process in ended_soon(tmp_path / "run", "", "", lengths=lengths):
+        assert process.code == 2, f"{process.code}\n{process.out}\n{process.err[-3000:]}"
+        assert re.search(ended, last_line(process)["error"])
+
+
+@pytest.mark.full
+def test_models_that_differ_in_a_value_are_refused(tmp_path):
+    """Nothing but a constant inside of the programs differs."""
+    differ = "programs.hashes.train is "
+    ended_soon(tmp_path / "run", differ, differ, dropouts=[0.1, 0.3])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
+def test_checkpoints_of_all_processes_and_of_one_are_kept_alike(tmp_path):
+    """Three processes are stopped, one resumes, and three go on: each save that was due is there at the end."""
+    directory, save = tmp_path / "run", {"every_steps": 4, "keep_last": 99}
+    trained(directory, 3, expect=143, epochs=500, save=save, at={"process": 2, "step": 9, "what": "SIGTERM"})
+    stopped = saved_steps(directory)[-1]
+    epochs = stopped // 6 + 2
+    alone(directory, epochs=epochs, resume=True, save=save)
+    trained(directory, 3, epochs=epochs + 1, resume=True, save=save)
+    due = {*range(4, 6 * epochs + 7, 4), 6 * epochs + 6}
+    assert due <= {*saved_steps(directory)}
+
+
 @pytest.mark.full
 def test_metric_keys_differ_per_process(tmp_path):
     """Processes of different runs raise before anything is created."""
@@ -252,7 +315,8 @@ def test_the_commands_of_several_processes(tmp_path):
         first, second = start(["-m", "learner", *command, *process], 2)
         assert (first.code, second.code) == (0, 0), first.err + second.err
         assert second.err == ""
-        assert [line for line in second.out.splitlines() if not line.startswith("[Gloo]")] == []
+        assert second.out == ""
+        assert "[Gloo]" not in first.out
     assert "valid/Accuracy" in first.out
     saved = (directory / "config.yaml").read_text()
     assert "coordinator" not in saved

@@ -188,3 +188,8 @@ def test_the_flags_of_xla_that_are_named_exist():
     command = [sys.executable, "-c", "import jax; jax.numpy.zeros(1)"]
     run = subprocess.run(command, env={"XLA_FLAGS": names, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_page_shows_the_job_that_is_run():
+    job = (ROOT / "examples" / "clusters" / "learner.sbatch").read_text()
+    assert f"\n{job}```\n" in (ROOT / "docs" / "scaling.md").read_text()

@@ -21,6 +21,7 @@ from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import FORMAT, CheckpointStore
 from learner.errors import LearnerError
+from learner.util.addresses import is_address, refuse_store
 from learner.util.trees import named_leaves
 
 PyTree = Any
@@ -51,7 +52,7 @@ class Checkpointer:
     waits until the checkpoint is complete.
 
     Args:
-      directory: of the checkpoints; any path that Orbax takes.
+      directory: of the checkpoints, or `gs://...` (with gcsfs).
       keep_last: the number of the newest that are kept.
       keep_best: the number of the best by `score` that are kept as well.
       higher_is_better: the direction of `score`.
@@ -69,7 +70,8 @@ class Checkpointer:
         self, directory: str | Path, keep_last: int = 2, keep_best: int = 0, *, higher_is_better: bool = False
     ):
         options = CheckpointOptions(keep_last, keep_best)  # which checks them
-        path = directory if "://" in str(directory) else Path(directory).absolute()
+        refuse_store(directory)
+        path = directory if is_address(directory) else Path(directory).absolute()
         keep = Retention(options.keep_last, options.keep_best, None, higher_is_better)
         self._store, self._higher_is_better = CheckpointStore(path, keep), higher_is_better
 

@@ -73,9 +73,9 @@ def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
       LearnerError: the key has another implementation, which would give the resumed run other random numbers.
     """
     numbers, impl = jnp.asarray(progress["root_key"], jnp.uint32), key_impl(key)
-    length = jax.eval_shape(jax.random.key_data, key).shape[-1]
-    saved = progress.get("key_impl") or IMPLEMENTATIONS.get(numbers.size, f"{numbers.size} numbers")
-    if numbers.shape != (length,) or progress.get("key_impl") not in (None, str(impl)):
+    shape, length = jax.eval_shape(jax.random.key_data, key).shape, numbers.shape[-1]
+    saved = progress.get("key_impl") or IMPLEMENTATIONS.get(length, f"{length} numbers")
+    if numbers.shape != shape or progress.get("key_impl") not in (None, str(impl)):
         raise LearnerError(
             f"the random keys of the checkpoint are of the implementation {saved}, and those of this process are of "
             f"{impl}: set jax_default_prng_impl (or JAX_DEFAULT_PRNG_IMPL) to {saved} to resume, or begin another run "

@@ -22,16 +22,18 @@ from learner.checkpoint.items import differences, from_items, to_items
 from learner.checkpoint.manifest import NAME, DamagedError
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, one_error
-from learner.models.adapters import Linen, ModelAdapter, adapter_of
+from learner.models.adapters import Linen, ModelAdapter, adapter_of, call_with_key
 from learner.models.freezing import trained_of
 from learner.models.matching import Match
 from learner.optimizers.schedule_resolution import with_placeholder_schedules
 from learner.records.model_files import load_model
 from learner.runs.history import History
 from learner.runs.journal import read_journal
+from learner.runs.population import member_index, read_members
 from learner.steps.eval_params import eval_leaves, has_eval_params
 from learner.steps.optimizer import check_optimizer, init_optimizer
 from learner.steps.train_state import TrainState
+from learner.util.addresses import is_address, refuse_store
 from learner.util.optional import is_instance_of
 from learner.util.text import printable
 from learner.util.trees import named_leaves
@@ -91,8 +93,9 @@ def load_checkpoint(
     """Read a checkpoint of a run, which may still be training.
 
     Args:
-      directory: of the run, or the one that holds its checkpoints where they lie elsewhere.
-      which: `"best"`, `"latest"`, or the epoch that it ends.
+      directory: of the run, or the one that holds its checkpoints where they lie elsewhere, or of a member of a
+        population, whose arrays it then has.
+      which: `"best"` (of a population by the mean over its members), `"latest"`, or the epoch that it ends.
       model: as for `build`, an object or a function that makes one. It is not changed. None: only arrays.
       step: the optimizer step instead of `which`.
       optimizer: a function of the learning rate as for `build`, for `optimizer_state`. It needs the model.
@@ -245,12 +248,12 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
 
 
 def materialize(model: Any) -> Any:
-    """Return the model, or the result of a function without arguments that makes it.
+    """Return the model, or the result of a function that makes it, of random streams with the seed 0 if it takes some.
 
     >>> materialize(lambda: {"w": 1.0})
     {'w': 1.0}
     """
-    return model() if makes_model(model) else model
+    return call_with_key(model, jax.random.key(0)) if makes_model(model) else model
 
 
 def makes_model(model: Any) -> bool:
@@ -265,12 +268,17 @@ def makes_model(model: Any) -> bool:
 
 def store_of(directory: str | Path) -> CheckpointStore:
     """Return the checkpoints of a run's directory, or those in the directory itself."""
-    place: Any = str(directory) if "://" in str(directory) else Path(directory).absolute()
+    refuse_store(directory)
+    place: Any = str(directory) if is_address(directory) else Path(directory).absolute()
     # A run's directory is the usual argument; the directory of the checkpoints themselves is the fallback.
     for path in (f"{place}/checkpoint" if isinstance(place, str) else place / "checkpoint", place):
         store = CheckpointStore(path)
         if store.steps:
             return store
+    if isinstance(place, Path) and (index := member_index(place)) is not None:
+        store = store_of(place.parent)
+        store.member = index
+        return store
     if isinstance(place, Path) and not place.is_dir():
         raise LearnerError(
             f"there is no directory {directory} to take a checkpoint from",
@@ -315,11 +323,38 @@ def read_items(
         # Before a byte is read: the shapes come from a file that may have been made by anyone.
         _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
         items = store.read(entry.step, shapes)
+        items, progress = _of_member(store, entry, items, progress)
     except DamagedError as error:
         others = store.others(entry.step)
         raise DamagedError(f"{error}; {others}", code="checkpoint-damaged", step=entry.step, others=others) from None
     parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}
     return {name: {part: items[name].get(part) or {} for part in parts[name]} for name in names}, progress
+
+
+def _of_member(
+    store: CheckpointStore, entry: Entry, items: Any, progress: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the arrays and the progress of the member of a population that the store is of; those of one run as they
+    are.
+    """
+    members, index = progress.get("members"), store.member
+    if not members and index is None:
+        return items, progress
+    if index is None or not members:
+        first = next(iter(read_members(Path(str(store.path(entry.step))).parents[1])), {"directory": "000-..."})
+        raise LearnerError(
+            f"the checkpoint {store.path(entry.step)} is of a population: give the directory of a member, such as "
+            f"{first['directory']}",
+            code="checkpoint-of-population",
+            path=str(store.path(entry.step)),
+        )
+    if index >= len(members):
+        raise DamagedError(
+            f"the checkpoint {store.path(entry.step)} has {len(members)} members, and not the member {index}",
+            code="checkpoint-damaged",
+            step=entry.step,
+        )
+    return jax.tree.map(lambda x: x[index], items), {**progress, "history": members[index]["history"]}
 
 
 def _refuse_absurd(shapes: Any, name: str) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -187,7 +187,16 @@ def _is_inside(name: str) -> bool:
 
 
 def _files(directory: Any) -> list[str]:
-    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return sorted(path.relative_to(directory).as_posix() for path in files_below(directory))
+
+
+def files_below(directory: Any) -> Iterator[Any]:
+    """Yield the files in a directory and in those below. Paths of `etils.epath` cannot be searched for them."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from files_below(path)
+        else:
+            yield path
 
 
 def _flush(paths: Iterable[Any]) -> None:

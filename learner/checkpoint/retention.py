@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from learner.checkpoint.records import RECORDED
 from learner.errors import LearnerError
 from learner.records.recorder import Recorder
+from learner.util.addresses import refuse_store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class CheckpointOptions:
       epoch_ends_after: a save at the first epoch end so many seconds after the last one.
       record: writes the model of each into a file of its own beside it; `None`: none does.
       record_items: the parts of a checkpoint that `record` writes.
-      directory: where they go, any path that Orbax takes; `None`: `checkpoint/` of the run.
+      directory: where they go, a path or `gs://...`; `None`: `checkpoint/` of the run.
     """
 
     keep_last: int = 2
@@ -54,6 +55,8 @@ class CheckpointOptions:
                     value=value,
                     least=least,
                 )
+        if self.directory is not None:
+            refuse_store(self.directory)
         seconds = self.every_seconds
         if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0):
             raise LearnerError(

@@ -17,11 +17,11 @@ class Saver(ThreadOwned):
     Args:
       store: where checkpoints are written.
       queue: of the saves.
-      done: called with a snapshot and the seconds of writing it when its checkpoint is complete.
+      complete: called with a snapshot and the seconds of writing it when its checkpoint is complete.
       failed: called with a snapshot and the error when it could not be written. If None, the error is raised by
         `check`, and nothing more is saved.
       before: called with each snapshot before it is written.
-      after: called with each snapshot when it is written, before `done`. Its errors are raised by `check`.
+      after: called with each snapshot when it is written, before `complete`. Its errors are raised by `check`.
 
     Attributes:
       longest: seconds of the longest save so far, from its request until its checkpoint was complete.
@@ -31,13 +31,13 @@ class Saver(ThreadOwned):
         self,
         store: CheckpointStore,
         queue: SaveQueue,
-        done: Callable[[Snapshot, float], None],
+        complete: Callable[[Snapshot, float], None],
         failed: Callable[[Snapshot, Exception], None] | None = None,
         before: Callable[[Snapshot], None] = lambda snapshot: None,
         after: Callable[[Snapshot], None] = lambda snapshot: None,
     ):
         self._store, self._queue = store, queue
-        self._done, self._failed, self._before, self._after = done, failed, before, after
+        self._complete, self._failed, self._before, self._after = complete, failed, before, after
         self.longest = 0.0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
@@ -112,4 +112,4 @@ class Saver(ThreadOwned):
             # `done` reports the checkpoint, so it comes after the files that `after` writes beside it.
             self._after(snapshot)
             self.longest = max(self.longest, time.monotonic() - requested_at)
-            self._done(snapshot, time.perf_counter() - began)
+            self._complete(snapshot, time.perf_counter() - began)

@@ -32,6 +32,7 @@ from learner.checkpoint.manifest import (
     NUMBERED,
     PROGRESS,
     DamagedError,
+    files_below,
     is_mark,
     is_ours,
     read_manifest,
@@ -85,6 +86,7 @@ class CheckpointStore:
         """
         self._directory, self._retention, self._once = directory, retention, once
         self._arrays = ArrayFiles()
+        self.member: int | None = None  # of a population, whose arrays `load_checkpoint` takes
         self._verified: set[int] = set()
         self.damaged: dict[int, str] = {}
 
@@ -183,7 +185,7 @@ class CheckpointStore:
           LearnerError: there is a checkpoint of this step, something else has its name, or the directory is gone.
         """
         assert self._retention is not None
-        if not self._path.exists():
+        if self._is_local and not self._path.exists():
             raise LearnerError(
                 f"the directory {self._path} is gone: somebody removed it while the run went on",
                 code="checkpoint-directory-gone",
@@ -475,7 +477,7 @@ class CheckpointStore:
         hold.
         """
         item = next(path for name in (STATE, "in_flight") if (path := self.path(step) / name).exists())
-        stored = sum(path.stat().st_size if self._is_local else path.stat().length for path in item.rglob("*"))
+        stored = sum(path.stat().st_size if self._is_local else path.stat().length for path in files_below(item))
         claimed = sum(int(np.prod(x.shape, dtype=object)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
         if claimed > MOST_PACKED * stored:
             raise LearnerError(

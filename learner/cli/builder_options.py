@@ -25,6 +25,9 @@ SWITCHES = ("resume",)
 ASSUMED = {"renderer": "learner.renderers.default_renderer"}
 """What arguments without a class are for, where a method takes objects of several classes."""
 
+REPEATED = {"fn", "split"}
+"""Parameters of methods that may be called several times: a list is then one call for each item."""
+
 PREDICATES = ("freeze",)
 """Methods that take texts and predicates."""
 
@@ -82,7 +85,7 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
     32
     >>> option(DataLoaderBuilder, "batch_size", "many", "train.batch_size")
     Traceback (most recent call last):
-    learner.errors.LearnerError: train.batch_size is 'many': it needs int
+    learner.errors.LearnerError: train.batch_size is 'many': it needs a whole number
     """
     method = methods(builder)[name]
     parameters = list(inspect.signature(method).parameters.values())[1:]
@@ -96,7 +99,7 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
         read = predicate if name in PREDICATES else lambda v, place: _object(v, place, names)
         given = [read(v, f"{key}.{i}") for i, v in enumerate(items)]
         return Option(name, (Recipe(name, method, positional=given),), mapped(given, Recipe.config))
-    if several and (names is not None or "fn" in [p.name for p in parameters]):
+    if several and (names is not None or not REPEATED.isdisjoint(p.name for p in parameters)):
         calls = [_named(method, parameters, item, f"{key}.{index}", names) for index, item in enumerate(value)]
         return Option(name, tuple(call for call, _ in calls), [values for _, values in calls])
     call, values = _named(method, parameters, value, key, names)

@@ -22,7 +22,7 @@ Prints a script with which a shell completes commands, keys of configs, options,
 It needs: {install_hint("completion")}"""
 
 SHELLS = ("bash", "zsh", "tcsh")
-WITH_KEYS = ("fit", "resume", "evaluate", "plot-lr", "profile", "find-lr")
+WITH_KEYS = ("fit", "resume", "sweep", "evaluate", "plot-lr", "profile", "find-lr", "doctor")
 """Commands whose options are keys of a config, too."""
 
 

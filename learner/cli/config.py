@@ -15,8 +15,19 @@ from learner.cli.importing import import_path
 from learner.cli.object_kinds import BASES, named_kind
 from learner.cli.problems import Problems
 from learner.cli.recipes import Recipe, Seeds, check_initialised, has_literals, make_model, recipe
-from learner.cli.schema import COMMON_GUESSES, DEFAULTS, NEEDED, OBJECTS, PARTS, PROCESS, builder_class, names_for
+from learner.cli.schema import (
+    COMMON_GUESSES,
+    DEFAULTS,
+    NEEDED,
+    OBJECTS,
+    PARTS,
+    PROCESS,
+    SWEEP,
+    builder_class,
+    names_for,
+)
 from learner.cli.sources import DataSource, source, sources
+from learner.cli.sweep_groups import SweepGroup, TracedSeeds, with_keywords
 from learner.config.mappings import yaml_text
 from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
@@ -52,6 +63,7 @@ class RunConfig:
         needed: Sequence[str] = NEEDED,
     ) -> None:
         self._builder = builder or builder_class()
+        content = {key: value for key, value in content.items() if key != SWEEP}
         self._content = {**content, **_defaults(content)}
         self._problems = Problems()
         self._recipes: dict[str, Recipe] = {}
@@ -192,6 +204,23 @@ class RunConfig:
         assert builder is not None
         builder._config_text(HEADER + text, HEADER + kept, self.is_private)
         return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})
+
+    def learner_of(self, group: SweepGroup, *, with_data: bool = True) -> Any:
+        """Return the `Learner` of members of a sweep that train together. Its run keeps no config, which would be that
+        of one member.
+
+        Raises:
+          LearnerError: all that is wrong with the config, or what the builder refuses.
+        """
+        self._problems.raise_all()
+        builder = self._configured()
+        self._problems.raise_all()
+        builder._set(population=group.population())
+        objects = {key: part.make() for key, part in self._recipes.items() if key != "model"}
+        objects |= {key: self.data(key) for key in self.sources if with_data}
+        objects = {"lr": self._content["lr"], "optimizer": None, **objects}
+        objects["optimizer"] = with_keywords(objects["optimizer"])
+        return builder.build(lambda rngs: make_model(self._recipes["model"], TracedSeeds(rngs)), **objects)
 
     def rate(self) -> tuple[Any, Any, RunLength]:
         """Return the learning rate and the optimizer that the config describes, and the length of its run. No model is

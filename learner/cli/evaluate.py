@@ -15,10 +15,15 @@ from learner.cli.saved_configs import saved_config
 from learner.cli.sources import source
 from learner.cli.trust import require_trust
 from learner.errors import LearnerError
+from learner.learner import Learner
 from learner.training.directory import holds_run
+from learner.training.evaluation import Evaluator
+from learner.training.follow import follow
 from learner.util.text import aligned, short
 
-EVALUATE = "Prints the metrics of the newest checkpoint of the run in DIR on its validation data."
+EVALUATE = """\
+Prints the metrics of the newest checkpoint of the run in DIR on its validation data. With --split=test --data=FILE, it
+evaluates the best checkpoint and writes the values into the run, where compare and report show them."""
 PREDICT = "Writes the outputs of the valid step of the newest checkpoint in DIR, row by row, to an .npz file."
 KEYS = """\
 keys of the config:
@@ -39,26 +44,47 @@ def evaluate(words: Sequence[str]) -> int:
     parser = Parser("evaluate", EVALUATE, "DIR [--KEY=VALUE ...]", KEYS + OTHER_DATA + TRUSTED, keys=True)
     parser.add_run()
     parser.add_processes()
+    parser.add_argument("--data", metavar="FILE", help="use the data in FILE, as learner predict does")
+    about = "write the values into the run as this split; the checkpoint is then the best one by default"
+    parser.add_argument("--split", metavar="NAME", help=about)
+    about = "evaluate each checkpoint of a run as it appears, once each, until the run is over (split: eval)"
+    parser.add_argument("--follow", action="store_true", help=about)
     line = parser.read(words)
     directory = line.directory
     require_trust(directory, line.trust)
     with connected(process_options(line)):
         content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
-        config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
+        split = line.split or ("eval" if line.follow else None)
+        default = "latest" if split is None else "best"
+        config = _checkpoint_config(apply_overrides(content, line.overrides), directory, default)
         learner = config.learner(with_data=False)
-        data = config.data("valid")
+        data = config.data("valid") if line.data is None else _loader(line.data)
         if data is None:
             raise LearnerError(
                 f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...",
                 code="cli-validation-data-missing",
                 directory=directory,
             )
+        if split is not None:
+            return _evaluate_into(learner, data, split, line.follow)
         splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
         rows = [
             [f"{split}/{key}", _text(v)] for split, each in splits.items() for key, v in learner.evaluate(each).items()
         ]
         if jax.process_index() == 0:
-            print("\n".join(aligned(rows)))
+            print("\n".join([*_checkpoint_line(learner), *aligned(rows)]))
+    return 0
+
+
+def _evaluate_into(learner: Learner[Any], data: Any, split: str, follows: bool) -> int:
+    """Evaluate checkpoints, print the values, and write them into the run as a split."""
+    evaluator = Evaluator(learner.definition)
+    chosen = (evaluator.evaluate_checkpoint(data, split, **evaluator.choice()) for _ in range(1))
+    for evaluation in follow(learner.definition, data, split) if follows else chosen:
+        prefix = f"{split}-" if isinstance(data, dict) else f"{split}/"
+        rows = [[prefix + name, _text(value)] for name, value in evaluation.values.items()]
+        if jax.process_index() == 0:
+            print("\n".join([evaluation.checkpoint, *aligned(rows)]), flush=True)
     return 0
 
 
@@ -79,9 +105,11 @@ def predict(words: Sequence[str]) -> int:
     content = saved_config(directory, "predicts", call=".predict(data)")
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
     rows: list[int] = []
-    arrays = joined(config.learner(with_data=False).predict(_counted(_loader(line.data), rows)), rows)
+    learner = config.learner(with_data=False)
+    arrays = joined(learner.predict(_counted(_loader(line.data), rows)), rows)
     np.savez(output, allow_pickle=False, **arrays)
-    print("\n".join(aligned([[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())])))
+    table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
+    print("\n".join([*_checkpoint_line(learner), *aligned(table)]))
     return 0
 
 
@@ -112,7 +140,7 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
     return {name: np.concatenate(parts) for name, parts in by_row.items()}
 
 
-def _checkpoint_config(content: dict[str, Any], directory: str) -> RunConfig:
+def _checkpoint_config(content: dict[str, Any], directory: str, default: str = "latest") -> RunConfig:
     """Return the config of a run for inspecting a checkpoint, by default the newest."""
     if not holds_run(Path(directory)):
         raise LearnerError(
@@ -120,8 +148,16 @@ def _checkpoint_config(content: dict[str, Any], directory: str) -> RunConfig:
             code="run-not-a-run",
             directory=directory,
         )
-    checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
+    checkpoint = {"checkpoint": default} if content.get("checkpoint") is None else {}
     return RunConfig({**content, **checkpoint, "directory": directory, "renderer": None, "metric_loggers": None})
+
+
+def _checkpoint_line(learner: Learner[Any]) -> list[str]:
+    """Return a line about the checkpoint that was loaded."""
+    entry = learner.loaded_checkpoint
+    if entry is None:
+        return []
+    return [f"checkpoint: step {entry.step}, {f'epoch {entry.epoch}' if entry.epoch else 'inside an epoch'}"]
 
 
 def _text(value: float | str) -> str:

@@ -8,16 +8,20 @@ from typing import Any
 
 from learner.checkpoint.load import load_checkpoint
 from learner.cli.config import RunConfig
+from learner.cli.importing import import_path
 from learner.cli.overrides import apply_overrides, value_of
 from learner.cli.parsing import Parser, check_output
 from learner.cli.saved_configs import saved_config
 from learner.cli.trust import require_trust
+from learner.data.source import source_of
 from learner.errors import LearnerError, near
+from learner.records import inference
 from learner.records.model_files import recorder_for, save_model
 from learner.reports.event_files import KIND as TENSORBOARD
 from learner.reports.event_files import write_events
 from learner.reports.tables import KINDS, write_table
 from learner.runs.run_reader import RunReader
+from learner.training.result import numbers_at
 from learner.util.text import count, printable, size
 
 USAGE = """\
@@ -26,6 +30,11 @@ DIR -o FILE [--KEY=VALUE ...]
        learner export DIR --format=tensorboard [-o DIR]"""
 
 EXPORT = "Writes the model of the newest checkpoint of the run in DIR to a file, for load_model and for other programs."
+
+EXPORT_MODEL = """\
+Writes the best model of the run in DIR for inference into the directory OUT: a program of jax.export for CPU, GPU and
+TPU, the weights as safetensors, and a model card. It runs with JAX and safetensors alone. It trusts config.yaml: the
+code that it names is imported and run."""
 
 NUMBERS = """\
 It trusts config.yaml: the code that it names is imported and run.
@@ -66,6 +75,60 @@ def export(words: Sequence[str]) -> int:
     where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
     print(f"{output}: {size(output.stat().st_size)}, the model of {where} in {recorder.precision} precision")
     return 0
+
+
+def export_model(words: Sequence[str]) -> int:
+    """`learner export-model DIR OUT --inputs=FIELD`."""
+    parser = Parser("export-model", EXPORT_MODEL, "DIR OUT --inputs=FIELD [--KEY=VALUE ...]", keys=True)
+    parser.add_run()
+    parser.add_argument("output", metavar="OUT", type=Path, help="the directory of the export")
+    parser.add_argument("--inputs", metavar="FIELD", help="the field of a batch that the model is called with")
+    parser.add_argument("--function", metavar="PATH", help="(model, inputs) -> outputs, such as mine.predict")
+    parser.add_argument("--checkpoint", help="the latest checkpoint, or that of an epoch (default: best)")
+    parser.add_argument("--batch_size", metavar="N", help="the number of rows (default: any)")
+    parser.add_argument("--platforms", metavar="LIST", help=f"default: {','.join(inference.PLATFORMS)}")
+    line = parser.read(words)
+    directory = line.directory
+    require_trust(directory, line.trust)
+    content = saved_config(directory, "is read", call=", and result.export gives its model")
+    content = apply_overrides(content, line.overrides)
+    config = RunConfig({**content, "directory": directory})
+    model, trainable = config.model()
+    inputs = _inputs(config, line.inputs)
+    loaded = load_checkpoint(
+        _place(content, directory), value_of(line.checkpoint or "best"), model, trainable=trainable
+    )
+    output = inference.export_model(
+        line.output,
+        loaded.model,
+        inputs,
+        function=None if line.function is None else import_path(line.function, "function"),
+        batch_size=None if line.batch_size is None else value_of(line.batch_size),
+        platforms=inference.PLATFORMS if line.platforms is None else line.platforms.split(","),
+        metrics=numbers_at(RunReader(directory).history, loaded.step),
+    )
+    total = sum(path.stat().st_size for path in output.iterdir())
+    where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
+    print(f"{output}: {size(total)}, the model of {where} for inference; {output / inference.CARD} tells how to use it")
+    return 0
+
+
+def _inputs(config: RunConfig, field: str | None) -> Any:
+    """Return the inputs of the first batch of the validation data, or else of the training data."""
+    data = config.data("valid")
+    if isinstance(data, dict):
+        data = next(iter(data.values()))
+    batch = source_of(config.data("train") if data is None else data, "valid").peek(1)
+    if field is None and not isinstance(batch, dict):
+        return batch
+    if field is None or field not in batch:
+        known = list(batch) if isinstance(batch, dict) else []
+        problem = "is missing" if field is None else f"is {field!r}"
+        raise LearnerError(
+            f"--inputs {problem}; it needs the field of a batch that the model is called with: {near('', known)}",
+            code="cli-inputs-field",
+        )
+    return batch[field]
 
 
 def _numbers(line: Namespace) -> int:

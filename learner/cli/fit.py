@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 
 from learner.cli.config import RunConfig
-from learner.cli.help import key_help, topic_help
-from learner.cli.overrides import apply_overrides, read_yaml
+from learner.cli.help import key_help, topic_paragraphs
+from learner.cli.overrides import apply_overrides, read_configs
 from learner.cli.processes import connected, process_options
 from learner.cli.saved_configs import saved_config
 from learner.cli.trust import require_trust
-from learner.cli.usage import fit_parser, requested_help, resume_parser
+from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError
 from learner.renderers.summary_text import heading
 from learner.runs.layout import read_summary
@@ -23,15 +23,16 @@ from learner.util.stages import end_stages, enter_stage
 
 
 def fit(words: Sequence[str]) -> int:
-    """`learner fit CONFIG [--KEY=VALUE ...]`."""
-    if topic := requested_help(words):
-        print(topic_help(topic))
+    """`learner fit CONFIG... [--KEY=VALUE ...]`."""
+    if topic := requested_help(words):  # with another optax than that of the stored topics
+        print(fill(topic_paragraphs(topic)))
         return 0
     line = fit_parser().read(words)
     enter_stage("reading the config")
     topics = {key: path for key, path in line.overrides if key.endswith(".help")}
     overrides = [(key, text) for key, text in line.overrides if key not in topics]
-    content = apply_overrides(read_yaml(line.config) if line.config is not None else {}, overrides)
+    paths = [] if line.config is None else [line.config, *line.further]
+    content = apply_overrides(read_configs(paths), overrides)
     if topics or line.print_config or line.print_sharding:
         end_stages()
     for key, path in topics.items():
@@ -58,6 +59,8 @@ def fit(words: Sequence[str]) -> int:
 
 def resume(words: Sequence[str]) -> int:
     """`learner resume DIR [--KEY=VALUE ...]`."""
+    if topic := requested_help(words):
+        return fit(["--help", topic])
     line = resume_parser().read(words)
     directory = line.directory
     end_stages()  # before a question

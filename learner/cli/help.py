@@ -8,37 +8,22 @@ from typing import Any
 from learner.cli.builder_options import methods
 from learner.cli.config_arguments import parameters_of
 from learner.cli.importing import import_path
-from learner.cli.parsing import PROCESSES
 from learner.cli.recipes import named
 from learner.cli.schema import CONTEXT, builder_class, names_for
 from learner.cli.signatures import random_parameters, signature_parser
-from learner.cli.usage import TOPICS, entries, paragraph
+from learner.cli.usage import TOPICS, Paragraph, entries_of, fill
 from learner.errors import LearnerError, near
 
 
-def topic_help(topic: str) -> str:
-    """Return the help of `--help=TOPIC`: all keys, or the classes that a key takes with their parameters.
-
-    Raises:
-      LearnerError: there is no such topic.
-    """
-    if topic not in TOPICS:
-        raise LearnerError(f"there is no topic {topic!r}: {near(topic, list(TOPICS))}", code="cli-help-topic-unknown")
+def topic_paragraphs(topic: str) -> list[Paragraph]:
+    """Return the help of a topic but `processes`: all keys, or the classes that a key takes with their parameters."""
     key, _ = TOPICS[topic]
-    if topic == "processes":
-        return f"options of the process, which are not saved with the config:\n{PROCESSES.rstrip()}"
     if key:
-        return key_help(key, "", {})
+        return _choices(key)
     options = {name: _first_line(method) + _defaults(method) for name, method in methods(builder_class()).items()}
-    return "\n".join(
-        [
-            "keys:",
-            entries(CONTEXT),
-            "",
-            "keys that are methods of LearnerBuilder:",
-            entries({name: text for name, text in options.items() if name not in CONTEXT}),
-        ]
-    )
+    named = {name: text for name, text in options.items() if name not in CONTEXT}
+    heading = Paragraph("keys that are methods of LearnerBuilder:")
+    return [Paragraph("keys:"), *entries_of(CONTEXT), Paragraph(""), heading, *entries_of(named)]
 
 
 def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
@@ -62,7 +47,7 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
         value = value.get("class_path", "")
     path = path or (value if isinstance(value, str) else "")
     if not path and names:
-        return "\n".join([f"{key} is one of these, or of your own by import path:", *_signatures(key)])
+        return fill(_choices(key))
     if not path:
         raise LearnerError(
             f"{place} needs a class or a function: {place} CLASS", code="cli-help-class-missing", place=place
@@ -91,13 +76,13 @@ def _defaults(method: Callable[..., Any]) -> str:
     return f" Arguments: {_arguments(parameters)}." if len(parameters) > 1 else ""
 
 
-def _signatures(key: str) -> list[str]:
+def _choices(key: str) -> list[Paragraph]:
     """Return a signature such as `AdamW(b1=0.9, ...)` for each class that needs no import path."""
-    lines = []
+    paragraphs = [Paragraph(f"{key} is one of these, or of your own by import path:")]
     for name, path in names_for(key).items():
         arguments = _arguments(inspect.signature(import_path(path, key)).parameters.values())
-        lines.append(paragraph(f"{arguments})", f"  {name}(", 6))
-    return lines
+        paragraphs.append(Paragraph(f"{arguments})", f"  {name}(", 6))
+    return paragraphs
 
 
 def _arguments(parameters: Iterable[inspect.Parameter]) -> str:

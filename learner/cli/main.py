@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
-from learner.cli.usage import devices_parser, fit_usage, requested_help, resume_parser
+from learner.cli.tracebacks import own_traceback
+from learner.cli.usage import (
+    devices_parser,
+    doctor_parser,
+    fit_usage,
+    requested_help,
+    resume_parser,
+    stored_topic,
+    sweep_parser,
+)
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
@@ -21,20 +30,27 @@ from learner.util.text import printable, wrapped
 COMMANDS = {
     "fit": ("fit", "CONFIG [--KEY=VALUE ...]", "train what a config file describes"),
     "resume": ("fit", "DIR [--KEY=VALUE ...]", "resume a run"),
+    "sweep": ("sweep", "CONFIG --KEY=A,B,C ...", "train a run for each combination of values"),
     "evaluate": ("evaluate", "DIR [--KEY=VALUE ...]", "evaluate a run's model on its validation data"),
     "predict": ("evaluate", "DIR DATA -o FILE", "write the outputs of a run's model for other data"),
     "export": ("export", "DIR -o FILE", "export a run's model, or its numbers, to a file"),
+    "export-model": ("export", "DIR OUT --inputs=FIELD", "export a run's model for inference, as a program"),
     "summary": ("summary", "DIR | CONFIG", "summarise a run, or the run that a config describes"),
     "compare": ("runs", "DIR...", "compare the configs and the results of runs"),
+    "diff": ("runs", "DIR DIR", "show what differs between two runs, and where their losses part"),
     "plot": ("runs", "DIR... METRIC [-o FILE]", "plot a metric of runs"),
     "report": ("runs", "DIR... [-o FILE]", "write an HTML report of runs"),
     "ask": ("runs", "stop|save DIR...", "ask a running run to save or to stop"),
+    "fetch": ("fetch", "URL [DIR]", "copy a run from an object store to this machine"),
     "watch": ("watch", "DIR...", "watch runs in the terminal while they train"),
     "data": ("data", "CONFIG [-o DIR]", "inspect the data of a config"),
     "devices": ("devices", "", "list the devices for training"),
     "plot-lr": ("rates", "CONFIG [--KEY=VALUE ...]", "plot the learning rate of a run"),
     "profile": ("profiling", "CONFIG [-o DIR]", "profile the steps of a run"),
     "find-lr": ("rates", "CONFIG [--KEY=VALUE ...]", "find learning rates that lower the loss"),
+    "doctor": ("doctor", "CONFIG [--KEY=VALUE ...]", "check model, data and steps before a run"),
+    "examples": ("examples", "[NAME]", "list the examples that come with learner, or print one"),
+    "new": ("examples", "PROJECT", "make a small project: a model, a config, a test"),
     "completion": ("completion", "SHELL", "print a script for completion in a shell"),
 }
 """For each command its module, its arguments and what it does."""
@@ -42,15 +58,32 @@ COMMANDS = {
 USAGES: dict[str, Callable[[], str]] = {
     "fit": fit_usage,
     "resume": lambda: resume_parser().format_help(),
+    "sweep": lambda: sweep_parser().format_help(),
     "devices": lambda: devices_parser().format_help(),
+    "doctor": lambda: doctor_parser().format_help(),
 }
 """The help that is printed without importing JAX, which takes a second."""
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
-READING = ("summary", "compare", "plot", "report", "ask", "watch", "devices", "completion")
-"""Commands that run no code of the user's: they import nothing from the current directory, which may be a run's."""
+READING = (
+    "summary",
+    "compare",
+    "diff",
+    "plot",
+    "report",
+    "ask",
+    "fetch",
+    "watch",
+    "devices",
+    "completion",
+    "examples",
+    "new",
+)
+"""Commands that run no code of the user's (except `diff --replay`): they import nothing from the current directory,
+which may be a run's.
+"""
 
 USAGE = """\
 usage: learner COMMAND ...
@@ -69,8 +102,10 @@ def main(words: Sequence[str] | None = None) -> int:
       words: of the command line, without the program's name; default: those of this process.
 
     Returns:
-      The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM,
-        141 where the output is not read any more, 74 where it cannot be written, 75 where the watchdog ended it.
+      The exit code: 0; 1 if `diff` finds other losses or arrays, if `doctor` finds a failure, or for an error in the
+        user's code, after its traceback; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143
+        after SIGTERM, 141 where the output is not read any more, 74 where it cannot be written, 75 where the watchdog
+        ended it.
     """
     _open_standard_streams()
     failed: list[OSError] = []
@@ -78,10 +113,10 @@ def main(words: Sequence[str] | None = None) -> int:
         with of_a_command(), _noting_failures(failed):
             code = _run(list(sys.argv[1:] if words is None else words))
             sys.stdout.flush()
-            return code
+            return _interrupted(code) if code in (130, TERMINATED) else code
     except OSError as error:
         if error not in failed:  # of another file
-            raise
+            return _fail(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
         if isinstance(error, BrokenPipeError):  # whoever read the output has seen enough
             return PIPE_CLOSED
@@ -97,14 +132,35 @@ def main(words: Sequence[str] | None = None) -> int:
             lines = [part for line in lines for part in wrapped(line, width)]
         print("\n".join(lines), file=sys.stderr)
         return 2
+    except Exception as error:
+        return _fail(error)
     except KeyboardInterrupt:
         print("learner: interrupted", file=sys.stderr)
-        return 130
+        return _interrupted(130)
     except SystemExit as ended:
         if ended.code != TERMINATED:
             raise
         print("learner: interrupted", file=sys.stderr)
-        return TERMINATED
+        return _interrupted(TERMINATED)
+
+
+def _interrupted(code: int) -> int:
+    """Return the exit code. If threads compile, end the process with it at once, as Python would wait for them."""
+    executables = sys.modules.get("learner.util.executables")  # before it is imported, nothing is compiled
+    if executables is not None and executables.is_compiling():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _fail(error: Exception) -> int:
+    """Print the traceback of an error in the user's code, and return the exit code. Raises an error of a library."""
+    text = own_traceback(error)
+    if text is None:
+        raise error
+    print(text, file=sys.stderr)
+    return 1
 
 
 def _open_standard_streams() -> None:
@@ -181,19 +237,36 @@ def _run(words: list[str]) -> int:
             command=command,
         )
     topic = requested_help(rest)
-    if topic is not None and command in USAGES and not (command == "fit" and topic):
-        print(USAGES[command]().rstrip())
+    page = None
+    if topic is not None and command in USAGES:
+        page = stored_topic(topic) if topic and command in ("fit", "resume") else USAGES[command]()
+    if page is not None:
+        print(page.rstrip())
         return 0
-    starts_run = command in ("fit", "resume") and topic is None
+    starts_run = command in ("fit", "resume", "sweep") and topic is None
+    replays = command == "diff" and topic is None and any(word.startswith("--replay") for word in rest)
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
+    reading = reading and not replays
     with contextlib.ExitStack() as stack:
         with import_order(own=False):  # what ours need is not to be found in the current directory
             if starts_run:
-                importlib.import_module("learner.cli.missing").check_words(command, rest)
-                stack.enter_context(stage_line(sys.stderr, f"learner {VERSION}: "))
+                trains = importlib.import_module("learner.cli.missing").check_words(command, rest)
+                if trains and any(word.partition("=")[0] == "--watch" for word in rest):
+                    ended: int | None = importlib.import_module("learner.cli.beside").train_beside(command, rest)
+                    if ended is not None:
+                        return ended
+                is_terminal = sys.stderr is not None and sys.stderr.isatty()
+                # Elsewhere on standard output, as the lines of epochs are, but not before what is printed to be read.
+                # None of several processes: only the first writes, and this one may learn later that it is.
+                shared = any(word.startswith(("--process_id", "--distributed")) for word in rest)
+                in_pipes = trains and not is_terminal and not shared
+                stream = sys.stdout if in_pipes else sys.stderr
+                stack.enter_context(stage_line(stream, f"learner {VERSION}: ", in_pipes=in_pipes))
                 enter_stage("importing JAX")
             if not reading:
                 importlib.import_module("learner.builder")
+            if replays:
+                importlib.import_module("learner.cli.replay")
             module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
         stack.enter_context(_plain_warnings(reading))
         stack.enter_context(import_order(own=not reading))

@@ -5,21 +5,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.cli.overrides import read_yaml
-from learner.cli.usage import fit_parser, resume_parser
+from learner.cli.usage import fit_parser, resume_parser, sweep_parser
 from learner.errors import LearnerError
 from learner.examples import bundled_config
 
 MOST = 10  # runs that an error names
 
 
-def check_words(command: str, words: Sequence[str]) -> None:
-    """Raise `LearnerError` if the words of `learner fit` or `learner resume` are wrong, or name nothing."""
+def check_words(command: str, words: Sequence[str]) -> bool:
+    """Return True if `learner fit` or `learner resume` trains and shows the run, rather than print a config or help.
+    Raises `LearnerError` if the words are wrong, or name nothing.
+    """
     if command == "resume":
         check_run(resume_parser().read(words).directory)
-        return
-    config = fit_parser().read(words).config
+        return True
+    line = (sweep_parser() if command == "sweep" else fit_parser()).read(words)
+    config = line.config
     if config is not None and not os.path.lexists(config) and bundled_config(config) is None:
         read_yaml(config)  # raises
+    if command == "sweep":
+        if config is None:
+            raise LearnerError("learner sweep needs a config file: learner sweep CONFIG", code="cli-config-missing")
+        return False
+    return not (line.print_config or line.print_sharding or any(key.endswith(".help") for key, _ in line.overrides))
 
 
 def check_run(directory: str) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import yaml
 
+from learner.config.composition import merge, resolve
 from learner.config.limits import DEEPEST
 from learner.config.mappings import is_deep, read_mapping
 from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
 from learner.config.types import shown
 from learner.errors import LearnerError
 from learner.examples import bundled_config
+from learner.runs.journal import OBSERVER_KEYS
 from learner.util.stages import end_stages
 
 
@@ -31,7 +33,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         end_stages()
         print(f"learner: there is no {os.fspath(path)} here; using {bundled}", file=sys.stderr)
         path = bundled
-    return read_mapping(path)
+    return read_mapping(path, includes=True)
+
+
+def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """Return the content of config files, of which later ones override earlier ones; see `merge`."""
+    content: dict[str, Any] = {}
+    for path in paths:
+        content = merge(content, read_yaml(path))
+    return content
 
 
 def value_of(text: str) -> Any:
@@ -54,10 +64,12 @@ def value_of(text: str) -> Any:
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the content of a config with the overrides of the command line applied: keys, and values as text."""
+    """Return the content of a config with the overrides of the command line applied, keys and values as text, and then
+    its references resolved. Those to the environment in arguments of loggers stay, as they may be secret.
+    """
     for key, text in overrides:
         override(content, key, value_of(text))
-    if is_deep(content):
+    if is_deep(content) or is_deep(content := resolve(content, keep=OBSERVER_KEYS)):
         raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
     return content
 

@@ -18,6 +18,9 @@ PROCESSES = """\
   --coordinator HOST:PORT --num_processes N --process_id I
                           for other clusters: process 0 listens at
                           HOST:PORT, and processes are numbered from 0
+  --timeout S --heartbeat S
+                          seconds to wait for a process that does not come
+                          (300), and for a sign of life (40)
 """
 
 
@@ -65,7 +68,7 @@ class Parser(argparse.ArgumentParser):
     def add_processes(self) -> None:
         """Add the options of `learner.cli.processes`, which `PROCESSES` describes."""
         self.add_argument("--distributed", action="store_true", help=argparse.SUPPRESS)
-        for name in ("coordinator", "num_processes", "process_id"):
+        for name in ("coordinator", "num_processes", "process_id", "timeout", "heartbeat"):
             self.add_argument(f"--{name}", help=argparse.SUPPRESS)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:

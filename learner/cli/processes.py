@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from learner.cli.overrides import value_of
-from learner.distributed.process_group import init_distributed, leave
+from learner.distributed.connection import init_distributed
+from learner.distributed.process_group import leave
 from learner.errors import LearnerError
 from learner.util.stages import end_stages
 
-OPTIONS = ("coordinator", "num_processes", "process_id")
+PLACE = ("coordinator", "num_processes", "process_id")
+OPTIONS = (*PLACE, "timeout", "heartbeat")
 
 
 def process_options(line: Namespace) -> dict[str, Any] | None:
@@ -20,7 +22,7 @@ def process_options(line: Namespace) -> dict[str, Any] | None:
     >>> process_options(Namespace(distributed=False, coordinator=None, num_processes=None, process_id="1"))
     {'process_id': 1}
     """
-    given = {key: text for key in OPTIONS if (text := getattr(line, key)) is not None}
+    given = {key: text for key in OPTIONS if (text := getattr(line, key, None)) is not None}
     values = {key: text if key == "coordinator" else value_of(text) for key, text in given.items()}
     return values if values or line.distributed else None
 
@@ -31,7 +33,7 @@ def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
     been imported before.
     """
     if arguments is not None:
-        if arguments.get("process_id") == 0 and len(arguments) == len(OPTIONS):
+        if arguments.get("process_id") == 0 and all(name in arguments for name in PLACE):
             others = f"the other processes (--num_processes {arguments['num_processes']})"
             end_stages()
             print(f"learner: process 0 waits at {arguments['coordinator']} for {others}", file=sys.stderr)

@@ -28,13 +28,18 @@ from learner.loggers.secrets import is_literal, resolve
 class Seeds:
     """The random numbers that initialise a model: one stream for all of its parts.
 
-    Attributes:
+    Args:
       seed: the config's seed.
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
+        self._seed = seed
         self._keys = 0
+
+    @property
+    def seed(self) -> int:
+        """The config's seed."""
+        return self._seed
 
     @functools.cached_property
     def rngs(self) -> Any:
@@ -48,8 +53,13 @@ class Seeds:
         """A new JAX key at each access."""
         import jax
 
+        return self._fold_in(jax.random.key(self.seed))
+
+    def _fold_in(self, key: Any) -> Any:
+        import jax
+
         self._keys += 1
-        return jax.random.fold_in(jax.random.key(self.seed), self._keys - 1)
+        return jax.random.fold_in(key, self._keys - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`learner compare` and `learner plot`: several runs at once, from their files alone."""
 
 import csv
+import dataclasses
 import io
 import json
 import shutil
@@ -15,8 +16,10 @@ from learner.reports.pictures import AXES, picture
 from learner.reports.plots import refuse_path
 from learner.runs import control_files as asking
 from learner.runs.comparison import compare as compared
+from learner.runs.difference import difference
 from learner.runs.find import each_run, find_runs, run_directories
 from learner.runs.lock import is_locked
+from learner.runs.run_reader import RunReader
 from learner.util.distribution import install_hint
 from learner.util.json_values import encode
 from learner.util.optional import import_optional
@@ -28,6 +31,14 @@ SETTINGS = 6
 COMPARE = """\
 Prints a table of runs: the settings that differ between their configs, and the best and the last value of each metric,
 with the epoch of the best. A directory that is not a run stands for all runs in it."""
+
+DIFF = """\
+Shows what differs between two runs (settings, facts about the data, the train step, the commit, versions and devices),
+and the first step at which their losses part. The exit code is 1 if they do. With --replay=STEP, it also repeats the
+steps of both runs from their newest checkpoints of one step before STEP, and names the first array that differs; the
+exit code is then 1 if one does, too. Nothing is written."""
+
+REPLAY_TRUSTED = "With --replay it trusts config.yaml of both: the code that it names is imported and run."
 
 REPORT = f"""\
 Writes one HTML file about one or several runs: curves, best values, confusion matrices, use of time, parameters,
@@ -42,6 +53,36 @@ save.ask in its directory has the same effect."""
 PLOT = f"""\
 Plots a metric of one or several runs in the terminal or to a PNG file. A directory that is not a run stands for all
 runs in it. Plots need: {install_hint("plots")}"""
+
+
+def diff(words: Sequence[str]) -> int:
+    """`learner diff DIR DIR [--metric KEY] [--tolerance X] [--replay STEP] [--json]`."""
+    parser = Parser("diff", DIFF, further=REPLAY_TRUSTED)
+    parser.add_argument("a", metavar="DIR", help="of a run")
+    parser.add_argument("b", metavar="DIR", help="of another run")
+    parser.add_argument("--metric", metavar="KEY", default="train/Loss", help="compared step by step")
+    parser.add_argument(
+        "--tolerance", metavar="X", type=float, default=0.0, help="the relative difference that counts as none"
+    )
+    parser.add_argument("--replay", metavar="STEP", type=int, help="repeat the steps of both runs through this one")
+    about = "with --replay: run the code that the configs name even if a run belongs to another user"
+    parser.add_argument("--trust", action="store_true", help=about)
+    parser.add_argument("--json", action="store_true", help="as an object")
+    line = parser.read(words)
+    a, b = RunReader(line.a), RunReader(line.b)
+    found = difference(a, b, line.metric, line.tolerance)
+    content = {**dataclasses.asdict(found), "explanation": found.explanation}
+    lines, differs = found.lines(), found.parting is not None
+    if line.replay is not None:
+        from learner.cli.replay import replayed, unrepeated  # imports JAX
+
+        replay = replayed(a, b, line.replay, line.trust)
+        losses = zip((a, b), zip(*replay.losses, strict=True), strict=False)
+        notes = [note for run, of_run in losses for note in unrepeated(run, replay.start, of_run)]
+        content["replay"] = {**dataclasses.asdict(replay), "explanation": replay.explanation, "notes": notes}
+        lines, differs = [*lines, *map(printable, [*replay.lines(), *notes])], differs or replay.step is not None
+    print(json.dumps(encode(content), indent=2, allow_nan=False) if line.json else "\n".join(lines))
+    return int(differs)
 
 
 def compare(words: Sequence[str]) -> int:

@@ -35,9 +35,16 @@ NEEDED = ("directory", "model", "optimizer", "lr", "train")
 PROCESS = ("overwrite", "resume", "checkpoint")
 """Keys about one start of a run, which are never saved with it."""
 
+SWEEP = "sweep"
+"""A section of a config for `learner sweep`, which is not an option: other commands ignore it."""
+
 DEFAULTS = {"seed": 0, "num_epochs": 1, "grads_accumulation": 1}
 
-_DATASETS: list[tuple[str, str | None]] = [("learner.data.sources", None), ("learner.data.bundled", None)]
+_DATASETS: list[tuple[str, str | None]] = [
+    ("learner.data.sources", None),
+    ("learner.data.bundled", None),
+    ("learner.data.mixture", None),
+]
 _METRIC = ("learner.metrics", "learner.metrics.MetricBase")
 
 NAMED: dict[str, list[tuple[str, str | None]]] = {

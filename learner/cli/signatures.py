@@ -14,7 +14,7 @@ from learner.cli.config_arguments import config_kinds, default_of, parameters_of
 from learner.config.base import is_config
 from learner.config.fields import write
 from learner.config.safe_yaml import ConfigLoader
-from learner.config.types import shown
+from learner.config.types import in_words, shown
 from learner.errors import LearnerError, Problem, near, one_error
 
 
@@ -189,7 +189,7 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
     if reason.startswith(("Expected a <class", "Expected a typing", "Does not validate against any", "are required")):
         annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        reason = f"it needs {re.sub(r'collections[.]abc[.]|typing[.]', '', expected).replace('Sequence[', 'list[')}"
+        reason = f"it needs {in_words(re.sub(r'collections[.]abc[.]|typing[.]', '', expected))}"
     return name, f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"
 
 

@@ -1,5 +1,6 @@
 """`learner summary`: the results of a run from its files, or an overview of the run that a config describes."""
 
+import contextlib
 import dataclasses
 import json
 from argparse import Namespace
@@ -52,7 +53,7 @@ def summary(words: Sequence[str]) -> int:
     ended = read_summary(directory)
     if ended is not None:
         try:
-            print_summary(ended, directory=directory)
+            print_summary({**ended, "seconds": _time_parts(directory)}, directory=directory)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise LearnerError(
                 f"{directory / 'summary.json'} is damaged: {error!r}. Without it, the values come from the journal",
@@ -63,6 +64,13 @@ def summary(words: Sequence[str]) -> int:
     print(f"{printable(str(directory))}: this run has not ended ({printable(str(run.status))})")
     print(run.history if run.history else "no epoch has ended yet")
     return 0
+
+
+def _time_parts(directory: Path) -> dict[str, float]:
+    """Return the time of a run by part, from its journal, if that can be read: `summary.json` depends on no clock."""
+    with contextlib.suppress(LearnerError):
+        return RunReader(directory).time_parts
+    return {}
 
 
 def _is_config(word: str) -> bool:

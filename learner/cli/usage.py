@@ -1,13 +1,19 @@
 """The parsers and the help of commands that need no JAX to read their words."""
 
+import argparse
 import ast
+import importlib.metadata
 import itertools
+import json
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from learner.cli.parsing import PROCESSES, Parser
+from learner.diagnostics.check_result import QUESTIONS
+from learner.errors import LearnerError, near
 from learner.examples import CONFIGS as BUNDLED
 
 TOPICS = {
@@ -24,11 +30,16 @@ TOPICS = {
 }
 """Topics of the help of `learner fit`: the key whose choices each lists, if any, and a description."""
 
+STORED = Path(__file__).with_name("topics.json")
+"""The help of these topics, which only code that imports JAX can find out. `python docs/topics.py` writes it."""
+
 RESUME = f"""\
 keys of the config for a run that changed:
   --resume.allow=metrics      if the metrics changed, restart those of the current epoch
   --resume.allow=optimizer    if the optimizer changed, give it a new state
   --resume.allow=logs         if parts of the logs are missing, continue the logs without them
+
+--help=keys lists all keys, and --help=TOPIC what they take: see learner fit --help.
 
 options of the process:
 {PROCESSES}
@@ -41,6 +52,37 @@ Lists the devices that JAX finds, and the devices that a run uses by default and
 for devices that report it. JAX_PLATFORMS=cpu in the environment selects a platform, and JAX_NUM_CPU_DEVICES=8 simulates
 eight devices."""
 
+SWEEP = """\
+Trains a run for each combination of values, one after another in one process. Any key of the config may have several
+values: a list with commas, a range, or a distribution.
+
+  learner sweep run.yaml --lr=1e-4,3e-4,1e-3 --seed=0..7
+  learner sweep run.yaml --lr=loguniform:1e-5:1e-2 --optimizer.weight_decay=uniform:0:0.1 --size=32
+
+Each member is an ordinary run in a directory of its own. The same command again keeps the members that have ended,
+resumes those that were interrupted, and starts the others. At the end it prints the mean over seeds of each
+configuration, and the command that trains the best one by itself."""
+
+SWEEP_KEYS = """\
+keys of the config:
+  --directory=DIR         of the sweep (default: that of the config, and -sweep)
+  --KEY=VALUE             one value: that of all members
+  --KEY=A,B,C             a list; a text with commas is quoted: '"a, b"'
+  --KEY=0..7              whole numbers, both ends included
+  --KEY=loguniform:LOW:HIGH, --KEY=uniform:LOW:HIGH
+                          numbers that are drawn, --size of them
+
+A section `sweep` of the config has the same keys and options, which the command line overrides; other commands ignore
+it. learner compare DIR shows all members. It trusts CONFIG: the code that it names is imported and run."""
+
+DOCTOR = """\
+Checks the run that a config describes before it trains: single steps on one device, which take a few minutes at most.
+Prints a verdict for each question as soon as it is known. Nothing is written."""
+
+DOCTOR_TRUSTED = """\
+The exit code is 1 if an answer is `failed`, and otherwise 0. It trusts CONFIG: the code that it names is imported and
+run."""
+
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
@@ -48,27 +90,29 @@ def fit_usage() -> str:
     """Return the first page of the help of `learner fit`."""
     configs = sorted(f"configs/{path.name}" for path in BUNDLED.glob("*.yaml"))
     return f"""\
-usage: learner fit CONFIG [--KEY=VALUE ...]
+usage: learner fit CONFIG... [--KEY=VALUE ...]
 
-Trains the run that a config describes. Options override its keys, also inside
+Trains the run that configs describe; later ones and options override, also in
 mappings, lists and arguments: --num_epochs=3 --model.hidden=64 --optimizer=SGD
 
   --print_config          print the config in full, with defaults
   --print_sharding        print the placement of each array and the memory
+  --watch                 the live view beside the run, as of learner watch
   --KEY.help [CLASS]      the choices for KEY, or the arguments of CLASS
   -h, --help [TOPIC]      this page, or one of the topics:
-{entries({f"--help={topic}": about for topic, (_, about) in TOPICS.items()})}
-
+{fill(entries_of({f"--help={topic}": about for topic, (_, about) in TOPICS.items()}))}
 configs that come with learner, used if the file does not exist:
-{paragraph(", ".join(configs))}"""
+{fill([Paragraph(", ".join(configs), "  ", 2)])}"""
 
 
 def fit_parser() -> Parser:
     """Return the parser of `learner fit`, whose help is `fit_usage`."""
     parser = Parser("fit", "", "CONFIG [--KEY=VALUE ...]", keys=True)
     parser.add_argument("config", nargs="?")
+    parser.add_argument("further", nargs="*")
     parser.add_argument("--print_config", action="store_true")
     parser.add_argument("--print_sharding", action="store_true")
+    parser.add_argument("--watch", action="store_true")
     parser.add_processes()
     return parser
 
@@ -81,12 +125,43 @@ def devices_parser() -> Parser:
     return parser
 
 
+def doctor_parser() -> Parser:
+    """Return the parser of `learner doctor`."""
+    width = max(len(question.name) for question in QUESTIONS)
+    questions = [f"  {q.name:<{width}}  {q.about} ({q.cost})" for q in QUESTIONS]
+    further = "\n".join(["questions:", *questions, "", DOCTOR_TRUSTED])
+    parser = Parser("doctor", DOCTOR, "CONFIG [--only=NAME,...] [--KEY=VALUE ...]", further, keys=True)
+    parser.add_config()
+    parser.add_argument("--only", metavar="NAME,...", help="ask these questions only")
+    parser.add_argument("--skip", metavar="NAME,...", help="leave these questions out")
+    parser.add_argument("--steps", metavar="N", help="steps to learn one batch in (default: 100)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
 def resume_parser() -> Parser:
     """Return the parser of `learner resume`."""
     about = "Resumes the run in DIR from its newest checkpoint, with its config.yaml; --num_epochs=20 makes it longer."
     parser = Parser("resume", about, "DIR [--KEY=VALUE ...]", RESUME, keys=True)
     parser.add_run()
+    parser.add_argument("--watch", action="store_true", help="show the live view beside the run")
     parser.add_processes()
+    return parser
+
+
+def sweep_parser() -> Parser:
+    """Return the parser of `learner sweep`."""
+    parser = Parser("sweep", SWEEP, "CONFIG... [--KEY=VALUES ...]", SWEEP_KEYS, keys=True)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a config; later ones override earlier ones")
+    parser.add_argument("further", metavar="CONFIG", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--size", metavar="N", help="the number of draws; lists multiply it")
+    parser.add_argument("--sweep_seed", metavar="N", help="of the draws (default: 0)")
+    parser.add_argument("--zipped", action="store_true", help="pair the values rather than take their product")
+    about = "train members in one program that differ in seed, lr and numbers of the optimizer"
+    parser.add_argument("--together", action="store_true", help=about)
+    about = "the metric that decides which one is best (default: the monitor of the runs)"
+    parser.add_argument("--metric", metavar="KEY", help=about)
+    parser.add_argument("--json", action="store_true", help="print the results as an object")
     return parser
 
 
@@ -112,12 +187,46 @@ def option_names() -> list[str]:
     return [name for name in names if not name.startswith("_") and name != "build"]
 
 
-def entries(about: Mapping[str, str]) -> str:
-    """Return lines with a name and a description each."""
-    return "\n".join(paragraph(text, f"  {name:<24}", 26) for name, text in about.items())
+def stored_topic(topic: str) -> str | None:
+    """Return the help of `--help=TOPIC` without importing JAX, or None where another version of optax is installed than
+    the one whose optimizers are stored: `learner.cli.help` finds out.
+
+    Raises:
+      LearnerError: there is no such topic.
+    """
+    if topic not in TOPICS:
+        raise LearnerError(f"there is no topic {topic!r}: {near(topic, list(TOPICS))}", code="cli-help-topic-unknown")
+    if topic == "processes":
+        return f"options of the process, which are not saved with the config:\n{PROCESSES.rstrip()}"
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    if stored["optax"] != importlib.metadata.version("optax"):
+        return None
+    return fill([Paragraph(*each) for each in stored["topics"][topic]])
 
 
-def paragraph(text: str, start: str = "  ", indent: int = 2) -> str:
-    """Return a text that fits the terminal."""
+class Paragraph(NamedTuple):
+    """A text that is wrapped to the width of the terminal.
+
+    Attributes:
+      text: without line breaks.
+      start: what it begins with.
+      indent: columns before its other lines.
+    """
+
+    text: str
+    start: str = ""
+    indent: int = 0
+
+
+def entries_of(about: Mapping[str, str]) -> list[Paragraph]:
+    """Return a name and a description each."""
+    return [Paragraph(text, f"  {name:<24}", 26) for name, text in about.items()]
+
+
+def fill(paragraphs: Iterable[Paragraph]) -> str:
+    """Return paragraphs that fit the terminal."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return "\n".join(
+        textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False)
+        for text, start, indent in paragraphs
+    )

@@ -33,9 +33,8 @@ def watch(words: Sequence[str]) -> int:
         "--refresh", type=float, default=1.0, metavar="SECONDS", help="time between polls of the files (default: 1)"
     )
     line = parser.read(words)
-    for module in ("textual", "textual_plotext"):
-        refuse_missing(module, "watch", "learner watch")
-    _refuse_pipes()
+    refuse_without_packages()
+    refuse_pipes()
     if not FASTEST <= line.refresh <= SLOWEST:
         raise LearnerError(
             f"--refresh is {line.refresh:g}; it needs {FASTEST:g} to {SLOWEST:g} seconds", code="cli-refresh-value"
@@ -54,7 +53,14 @@ def watch(words: Sequence[str]) -> int:
     return show(watched, view, line.refresh)
 
 
-def _refuse_pipes() -> None:
+def refuse_without_packages() -> None:
+    """Raise `LearnerError` if a package of the view is not installed."""
+    for module in ("textual", "textual_plotext"):
+        refuse_missing(module, "watch", "learner watch")
+
+
+def refuse_pipes() -> None:
+    """Raise `LearnerError` if one of the standard streams is not a terminal."""
     names = {"input": sys.stdin, "output": sys.stdout, "error": sys.stderr}
     for name, stream in names.items():
         if stream is None or not stream.isatty():

@@ -66,7 +66,7 @@ class Config:
     learner.errors.LearnerError: this is no Network, 3 problems:
       1. Network has no 'widht': did you mean 'widths'?
       2. Network.head has no 'bais': did you mean 'bias'?
-      3. Network.head.classes is 'ten': it needs int
+      3. Network.head.classes is 'ten': it needs a whole number
     """
 
     _fill: ClassVar[Callable[..., None]]

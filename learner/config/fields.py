@@ -19,6 +19,7 @@ from learner.config.types import (
     DICTS,
     LISTS,
     SCALARS,
+    in_words,
     inner_types,
     name_of,
     plain_type,
@@ -42,7 +43,7 @@ def read(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     >>> read(tuple[float, ...], [1, 2.5], "rates", problems), read(dict[str, int], {"a": "b"}, "sizes", problems)
     ((1.0, 2.5), {'a': None})
     >>> problems
-    ["sizes.a is 'b': it needs int"]
+    ["sizes.a is 'b': it needs a whole number"]
     """
     kind = plain_type(kind)
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
@@ -67,7 +68,7 @@ def read(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
         )
         return None
     if not SCALARS[kind](value):
-        return add_type_problem(path, value, name_of(kind), problems)
+        return add_type_problem(path, value, in_words(name_of(kind)), problems)
     return None if value is None else kind(value)
 
 
@@ -110,9 +111,9 @@ def _literal(value: Any) -> Any:
 def _read_list(kind: Any, origin: Any, arguments: Any, value: Any, path: str, problems: list[str]) -> Any:
     exact = origin is tuple and arguments and arguments[-1] is not Ellipsis
     if not isinstance(value, list | tuple):
-        return add_type_problem(path, value, name_of(kind), problems)
+        return add_type_problem(path, value, in_words(name_of(kind)), problems)
     if exact and len(value) != len(arguments):
-        return add_type_problem(path, value, f"{name_of(kind)}, which has {len(arguments)} items", problems)
+        return add_type_problem(path, value, f"{in_words(name_of(kind))}, which has {len(arguments)} items", problems)
     inner = list(arguments) if exact else inner_types(arguments, len(value))
     items = [read(each, item, f"{path}.{i}", problems) for i, (each, item) in enumerate(zip(inner, value, strict=True))]
     return LISTS[origin](items)
@@ -120,7 +121,7 @@ def _read_list(kind: Any, origin: Any, arguments: Any, value: Any, path: str, pr
 
 def _read_dict(kind: Any, arguments: Any, value: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(value, Mapping):
-        return add_type_problem(path, value, name_of(kind), problems)
+        return add_type_problem(path, value, in_words(name_of(kind)), problems)
     key_type, item_type = arguments or (Any, Any)
     key_type = plain_type(key_type)
     items = {}
@@ -190,4 +191,4 @@ def _read_union(kind: Any, arguments: Sequence[Any], value: Any, path: str, prob
     if len(candidates) == 1 or (candidates and len(candidates[0]) < len(candidates[1])):
         problems += candidates[0]  # of the one that it most likely shall be
         return None
-    return add_type_problem(path, value, name_of(kind), problems)
+    return add_type_problem(path, value, in_words(name_of(kind)), problems)

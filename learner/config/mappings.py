@@ -2,24 +2,41 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from learner.config.limits import BITS, DEEPEST, LARGEST, SUFFIXES
 from learner.errors import LearnerError, near
 
+MOST_INCLUDED = 100  # files
 
-def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dict[str, Any]:
+
+def read_mapping(path: str | os.PathLike[str], what: str = "config file", *, includes: bool = False) -> dict[str, Any]:
     """Return the content of a file: JSON if its name ends with `.json`, and YAML otherwise.
 
     Args:
       path: of the file.
       what: it is, for error messages.
+      includes: replace `!include NAME` in YAML by the content of that file, relative to the file that names it. Only
+        for files that are trusted: the name may be that of any file.
 
     Raises:
       LearnerError: there is no such file, it is neither YAML nor JSON, not a mapping, says a key twice, or is absurdly
         large.
+    """
+    mapping = _content(Path(path), what, [] if includes else None, ())
+    if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
+        problem = "is empty" if mapping is None else f"is a {type(mapping).__name__}"
+        raise LearnerError(
+            f"the {what} {os.fspath(path)} {problem}; it needs a mapping of options by name", code="config-not-mapping"
+        )
+    return mapping
+
+
+def _content(path: Path, what: str, included: list[Path] | None, inside: tuple[Path, ...]) -> Any:
+    """Return the content of a file. `included`: the files so far, or None if there are no includes; `inside`: those
+    that lead to this one.
     """
     from learner.config.safe_yaml import read_bounded
 
@@ -35,11 +52,19 @@ def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dic
         raise LearnerError(f"there is no {what} {os.fspath(path)}{hint}", code="config-file-missing") from error
     except (OSError, UnicodeDecodeError) as error:
         raise LearnerError(f"{named} cannot be read: {error}", code="config-unreadable") from error
-    mapping = _json(text, named) if Path(path).suffix == ".json" else _yaml(text, named)
-    if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
-        problem = "is empty" if mapping is None else f"is a {type(mapping).__name__}"
-        raise LearnerError(f"{named} {problem}; it needs a mapping of options by name", code="config-not-mapping")
-    return mapping
+    if path.suffix == ".json":
+        return _json(text, named)
+
+    def include(name: str) -> Any:
+        assert included is not None
+        file = path.parent / name
+        included.append(file)
+        if file.resolve() in (*inside, path.resolve()) or len(included) > MOST_INCLUDED:
+            problem = "itself" if len(included) <= MOST_INCLUDED else f"more than {MOST_INCLUDED} files"
+            raise LearnerError(f"{named} includes {problem}: {name}", code="config-include", name=name)
+        return _content(file, "included file", included, (*inside, path.resolve()))
+
+    return _yaml(text, named, None if included is None else include)
 
 
 def json_text(content: Mapping[str, Any]) -> str:
@@ -157,13 +182,13 @@ def _yaml_problem(error: Any) -> str:
     return f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _yaml(text: str, named: str) -> Any:
+def _yaml(text: str, named: str, include: Callable[[str], Any] | None) -> Any:
     import yaml
 
     from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
 
     try:
-        return parse_yaml(text)
+        return parse_yaml(text, include)
     except UnsafeYamlError as error:
         raise LearnerError(f"{named} {error}", code="config-unsafe-yaml") from error
     except yaml.YAMLError as error:

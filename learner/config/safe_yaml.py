@@ -3,13 +3,16 @@
 import os
 import re
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 
 from learner.config.limits import BITS, DEEPEST, LARGEST
+from learner.errors import LearnerError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+TOO_DEEP = f"is nested more than {DEEPEST} levels deep"
 
 
 class UnsafeYamlError(yaml.YAMLError):
@@ -21,17 +24,27 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
     are texts), with `1e-3` as a number, and without dates. All errors in a text are `yaml.YAMLError`.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, include: Callable[[str], Any] | None = None) -> None:
         # Before anything is composed: PyYAML composes recursively, and deep texts would overflow C's stack.
         if problem := check_yaml_size(text):
             raise UnsafeYamlError(problem)
         super().__init__(text)
         self._flat: set[yaml.MappingNode] = set()
+        self._include = include
+
+    def include(self, node: Any) -> Any:
+        """Return the content of the file that `!include` names."""
+        if self._include is None or not isinstance(node, yaml.ScalarNode):
+            problem = "!include names a file in a config, and is not possible here"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return self._include(str(node.value))
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Return the value of a node. What PyYAML's constructors raise becomes a `ConstructorError` with its line."""
         try:
             value = super().construct_object(node, deep=deep)
+        except LearnerError:  # of an included file
+            raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # such as of `!!int abc`
             raise yaml.constructor.ConstructorError(None, None, f"no {node.tag}: {error}", node.start_mark) from error
         if isinstance(value, int) and value.bit_length() > BITS:
@@ -52,6 +65,7 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
         super().flatten_mapping(node)
 
 
+ConfigLoader.add_constructor("!include", ConfigLoader.include)
 _BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
 ConfigLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _FLOAT, _DATE)]
@@ -72,8 +86,8 @@ ConfigLoader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text.
+def parse_yaml(text: str, include: Callable[[str], Any] | None = None) -> Any:
+    """Return the content of a YAML text. `include` returns the value of `!include NAME`, which is an error without it.
 
     Raises:
       UnsafeYamlError: the text is absurdly large or deep, or has a key twice.
@@ -82,7 +96,7 @@ def parse_yaml(text: str) -> Any:
     >>> parse_yaml("{on: [epoch, 1e-3], off: true, date: 2001-01-01}")
     {'on': ['epoch', 0.001], 'off': True, 'date': '2001-01-01'}
     """
-    loader = ConfigLoader(text)
+    loader = ConfigLoader(text, include)
     try:
         return loader.get_single_data()
     finally:
@@ -113,6 +127,16 @@ def check_yaml_size(text: str) -> str | None:
     """
     if len(text) > LARGEST:
         return f"has more than {LARGEST} characters"
+    try:
+        return _size_problem(text)
+    except yaml.scanner.ScannerError as error:
+        # Newer versions of libyaml have a limit of their own, and read so far ahead that they meet it first.
+        if "nesting depth" in str(error.problem):
+            return TOO_DEEP
+        raise
+
+
+def _size_problem(text: str) -> str | None:
     size = 0
     sizes: dict[str | None, int] = {}  # by anchor
     inside: list[tuple[int, str | None]] = []  # the collections that are open: the size before them, and their anchors
@@ -131,7 +155,7 @@ def check_yaml_size(text: str) -> str | None:
                 return f"has the alias *{event.anchor} inside of what it stands for"
             size += sizes.get(event.anchor, 1)
         if len(inside) > DEEPEST:
-            return f"is nested more than {DEEPEST} levels deep"
+            return TOO_DEEP
         if size > LARGEST:
             return f"has aliases that stand for more than {LARGEST} characters"
     return None

@@ -4,6 +4,7 @@ import collections.abc
 import enum
 import inspect
 import numbers
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,55 @@ def same_shape(kind: Any, value: Any) -> bool:
 def shown(value: Any) -> str:
     """Return the `repr` of a value for a message, truncated to `LONGEST` characters."""
     return truncate(repr(value), LONGEST, "...")
+
+
+SINGULAR = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "None": "null"}
+PLURAL = {"int": "whole numbers", "float": "numbers", "str": "texts", "Any": "any values"}
+
+
+def in_words(kind: str) -> str:
+    """Return the name of a type as people read it who write YAML. Types of their own keep their names.
+
+    >>> in_words("int | None"), in_words("Sequence[int | float]"), in_words("dict[str, Any]")
+    ('a whole number or null', 'a list of numbers', 'a mapping')
+    >>> in_words("tuple[int, str]"), in_words("list[list[float]]"), in_words("Path | Schedule")
+    ('a list of a whole number and a text', 'a list of lists of numbers', 'Path or Schedule')
+    """
+    return _in_words(kind, SINGULAR, "a ")
+
+
+def _in_words(kind: str, words: Mapping[str, str], article: str) -> str:
+    parts = [part.strip() for part in _split(kind, "|")]
+    parts = [part for part in parts if part != "int" or "float" not in parts]
+    return " or ".join(dict.fromkeys(_member_in_words(part, words, article) for part in parts))
+
+
+def _member_in_words(kind: str, words: Mapping[str, str], article: str) -> str:
+    match = re.fullmatch(r"(list|tuple|Sequence|dict|Mapping)(?:\[(.*)\])?", kind)
+    if match is None:
+        return words.get(kind, SINGULAR.get(kind, kind))
+    name, inner = match[1], [part.strip() for part in _split(match[2] or "Any", ",")]
+    ending = "" if article else "s"
+    if name in ("dict", "Mapping"):
+        return f"{article}mapping{ending}" + ("" if inner[-1] == "Any" else f" of {_in_words(inner[-1], PLURAL, '')}")
+    if len(inner) > 1 and inner[-1] != "...":
+        return f"{article}list{ending} of {' and '.join(map(in_words, inner))}"
+    return f"{article}list{ending}" + ("" if inner[0] == "Any" else f" of {_in_words(inner[0], PLURAL, '')}")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Return the parts between separators that stand outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote or character in "'\"":
+            quote = "" if character == quote else quote or character
+        depth += not quote and character in "[("
+        depth -= not quote and character in "])"
+        if character == separator and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def name_of(kind: Any) -> str:

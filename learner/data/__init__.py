@@ -6,6 +6,7 @@ from learner.data.bundled import diabetes, digits, stdlib_text
 from learner.data.dataset import Dataset, as_dataset, view
 from learner.data.dataset_report import DatasetReport
 from learner.data.loader import BatchIterator, DataLoader, DataLoaderBuilder
+from learner.data.mixture import Mixture, mix
 from learner.data.packing import Pack
 from learner.data.padding import Pad
 from learner.data.sharding import PerProcess
@@ -39,6 +40,7 @@ __all__ = [
     "ForeignDataset",
     "ImageFolder",
     "Lines",
+    "Mixture",
     "Pack",
     "Pad",
     "PerProcess",
@@ -54,6 +56,7 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "json_lines",
+    "mix",
     "mnist",
     "numpy_arrays",
     "parquet",

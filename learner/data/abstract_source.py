@@ -68,6 +68,10 @@ class Source(abc.ABC):
         - `dataset`, `batcher` (our loaders), `sampler` (others): descriptions; `in_memory`: arrays (our loaders)
         """
 
+    def describe(self, epoch: int) -> list[str]:
+        """Return lines about the rows of an epoch (from 1) for the log; there are none unless the data draws them."""
+        return []
+
     def _of_all_processes(self, facts: dict[str, Any]) -> dict[str, Any]:
         if not self.own or self.shares == 1:
             return facts

@@ -15,9 +15,10 @@ import numpy as np
 
 from learner.data import indices
 from learner.data.batcher import ItemError, stack
-from learner.data.indices import check_int, item_number
+from learner.data.indices import item_number
 from learner.data.streams import Streams
 from learner.errors import LearnerError, near
+from learner.util.number_checks import check_int
 
 Slice = slice  # which is the name of a method of datasets
 Adapter = Callable[[Any], Any]
@@ -50,6 +51,7 @@ class Dataset(abc.ABC):
     """
 
     _inner: tuple[Any, ...] = ()  # the datasets that a view reads
+    _redraws = False  # each epoch has other rows under the same numbers
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -102,6 +104,7 @@ class Dataset(abc.ABC):
         >>> list(view([3, 4, 5]).filter(lambda item: item > 3))
         [4, 5]
         """
+        _refuse_redrawn(self, "filter")
         return Filtered(self, fn)
 
     def select(self, rows: Sequence[int] | np.ndarray) -> "Dataset":
@@ -153,6 +156,7 @@ class Dataset(abc.ABC):
         >>> list(train), list(valid)
         ([0, 1, 3, 4, 6, 7, 8], [2, 5, 9])
         """
+        _refuse_redrawn(self, "split")
         parts = indices.split_indices(len(self), fractions, seed)
         call = f".split({[float(fraction) for fraction in fractions]}, seed={seed})"
         return tuple(self._select(rows, f"{call}[{number}]") for number, rows in enumerate(parts))
@@ -177,6 +181,7 @@ class Dataset(abc.ABC):
         [3, 4] [0, 1, 2]
         [0, 1, 2] [3, 4]
         """
+        _refuse_redrawn(self, "k_fold")
         folds = indices.fold_indices(len(self), k, seed)
         call = f".k_fold({k}, seed={seed})"
         return (
@@ -510,6 +515,20 @@ def inner_of(data: Any) -> tuple[Any, ...]:
     (ArrayDataset(3 rows: x int64 []),)
     """
     return data._inner if isinstance(data, Dataset) else ()
+
+
+def _is_redrawn(data: Any) -> bool:
+    return isinstance(data, Dataset) and (data._redraws or any(map(_is_redrawn, data._inner)))
+
+
+def _refuse_redrawn(data: Dataset, method: str) -> None:
+    """Raise `LearnerError` for a view that needs equal rows in all epochs."""
+    if _is_redrawn(data):
+        raise LearnerError(
+            f"{method} of a mixture, which has other rows in each epoch: call {method} of its sources",
+            code="data-mixture-view-unsupported",
+            method=method,
+        )
 
 
 def _count_augmentations(data: Any) -> int:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from learner.data.indices import check_int
 from learner.data.sheet import contact_sheet, is_image
 from learner.data.statistics import FieldStatistics
 from learner.data.survey import survey
 from learner.errors import LearnerError
+from learner.util.number_checks import check_int
 from learner.util.png import png
 from learner.util.text import aligned, count, duration, short
 
@@ -86,7 +86,7 @@ class DatasetReport:
         self._first_rows = 0
         surveyed = survey(data, split)
         self.num_rows, self.num_batches = surveyed.num_rows, surveyed.num_batches
-        self._name, self._label_names = surveyed.name, surveyed.labels
+        self._name, self._label_names, self._notes = surveyed.name, surveyed.labels, surveyed.notes
         with contextlib.closing(surveyed.batches) as batches:
             self._read(batches, check_int("rows", rows, least=1), seconds, clock)
         if not self.rows:
@@ -161,7 +161,9 @@ class DatasetReport:
         return len(images)
 
     def __str__(self) -> str:
-        return "\n".join([self._heading(), "", *self._table(), *self._labels(), *self._shown(), "", self._speed()])
+        return "\n".join(
+            [self._heading(), *self._notes, "", *self._table(), *self._labels(), *self._shown(), "", self._speed()]
+        )
 
     def _heading(self) -> str:
         number = "unknown length" if self.num_rows is None else count(self.num_rows, "row")

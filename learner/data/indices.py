@@ -8,28 +8,9 @@ from typing import Any
 import numpy as np
 
 from learner.errors import LearnerError
+from learner.util.number_checks import check_int
 
 Rows = np.ndarray
-
-
-def check_int(name: str, value: Any, least: int) -> int:
-    """Return `value` as an int. Raise a `LearnerError` with its name unless it is an integer from `least` on.
-
-    >>> check_int("batch_size", 32, least=1)
-    32
-    >>> check_int("batch_size", 0, least=1)
-    Traceback (most recent call last):
-    learner.errors.LearnerError: batch_size is 0: give a whole number, 1 or more
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise LearnerError(
-            f"{name} is {value!r}: give a whole number, {least} or more",
-            code="data-number-value",
-            name=name,
-            value=value,
-            least=least,
-        )
-    return int(value)
 
 
 def item_number(index: Any, length: int, name: str) -> int:

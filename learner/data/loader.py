@@ -8,7 +8,7 @@ Arrays in memory are gathered, one `take` per array and batch. All other data is
 worker processes (`learner.data.pipeline`). The order is the same either way, for any number of workers.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,10 +17,11 @@ from learner.data.array_dataset import ArrayDataset
 from learner.data.batcher import Batcher, stack
 from learner.data.data_fingerprint import describe_dataset, fields_of, name_of
 from learner.data.dataset import as_dataset
-from learner.data.indices import check_int
+from learner.data.mixture import Mixture, MixturePool
 from learner.data.plan import Plan
 from learner.data.sharding import ProcessShard
 from learner.errors import LearnerError
+from learner.util.number_checks import check_int
 
 
 class Reader(Protocol):
@@ -34,19 +35,38 @@ class Reader(Protocol):
 
 
 class Gather:
-    """Reads batches of arrays in memory: copies, so that a batch may be changed or kept."""
+    """Reads batches of arrays in memory: copies, so that a batch may be changed or kept.
 
-    def __init__(self, data: ArrayDataset, plan: Plan) -> None:
-        self._data = data
+    Args:
+      data: the arrays.
+      plan: the batches of the dataset.
+      drawn: returns the rows of the arrays that the dataset consists of in an epoch; None: all, in their order.
+    """
+
+    def __init__(
+        self, data: ArrayDataset | MixturePool, plan: Plan, drawn: Callable[[int], np.ndarray] | None = None
+    ) -> None:
+        self.data = data
         self._plan = plan
+        self._drawn = drawn
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the arrays, or that of an epoch if it is larger."""
+        return max(self.data.nbytes, self.data.nbytes // len(self.data) * self._plan.num_items)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the rows of the arrays in the order of an epoch (from 1)."""
+        order = self._plan.order(epoch)
+        return order if self._drawn is None else self._drawn(epoch)[order].astype(order.dtype)
 
     def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
         """See `Reader`."""
-        order = self._plan.order(epoch).astype(np.intp)  # NumPy would convert the rows of every batch otherwise
+        order = self.order(epoch).astype(np.intp)  # NumPy would convert the rows of every batch otherwise
         size = self._plan.batch_size
         for number in range(start, self._plan.num_batches):
             rows = slice(number * size, (number + 1) * size) if share is None else self._plan.rows_of(number, share)
-            yield self._data.take(order[rows])
+            yield self.data.take(order[rows])
 
     def close(self) -> None:
         """Do nothing: no resources are kept between epochs."""
@@ -138,8 +158,11 @@ class DataLoaderBuilder:
         return DataLoader(data, plan, self._reader(data, plan), self._batcher or stack)
 
     def _reader(self, data: Any, plan: Plan) -> Reader:
-        if isinstance(data, ArrayDataset) and self._batcher is None and self._num_workers == 0:
-            return Gather(data, plan)
+        if self._batcher is None and self._num_workers == 0:
+            if isinstance(data, ArrayDataset):
+                return Gather(data, plan)
+            if isinstance(data, Mixture) and (pool := data.pool) is not None:
+                return Gather(pool, plan, data.pool_rows)
         from learner.data.pipeline import Pipeline  # imports Grain, which takes a while
 
         return Pipeline(data, self._batcher or stack, plan, self._num_workers, self._prefetch)
@@ -153,14 +176,15 @@ class DataLoader:
     Attributes:
       dataset: the data.
       batch_size: rows per batch.
-      in_memory: the dataset is an `ArrayDataset`, and batches are rows of its arrays in the order of `order(epoch)`,
-        because there is neither a batcher nor workers.
+      in_memory: the dataset is an `ArrayDataset` or a mixture of them, and batches are rows of `arrays` in the order of
+        `order(epoch)`, because there is neither a batcher nor workers.
     """
 
     def __init__(self, dataset: Any, plan: Plan, reader: Reader, batcher: Batcher = stack) -> None:
         self.dataset = dataset
         self.batch_size = plan.batch_size
-        self.in_memory = isinstance(reader, Gather)
+        self._gather = reader if isinstance(reader, Gather) else None
+        self.in_memory = self._gather is not None
         self._plan = plan
         self._reader = reader
         self._batcher = batcher
@@ -168,16 +192,26 @@ class DataLoader:
 
     @property
     def arrays(self) -> Any:
-        """Return the NumPy arrays `[rows, ...]` if it is `in_memory`, None otherwise."""
-        return self.dataset.arrays if self.in_memory else None
+        """Return the NumPy arrays `[rows, ...]` if it is `in_memory`, None otherwise. The arrays of a mixture are those
+        of its sources, one after another.
+        """
+        return None if self._gather is None else self._gather.data.arrays
+
+    @property
+    def nbytes(self) -> int | None:
+        """Return the size of `arrays`, or of an epoch of them if that is larger; None unless it is `in_memory`."""
+        return None if self._gather is None else self._gather.nbytes
 
     def num_items(self) -> int:
         """Return the rows in an epoch, without those that `drop_last` leaves out."""
         return self._plan.num_items
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the row numbers of an epoch, int32 `[num_items]`: batch k begins at `k * batch_size`."""
-        return self._plan.order(check_int("epoch", epoch, least=1))
+        """Return the row numbers of an epoch, int32 `[num_items]`: batch k begins at `k * batch_size`. They are rows of
+        `arrays`, or of the dataset if it is not `in_memory`.
+        """
+        number = check_int("epoch", epoch, least=1)
+        return self._plan.order(number) if self._gather is None else self._gather.order(number)
 
     def epoch(self, epoch: int, start: int = 0, share: ProcessShard | None = None) -> "BatchIterator":
         """Return the batches of an epoch (from 1) from batch number `start` (from 0) on. Skipped batches are not read.
@@ -211,7 +245,7 @@ class DataLoader:
             "seed": plan.seed,
             "batcher": name_of(self._batcher),
             "in_memory": self.in_memory,
-            "fields": fields_of(self.dataset.take(np.zeros(1, np.intp))) if self.in_memory else None,
+            "fields": None if self._gather is None else fields_of(self._gather.data.take(np.zeros(1, np.intp))),
         }
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from learner.data.batcher import ItemError
-from learner.data.indices import check_int
 from learner.data.padding import arrays, check_dicts, check_fields, filled, names_of, value_for
 from learner.errors import LearnerError
+from learner.util.number_checks import check_int
 
 
 class Pack:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from learner.data.batcher import ItemError, stack
-from learner.data.indices import check_int
 from learner.errors import LearnerError, near
+from learner.util.number_checks import check_int
 
 
 class Pad:

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.indices import check_int
 from learner.errors import LearnerError
+from learner.util.number_checks import check_int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from learner.data.data_fingerprint import fields_of
 from learner.data.dataset import Dataset
 from learner.data.iterable_source import IterableSource, OneShotSource
 from learner.data.loader import DataLoader, DataLoaderBuilder
+from learner.data.mixture import mixtures_in
 from learner.data.sharding import Batches, PerProcess, ProcessShard, refuse_small, shards_itself
 from learner.data.sources.foreign import adapt
 from learner.data.workers import check_process
@@ -54,6 +55,10 @@ class LoaderSource(Source):
             facts["fields"] = fields_of(self._first)
         return self._of_all_processes(facts)
 
+    def describe(self, epoch: int) -> list[str]:
+        """See `Source`."""
+        return [f"a mixture of {mixture.describe(epoch)}" for mixture in mixtures_in(self._loader.dataset)]
+
     def close(self) -> None:
         """See `Source`."""
         super().close()
@@ -63,7 +68,7 @@ class LoaderSource(Source):
     def has_rows(self) -> bool:
         """See `Source`."""
         shared = self.share is not None and self.share.count > 1
-        return not shared and self._loader.in_memory and self._loader.dataset.nbytes <= RESIDENT_BYTES
+        return not shared and self._loader.nbytes is not None and self._loader.nbytes <= RESIDENT_BYTES
 
     @property
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:

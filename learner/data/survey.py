@@ -12,6 +12,7 @@ from learner.data.abstract_source import Source
 from learner.data.batch_arrays import as_array, batch_arrays, field_name
 from learner.data.dataset import Augmented, Mapped, as_dataset, inner_of
 from learner.data.loader import DataLoader, DataLoaderBuilder
+from learner.data.mixture import Mixture, mixtures_in
 from learner.data.sharding import PerProcess
 from learner.data.source import source_of
 from learner.data.sources.database import SQLiteTable
@@ -35,6 +36,7 @@ class Survey:
       batches: of one epoch, each a dict of arrays `[rows, ...]` by field.
       num_rows, num_batches: in an epoch; `None` if unknown. Datasets have no batches.
       labels: the names of labels by field, if a source of ours provides them.
+      notes: lines about the rows of the epoch.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Survey:
     num_rows: int | None
     num_batches: int | None
     labels: Mapping[str, Sequence[str]]
+    notes: Sequence[str] = ()
 
 
 def survey(data: Any, split: str) -> Survey:
@@ -56,11 +59,12 @@ def survey(data: Any, split: str) -> Survey:
     """
     data = adapt(data)
     if isinstance(data, DataLoader):
-        batches = _batches(source_of(data, split))
-        return Survey(type(data.dataset).__name__, batches, data.num_items(), len(data), _labels(data.dataset))
+        dataset, batches = data.dataset, _batches(source_of(data, split))
+        labels, notes = _labels(dataset), _notes(dataset)
+        return Survey(type(dataset).__name__, batches, data.num_items(), len(data), labels, notes)
     if _has_items(data):
         dataset = as_dataset(data)
-        return Survey(type(dataset).__name__, _items(dataset), len(dataset), None, _labels(dataset))
+        return Survey(type(dataset).__name__, _items(dataset), len(dataset), None, _labels(dataset), _notes(dataset))
     source = source_of(data, split)
     if not source.repeats:
         raise LearnerError(
@@ -104,6 +108,10 @@ def _batches(source: Source) -> Batches:
         source.close()
 
 
+def _notes(dataset: Any) -> list[str]:
+    return [f"a mixture of {mixture.describe()}" for mixture in mixtures_in(dataset)]
+
+
 def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
     """Return the names of labels, also through views that select or join rows, or do not change the field."""
     if isinstance(dataset, ImageFolder):
@@ -114,9 +122,11 @@ def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
         return dataset.labels
     below = inner_of(dataset)
     labels = [{field: tuple(names) for field, names in _labels(inner).items()} for inner in below]
-    if not labels or not labels[0]:
+    if not labels:
         return {}
     same = {field: names for field, names in labels[0].items() if all(other.get(field) == names for other in labels)}
+    if isinstance(dataset, Mixture) and dataset.source_field is not None:
+        return {**same, dataset.source_field: dataset.names}
     if isinstance(dataset, Mapped | Augmented):
         return {field: names for field, names in same.items() if _is_kept(field, dataset, below[0])}
     return same

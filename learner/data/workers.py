@@ -14,9 +14,8 @@ import threading
 from multiprocessing import spawn
 from typing import Any
 
-from jax._src import xla_bridge  # the state of JAX has no public name
-
 from learner.errors import LearnerError
+from learner.util.jax_internals import backends_are_initialized
 
 READY, UNGUARDED = 81, 82  # exit codes
 TRIAL = "learner-import-of-main"
@@ -82,7 +81,7 @@ def check_main_script() -> None:
 def _before_fork() -> None:
     # In the parent, because the child may wait without end for the lock that this takes.
     global _jax_ran
-    _jax_ran = xla_bridge.backends_are_initialized()
+    _jax_ran = backends_are_initialized()
 
 
 def _after_fork() -> None:

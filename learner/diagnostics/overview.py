@@ -15,6 +15,7 @@ from learner.models.array_info import array_infos
 from learner.renderers.overview_text import needs
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.flops import step_flops
+from learner.steps.population import count_members, member_shapes
 from learner.strategies.base import Strategy
 from learner.training.definition import TrainingDefinition
 from learner.training.dispatch_plan import Planned, planned
@@ -64,12 +65,15 @@ def overview_of(plan: Planned, feed: Feed) -> Overview:
     batches = plan.inputs.source("train").batches
     length = run_length(options, batches)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), plan.state)
+    members = count_members(plan.state)
+    if members is not None:  # the arrays are those of one, the operations and the memory those of all
+        shapes = member_shapes(shapes)
     with Tracing("the train step", "train", plan.batch):
         flops = step_flops(step, shapes, plan.batch())
     return Overview(
         time.time(),
         model=f"{step.adapter.name} ({step.adapter.kind})",
-        arrays=array_infos(step.adapter, plan.state.params, plan.state.model_state),
+        arrays=array_infos(step.adapter, shapes.params, shapes.model_state),
         optimizer=None if step.optimizer is None else optimizer_text(step.optimizer),
         strategy=strategy.description,
         devices=len(strategy.devices),
@@ -80,7 +84,7 @@ def overview_of(plan: Planned, feed: Feed) -> Overview:
         steps_per_epoch=length.epoch,
         num_epochs=options.num_epochs,
         steps=length.steps,
-        flops=flops.number,
+        flops=flops.number * (members or 1),
         flops_exact=flops.exact,
         memory=_memory(plan, feed),
         room=_room(strategy),

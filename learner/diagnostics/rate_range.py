@@ -134,27 +134,32 @@ class RangeTestListener(Listener):
         """See `Listener`."""
         if isinstance(event, StepsEnded) and event.split == "train":
             self._losses += event.values["Loss"].tolist()
-            if self._end(np.array(self._losses)) is not None:
+            if diverged_after(np.array(self._losses), self._smoothing, self._diverges) is not None:
                 self._interrupter.stop(DIVERGES)
 
     @property
     def losses(self) -> np.ndarray:
         """float64 `[steps]`, up to the step at which they diverged; that one is included if it is finite."""
         losses = np.array(self._losses, np.float64)
-        end = self._end(losses)
+        end = diverged_after(losses, self._smoothing, self._diverges)
         return losses if end is None else losses[:end]
 
-    def _end(self, losses: np.ndarray) -> int | None:
-        """Return the number of steps after which the losses diverged, or None."""
-        finite = np.isfinite(losses)
-        if not finite.all():
-            losses = losses[: int(np.argmin(finite))]
-            return self._end(losses) or len(losses)
-        begin = warmup_steps(self._smoothing)
-        means = smoothed(losses, self._smoothing)[begin:]
-        best = np.minimum.accumulate(means)
-        over = means > best + (self._diverges - 1) * np.abs(best)
-        return begin + int(np.argmax(over)) + 1 if over.any() else None
+
+def diverged_after(losses: np.ndarray, smoothing: float, diverges: float) -> int | None:
+    """Return the number of steps after which losses diverged, or None; see `Learner.find_lr`.
+
+    >>> diverged_after(np.array([2.0, 1.0, 3.0, 5.0, 6.0]), smoothing=0.0, diverges=4.0)
+    4
+    """
+    finite = np.isfinite(losses)
+    if not finite.all():
+        losses = losses[: int(np.argmin(finite))]
+        return diverged_after(losses, smoothing, diverges) or len(losses)
+    begin = warmup_steps(smoothing)
+    means = smoothed(losses, smoothing)[begin:]
+    best = np.minimum.accumulate(means)
+    over = means > best + (diverges - 1) * np.abs(best)
+    return begin + int(np.argmax(over)) + 1 if over.any() else None
 
 
 def check_range(lowest: float, highest: float, steps: int, smoothing: float, diverges: float) -> None:

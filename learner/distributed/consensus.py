@@ -2,17 +2,17 @@
 
 Devices of all processes take part in every program, so that each process has to dispatch the same programs in the same
 order. Local knowledge (a signal, the clock, a step that the reporter has just read) may change that order only when the
-processes synchronize, which they do after as many turns (dispatches) as take about half a second.
+processes synchronize, which they do after as many turns (dispatches) as take about a second.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learner.distributed.process_group import ProcessGroup
 
-SECONDS = 0.5  # between meetings
+SECONDS = 1.0  # between meetings
 MOST = 1000  # turns between meetings
 SLOW_STEPS, FIRST_STEPS = 8, 16  # steps measured before the processes agree how many to dispatch at once
 
@@ -53,16 +53,16 @@ class Consensus:
         if self._turns < self._next:
             return
         step_time = (self._clock() - self._met) / (self._turns - self._turned)
-        statuses = self._hosts.all_gather_json({**local_status(), "step_time": step_time}, "turn")
-        self.reason = self.reason or next((str(status["reason"]) for status in statuses if status["reason"]), None)
-        self.save = self.save or any(status["save"] for status in statuses)
-        self.halted = self.halted or any(status["halted"] for status in statuses)
-        self.since = float(statuses[0]["since"])
+        status = self._hosts.all_reduce_json({**local_status(), "step_time": step_time}, _agreed, "the next step")
+        self.reason = self.reason or status["reason"]
+        self.save = self.save or status["save"]
+        self.halted = self.halted or status["halted"]
+        self.since = status["since"]
         if step is not None and self._pace is None and step >= self._step + SLOW_STEPS:
-            self._pace = max(1, min(int(status["pace"]) for status in statuses))
+            self._pace = max(1, status["pace"])
             self._known.set()
-        # All processes compute the next meeting from the same statuses, so they arrive at the same turn.
-        self._next = self._turns + self._turns_until(max(float(status["step_time"]) for status in statuses))
+        # All processes compute the next meeting from the same status, so they arrive at the same turn.
+        self._next = self._turns + self._turns_until(status["step_time"])
         # The clock restarts after the meeting: time spent waiting for others is not part of a step.
         self._turned, self._met = self._turns, self._clock()
 
@@ -88,3 +88,15 @@ class Consensus:
     def release(self) -> None:
         """Unblock all waiting threads."""
         self._known.set()
+
+
+def _agreed(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the status of all processes together."""
+    return {
+        "reason": next((str(status["reason"]) for status in statuses if status["reason"]), None),
+        "save": any(status["save"] for status in statuses),
+        "halted": any(status["halted"] for status in statuses),
+        "since": float(statuses[0]["since"]),
+        "pace": min(int(status["pace"]) for status in statuses),
+        "step_time": max(float(status["step_time"]) for status in statuses),
+    }

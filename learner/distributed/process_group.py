@@ -1,6 +1,6 @@
 """The processes of one run, on one machine or many, and their communication.
 
-    init_distributed("10.0.0.1:1234", num_processes=2, process_id=0)  # in process 0, before JAX is used
+    learner.init_distributed("10.0.0.1:1234", num_processes=2, process_id=0)  # in process 0, before JAX is used
     here = hosts()
     here.all_gather_json({"stop": False})  # in both: [{'stop': False}, {'stop': False}]
 
@@ -15,22 +15,19 @@ import abc
 import collections
 import contextlib
 import ctypes
-import errno
 import hashlib
 import itertools
 import json
-import os
-import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import distributed, xla_bridge  # the store and the state of JAX have no public names
 
 from learner.errors import LearnerError, ProcessError
-from learner.util.number_checks import is_int
+from learner.util.jax_internals import distributed_state
 
 Json = Any
 
@@ -39,188 +36,8 @@ SLICES = (0.1, 1.0)  # seconds of the first and of any later wait; Python handle
 SHOWN, LONGEST = 6, 120  # places where values differ, and characters of each
 
 ONCE = "what process 0 does alone"
-FAILED, LEFT = "learner/failed", "learner/left"
-
-LAUNCH = """\
-pass the address of process 0, how many processes there are, and which one this is (from 0):
-  learner fit CONFIG --coordinator HOST:PORT --num_processes N --process_id I
-  learner.init_distributed("HOST:PORT", num_processes=N, process_id=I)"""
-
-
-def init_distributed(
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    timeout: float = 300.0,
-    heartbeat: float = 100.0,
-) -> None:
-    """Make this process one of several of a run. Each process calls it before it uses JAX, and then makes the same
-    calls.
-
-    Without arguments JAX finds the cluster: SLURM, Open MPI, Kubernetes (with the package `kubernetes`), Cloud TPU. A
-    process that is connected already stays as it is. On CPUs the processes exchange arrays by gloo. JAX's own service
-    for SIGTERM is turned off: Python receives the signal, and learner stops all processes of a run at the same step.
-
-    Args:
-      coordinator: `HOST:PORT` of process 0, as the others reach it; the port is any that is free there.
-      num_processes: how many there are.
-      process_id: which one this is, from 0.
-      timeout: seconds to wait for the others.
-      heartbeat: seconds of silence after which a process counts as dead, and JAX ends the others.
-
-    Raises:
-      LearnerError: no cluster is found, only some of the three are given, they are no address and no numbers, JAX is in
-        use already, or the coordinator cannot be reached. (When process 0 waits in vain for the others, JAX ends it by
-        SIGABRT.)
-
-    >>> init_distributed("localhost:1234", num_processes=2)
-    Traceback (most recent call last):
-    learner.errors.LearnerError: process_id is missing: coordinator, num_processes and process_id belong together
-    """
-    _check_arguments({"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id})
-    if distributed.global_state.client is not None:
-        _check_same_place(num_processes, process_id)
-        return
-    if xla_bridge.backends_are_initialized():
-        raise LearnerError(
-            "JAX is in use already, and processes are connected before: call init_distributed first, before any "
-            "array is made and before jax.devices() (an import may do it, too)",
-            code="process-jax-in-use",
-        )
-    # These wait in Python and raise errors. JAX would end this process from C++ for the same reasons.
-    if coordinator is not None and process_id:
-        _wait_for_coordinator(coordinator, process_id, timeout)
-    elif coordinator is not None:
-        _check_port_is_free(coordinator)
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from Python
-    with _connection_errors(coordinator, process_id):
-        jax.distributed.initialize(
-            coordinator_address=coordinator,
-            num_processes=num_processes,
-            process_id=process_id,
-            initialization_timeout=max(1, round(timeout)),
-            heartbeat_timeout_seconds=max(1, round(heartbeat)),
-        )
-
-
-def _check_same_place(num_processes: int | None, process_id: int | None) -> None:
-    """Raise if this process is connected already, as another one than the arguments name."""
-    state = distributed.global_state
-    if process_id is not None and (num_processes, process_id) != (state.num_processes, state.process_id):
-        raise LearnerError(
-            f"this is process {state.process_id} of {state.num_processes} already: it cannot become process "
-            f"{process_id} of {num_processes}",
-            code="process-already-connected",
-            process_id=process_id,
-            num_processes=num_processes,
-        )
-
-
-@contextlib.contextmanager
-def _connection_errors(coordinator: str | None, process_id: int | None) -> Iterator[None]:
-    """Raise what JAX raises while it connects as errors that say how to go on."""
-    try:
-        yield
-    except ValueError as error:
-        if coordinator is not None:
-            raise
-        raise LearnerError(
-            f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}",
-            code="process-cluster-missing",
-        ) from error
-    except RuntimeError as error:
-        if coordinator is None:
-            raise LearnerError(
-                f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}",
-                code="process-cluster-unconnected",
-            ) from error
-        raise LearnerError(
-            f"process {process_id} could not be connected at {coordinator}: {error}",
-            code="process-unconnected",
-            process_id=process_id,
-            coordinator=coordinator,
-        ) from error
-
-
-def _check_arguments(given: dict[str, Any]) -> None:
-    """Raise unless none of the arguments is given, or all of them with possible values."""
-    missing = [name for name, value in given.items() if value is None]
-    if missing and len(missing) < len(given):
-        absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
-        raise LearnerError(
-            f"{absent}: coordinator, num_processes and process_id belong together", code="process-arguments-incomplete"
-        )
-    if missing:
-        return
-    coordinator, num_processes, process_id = given.values()
-    if not isinstance(coordinator, str) or not _port(coordinator):
-        raise LearnerError(
-            f"coordinator is {coordinator!r}: give the address of process 0 as HOST:PORT",
-            code="process-coordinator-malformed",
-            coordinator=coordinator,
-        )
-    for name, value, least in (("num_processes", num_processes, 1), ("process_id", process_id, 0)):
-        if not is_int(value) or value < least:
-            raise LearnerError(
-                f"{name} is {value!r}: give a whole number, {least} or more",
-                code="data-number-value",
-                name=name,
-                value=value,
-                least=least,
-            )
-    if process_id >= num_processes:
-        raise LearnerError(
-            f"process_id is {process_id} and num_processes is {num_processes}: processes count from 0 to "
-            f"{num_processes - 1}",
-            code="process-id-outside",
-            process_id=process_id,
-            num_processes=num_processes,
-        )
-
-
-def _port(coordinator: str) -> int:
-    """Return the port, or 0 if the address has none."""
-    host, _, port = coordinator.rpartition(":")
-    return int(port) if host and port.isascii() and port.isdigit() and int(port) < 2**16 else 0
-
-
-def _check_port_is_free(coordinator: str) -> None:
-    """Raise if the port is in use: JAX may crash then."""
-    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
-        return  # it listens elsewhere
-    try:
-        with socket.create_server(("", _port(coordinator)), family=socket.AF_INET6, dualstack_ipv6=True):
-            return
-    except (OSError, ValueError) as error:  # ValueError: this machine has no such addresses
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise LearnerError(
-                f"process 0 cannot listen at {coordinator}: something else on this machine does. Give another port, "
-                "the same to all processes",
-                code="process-port-in-use",
-                coordinator=coordinator,
-            ) from error
-
-
-def _wait_for_coordinator(coordinator: str, process_id: int, timeout: float) -> None:
-    """Block until process 0 listens. JAX would wait as long, and then end this process from C++."""
-    end = time.monotonic() + timeout
-    host = coordinator.rpartition(":")[0].strip("[]")
-    while True:
-        try:
-            socket.create_connection((host, _port(coordinator)), max(0.1, end - time.monotonic())).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= end:
-                raise LearnerError(
-                    f"process {process_id} cannot reach the coordinator at {coordinator} after {timeout:g} s: {error}. "
-                    "Process 0 has to run there, with the same arguments and --process_id 0, and the port has to be "
-                    "open between the machines",
-                    code="process-coordinator-unreachable",
-                    process_id=process_id,
-                    coordinator=coordinator,
-                    timeout=timeout,
-                ) from error
-        time.sleep(min(0.1, timeout))
+FAILED, LEFT, ENDED = "learner/failed", "learner/left", "learner/ended"
+PASSES = 64  # ends of passes over data that a process remembers
 
 
 class ProcessGroup(abc.ABC):
@@ -247,6 +64,23 @@ class ProcessGroup(abc.ABC):
         """
 
     @abc.abstractmethod
+    def all_reduce_json(self, value: Json, combine: Callable[[list[Json]], Json], what: str = "") -> Json:
+        """Wait for all processes, and return `combine(values)`, which process 0 computes from the values of all in
+        their order. What each process sends and receives does not grow with their number.
+
+        Args:
+          value: JSON.
+          combine: a function to JSON.
+          what: the meeting's name.
+
+        Raises:
+          LearnerError: see `all_gather_json`.
+
+        >>> SingleProcess().all_reduce_json(3, max)
+        3
+        """
+
+    @abc.abstractmethod
     def fail(self, text: str) -> None:
         """Report to the others that this process has failed: they raise the error when they wait for it. It may be
         called at any time, also from an `except` around a meeting, and must be the last call.
@@ -254,6 +88,22 @@ class ProcessGroup(abc.ABC):
 
     def raise_if_peer_failed(self) -> None:  # noqa: B027 (a single process has no peers)
         """Raise `ProcessError` if another process has failed. It does not wait."""
+
+    def record_read(self, split: str, number: int, batches: int, ended: bool) -> None:  # noqa: B027
+        """Record how many batches were read in a pass over data, and whether they were all. Any thread may call it; it
+        sends nothing. `compare_passes` finds processes with other lengths.
+
+        Args:
+          split: such as `train`.
+          number: of the pass, from 1.
+          batches: so far.
+          ended: True at the end of the pass.
+        """
+
+    def compare_passes(self) -> None:  # noqa: B027
+        """Raise `ProcessError` in all processes if a pass over data has another length in the next process. It costs at
+        most two messages, and the processes compare in a ring, so that any difference is found by one of them.
+        """
 
     def agree(self, what: str, value: Json) -> None:
         """Verify that all processes have the same value.
@@ -269,8 +119,7 @@ class ProcessGroup(abc.ABC):
         """
         text = json.dumps(value, sort_keys=True)
         # The value itself would be sent by all to all, and configs are long.
-        digests = self.all_gather_json(hashlib.sha256(text.encode()).hexdigest(), what)
-        if len(set(digests)) > 1:
+        if not self.all_reduce_json(hashlib.sha256(text.encode()).hexdigest(), _are_equal, what):
             raise LearnerError(_difference(what, self.all_gather_json(value, what)), code="process-values-differ")
 
     def run_on_primary(self, function: Callable[[], Json]) -> Json:
@@ -284,19 +133,19 @@ class ProcessGroup(abc.ABC):
         5
         """
         if self.index:
-            outcome = self.all_gather_json(None, ONCE)[0]
+            outcome = self.all_reduce_json(None, _first, ONCE)
             if "raised" in outcome:
                 raise LearnerError(outcome["raised"], code="process-once-failed")
             return outcome["returned"]
         try:
             returned = function()
         except LearnerError as error:
-            self.all_gather_json({"raised": str(error)}, ONCE)
+            self.all_reduce_json({"raised": str(error)}, _first, ONCE)
             raise
         except BaseException as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
-        return self.all_gather_json({"returned": returned}, ONCE)[0]["returned"]
+        return self.all_reduce_json({"returned": returned}, _first, ONCE)["returned"]
 
 
 class SingleProcess(ProcessGroup):
@@ -312,6 +161,10 @@ class SingleProcess(ProcessGroup):
     def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
         """See `ProcessGroup`."""
         return [value]
+
+    def all_reduce_json(self, value: Json, combine: Callable[[list[Json]], Json], what: str = "") -> Json:
+        """See `ProcessGroup`."""
+        return combine([value])
 
     def agree(self, what: str, value: Json) -> None:
         """See `ProcessGroup`."""
@@ -340,9 +193,21 @@ class Connected(ProcessGroup):
         self._place, self._before = f"learner/{run}", f"learner/{run - 1}"
         self._number = 0
         self._over = ""  # why there are no more meetings
+        self._lock = threading.Lock()  # of the three below: the threads that read data write them
+        self._reading: dict[str, tuple[int, int]] = {}  # split: pass, batches so far
+        self._ended: dict[str, int] = {}  # pass: its batches
+        self._sent = ""
 
     def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
         """See `ProcessGroup`."""
+        return self._meet(value, what, None)
+
+    def all_reduce_json(self, value: Json, combine: Callable[[list[Json]], Json], what: str = "") -> Json:
+        """See `ProcessGroup`."""
+        return self._meet(value, what, combine)[0]
+
+    def _meet(self, value: Json, what: str, combine: Callable[[list[Json]], Json] | None) -> list[Json]:
+        """Return the values of all processes, or what process 0 has made of them as the only one."""
         text = json.dumps([what, value])
         if self._over:
             raise ProcessError(self._over, code="process-run-over")
@@ -351,6 +216,8 @@ class Connected(ProcessGroup):
         prefix = f"{self._place}/{self._number}"
         if self.index == 0:
             answers_text = f"[{', '.join(self._collected(prefix, text, end))}]"
+            if combine is not None:
+                answers_text = _combined(answers_text, combine)
             self._ask(self._client.key_value_set, f"{prefix}/all", answers_text)
             # All processes have arrived here, so all have read the result of the meeting before.
             self._ask(self._client.key_value_delete, self._before)
@@ -375,6 +242,42 @@ class Connected(ProcessGroup):
         self._over = f"process {self.index} has failed, and meets the others no more: {text}"
         _store_failure(self._client, self.index, self._run, text)
 
+    def record_read(self, split: str, number: int, batches: int, ended: bool) -> None:
+        """See `ProcessGroup`."""
+        with self._lock:
+            self._reading[split] = number, batches
+            if ended:
+                self._ended[f"{split} {number}"] = batches
+                while len(self._ended) > PASSES:
+                    del self._ended[next(iter(self._ended))]
+
+    def compare_passes(self) -> None:
+        """See `ProcessGroup`."""
+        with self._lock:
+            own, reading = dict(self._ended), dict(self._reading)
+        text, following = json.dumps(own), (self.index + 1) % self.count
+        if text != self._sent:
+            self._ask(self._client.key_value_set, f"{self._place}/passes/{self.index}", text, True)
+            self._sent = text
+        if not reading:
+            return
+        try:
+            others: dict[str, int] = json.loads(self._client.key_value_try_get(f"{self._place}/passes/{following}"))
+        except jax.errors.JaxRuntimeError:
+            return  # it has ended no pass so far
+        for name, batches in others.items():
+            split, _, number = name.rpartition(" ")
+            so_far = reading[split][1] if reading.get(split, (0, 0))[0] == int(number) else 0
+            if own.get(name, batches) != batches or so_far > batches:
+                more = "" if name in own else " or more"
+                text = (
+                    f"the {split} data of process {following} ended after {batches} batches of pass {number}, and that "
+                    f"of process {self.index} has {own.get(name, so_far)}{more}: the data of all processes must have "
+                    "equally many batches"
+                )
+                self.fail(text)
+                raise ProcessError(text, code="process-data-ended")
+
     def _collected(self, prefix: str, text: str, end: float) -> list[str]:
         """Return the values of all processes, in their order. It is called in process 0."""
         texts = {0: text}
@@ -389,7 +292,7 @@ class Connected(ProcessGroup):
     def _awaited(self, prefix: str, name: str, end: float) -> str:
         """Block until a value is stored, and return it. Raise if its process fails or does not come in time."""
         # A blocking read cannot be interrupted: short ones let this process notice the failure of another.
-        seconds = SLICES[0]
+        seconds, ended = SLICES[0], dict[int, str]()
         while True:
             try:
                 wait = max(1, round(1000 * min(seconds, end - time.monotonic())))
@@ -401,9 +304,20 @@ class Connected(ProcessGroup):
             self.raise_if_peer_failed()
             if self.index == 0:  # process 0 stores no value: mark it as present for the check of missing processes
                 self._ask(self._client.key_value_set, f"{prefix}/0", "null", True)
+            # Of those that had ended before the wait above: what they have stored would have come by now.
+            if ended and (absent := sorted(set(ended) - set(self._under(prefix)))):
+                raise self._gone(absent)
+            ended = self._under(ENDED)
             if time.monotonic() >= end:
                 raise self._missed(prefix)
             seconds = SLICES[1]
+
+    def _gone(self, absent: Sequence[int]) -> ProcessError:
+        """Report that processes have ended without an error, and return the error that names them."""
+        self.fail(
+            text := f"{named_processes(absent)} ended before the run did: its script has returned or exited there"
+        )
+        return ProcessError(text, code="process-ended")
 
     def raise_if_peer_failed(self) -> None:
         """See `ProcessGroup`."""
@@ -417,8 +331,8 @@ class Connected(ProcessGroup):
         came = {self.index, *self._under(prefix), *self._failed()}
         missing = [index for index in range(self.count) if index not in came]
         text = (
-            f"{_named(missing)} did not come within {self._timeout:g} s to where all processes of the run meet: ended, "
-            "hanging or slow; the machine may know, or the log there"
+            f"{named_processes(missing)} did not come within {self._timeout:g} s to where all processes of the run "
+            "meet: ended, hanging or slow; the machine may know, or the log there"
         )
         # Store the failure first: the missing process must find it when it arrives.
         self.fail(text)
@@ -462,6 +376,16 @@ def _store_failure(client: Any, index: int, run: int | None, text: str) -> None:
         print(f"learner: this failure could not be reported to the other processes: {reason}", file=sys.stderr)
 
 
+def mark_ended() -> None:
+    """Report that this process ends: processes that still wait for it raise an error. A process that left because of an
+    error has reported that.
+    """
+    state = distributed_state()
+    if state.client is not None and state.num_processes > 1:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            state.client.key_value_set(f"{ENDED}/{state.process_id}", "", True)
+
+
 def leave(text: str, patience: float = 5.0) -> None:
     """Report to the other processes, whichever run they are in, that this one ends because of an error. They raise it
     when they wait for this one, and should leave as well; then all end together. Without other processes it does
@@ -474,7 +398,7 @@ def leave(text: str, patience: float = 5.0) -> None:
       text: what they raise.
       patience: seconds that the others have.
     """
-    state = distributed.global_state
+    state = distributed_state()
     client, index = state.client, state.process_id
     if client is None or state.num_processes == 1:
         return
@@ -486,36 +410,66 @@ def leave(text: str, patience: float = 5.0) -> None:
             client.blocking_key_value_get(f"{LEFT}/{other}", max(1, round(1000 * (end - time.monotonic()))))
     except jax.errors.JaxRuntimeError:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
+            here = {int(key.rpartition("/")[2]) for key, _ in client.key_value_dir_get(LEFT)}
+            if silent := [other for other in range(state.num_processes) if other not in here]:
+                print(
+                    f"learner: {named_processes(silent)} did not answer for {patience:g} s: killed, ended or busy",
+                    file=sys.stderr,
+                )
             client.key_value_delete(f"{LEFT}/{index}")
         for owner in (client, state.service):  # their destructors wait for the other processes, also at exit
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
         state.client = state.service = None
 
 
-_runs = itertools.count(1)
+def _combined(answers_text: str, combine: Callable[[list[Json]], Json]) -> str:
+    """Return the result of a meeting, or the names and values unchanged if the processes are at different meetings."""
+    answers = json.loads(answers_text)
+    if len({name for name, _ in answers}) > 1:
+        return answers_text
+    return json.dumps([[answers[0][0], combine([value for _, value in answers])]])
 
 
-def hosts(timeout: float = MEETING) -> ProcessGroup:
+def _first(values: list[Json]) -> Json:
+    return values[0]
+
+
+def _are_equal(values: list[Json]) -> bool:
+    return values.count(values[0]) == len(values)
+
+
+_runs, _timeout = itertools.count(1), MEETING
+
+
+def set_meeting_timeout(seconds: float) -> None:
+    """Set how long meetings of later runs wait for a process."""
+    global _timeout
+    _timeout = seconds
+
+
+def hosts(timeout: float | None = None) -> ProcessGroup:
     """Return the processes of this one's cluster: those of `init_distributed`, or of another call of
     `jax.distributed.initialize`.
 
     Every run calls it once, in the same order in all processes: messages of one run do not reach the next.
 
     Args:
-      timeout: seconds that a meeting waits for a process that has not come.
+      timeout: seconds that a meeting waits for a process that has not come. Default: that of `init_distributed`.
 
     >>> hosts().count
     1
     """
-    state = distributed.global_state
+    state = distributed_state()
     if state.client is None or state.num_processes == 1:
         return SingleProcess()
+    timeout = _timeout if timeout is None else timeout
     return Connected(state.client, state.process_id, state.num_processes, next(_runs), timeout)
 
 
-def _named(processes: Sequence[int]) -> str:
-    """
-    >>> _named([0]), _named([0, 1, 4])
+def named_processes(processes: Sequence[int]) -> str:
+    """Return processes in words.
+
+    >>> named_processes([0]), named_processes([0, 1, 4])
     ('process 0', 'processes 0, 1 and 4')
     """
     if len(processes) == 1:
@@ -539,7 +493,9 @@ def _difference(what: str, values: Sequence[Json]) -> str:
         processes_with = collections.defaultdict(list)
         for index, leaves in enumerate(flat):
             processes_with[leaves.get(path, "missing")].append(index)
-        values = "; ".join(f"{text[:LONGEST]} in {_named(processes)}" for text, processes in processes_with.items())
+        values = "; ".join(
+            f"{text[:LONGEST]} in {named_processes(processes)}" for text, processes in processes_with.items()
+        )
         lines.append(f"{path} is {values}" if path else values)
     title = f"the processes of the run differ in {what}:"
     if paths == [""]:

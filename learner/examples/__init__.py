@@ -1,12 +1,15 @@
 """Models and configs in the package, so that `learner fit configs/digits.yaml` works in any directory.
 
-The configs are the files in `configs/` of the repository, to which `configs` in here is a link; a wheel has copies.
+`configs` and `scripts` are links to `configs/` and `examples/` of the repository; a wheel has copies. `project` has the
+files of `learner new`.
 """
 
 import os
 from pathlib import Path
 
 CONFIGS = Path(__file__).parent / "configs"
+SCRIPTS = Path(__file__).parent / "scripts"
+PROJECT = Path(__file__).parent / "project"
 
 
 def bundled_config(path: str | os.PathLike[str]) -> Path | None:

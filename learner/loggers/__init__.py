@@ -5,6 +5,7 @@ from learner.loggers.application import close_application_log, open_application_
 from learner.loggers.base import MetricLogger
 from learner.loggers.json_lines import JsonLines
 from learner.loggers.memory import MemoryLogger
+from learner.loggers.mirror import RunMirror
 from learner.loggers.mlflow import MLflow
 from learner.loggers.table import Csv
 from learner.loggers.tensorboard import TensorBoard
@@ -21,6 +22,7 @@ __all__ = [
     "MemoryLogger",
     "MetricLogger",
     "RunFiles",
+    "RunMirror",
     "TensorBoard",
     "WandB",
     "Webhook",

@@ -3,7 +3,17 @@
 import numpy as np
 
 from learner.errors import one_error
-from learner.events import Event, Listener, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.events import (
+    Event,
+    Listener,
+    Message,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    SamplesLogged,
+    SplitEnded,
+    StepsEnded,
+)
 
 EVERY = 10  # steps, of loggers that write lines: a step costs a few microseconds
 EVERY_DEAR = 50  # of those to which a step costs more
@@ -80,6 +90,8 @@ class RunLogger(Listener):
         elif isinstance(event, SplitEnded):
             if split_is_due(event, self.every_epochs):
                 self.split(event)
+        elif isinstance(event, SamplesLogged):
+            self.samples(event)
         elif isinstance(event, RunStarted):
             self.started(event)
         elif isinstance(event, RunEnded):
@@ -97,6 +109,9 @@ class RunLogger(Listener):
 
     def split(self, event: SplitEnded) -> None:
         """Called with the values of a split."""
+
+    def samples(self, event: SamplesLogged) -> None:
+        """Called with the texts, pictures and histograms that hooks returned."""
 
     def message(self, event: Message) -> None:
         """Called with a message, at any time."""

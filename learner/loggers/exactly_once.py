@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.events import RunStarted, SplitEnded, StepsEnded
+from learner.events import RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import RunLogger
 from learner.runs.appended import refuse_special
 
 FORMAT = 1
+SAMPLES = " samples"  # no split is called so
 
 
 class UploadCursor:
@@ -124,11 +125,20 @@ class ExactlyOnceLogger(RunLogger):
             pictures = {name: draw for name, draw in event.pictures.items() if name in names}
             self.send_split(dataclasses.replace(event, values=values, pictures=pictures))
 
+    def samples(self, event: SamplesLogged) -> None:
+        """Send the samples that are new."""
+        names = self.handed.new(SAMPLES, event.epoch, event.step, event.values)
+        if names:
+            self.send_samples(dataclasses.replace(event, values={name: event.values[name] for name in names}))
+
     def send_steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
         """Send values of steps; see `steps`. Only new values are passed."""
 
     def send_split(self, event: SplitEnded) -> None:
         """Send values and pictures of a split; see `split`. Only new ones are passed."""
+
+    def send_samples(self, event: SamplesLogged) -> None:
+        """Send samples; see `samples`. Only new ones are passed."""
 
 
 def new_id() -> str:

@@ -11,16 +11,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.loggers.flat_settings import plain_settings
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
+from learner.runs.samples import histogram_json
 from learner.util.json_values import encode
 from learner.util.optional import refuse_missing
 from learner.util.png import pixels
+from learner.util.samples import Image
 
 T = TypeVar("T")
 MOST_METRICS, MOST_OTHERS = 1000, 100  # that MLflow takes in one request
@@ -160,6 +162,18 @@ class MLflow(ExactlyOnceLogger):
             self._ask(self._client.log_text, self.handed.id, text, file)
         for name, draw in event.pictures.items():
             self._picture(key_of(f"{event.split} {name}"), draw(), event.step, at)
+
+    def send_samples(self, event: SamplesLogged) -> None:
+        """Send pictures, and texts and histograms as files."""
+        with self.handed.over():
+            for name, value in event.values.items():
+                file = key_of(f"custom/{name}/step-{event.step}").replace(":", "_")
+                if isinstance(value, Image):
+                    self._picture(key_of(f"custom {name}"), value.pixels, event.step, round(1000 * event.time))
+                elif isinstance(value, str):
+                    self._ask(self._client.log_text, self.handed.id, value, f"{file}.txt")
+                else:
+                    self._keep(f"{file}.json", histogram_json(value))
 
     def message(self, event: Message) -> None:
         """Collect the message; all of them are sent at the end."""

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import re
 import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -94,6 +95,8 @@ class _Timed(http.client.HTTPConnection):
         sock = self.sock
         if sock is not None:
             with contextlib.suppress(OSError):
+                # Closing resets the connection: a server that fills it would otherwise not learn that nobody reads.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.events import RunEnded, RunFailed, RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR, RunLogger
 from learner.loggers.secrets import resolve
-from learner.loggers.tfevents import EPOCH, STEP, Records, folder_of
+from learner.loggers.tfevents import EPOCH, SAMPLE, STEP, Records, folder_of
 from learner.runs.appended import refuse_special
 from learner.util.optional import refuse_missing
+from learner.util.samples import Image
 
 FILE = re.compile(r"events\.out\.tfevents\.\d{10}\..*\.learner")
 OF_SPLIT = ".split"
@@ -29,9 +30,9 @@ class TensorBoard(RunLogger):
 
     Each split has a directory of its own, so that TensorBoard draws all splits of a metric in one card: the values of
     whole splits are `epoch/Loss`, those of single steps `step/Loss`; both lie at the optimizer step. Metrics without a
-    number are texts, and pictures where they can be drawn. Config, environment, commit and summary are texts too, and
-    the config is the run's hyper-parameters. A resumed run writes further files, whose beginning tells TensorBoard to
-    forget what the run repeats.
+    number are texts, and pictures where they can be drawn. Texts, pictures and histograms of hooks are `sample/NAME`.
+    Config, environment, commit and summary are texts too, and the config is the run's hyper-parameters. A resumed run
+    writes further files, whose beginning tells TensorBoard to forget what the run repeats.
 
     Needs tensorboardX, of the extra `tensorboard`.
 
@@ -91,6 +92,18 @@ class TensorBoard(RunLogger):
         records.values(event.values, event.time, event.step)
         for name, draw in event.pictures.items():
             records.picture(f"{EPOCH}/{name}", draw(), event.time, event.step)
+        self._write()
+
+    def samples(self, event: SamplesLogged) -> None:
+        """Write texts, pictures and histograms."""
+        records = self._of("custom")
+        for name, value in event.values.items():
+            if isinstance(value, str):
+                records.text(f"{SAMPLE}/{name}", value, event.time, event.step)
+            elif isinstance(value, Image):
+                records.picture(f"{SAMPLE}/{name}", value.pixels, event.time, event.step)
+            else:
+                records.histogram(f"{SAMPLE}/{name}", value, event.time, event.step)
         self._write()
 
     def ended(self, event: RunEnded) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from learner.loggers.flat_settings import plain_settings
 from learner.util.json_values import encode
 from learner.util.png import png
+from learner.util.samples import Histogram
 from learner.util.text import utf8_safe
 
 LARGEST = 2**63
@@ -21,6 +22,7 @@ LARGEST = 2**63
 
 
 EPOCH, STEP = "epoch", "step"
+SAMPLE = "sample"
 """First parts of tags, which TensorBoard orders by the alphabet: single steps come last."""
 
 
@@ -95,7 +97,7 @@ class Records:
             del event.summary.value[:]
             for value in values:
                 left[value.tag] -= 1
-                if value.tag.startswith(f"{STEP}/") or left[value.tag] >= 0:
+                if value.tag.startswith((f"{STEP}/", f"{SAMPLE}/")) or left[value.tag] >= 0:
                     event.summary.value.append(value)
         return [event for event in kept if event.summary.value]
 
@@ -129,6 +131,18 @@ class Records:
         colours = 1 if picture.ndim == 2 else 3
         image = {"height": picture.shape[0], "width": picture.shape[1], "colorspace": colours}
         event.summary.value.add(tag=tag, image={**image, "encoded_image_string": png(picture)})
+        self._put(event)
+
+    def histogram(self, tag: str, histogram: Histogram, wall: float, step: int) -> None:
+        """Write a histogram. Its sums are those of the centers of its bins."""
+        counts, edges = histogram.counts, histogram.edges
+        centers = (edges[:-1] + edges[1:]) / 2
+        event = self._event_class(wall_time=wall, step=step)
+        histo = event.summary.value.add(tag=utf8_safe(tag)).histo
+        histo.min, histo.max, histo.num = float(edges[0]), float(edges[-1]), float(counts.sum())
+        histo.sum, histo.sum_squares = float(counts @ centers), float(counts @ centers**2)
+        histo.bucket_limit.extend(edges[1:].tolist())
+        histo.bucket.extend(counts.astype(float).tolist())
         self._put(event)
 
     def settings(

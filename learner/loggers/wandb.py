@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.events import Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.events import Message, RunEnded, RunFailed, RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR
 from learner.loggers.exactly_once import ExactlyOnceLogger, new_id
 from learner.loggers.secrets import resolve
@@ -16,6 +16,7 @@ from learner.runs.flat_config import flat
 from learner.util.json_values import encode
 from learner.util.optional import refuse_missing
 from learner.util.png import pixels
+from learner.util.samples import Histogram, Sample
 
 MODES = ("online", "offline")
 SECONDS_TO_START = 30.0
@@ -112,6 +113,13 @@ class WandB(ExactlyOnceLogger):
             self._run.log({**numbers, **seen, "epoch": event.epoch, "step": event.step}, step=row)
             self._run.summary.update(texts)
 
+    def send_samples(self, event: SamplesLogged) -> None:
+        """Log a row with texts, pictures and histograms."""
+        seen = {f"custom/{name}": _sample(value) for name, value in event.values.items()}
+        row = self._row(event.step)
+        with self.handed.over():
+            self._run.log({**seen, "epoch": event.epoch, "step": event.step}, step=row)
+
     def message(self, event: Message) -> None:
         """Add a line to the run's log, if this version of wandb has one."""
         if hasattr(self._run, "write_logs"):
@@ -154,6 +162,14 @@ def _text(text: str) -> Any:
     import wandb
 
     return wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
+
+
+def _sample(value: Sample) -> Any:
+    import wandb
+
+    if isinstance(value, Histogram):
+        return wandb.Histogram(np_histogram=(value.counts, value.edges))
+    return _text(value) if isinstance(value, str) else _picture(value.pixels)
 
 
 def _picture(picture: np.ndarray) -> Any:

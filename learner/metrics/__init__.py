@@ -49,18 +49,22 @@ from learner.metrics.regression import (
 from learner.metrics.rouge import RougeL
 from learner.metrics.rows import kept_rows
 from learner.metrics.sequences import BitsPerCharacter, ExactMatch, TokenAccuracy
-from learner.metrics.speed import IterationSpeed, RowsPerSecond, TokensPerSecond
+from learner.metrics.speed import FlopsPerSecond, IterationSpeed, ModelFlopsUtilization, RowsPerSecond, TokensPerSecond
 from learner.metrics.subsets import By, Subset
 from learner.metrics.system import DeviceMemory, GPUUse, HostCPU, HostMemory
 from learner.util.discovery import export_classes
 
-__all__ = [  # noqa: RUF022 - sorted as `sorted` does
+__all__ = [
     "AUROC",
+    "BLEU",
+    "MSSSIM",
+    "PSNR",
+    "R2",
+    "SSIM",
     "Accuracy",
     "Adapted",
     "Aggregate",
     "AveragePrecision",
-    "BLEU",
     "BalancedAccuracy",
     "BinnedAUROC",
     "BinnedAveragePrecision",
@@ -80,6 +84,7 @@ __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "ExactMatch",
     "ExplainedVariance",
     "FBeta",
+    "FlopsPerSecond",
     "Fraction",
     "GPUUse",
     "GradientNorm",
@@ -94,7 +99,6 @@ __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "Jaccard",
     "LearningRate",
     "Loss",
-    "MSSSIM",
     "Matthews",
     "MeanAbsoluteError",
     "MeanAbsolutePercentageError",
@@ -102,20 +106,18 @@ __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "MeanSquaredError",
     "Metric",
     "MetricBase",
+    "ModelFlopsUtilization",
     "Moments",
     "OnText",
-    "PSNR",
     "ParameterNorm",
     "PearsonCorrelation",
     "Perplexity",
     "Precision",
     "QuantileLoss",
-    "R2",
     "Recall",
     "RootMeanSquaredError",
     "RougeL",
     "RowsPerSecond",
-    "SSIM",
     "SpearmanCorrelation",
     "Specificity",
     "Subset",

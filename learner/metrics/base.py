@@ -30,7 +30,7 @@ A metric of one's own takes ten lines:
 
 import abc
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, ClassVar, Self
 
 import jax
@@ -123,6 +123,13 @@ class Metric(MetricBase, abc.ABC):
     per_step: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def state_key(self) -> Hashable:
+        """The settings that the state depends on, or None. Metrics with equal keys and the same methods `init`,
+        `update` and `merge` share one state: Precision, Recall and FBeta of the same classes count once.
+        """
+        return None
+
     @abc.abstractmethod
     def init(self) -> Any:
         """Return the state of no rows: a pytree of arrays."""
@@ -165,8 +172,29 @@ class CollectingMetric(MetricBase, abc.ABC):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class StepWork:
+    """The work of a training step and the devices that do it.
+
+    Attributes:
+      flops: returns the floating-point operations of one optimizer step over all devices. It traces the step.
+      rows: of the batches of a step, over all devices and processes.
+      devices: the number of devices.
+      device_kind: such as `NVIDIA H100 80GB HBM3`.
+    """
+
+    flops: Callable[[], int]
+    rows: int
+    devices: int
+    device_kind: str
+
+
 class HostMetric(MetricBase, abc.ABC):
     """A metric about the run itself, measured on the host. It never changes what is computed."""
+
+    def on_start(self, work: StepWork) -> None:
+        """Take what is known of the training steps before the first one. Most metrics do not need it."""
+        return
 
     def on_batches(self, rows: int, weight: float) -> None:
         """Take the number of rows and the sum of the weights (the denominators of the losses, such as tokens) of the

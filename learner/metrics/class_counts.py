@@ -1,6 +1,7 @@
 """Four exact counts of right and wrong predictions for each class, and the metrics computed from them."""
 
 import abc
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -100,6 +101,11 @@ class ClassMetric(Metric, abc.ABC):
     @abc.abstractmethod
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
         """Return the numerator and the denominator of the fraction, float32 of the counts' shape."""
+
+    @property
+    def state_key(self) -> Hashable:
+        """See `Metric.state_key`."""
+        return len(self.classes), self._threshold, self._top_k, self.ignore_label
 
     def init(self) -> Count:
         """Return the state of no labels: the counts `[5, classes]`."""

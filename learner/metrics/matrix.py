@@ -1,7 +1,7 @@
 """The confusion matrix: exact counts of labels and predicted classes, and its table as text."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -72,6 +72,11 @@ class MatrixMetric(Metric, abc.ABC):
         self.name = metric_name(self.base, [*parts, threshold_part(threshold)], ignore_label)
         self.ignore_label = as_int(ignore_label)
         self._threshold = threshold
+
+    @property
+    def state_key(self) -> Hashable:
+        """See `Metric.state_key`."""
+        return self._given, self._threshold, self.ignore_label
 
     def init(self) -> Count:
         """Return the state of no labels: the counts `[classes + 1, classes + 1]`."""

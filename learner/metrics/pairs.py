@@ -1,6 +1,7 @@
 """The common part of metrics of moments: pairs of target and prediction, for each of several outputs."""
 
 import abc
+from collections.abc import Hashable
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,6 +41,12 @@ class PairMetric(Metric, abc.ABC):
     def second(self, predictions: Array, targets: Array) -> Array:
         """Return the second variable beside the targets: the predictions."""
         return predictions
+
+    @property
+    def state_key(self) -> Hashable:
+        """See `Metric.state_key`."""
+        second = type(self).second  # one of a user may read other attributes
+        return (self._outputs, second) if second.__module__.startswith("learner.metrics.") else None
 
     def init(self) -> Moments:
         """Return the state of no rows."""

@@ -1,6 +1,7 @@
 """The metrics of `ranking` from counts in bins of probabilities: a small state, for splits of any size."""
 
 import abc
+from collections.abc import Hashable
 from typing import Any
 
 import jax.numpy as jnp
@@ -86,6 +87,11 @@ class BinnedRankingMetric(Metric, abc.ABC):
           support: how many rows of the class there are, float32 `[classes]`.
           others: how many rows of others.
         """
+
+    @property
+    def state_key(self) -> Hashable:
+        """See `Metric.state_key`."""
+        return len(self.classes), self._bins, self.ignore_label
 
     def init(self) -> Count:
         """Return the state of no labels: counts of the class and of others `[2, classes, bins + 1]`. Strange scores are

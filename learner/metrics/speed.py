@@ -2,8 +2,11 @@
 
 import abc
 import math
+import re
 
-from learner.metrics.base import HostMetric
+from learner.errors import LearnerError
+from learner.metrics.base import HostMetric, StepWork
+from learner.util.number_checks import is_finite
 
 
 class _PerSecond(HostMetric):
@@ -118,6 +121,94 @@ class TokensPerSecond(_PerSecond):
 
     def _amount(self, steps: int) -> float:
         return self._tokens
+
+
+PEAKS = (
+    ("H200|H100 80GB HBM3|H100 SXM|GH200", 989e12),
+    ("H100 NVL", 835e12),
+    ("H100 PCIe", 756e12),
+    ("B200|GB200", 2250e12),
+    ("A100", 312e12),
+    ("V100", 125e12),
+    ("L40S", 362e12),
+    (r"\bL4\b", 121e12),
+    (r"\bT4\b", 65e12),
+    ("TPU v6 lite|TPU v6e", 918e12),
+    ("TPU v5 lite|TPU v5e", 197e12),
+    ("TPU v5", 459e12),
+    ("TPU v4", 275e12),
+)
+"""Dense FLOPs per second of one device in bfloat16 (V100 and T4: float16), by its kind; from data sheets."""
+
+
+class FlopsPerSecond(RowsPerSecond):
+    """Floating-point operations of the model per second, over all devices: those of the traced train step (forward,
+    backward, update), times the steps, over all of their time. A batch with fewer rows counts by its rows.
+
+    What rematerialization (`remat` of the builder) computes again does not count. Operations that cannot be counted,
+    such as those of kernels, are missing: `learner summary CONFIG` tells whether there are any. Compiling and waiting
+    for batches are no part of the time.
+    """
+
+    name = "FLOPs per Second"
+    unit = "FLOP/s"
+    description = "floating-point operations of the training steps per second, over all devices"
+    splits = ("train",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._per_row = math.nan
+
+    def on_start(self, work: StepWork) -> None:
+        """Count the operations of a step."""
+        self._per_row = work.flops() / work.rows
+
+    def _amount(self, steps: int) -> float:
+        return super()._amount(steps) * self._per_row
+
+
+class ModelFlopsUtilization(FlopsPerSecond):
+    """Model FLOPs utilization (MFU), 0 to 1: `FlopsPerSecond` over what the devices could do at most.
+
+    Args:
+      peak: FLOPs per second of one device in the precision of the run. Default: the dense peak in bfloat16 of the
+        device's kind; NaN for kinds that are not in `learner.metrics.speed.PEAKS`, such as a CPU.
+
+    >>> mfu = ModelFlopsUtilization(peak=1e12)
+    >>> mfu.on_start(StepWork(flops=lambda: 32 * 10**9, rows=32, devices=2, device_kind="cpu"))
+    >>> mfu.on_batches(rows=320, weight=320.0)
+    >>> mfu.update(steps=10, seconds=0.5)
+    0.32
+    """
+
+    name = "Model FLOPs Utilization"
+    unit = ""
+    description = "floating-point operations per second over the peak of the devices, 0 to 1"
+    undefined = "the peak of this kind of device is not known: give it, ModelFlopsUtilization(peak=...)"
+
+    def __init__(self, peak: float | None = None) -> None:
+        super().__init__()
+        if peak is not None and not (is_finite(peak) and peak > 0):
+            raise LearnerError(
+                f"peak of ModelFlopsUtilization is {peak!r}; it needs FLOPs per second of one device, such as 312e12",
+                code="metric-peak-value",
+                peak=peak,
+            )
+        self._peak = peak
+
+    def on_start(self, work: StepWork) -> None:
+        """Count the operations of a step, and find the peak of the devices."""
+        peak = self._peak if self._peak is not None else peak_of(work.device_kind)
+        self._per_row = math.nan if peak is None else work.flops() / work.rows / (peak * work.devices)
+
+
+def peak_of(device_kind: str) -> float | None:
+    """Return the dense FLOPs per second of a device in bfloat16, or None for an unknown kind.
+
+    >>> peak_of("NVIDIA A100-SXM4-80GB"), peak_of("TPU v5 lite"), peak_of("cpu")
+    (312000000000000.0, 197000000000000.0, None)
+    """
+    return next((peak for pattern, peak in PEAKS if re.search(pattern, device_kind)), None)
 
 
 def _per_second(amount: float, seconds: float) -> float:

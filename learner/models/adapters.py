@@ -6,6 +6,9 @@ rest of the project sees `params` and `model_state`, and requests a model from t
 
 import abc
 import contextlib
+import copy
+import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -54,8 +57,10 @@ class ModelAdapter(abc.ABC):
       kind: the library, for people.
       name: of the model's class.
       streams: what of the model belongs to neither: the random streams that it was given with.
-      fresh: makes `(params, model_state)` anew, inside of a program, where they are shapes, or some of their arrays
-        are; see `abstract_adapter`.
+      fresh: makes `(params, model_state)` anew of a random key, inside of a program, where they are shapes, or some of
+        their arrays are; see `abstract_adapter`.
+      fresh_streams: makes `streams` anew of a random key. None if they are those of the model that was given.
+      seeded: True if the function that makes the model takes random streams, so that the key matters.
       note: why there is none although one was wanted, for people.
     """
 
@@ -66,7 +71,9 @@ class ModelAdapter(abc.ABC):
     frozen: PyTree
     kinds: PyTree
     streams: PyTree = ()
-    fresh: Callable[[], tuple[PyTree, PyTree]] | None = None
+    fresh: Callable[[Array], tuple[PyTree, PyTree]] | None = None
+    fresh_streams: Callable[[Array], PyTree] | None = None
+    seeded: bool = False
     note: str | None = None
 
     @abc.abstractmethod
@@ -92,6 +99,14 @@ class ModelAdapter(abc.ABC):
     def streams_of(self, model: Any) -> PyTree:
         """Return `streams` of a model that `merge` made, after it ran."""
         return ()
+
+    def with_key(self, key: Array) -> "ModelAdapter":
+        """Return the adapter of the model that the function makes of another random key."""
+        if self.fresh_streams is None:
+            return self
+        adapter = copy.copy(self)
+        adapter.streams = self.fresh_streams(key)
+        return adapter
 
     def sync_batch_norm(self, model: Any, axis: str) -> None:  # noqa: B027 (most have none that could be told)
         """Make the BatchNorm layers of a merged model use the statistics over a mapped axis, too."""
@@ -583,7 +598,7 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
 
 
 def abstract_adapter(
-    make: Callable[[], Any], trainable: Trainable = None, *, shared: bool = False
+    make: Callable[..., Any], trainable: Trainable = None, *, shared: bool = False, seed: int = 0
 ) -> tuple[ModelAdapter, Any]:
     """Return the adapter of the model that a function makes, and a model that has its type. The model itself is not
     made: its arrays are shapes, and `fresh` makes them inside the program that needs them. Only the random streams are
@@ -592,18 +607,20 @@ def abstract_adapter(
     A function that cannot be traced, or that has the arrays already, is called for the model itself.
 
     Args:
-      make: a function without arguments; it is called once where it can be traced.
+      make: a function without arguments, or of `rngs`; it is called once where it can be traced.
       trainable: see `adapter_of`.
       shared: see `adapter_of`.
+      seed: of the random streams that `make` gets, if it takes some.
 
     >>> adapter, _ = abstract_adapter(lambda: {"w": jnp.ones(2)})
-    >>> type(adapter.params["w"]).__name__, adapter.fresh()
+    >>> type(adapter.params["w"]).__name__, adapter.fresh(jax.random.key(0))
     ('ShapeDtypeStruct', ({'w': Array([1., 1.], dtype=float32)}, {}))
     """
     traced: list[tuple[ModelAdapter, Any]] = []
+    seeded = takes_rngs(make) is not None
 
-    def split() -> tuple[PyTree, PyTree, PyTree]:
-        model = make()
+    def split(key: Array) -> tuple[PyTree, PyTree, PyTree]:
+        model = call_with_key(make, key)
         refuse_abstract(model)
         if is_instance_of(model, "flax.nnx", "Module"):
             _mark_traced(model)
@@ -611,27 +628,73 @@ def abstract_adapter(
         adapter = traced[-1][0]
         return adapter.params, adapter.model_state, adapter.streams
 
+    key = jax.random.key(seed)
     try:
-        program, shapes = jax.make_jaxpr(split, return_shape=True)()
+        program, shapes = jax.make_jaxpr(split, return_shape=True)(key)
     except LearnerError:
         raise
     except Exception as error:  # whatever a function does with arrays that have no numbers yet
-        return _on_one_device(make(), trainable, shared, f"it cannot be traced: {first_line(error)}")
+        model = call_with_key(make, key)
+        return _on_one_device(model, trainable, shared, f"it cannot be traced: {first_line(error)}")
     constants = sum(x.nbytes for x in program.consts)
     if constants > MOST_CONSTANT:
-        return _on_one_device(make(), trainable, shared, f"it has {constants} bytes of arrays before it is called")
+        why = f"it has {constants} bytes of arrays before it is called"
+        return _on_one_device(call_with_key(make, key), trainable, shared, why)
     adapter, model = traced[-1]
     run, tree = jaxpr_as_fun(program), jax.tree.structure(shapes)
 
-    def fresh() -> tuple[PyTree, PyTree, PyTree]:
-        everything: tuple[PyTree, PyTree, PyTree] = jax.tree.unflatten(tree, run())
+    def fresh(key: Array) -> tuple[PyTree, PyTree, PyTree]:
+        everything: tuple[PyTree, PyTree, PyTree] = jax.tree.unflatten(tree, run(key))
         return everything
 
     adapter.params, adapter.model_state, _ = shapes
-    streams = jax.jit(lambda: fresh()[2])  # XLA leaves out whatever else the program makes
-    adapter.streams = share(streams, jax.local_devices()[:1], run_once=True)()
-    adapter.fresh = lambda: fresh()[:2]
+    streams = jax.jit(lambda key: fresh(key)[2])  # XLA leaves out whatever else the program makes
+    adapter.fresh_streams = share(streams, jax.local_devices()[:1], run_once=True)
+    adapter.streams = adapter.fresh_streams(key)
+    adapter.fresh, adapter.seeded = lambda key: fresh(key)[:2], seeded
     return adapter, model
+
+
+def takes_rngs(make: Callable[..., Any]) -> str | None:
+    """Return how a function that makes a model takes random streams: `"by name"`, as `rngs=`, or `"first"`. Return None
+    if it takes no argument.
+
+    Raises:
+      LearnerError: it needs other arguments.
+
+    >>> takes_rngs(lambda: None), takes_rngs(lambda rngs: None), takes_rngs(lambda width=4, *, rngs: None)
+    (None, 'by name', 'by name')
+    """
+    function = make.func if isinstance(make, functools.partial) else make
+    given = (make.args, make.keywords) if isinstance(make, functools.partial) else ((), {})
+    if isinstance(function, type):  # the signature of a class may be that of its metaclass
+        function, given = function.__init__, ((None, *given[0]), given[1])  # type: ignore[misc]
+    try:
+        parameters = inspect.signature(functools.partial(function, *given[0], **given[1])).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1 or (needed and needed[0].kind is needed[0].KEYWORD_ONLY and needed[0].name != "rngs"):
+        names = ", ".join(p.name for p in needed)
+        raise LearnerError(
+            f"the function that makes the model needs the arguments {names}; it may have one, the random streams "
+            "(rngs: nnx.Rngs): functools.partial(function, ...) fixes the others",
+            code="model-function-arguments",
+            names=names,
+        )
+    if not needed:
+        return None
+    return "by name" if needed[0].name == "rngs" and needed[0].kind is not needed[0].POSITIONAL_ONLY else "first"
+
+
+def call_with_key(make: Callable[..., Any], key: Array) -> Any:
+    """Return the model that a function makes, of `nnx.Rngs(key)` if it takes random streams."""
+    way = takes_rngs(make)
+    if way is None:
+        return make()
+    from flax import nnx
+
+    return make(rngs=nnx.Rngs(key)) if way == "by name" else make(nnx.Rngs(key))
 
 
 def _mark_traced(model: Any) -> None:

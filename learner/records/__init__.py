@@ -7,6 +7,7 @@ The extension chooses the format, and a recorder the precision.
 """
 
 from learner.records.fitting import LoadReport
+from learner.records.inference import export_model
 from learner.records.json import JsonRecorder
 from learner.records.messagepack import CompactRecorder, MessagePackRecorder
 from learner.records.model_files import load_model, recorder_for, save_model
@@ -21,6 +22,7 @@ __all__ = [
     "MessagePackRecorder",
     "Recorder",
     "SafetensorsRecorder",
+    "export_model",
     "load_model",
     "recorder_for",
     "save_model",

@@ -65,8 +65,11 @@ class PlainRenderer(Listener):
         if isinstance(event, StepsEnded):
             self._on_steps()
         elif isinstance(event, SplitEnded):
-            if event.at_step is not None:
-                self._validated |= {f"{event.split}/{name}": value for name, value in event.values.items()}
+            values = {f"{event.split}/{name}": value for name, value in event.values.items()}
+            if event.at_step == 0:  # not of the epoch that follows
+                self._write([f"step 0  {self._values(values)}"])
+            elif event.at_step is not None:
+                self._validated |= values
         elif isinstance(event, EpochEnded):
             values = {
                 **event.values,

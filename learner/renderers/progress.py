@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from learner.events import EpochEnded, EpochStarted, Event, RunStarted, StepsEnded
+from learner.events import Compiling, EpochEnded, EpochStarted, Event, RunStarted, StepsEnded
 from learner.util.text import duration, printable, short
 
 MEMORY = 0.95  # what is left of a dispatch's share of the speed after each further one
@@ -30,6 +30,7 @@ class Progress:
         self._run: RunStarted | None = None
         self._first: tuple[float, int] | None = None  # when the first dispatch ended, and at which step
         self._newest: StepsEnded | None = None
+        self._compiling = ""
         self._steps = self._seconds = 0.0
         self.epoch = 1
         self.step = 0
@@ -41,11 +42,14 @@ class Progress:
         if isinstance(event, RunStarted):
             self._run, self.step, self.total = event, event.step, _total(event)
             self._first = self._newest = self.train_loss = None
+            self._compiling = ""
             self._steps = self._seconds = 0.0
         if isinstance(event, (RunStarted, EpochStarted, StepsEnded, EpochEnded)):
             self.epoch = event.epoch
         if isinstance(event, StepsEnded):
             self._newest = event
+        if isinstance(event, Compiling):
+            self._compiling = f"compiling {event.number} of {event.total}" if event.number else ""
         if isinstance(event, StepsEnded) and event.split == "train":
             self._on_train_steps(event)
         elif isinstance(event, EpochEnded) and self.total is None and self._run and self._run.num_epochs:
@@ -95,10 +99,11 @@ class Progress:
 
     def _position(self) -> str:
         if self._newest is None:
-            return "compiling"  # the first dispatch comes back after it
+            return self._compiling or "compiling"  # the first dispatch comes back after it
         unit = "step" if self._newest.split == "train" else printable(self._newest.split)
         completed, total = self.completed()
-        return f"{unit} {completed}" if total is None else f"{unit} {completed}/{total}"
+        position = f"{unit} {completed}" if total is None else f"{unit} {completed}/{total}"
+        return f"{position}, {self._compiling}" if self._compiling else position
 
     def label(self) -> str:
         """Return the text `epoch 3/10`, or `epoch 3` if the number of epochs is not set."""

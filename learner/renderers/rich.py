@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from learner.events import (
+    Compiling,
     EpochEnded,
     Event,
     Listener,
@@ -102,6 +103,8 @@ class RichRenderer(Listener):
     def _show(self, event: Event) -> None:
         if isinstance(event, StepsEnded):
             self._on_steps()
+        elif isinstance(event, Compiling) and self._area.is_free(self._clock()):
+            self._draw()
         elif isinstance(event, SplitEnded):
             if event.at_step is not None:
                 values = {f"{event.split}/{name}": value for name, value in event.values.items()}

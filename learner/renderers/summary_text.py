@@ -85,7 +85,9 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
         return []
     path, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
     commands = []
-    if summary["checkpoints"] and any(key.startswith("valid") for key in summary["metrics"]):
+    if "population.json" in summary["artifacts"]:  # evaluated member by member
+        commands += ["print(result.table())", f"learner compare {path}"]
+    elif summary["checkpoints"] and any(key.startswith("valid") for key in summary["metrics"]):
         commands.append(f"learner evaluate {path}" if has_config else "learner.evaluate(data)")
     why = str(summary["stopped_by"])
     if summary["checkpoints"] and why in LENGTHS:

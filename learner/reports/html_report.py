@@ -16,12 +16,14 @@ from learner.reports.html import details, heading, sections, table
 from learner.reports.report_matrix import confusion
 from learner.reports.report_model import parameter_tables
 from learner.reports.report_runs import card, colour, runs_table, value_text
+from learner.reports.report_samples import samples
 from learner.reports.report_time import timing
 from learner.runs.appended import replace
 from learner.runs.comparison import compare
 from learner.runs.flat_config import text_of
 from learner.runs.run_reader import RunReader
 from learner.util.json_values import encode
+from learner.util.metric_order import ordered
 from learner.util.optional import import_optional
 from learner.util.text import count
 
@@ -76,6 +78,7 @@ def report(runs: Sequence[RunReader], title: str | None = None) -> str:
         "Curves": _charts(data["metrics"], data["groups"], len(runs)),
         "Settings and results": _settings_charts(data["settings"], data["results"]),
         "Values": _values(runs[0]) if len(runs) == 1 else [],
+        "Samples": samples(runs),
         "Confusion matrices": confusion(runs),
         "Time": timing(runs),
         "Parameters": parameter_tables(runs),
@@ -147,7 +150,7 @@ def _best(run: RunReader, key: str) -> float | str | None:
 
 def _values(run: RunReader) -> list[str]:
     rows = []
-    for key in run.history:
+    for key in ordered(run.history):
         best, last = run.best(key), run.points(key)[-1]
         if not isinstance(last.value, str):
             rows.append([key, value_text(best, run, key), str(best.epoch) if best else "-", value_text(last, run, key)])

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ LARGEST, SMALLEST = 1e100, 1e-300  # that can be drawn: packages make axes of po
 LEAST = 20, 8  # columns and rows
 MARKS = "●x+○*△#□"
 """The marks of many lines without colours."""
+SHOWN = {"dot": "•", "braille": "⠤"}
+"""Marks that plotext has names for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +61,19 @@ class Plot:
         plotext.limitsize(False, False)
         plotext.plotsize(max(width, LEAST[0]), max(height, LEAST[1]))
         few = {1: ["braille"], 2: ["dot", "braille"]}
-        markers = itertools.cycle(few.get(len(self.lines), MARKS))
-        for name, line in self.drawable_lines().items():
-            plotext.plot(*line, marker=next(markers), label=name if len(self.lines) > 1 else None)
+        markers = list(itertools.islice(itertools.cycle(few.get(len(self.lines), MARKS)), len(self.lines)))
+        for marker, line in zip(markers, self.drawable_lines().values(), strict=True):
+            plotext.plot(*line, marker=marker)
         set_axes(plotext, list(self.drawable_lines().values()), width, height, log_x=self.log_x, log_y=self.log_y)
         plotext.title(self.title)
         plotext.xlabel(self.x)
         plotext.ylabel(self.y)
         drawing = str(plotext.uncolorize(plotext.build()))
         plotext.clear_figure()
-        return "\n".join(line.rstrip() for line in drawing.splitlines())
+        # Below the plot: plotext's own legend covers the lines.
+        names = [f"{SHOWN.get(marker, marker)} {name}" for marker, name in zip(markers, self.lines, strict=True)]
+        legend = textwrap.wrap("   ".join(names), max(width, LEAST[0])) if len(names) > 1 else []
+        return "\n".join(line.rstrip() for line in [*drawing.splitlines(), *legend])
 
     def save(self, path: str | Path) -> None:
         """Write the plot to a PNG file.
@@ -80,7 +86,7 @@ class Plot:
         for name, line in self.drawable_lines().items():
             axes.plot(*line, label=name)
         if len(self.lines) > 1:
-            axes.legend()
+            figure.legend(loc="outside lower center", ncols=min(len(self.lines), 4))  # beside the lines, not on them
         axes.set(title=self.title, xlabel=self.x, ylabel=self.y)
         if any(len(line.get_xdata()) for line in axes.lines):
             axes.set(xscale="log" if self.log_x else "linear", yscale="log" if self.log_y else "linear")

@@ -11,7 +11,7 @@ from learner.runs.flat_config import text_of
 from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
 from learner.util.metric_order import ordered
-from learner.util.text import aligned, count, duration, printable, short
+from learner.util.text import aligned, by_number, count, duration, printable, short
 
 ALWAYS_DIFFER = ("directory",)
 FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")
@@ -148,12 +148,15 @@ def _keys(name: str, known: Sequence[str]) -> list[str]:
 
 
 def _usual(runs: Sequence[_RunSummary], known: Sequence[str]) -> list[str]:
-    """Return the numeric validation metrics, or else the training metrics, that at least half of the runs have."""
+    """Return the numeric metrics of validations and evaluations, or else of training, that at least half of the runs
+    have.
+    """
     last = {key: [point.value for run in runs if (point := run.last.get(key)) is not None] for key in known}
     usual = [key for key in known if 2 * len(last[key]) >= len(runs) and not isinstance(last[key][0], str)]
     monitor = next(filter(None, (run.config.get("with_file_checkpointer.monitor") for run in runs)), None)
     common = ordered(usual, monitor)
-    return [key for key in common if key.startswith("valid")] or [key for key in common if key.startswith("train/")]
+    other = [key for key in common if key.partition("/")[0] not in ("train", "custom")]
+    return other or [key for key in common if key.startswith("train/")]
 
 
 def _differing(runs: Sequence[_RunSummary]) -> list[str]:
@@ -214,12 +217,12 @@ def _sorted(
             code="run-column-unknown",
         )
 
-    def rank(row: Row) -> tuple[int, float, str]:
+    def rank(row: Row) -> tuple[int, float, Any]:
         value = row[column]
         if value is None or (isinstance(value, float) and math.isnan(value)):
-            return 2, 0.0, ""
+            return 2, 0.0, []
         number = isinstance(value, int | float)
-        return (0, sign * value, "") if number else (1, 0.0, text_of(value))
+        return (0, sign * value, []) if number else (1, 0.0, by_number(text_of(value)))
 
     return sorted(rows, key=rank)
 

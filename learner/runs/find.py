@@ -1,14 +1,15 @@
 """Finding the runs below directories."""
 
 import os
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from learner.errors import LearnerError, Problem, one_error
 from learner.runs.layout import MARK
+from learner.runs.population import read_members
 from learner.runs.run_reader import RunReader
+from learner.util.text import by_number
 
 DEEPEST = 4
 """Levels of directories below the one that was named."""
@@ -62,13 +63,15 @@ def run_directories(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Path
         if not inside:
             problems.append(f"{folder} is not the directory of a run, and no run lies in it")
         by_target |= {directory.resolve(): directory for directory in reversed(inside)}
-    return sorted(by_target.values(), key=_by_number), problems
+    return sorted(by_target.values(), key=lambda path: by_number(str(path.resolve()))), problems
 
 
 def _directories(folder: Path, levels: int) -> Iterator[Path]:
     try:
         if (folder / MARK).is_file():
-            yield folder
+            # The run of a population has the means of its members, which are runs themselves.
+            members = [folder / member["directory"] for member in read_members(folder)]
+            yield from [path for path in members if (path / MARK).is_file()] or [folder]
             return
     except OSError:
         pass  # listing it fails too, with a warning
@@ -92,9 +95,3 @@ def names_of(directories: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return list(map(str, directories))
-
-
-def _by_number(path: Path) -> list[tuple[int, str]]:
-    """Return a sort key that puts `run-10` after `run-9`."""
-    words = re.split(r"(\d+)", str(path.resolve()))
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]

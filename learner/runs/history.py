@@ -3,7 +3,7 @@
 import math
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +13,20 @@ from learner.runs.journal import NUMBERS, is_value, read_journal
 from learner.runs.thinning import group_size, thin
 from learner.util.fragments import figures, fragment, table
 from learner.util.json_values import decode, encode
+from learner.util.metric_order import ordered
 from learner.util.optional import import_optional
 from learner.util.text import aligned, printable, short
 
 MOST_DRAWN = 200  # points of a curve in a notebook
-ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "model.json", "checkpoint", "profile")
+ARTIFACTS = (
+    "experiment.log",
+    "config.yaml",
+    "journal.jsonl",
+    "population.json",
+    "model.json",
+    "checkpoint",
+    "profile",
+)
 
 
 class Point(NamedTuple):
@@ -77,6 +86,11 @@ class History(Mapping[str, list[float | str]]):
         """Return the newest value, or None."""
         points = self._points.get(key)
         return Point._make(points[-1]) if points else None
+
+    def discard(self, keys: Collection[str]) -> None:
+        """Remove all values of these keys."""
+        for key in keys:
+            self._points.pop(key, None)
 
     def copy(self) -> "History":
         """Return a history of its own with the same values."""
@@ -149,7 +163,8 @@ class History(Mapping[str, list[float | str]]):
         Args:
           best: the best value of each key, or None where there is none; default: none are shown.
         """
-        numeric = {key: points for key, points in self._points.items() if not isinstance(points[-1][2], str)}
+        points_of = {key: self._points[key] for key in ordered(self._points)}
+        numeric = {key: points for key, points in points_of.items() if not isinstance(points[-1][2], str)}
         head = ["metric", "first", *(["best", "epoch"] if best is not None else []), "last"]
         rows = []
         for key, points in numeric.items():
@@ -171,7 +186,8 @@ class History(Mapping[str, list[float | str]]):
 
     def __repr__(self) -> str:
         rows = [["key", "values", "first", "last"]]
-        for key, points in self._points.items():
+        for key in ordered(self._points):
+            points = self._points[key]
             ends = ("text" if isinstance(value, str) else short(value) for _, _, value in (points[0], points[-1]))
             rows.append([printable(key), str(len(points)), *ends])
         return "\n".join(aligned(rows))
@@ -209,7 +225,7 @@ def summarize(
         "stopped_by": stopped_by,
         "epochs": epochs,
         "steps": steps,
-        "metrics": {key: _summary_of(history, info) for key, info in infos.items()},
+        "metrics": {key: metric_summary(history, info) for key, info in infos.items()},
         "checkpoints": [{**checkpoint, "path": _relative(checkpoint["path"], directory)} for checkpoint in checkpoints],
         "artifacts": [name for name in (*ARTIFACTS, *splits) if Path(directory, name).exists()] + ["summary.json"],
     }
@@ -245,7 +261,8 @@ def _ordered(value: float | str) -> bool:
     return not isinstance(value, str) and not math.isnan(value)
 
 
-def _summary_of(history: History, info: MetricInfo) -> dict[str, Any]:
+def metric_summary(history: History, info: MetricInfo) -> dict[str, Any]:
+    """Return the unit, the direction, the best and the last value of a metric, as `summary.json` has them."""
     directed = info.higher_is_better is not None
     best = history.best(info.key, bool(info.higher_is_better)) if directed else None
     last = history.last(info.key)

@@ -19,8 +19,11 @@ from typing import Any
 
 from learner.errors import LearnerError
 from learner.util.disk import read_lines
+from learner.util.number_checks import is_finite
 
 NUMBERS = ("epoch", "validation")
+EVALUATION = "evaluation"
+"""The event of the lines of `learner.runs.evaluations`."""
 OBSERVER_KEYS = ("metric_loggers", "renderer")
 """Keys of a config that only watch a run. They are not passed on: an address in them may be secret."""
 LARGEST = 2**53
@@ -55,7 +58,7 @@ def entry_of(line: bytes, location: str) -> dict[str, Any]:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         entry = None
-    if not isinstance(entry, dict) or (entry.get("event") in NUMBERS and not _is_history(entry)):
+    if not isinstance(entry, dict) or (entry.get("event") in (*NUMBERS, EVALUATION) and not _is_history(entry)):
         warnings.warn(f"{location} is damaged and is left out", stacklevel=3)
         return {}
     return entry
@@ -72,6 +75,18 @@ def _is_history(entry: Mapping[str, Any]) -> bool:
         and isinstance(values, dict)
         and all(map(is_value, values.values()))
         and all("/" in key for key in values)
+        and (entry["event"] != EVALUATION or (is_finite(entry.get("time")) and _are_infos(entry.get("metrics"))))
+    )
+
+
+def _are_infos(metrics: Any) -> bool:
+    """Return True for the units and directions of metrics by key."""
+    return isinstance(metrics, dict) and all(
+        "/" in key
+        and isinstance(info, dict)
+        and isinstance(info.get("unit"), str)
+        and isinstance(info.get("higher_is_better"), bool | None)
+        for key, info in metrics.items()
     )
 
 

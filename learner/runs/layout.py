@@ -9,6 +9,8 @@ from learner.errors import LearnerError
 from learner.util.disk import read_bytes
 
 MARK = "journal.jsonl"
+ENDS = ("num_epochs", "num_steps", "early stopping")
+"""The beginnings of `stopped_by` in the summaries of runs that have nothing left to train."""
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:

@@ -31,8 +31,10 @@ from learner.runs.appended import (
 from learner.runs.file_names import file_name, folded_name
 from learner.runs.journal import NUMBERS, read_journal
 from learner.runs.log_cutting import cut_back, refuse_short, what_is_left
+from learner.runs.samples import EVENT, FOLDER, contents
 from learner.util.disk import checksum, is_full, to_disk, truncate
 from learner.util.json_values import encode
+from learner.util.samples import Sample
 
 SECONDS_BETWEEN_WRITES = 0.5
 MOST_OPEN = 64  # metric logs; a system may give a process no more than 256 files
@@ -206,6 +208,19 @@ class RunFiles:
         rows = ",\n".join(map(json.dumps, model["arrays"]))
         self._replace("model.json", f'{{{header}, "arrays": [\n{rows}\n]}}')
 
+    def write_samples(self, epoch: int, step: int, values: Mapping[str, Sample]) -> None:
+        """Write texts, pictures and histograms of a step, each into a file below `samples`, and name them in the
+        journal. A resumed run that repeats the step replaces them.
+
+        Raises:
+          LearnerError: no file can be called as one of them is, or the run directory was removed.
+        """
+        files = contents(step, values)
+        self._make(f"{FOLDER}/step-{step}")
+        for path, content in files.values():
+            self._with_room(lambda path=path, content=content: replace(f"{self._directory}/{path}", content))  # type: ignore[misc]
+        self.journal(EVENT, epoch=epoch, step=step, files={name: path for name, (path, _) in files.items()})
+
     def _replace(self, name: str, content: str) -> None:
         self._refuse_loss()
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -335,6 +350,9 @@ class NoFiles:
         """See `RunFiles`."""
 
     def write_model(self, model: Mapping[str, Any]) -> None:
+        """See `RunFiles`."""
+
+    def write_samples(self, epoch: int, step: int, values: Mapping[str, Sample]) -> None:
         """See `RunFiles`."""
 
     def close(self) -> None:

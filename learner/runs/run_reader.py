@@ -18,12 +18,14 @@ import numpy as np
 from learner.config.mappings import is_deep, read_mapping
 from learner.errors import LearnerError, near
 from learner.events import MetricInfo
+from learner.runs.evaluations import read_evaluations
 from learner.runs.flat_config import DEEPEST, flat
 from learner.runs.growing import GrowingLines
 from learner.runs.history import History, Point
-from learner.runs.journal import LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
+from learner.runs.journal import EVALUATION, LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
 from learner.runs.layout import MARK, read_summary
 from learner.runs.lock import is_locked
+from learner.runs.samples import SampleFile, sample_files
 from learner.runs.series import epochs_in, has_steps, is_plain, step_values
 from learner.runs.thinning import Floats, Series
 from learner.util.fragments import fragment, paragraph
@@ -70,6 +72,7 @@ class RunReader:
       name: as given.
       history: the value of each metric at the end of each split, by key (`valid/Loss`).
       journal: its lines, as mappings.
+      evaluations: those of its checkpoints, as lines of `evaluations.jsonl`.
     """
 
     def __init__(self, directory: str | os.PathLike[str], name: str | None = None, now: float | None = None):
@@ -92,6 +95,7 @@ class RunReader:
 
     def _begin_anew(self) -> None:
         self.journal: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
         self.history = History()
         self._count = 0
 
@@ -123,7 +127,20 @@ class RunReader:
         self._count += len(new)
         self.journal += [entry for entry in new if entry]
         _record(self.history, new)
+        self._refresh_evaluations()
         return anew or any(entry.get("event") == "start" for entry in new)
+
+    def _refresh_evaluations(self) -> None:
+        """Read the evaluations of checkpoints, which other processes may add at any time."""
+        evaluations = read_evaluations(self.directory, self.journal)
+        if evaluations == self.evaluations:
+            return
+        self.history.discard({key for entry in self.evaluations for key in entry["values"]})
+        self.evaluations = evaluations
+        for entry in evaluations:
+            self.history.record_entry(entry)
+        for name in OF_LINES:
+            self.__dict__.pop(name, None)
 
     def _repr_html_(self) -> str:
         facts = f"{self.status}, {self.epochs} epochs, {self.step:,} steps, {duration(self.seconds)}"
@@ -199,6 +216,11 @@ class RunReader:
         return starts[-1].get(what) if starts else None
 
     @functools.cached_property
+    def samples(self) -> list[SampleFile]:
+        """The texts, pictures and histograms that hooks logged, in the order of their steps."""
+        return sample_files(self.directory, self.journal)
+
+    @functools.cached_property
     def metrics(self) -> dict[str, MetricInfo]:
         """Properties of each metric that has a value, by key."""
         known = self.known
@@ -209,8 +231,8 @@ class RunReader:
         """Properties of the metrics that the run declares, by key, before they have values."""
         infos = (read_summary(self.directory) or {}).get("metrics")
         infos = infos if isinstance(infos, Mapping) else {}
-        for entry in self.journal:
-            if entry.get("event") == "start" and isinstance(entry.get("metrics"), Mapping):
+        for entry in (*self.journal, *self.evaluations):
+            if entry.get("event") in ("start", EVALUATION) and isinstance(entry.get("metrics"), Mapping):
                 infos = {**infos, **entry["metrics"]}
         return {key: _info(key, content) for key, content in infos.items() if "/" in key}
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ SCALARS = ("float32", "uint32", "int32")
 
 @dataclasses.dataclass(frozen=True)
 class MetricCollection:
-    """Pure functions over all traced metrics of a split; a state is a tuple with one entry per `Metric`.
+    """Pure functions over all traced metrics of a split. A state is a tuple with one entry for each `Metric`, or for
+    several that share theirs; see `Metric.state_key`.
 
     The states of an epoch go from program to program packed, scalars of a dtype as one array: a program pays for each
     array that goes in and out, some 3 µs on a CPU.
@@ -28,16 +29,42 @@ class MetricCollection:
     Attributes:
       metrics: those with a state on the device.
       collecting: those that collect rows.
+      separate: True if no metrics share a state, as in checkpoints of versions before they did.
     """
 
     metrics: tuple[Metric, ...]
     collecting: tuple[CollectingMetric, ...] = ()
+    separate: bool = False
 
     @classmethod
     def of(cls, metrics: Sequence[MetricBase]) -> "MetricCollection":
         """Return the collection of the traced metrics of a split."""
         traced = tuple(m for m in metrics if isinstance(m, Metric))
         return cls(traced, tuple(m for m in metrics if isinstance(m, CollectingMetric)))
+
+    @functools.cached_property
+    def _state_of(self) -> tuple[int, ...]:
+        """The index of the state of each metric."""
+        indices: dict[Hashable, int] = {}
+        return tuple(
+            indices.setdefault(number if self.separate else _state_key(metric, number), len(indices))
+            for number, metric in enumerate(self.metrics)
+        )
+
+    @functools.cached_property
+    def stateful(self) -> tuple[Metric, ...]:
+        """The first metric of each state."""
+        return tuple(self.metrics[self._state_of.index(index)] for index in range(max(self._state_of, default=-1) + 1))
+
+    @functools.cached_property
+    def _computes(self) -> tuple[Any, ...]:
+        """The functions from states to values. All programs of the collection share one trace of each."""
+        return tuple(jax.jit(metric.compute) for metric in self.metrics)
+
+    def share(self, separate: Packed) -> Packed:
+        """Return the packed states of this collection, from those of one that is `separate`."""
+        states = dataclasses.replace(self, separate=True)._unpack(separate)
+        return self._pack(tuple(states[self._state_of.index(index)] for index in range(len(self.stateful))))
 
     @property
     def step_names(self) -> tuple[str, ...]:
@@ -51,7 +78,7 @@ class MetricCollection:
 
     def init(self) -> PyTree:
         """Return the states of no rows."""
-        return tuple(_strong(m.init()) for m in self.metrics)
+        return tuple(_strong(m.init()) for m in self.stateful)
 
     def fresh(self) -> Packed:
         """Return the packed states of no rows."""
@@ -67,7 +94,7 @@ class MetricCollection:
         scalars: dict[str, list[tuple[np.ndarray, Array]]] = {}  # by dtype: places, and what is there now
         packed: Packed = {}
         for group in self._mergeable_groups:
-            metric, slots = self.metrics[group[0]], list(zip(*(self._slots[i] for i in group), strict=True))
+            metric, slots = self.stateful[group[0]], list(zip(*(self._slots[i] for i in group), strict=True))
             if len(group) == 1:
                 merged = jax.tree.leaves(_strong(metric.merge(before[group[0]], state[group[0]])))
             else:
@@ -135,18 +162,18 @@ class MetricCollection:
         return self._update(state, None, info, per_step=True)
 
     def _update(self, state: PyTree, output: Any, info: Info, per_step: bool) -> PyTree:
-        rows = zip(self.metrics, state, strict=True)
+        rows = zip(self.stateful, state, strict=True)
         return tuple(_strong(m.update(s, output, info)) if m.per_step == per_step else s for m, s in rows)
 
     def merge(self, a: PyTree, b: PyTree) -> PyTree:
         """Return the merged states."""
-        return tuple(_strong(m.merge(x, y)) for m, x, y in zip(self.metrics, a, b, strict=True))
+        return tuple(_strong(m.merge(x, y)) for m, x, y in zip(self.stateful, a, b, strict=True))
 
     @functools.cached_property
     def _mergeable_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The indices of the metrics, in groups that merge scalars in the same way; see `add`."""
+        """The indices of the states, in groups that merge scalars in the same way; see `add`."""
         groups: dict[Any, list[int]] = {}
-        for number, metric in enumerate(self.metrics):
+        for number, metric in enumerate(self.stateful):
             groups.setdefault(_merge_signature(metric) or number, []).append(number)
         return tuple(tuple(group) for group in groups.values())
 
@@ -157,17 +184,29 @@ class MetricCollection:
 
     def step_values(self, state: PyTree) -> Array:
         """Return the values of one step, float32 `[len(step_names)]`."""
-        rows = zip(self.metrics, state, strict=True)
-        values = [jnp.asarray(m.compute(s), jnp.float32) for m, s in rows if m.numeric]
+        rows = zip(self.metrics, self._computes, self._state_of, strict=True)
+        values = [jnp.asarray(compute(state[index]), jnp.float32) for m, compute, index in rows if m.numeric]
         return jnp.stack(values) if values else jnp.zeros((0,), jnp.float32)
 
     def values(self, state: PyTree) -> dict[str, PyTree]:
         """Return every metric's value by name: float32 scalars, or arrays of those that are not numeric."""
-        return {m.name: m.compute(s) for m, s in zip(self.metrics, state, strict=True)}
+        rows = zip(self.metrics, self._computes, self._state_of, strict=True)
+        return {m.name: compute(state[index]) for m, compute, index in rows}
 
     def collect(self, output: Any) -> tuple[PyTree, ...]:
         """Return the rows to keep of one (micro-)batch, per collecting metric."""
         return tuple(m.collect(output) for m in self.collecting)
+
+
+def _state_key(metric: Metric, number: int) -> Hashable:
+    """Return a value that is equal for metrics that share a state."""
+    kind, key = type(metric), metric.state_key
+    names = "state_key", "init", "update", "merge"
+    owners = [next(owner for owner in kind.__mro__ if name in vars(owner)) for name in names]
+    # A method of a subclass may read attributes that an inherited key does not know.
+    if key is None or not all(issubclass(owners[0], owner) for owner in owners):
+        return number
+    return kind.init, kind.update, kind.merge, metric.per_step, key
 
 
 def _merge_signature(metric: Metric) -> str | None:

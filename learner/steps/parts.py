@@ -1,7 +1,6 @@
 """Programs in parts: random draws that are alike are compiled once."""
 
 import collections
-import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from learner.util.executables import compile_ahead
+from learner.util.executables import compile_ahead, compile_threads
 from learner.util.jaxprs import inner_jaxprs
 
 Atom = Any  # a `Var` or a `Literal`
@@ -111,7 +110,7 @@ def _call(jaxpr: Jaxpr, inputs: Sequence[Any], compiled: Compiled) -> list[Any]:
 
     programs: dict[Hashable, Any] = {}
     results: list[Any] = []
-    with concurrent.futures.ThreadPoolExecutor() as threads:
+    with compile_threads() as threads:
         for between, draws in _steps(jaxpr):
             results = compiled(jax.jit(between.function))(*read(between))
             values.update((x, y) for x, y in zip(between.outputs, results, strict=True) if not isinstance(x, Literal))

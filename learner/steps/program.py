@@ -149,6 +149,20 @@ class Programs:
         """Return the valid step's output for a batch."""
         return self.step.evaluate(self.tree.unflatten(leaves), batch, number)
 
+    # -- the metrics of a split ----------------------------------------------------------------------------------------
+
+    def measure(self, kind: str) -> MetricCollection:
+        """Return the metrics of a kind of split, `train` or `valid`."""
+        return self.step.train_metrics if kind == "train" else self.step.valid_metrics
+
+    def fresh(self, kind: str) -> Packed:
+        """Return the metrics' states of no batches."""
+        return self.measure(kind).fresh()
+
+    def totals(self, kind: str, epoch_metrics: Packed) -> tuple[dict[str, PyTree], Packed]:
+        """Return the values over a split, and new states in the place of the old ones."""
+        return self.measure(kind).totals(epoch_metrics), self.fresh(kind)
+
     # ------------------------------------------------------------------------------------------------------------------
 
     def _step(

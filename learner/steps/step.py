@@ -5,7 +5,8 @@ consists of these three, so that all of them compute the same bits.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -35,6 +36,10 @@ from learner.steps.tree_math import (
 Array = Any
 PyTree = Any
 Batch = Any
+
+
+HYPERPARAMETERS = "hyperparameters"  # in `extra`: keywords of the optimizer that members of a population differ in
+ACTIVE = "active"  # in `extra` of a member of a population: False once it has ended
 
 
 @jax.tree_util.register_dataclass
@@ -84,7 +89,7 @@ class StepFunctions(StepDefinition):
 
         Args:
           lr_scale: the first rate, where there is no schedule.
-          seed: of the root random key.
+          seed: of the root random key, and of the random streams that a function makes the model of.
           places: has `shardings(state)`, where each leaf belongs, and `place(tree, shardings)`; each leaf is made
             there. Default: JAX's first device.
         """
@@ -100,35 +105,54 @@ class StepFunctions(StepDefinition):
             return jax.jit(with_barriers(make)), arguments
         shardings = places.shardings(jax.eval_shape(make, *arguments))
         of_model = jax.tree.leaves((shardings.params, shardings.model_state))
-        of_arguments = {i: of_model[i] for i in arguments[0]}, shardings.lr_scale, shardings.rng
+        of_arguments: Any = {i: of_model[i] for i in arguments[0]}, shardings.lr_scale, shardings.rng, {}
         return jax.jit(with_barriers(make), out_shardings=shardings), places.place(arguments, of_arguments)
 
-    def init_function(self, lr_scale: float, seed: int) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:
-        """Return the function that makes the state on one device, and its arguments; see `init`."""
+    def init_function(
+        self, lr_scale: float, seed: int, hyperparameters: Mapping[str, float] | None = None
+    ) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:
+        """Return the function that makes the state on one device, and its arguments; see `init`.
+
+        Args:
+          lr_scale: see `init`.
+          seed: see `init`.
+          hyperparameters: keywords of the optimizer that are part of the state, as members of a population differ in
+            them.
+        """
         tree: Any
         leaves, tree = jax.tree.flatten((self.adapter.params, self.adapter.model_state))
         existing = {i: x for i, x in enumerate(leaves) if not isinstance(x, jax.ShapeDtypeStruct)}
 
-        def make(existing: dict[int, Array], scale: Array, rng: Array) -> TrainState:
+        def make(existing: dict[int, Array], scale: Array, rng: Array, traced: dict[str, Array]) -> TrainState:
             """Make the state. Arrays that do not exist yet are made inside the program, where they belong."""
-            all_leaves = leaves if self.adapter.fresh is None else jax.tree.leaves(self.adapter.fresh())
+            all_leaves = leaves if self.adapter.fresh is None else jax.tree.leaves(self.adapter.fresh(rng))
             params, model_state = tree.unflatten([existing.get(i, x) for i, x in enumerate(all_leaves)])
             params = self.policy.to_param_dtype(params)
-            opt_state, extra = self._init_optimizer(params, scale)
+            opt_state, extra = self._init_optimizer(params, scale, traced)
             state: TrainState = copied(TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra))
             return state
 
-        return make, (existing, jnp.float32(lr_scale), jax.random.key(seed))
+        traced = {name: jnp.float32(value) for name, value in (hyperparameters or {}).items()}
+        return make, (existing, jnp.float32(lr_scale), jax.random.key(seed), traced)
 
-    def _init_optimizer(self, params: PyTree, scale: Array) -> tuple[PyTree, dict[str, PyTree]]:
+    def _init_optimizer(
+        self, params: PyTree, scale: Array, hyperparameters: Mapping[str, Array]
+    ) -> tuple[PyTree, dict[str, PyTree]]:
         """Return `opt_state` and `extra` before the first step."""
         opt_state: PyTree = ()
         if self.optimizer is not None:
-            opt_state = init_optimizer(self.optimizer, self.schedule, params, scale)
+            opt_state = init_optimizer(self._optimizer_of(hyperparameters), self.schedule, params, scale)
         extra: dict[str, PyTree] = {"nonfinite": self.watch.fresh()}
         if self.policy.scaling is not None:
             extra["loss_scale"] = self.policy.scaling.fresh()
+        if hyperparameters:
+            extra[HYPERPARAMETERS] = dict(hyperparameters)
         return opt_state, extra
+
+    def _optimizer_of(self, hyperparameters: Mapping[str, Array]) -> OptimizerFn:
+        """Return the optimizer with its keywords that are part of the state."""
+        assert self.optimizer is not None
+        return functools.partial(self.optimizer, **hyperparameters) if hyperparameters else self.optimizer
 
     def fill_missing(self, state: TrainState) -> TrainState:
         """Return the state with new arrays where `opt_state` and `extra` have only shapes with shardings."""
@@ -139,7 +163,7 @@ class StepFunctions(StepDefinition):
             return state
 
         def make(params: PyTree, scale: Array) -> dict[int, Array]:
-            first = jax.tree.leaves(self._init_optimizer(params, scale))
+            first = jax.tree.leaves(self._init_optimizer(params, scale, state.extra.get(HYPERPARAMETERS, {})))
             arrays: dict[int, Array] = copied({i: first[i] for i in missing})
             return arrays
 
@@ -219,8 +243,8 @@ class StepFunctions(StepDefinition):
         old = (state.params, state.opt_state, state.model_state)
 
         def updated() -> tuple[PyTree, PyTree, PyTree]:
-            assert self.optimizer is not None
-            given = self.optimizer, lr, grads, state.opt_state, state.params
+            optimizer = self._optimizer_of(state.extra.get(HYPERPARAMETERS, {}))
+            given = optimizer, lr, grads, state.opt_state, state.params
             params, opt_state = update_params(*given, loss=loss, value_fn=value_fn, step=state.step)
             params = like(params, state.params, "the parameters")
             opt_state = like(opt_state, state.opt_state, "the optimizer's state")

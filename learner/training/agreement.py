@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 
+from learner.distributed.peer_monitor import peers_monitored
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, ProcessError
 from learner.steps.step import StepFunctions
@@ -92,7 +93,8 @@ def propagate_failures(group: ProcessGroup) -> Iterator[None]:
     process that failed first is raised.
     """
     try:
-        yield
+        with peers_monitored(group):
+            yield
     except ProcessError:
         raise
     except JaxRuntimeError as error:

@@ -1,36 +1,76 @@
 """The lines and events of a run's start and of its end: in the journal, in the log, and for the listeners."""
 
+import dataclasses
 import logging
+import math
+import operator
+import os
 import time
 from typing import Any
 
 from learner.events import Message, MetricInfo, RunEnded, RunStarted
 from learner.models.array_info import array_infos, model_json
 from learner.optimizers.schedule_resolution import schedules_in
+from learner.runs.evaluations import read_evaluations, summaries
 from learner.runs.history import summarize
 from learner.schedules.resolve import early_end, not_reached
+from learner.steps.finite import nonfinite_text
 from learner.training.dispatch_plan import Planned
 from learner.training.inputs import run_length
 from learner.training.monitors import monitor_of
+from learner.training.options import Options
+from learner.training.population import Member
 from learner.training.run import Run
 from learner.training.run_metadata import run_metadata
+from learner.training.run_outputs import Outputs
 from learner.training.spec import RunSpec
 from learner.training.timing import format_breakdown
+from learner.util.text import count, short
 
 
-def announce_start(run: Run, spec: RunSpec, parameters: int) -> None:
+def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -> None:
     """Announce the start of a run whose model has this many parameters."""
-    p, options, resumed, reporter = run.position, run.options, spec.restored is not None, run.reporter
-    infos = _metric_infos(spec)
-    metadata = run_metadata(options, spec.step, spec.fingerprint["settings"]) if spec.processes.index == 0 else {}
+    p, options, reporter = run.position, run.options, run.reporter
+    _announce(run, spec, parameters, options, None)
+    for member, own in zip(spec.members, outputs.members, strict=True):
+        _announce(run, spec, parameters, own.options, member)
+    if spec.members:
+        reporter.notify(population_text(spec), log=True)
+    _announce_initial(run, spec)
+    _log_early_end(run, spec)
+    if not options.metric_files:
+        reporter.log.info(
+            "values of single steps go to loggers only: metric_loggers(only=...) replaces the metric files"
+        )
+    for split in ("train", *spec.inputs.valid):
+        epoch = p.epoch if split == "train" else 1
+        for text in spec.inputs.source(split).describe(epoch):
+            reporter.log.info("%s: epoch %d is %s", split, epoch, text)
+    reporter.log.info("start at epoch %d, step %d", p.epoch, p.step)
+
+
+def population_text(spec: RunSpec) -> str:
+    """Return the line about the members of a population."""
+    order = f"they share the data and its order (seed {spec.options.seed}); values below are their means"
+    return f"a population of {count(len(spec.members), 'member')} in one program: {order}"
+
+
+def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member: Member | None) -> None:
+    """Announce the start in the files and for the listeners of a run, or of a member of a population."""
+    p, resumed, reporter = run.position, spec.restored is not None, run.reporter
+    index = None if member is None else member.index
+    infos, history = _metric_infos(spec, member), reporter.history_of(index)
+    metadata = _metadata(spec, options, member) if spec.processes.index == 0 else {}
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
     fields = {"epoch": p.epoch, "step": p.step, "resumed": resumed, "metrics": metrics, **metadata}
     fields |= {"steps_per_epoch": reporter.steps_per_epoch, "fingerprint": spec.fingerprint}
-    reporter.write_model(model_json(array_infos(spec.step.adapter, spec.state.params, spec.state.model_state)))
-    reporter.journal("start", **fields)
-    if options.show_summary:
+    reporter.write_model(
+        model_json(array_infos(spec.step.adapter, spec.member_state.params, spec.member_state.model_state)), index
+    )
+    reporter.journal("start", member=index, **fields)
+    if options.show_summary and member is None:
         spec.overview(Planned(options, spec.step, spec.state, spec.inputs, run.runner, run.feeder), run)
-    reporter.put(
+    reporter.emit(
         RunStarted(
             time.time(),
             options.directory,
@@ -42,23 +82,34 @@ def announce_start(run: Run, spec: RunSpec, parameters: int) -> None:
             p.epoch,
             p.step,
             resumed,
-            history={key: tuple(reporter.history.points(key)) for key in reporter.history},
+            history={key: tuple(history.points(key)) for key in history},
             monitor=monitor_of(options, list(spec.inputs.valid))[0],
             shown=options.shown,
             **metadata,
-        )
+        ),
+        index,
     )
-    _announce_initial(run, spec)
-    _log_early_end(run, spec)
-    if not options.metric_files:
-        reporter.log.info(
-            "values of single steps go to loggers only: metric_loggers(only=...) replaces the metric files"
-        )
-    reporter.log.info("start at epoch %d, step %d", p.epoch, p.step)
 
 
-def _metric_infos(spec: RunSpec) -> tuple[MetricInfo, ...]:
-    return spec.options.metric_infos(spec.splits)
+def _metadata(spec: RunSpec, options: Options, member: Member | None) -> dict[str, Any]:
+    """Return the metadata of a run, or what those of a run by itself with the settings of a member are."""
+    step, settings = spec.step, spec.fingerprint["settings"]
+    if member is not None and step.optimizer is not None:
+        step = dataclasses.replace(step, optimizer=member.optimizer(step.optimizer))
+    metadata = run_metadata(options, step, settings)
+    if member is not None:
+        metadata["config"] |= member.values
+    elif spec.members:
+        metadata["config"]["population"] = {
+            name: [m.values[name] for m in spec.members] for name in spec.members[0].values
+        }
+    return metadata
+
+
+def _metric_infos(spec: RunSpec, member: Member | None = None) -> tuple[MetricInfo, ...]:
+    """Return the metrics of a run, or of a member of a population, whose own values are means of numbers."""
+    infos = spec.options.metric_infos(spec.splits)
+    return tuple(info for info in infos if info.numeric or member is not None or not spec.members)
 
 
 def _announce_initial(run: Run, spec: RunSpec) -> None:
@@ -90,38 +141,74 @@ def _log_early_end(run: Run, spec: RunSpec) -> None:
             run.reporter.log.info("%s%s", before, text)
 
 
-def announce_end(run: Run, spec: RunSpec) -> None:
+def announce_end(run: Run, spec: RunSpec, outputs: Outputs) -> None:
     """Announce the end: in `summary.json`, in the journal, in the log and for the listeners."""
     reporter, p = run.reporter, run.position
-    summary = _summary(run, spec)
-    reporter.write_summary(summary)
     seconds, reason = time.monotonic() - run.stop.began, run.stop.stopped_by
     epoch, step = p.shown_epoch, p.step
     parts = run.timer.spent.split(seconds, reporter.spent)
+    rounded = {name: round(value, 6) for name, value in parts.items()}
+    for member, own in zip(spec.members, outputs.members, strict=True):
+        _announce_end(run, spec, own.options, member, rounded, seconds)
+    if spec.members and (text := best_text(run, spec)):
+        reporter.notify(text, log=True)
+    _announce_end(run, spec, run.options, None, rounded, seconds)
     text = format_breakdown(parts)
     reporter.log.info("ended by %s at epoch %d, step %d, after %.1f s (%s)", reason, epoch, step, seconds, text)
-    event = "end" if reason in ("num_epochs", "num_steps") else "stop"
-    rounded = {name: round(value, 6) for name, value in parts.items()}
-    reporter.journal(event, epoch=epoch, step=step, stopped_by=reason, seconds=rounded)
-    shown = {**summary, "seconds": rounded}
-    reporter.put(RunEnded(time.time(), epoch, step, reason, shown, seconds, run.options.show_summary))
 
 
-def _summary(run: Run, spec: RunSpec) -> dict[str, Any]:
-    p, checkpoints = run.position, []
-    if run.saver is not None:
-        store = run.saver.store
-        best = store.best()
-        checkpoints = [
-            {"epoch": e.epoch, "step": e.step, "path": str(store.path(e.step)), "best": e == best}
-            for e in store.entries
-        ]
-    return summarize(
-        run.reporter.history,
-        _metric_infos(spec),
-        directory=run.options.directory,
-        epochs=p.epoch - 1,
-        steps=p.step,
-        stopped_by=run.stop.stopped_by,
-        checkpoints=checkpoints,
+def best_text(run: Run, spec: RunSpec) -> str | None:
+    """Return the line about the best member of a population by the monitored metric, or None if none is finite."""
+    monitor, higher = monitor_of(run.options, list(spec.inputs.valid))
+    points = [(run.reporter.history_of(m.index).best(monitor, higher), m) for m in spec.members]
+    numbers = [(float(p.value), p.epoch, m) for p, m in points if p is not None and math.isfinite(float(p.value))]
+    if not numbers:
+        return None
+    value, epoch, member = (max if higher else min)(numbers, key=operator.itemgetter(0))
+    return f"best {monitor}: {short(value)} at epoch {epoch} of {member.name}"
+
+
+def _announce_end(
+    run: Run, spec: RunSpec, options: Options, member: Member | None, parts: dict[str, float], seconds: float
+) -> None:
+    """Announce the end of a run, or of a member of a population, which may have ended earlier."""
+    reporter, p, reason = run.reporter, run.position, run.stop.stopped_by
+    index = None if member is None else member.index
+    epoch, step, epochs = p.shown_epoch, p.step, p.epoch - 1
+    halted = None if index is None else reporter.halted_of(index)
+    stopped = None if index is None else reporter.stopped_of(index)
+    if stopped is not None:
+        epoch, step, reason = stopped.epoch, stopped.step, stopped.reason
+        epochs = epoch if stopped.ends_epoch else epoch - 1
+    if halted is not None:
+        epoch, step, epochs = halted.epoch, halted.step, halted.epoch - 1
+        reason = f"on_nonfinite: {nonfinite_text(halted.kind, halted.step)}"
+    summary = summarize(
+        reporter.history_of(index),
+        _metric_infos(spec, member),
+        directory=options.directory,
+        epochs=epochs,
+        steps=step,
+        stopped_by=reason,
+        checkpoints=_checkpoints(run, options),
     )
+    summary["metrics"] |= summaries(read_evaluations(options.directory))
+    reporter.write_summary(summary, index)
+    event = "end" if reason in ("num_epochs", "num_steps") else "stop"
+    reporter.journal(event, member=index, epoch=epoch, step=step, stopped_by=reason, seconds=parts)
+    shown = {**summary, "seconds": parts}
+    reporter.emit(RunEnded(time.time(), epoch, step, reason, shown, seconds, options.show_summary), index)
+
+
+def _checkpoints(run: Run, options: Options) -> list[dict[str, Any]]:
+    """Return the checkpoints of the run, which in a population hold all members."""
+    if run.saver is None:
+        return []
+    store = run.saver.store
+    best = store.best()
+
+    def path_of(step: int) -> str:
+        path = str(store.path(step))
+        return path if "://" in path or options is run.options else os.path.relpath(path, options.directory)
+
+    return [{"epoch": e.epoch, "step": e.step, "path": path_of(e.step), "best": e == best} for e in store.entries]

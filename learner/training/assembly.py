@@ -1,76 +1,23 @@
 """The parts of a run, each built from the parts before it. `learner.training.session` calls these in order."""
 
-import concurrent.futures
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from learner.distributed.consensus import Consensus
-from learner.training.dispatch_plan import StepLimit, build_feeder
 from learner.training.executor import Runner
 from learner.training.feed.dispatches import Feeder
-from learner.training.feed.group import bytes_of
-from learner.training.inputs import unused_batch_size
-from learner.training.oom import MemoryFootprint
+from learner.training.member_stops import MemberStops
 from learner.training.position import Position
 from learner.training.profiler import Profiler
 from learner.training.reporter import Reporter
+from learner.training.resume import set_stopping
 from learner.training.run_outputs import Outputs
 from learner.training.saving import CheckpointSaver
 from learner.training.spec import RunSpec
 from learner.training.stopping import StopController, StopRequest
 from learner.training.timing import StepTimer
 from learner.training.validation import Validator
-
-
-def build_feeders(
-    spec: RunSpec, runner: Runner, timer: StepTimer, consensus: Consensus | None, outputs: Outputs
-) -> tuple[dict[str, Feeder], MemoryFootprint]:
-    """Return the feeders by split, and the memory that they need. The programs are traced, and nothing is compiled."""
-    options, inputs = spec.options, spec.inputs
-    needs = MemoryFootprint(inputs.first_batches, bytes_of(spec.state), options.accumulate, spec.step.update is None)
-    feeders: dict[str, Feeder] = {}
-    if text := unused_batch_size(options, inputs):
-        outputs.warn(text)
-    # All processes have to dispatch the same numbers of steps, so several of them go by the consensus.
-    train_limit = StepLimit(options, timer.estimator, consensus)
-    for split in spec.splits:
-        limit: Callable[[int], int] = train_limit
-        if split != "train":
-            limit = (lambda step: timer.estimator.steps) if consensus is None else (lambda step: consensus.batches)
-        feeder, decided = build_feeder(runner, inputs, split, options, outputs.warn, limit)
-        needs.steps[split] = feeder.buffer if decided.loop and not feeder.resident else 1
-        steps = f"up to {decided.buffer} steps in one loop" if decided.loop else "step by step, without a loop"
-        outputs.log.info("dispatch of %s: %s (%s)", split, steps, decided.why)
-        feeders[split] = feeder
-    return feeders, needs
-
-
-def compile_in_background(
-    runner: Runner, feeders: Mapping[str, Feeder], stepped: threading.Event, threads: contextlib.ExitStack
-) -> None:
-    """Begin to compile the programs of these splits in another thread: that of the first step, and the others once
-    `stepped` is set. When `threads` is closed, the rest is given up.
-    """
-    if runner.strategy.platform != "cpu":
-        return  # compilers for accelerators measure kernels on the device, which trains meanwhile
-    compiler = concurrent.futures.ThreadPoolExecutor(1, "learner-compile")  # XLA uses several cores for each program
-
-    def end(kind: type[BaseException] | None, *_: object) -> None:
-        compiler.shutdown(wait=False, cancel_futures=True)
-        stepped.set()
-        # A second Ctrl-C waits for nothing.
-        compiler.shutdown(wait=kind is None or issubclass(kind, Exception))
-
-    threads.push(end)
-    kinds = {split: "train" if split == "train" else "valid" for split in feeders}
-    expected = [(kinds[split], *each) for split, feeder in feeders.items() for each in feeder.expected()]
-    for number, (kind, name, feed) in enumerate(expected):
-        runner.compile_ahead(compiler, kind, name, feed)
-        if number == 0:
-            compiler.submit(stepped.wait)
 
 
 def build_stop(
@@ -105,6 +52,11 @@ def build_validator(
 ) -> Validator:
     """Return what validates. `feeders`: of the validation splits."""
     options, restored = spec.options, spec.restored
+    members = None
+    if spec.members and options.early_stopping:
+        members = MemberStops(options.early_stopping, len(spec.members), runner, reporter)
+        if restored is not None:
+            set_stopping(members.every, restored.progress["early_stopping"])
     return Validator(
         runner,
         reporter,
@@ -112,13 +64,14 @@ def build_validator(
         stop,
         feeders,
         {split: source.batches for split, source in spec.inputs.valid.items()},
-        every=options.valid_every,
+        schedule=options.valid_schedule(list(feeders)),
         accumulate=options.accumulate,
-        early_stopping=options.early_stopping,
+        early_stopping=() if spec.members else options.early_stopping,
         plateau=spec.plateau,
         log=outputs.log,
         warn=outputs.warn,
         validated_step=None if restored is None else restored.progress["validated_step"],
+        members=members,
     )
 
 

@@ -77,7 +77,7 @@ class CheckpointWriter(ThreadOwned):
         """Write the logs of a snapshot to the disk before its checkpoint: one that is complete may rely on the logs up
         to its offsets, also after a power loss.
         """
-        self._reporter.flush_logs(snapshot.progress["log"])
+        self._reporter.flush_logs(snapshot.progress)
 
     def record_snapshot(self, snapshot: Snapshot) -> None:
         """Write the parts of a complete checkpoint that have files of their own."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from learner.steps.measure import MetricCollection, Packed
 from learner.steps.program import Programs
+from learner.steps.step import ACTIVE, HYPERPARAMETERS
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Kind, Strategy
 from learner.util.executables import share
@@ -32,7 +32,10 @@ class StateLeaves:
     def __init__(self, tree: Any, state: TrainState):
         self._tree = tree
         marks = jax.tree.map(lambda _: False, state)
-        self._is_fixed: list[bool] = jax.tree.leaves(dataclasses.replace(marks, lr_scale=True, rng=True))
+        extra = {
+            name: jax.tree.map(lambda _, n=name: n in (HYPERPARAMETERS, ACTIVE), x) for name, x in marks.extra.items()
+        }
+        self._is_fixed: list[bool] = jax.tree.leaves(dataclasses.replace(marks, lr_scale=True, rng=True, extra=extra))
         self.replace(jax.tree.leaves(state))
 
     def replace(self, leaves: Leaves) -> None:
@@ -80,7 +83,7 @@ class CompiledPrograms:
 
     def __init__(self, programs: Programs, strategy: Strategy, leaves: StateLeaves):
         step = programs.step
-        sums = _sums_shardings(programs, strategy, leaves.state) if step.update is None else []
+        sums = _sums_shardings(programs, strategy, leaves.state) if step.accumulate > 1 else []
         shardings = {"state": [x.sharding for x in leaves.moving], "sums": sums}
         compiled = functools.partial(_compile, strategy, leaves, shardings)
         compiled_step = functools.partial(_compile_step, strategy, leaves, shardings)
@@ -102,13 +105,13 @@ class CompiledPrograms:
         self.add = {False: compiled(programs.add, *add, (2,)), True: compiled(programs.add_tail, *add, (2,))}
         # Its batches are replicated, so it takes them as it takes the index.
         self.outputs = compiled(programs.outputs, ("same", "same"), varying=[2])
-        measures = {"train": step.train_metrics, "valid": step.valid_metrics}
         # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
         shared = functools.partial(share, devices=strategy.devices)
-        self.fresh = {kind: shared(strategy.compile(measure.fresh)) for kind, measure in measures.items()}
+        kinds = "train", "valid"
+        self.fresh = {kind: shared(strategy.compile(functools.partial(programs.fresh, kind))) for kind in kinds}
         self.values = {
-            kind: shared(strategy.compile(functools.partial(_totals, measure), ("same",), donate=(0,)))
-            for kind, measure in measures.items()
+            kind: shared(strategy.compile(functools.partial(programs.totals, kind), ("same",), donate=(0,)))
+            for kind in kinds
         }
 
 
@@ -159,8 +162,3 @@ def _sums_shardings(programs: Programs, strategy: Strategy, state: TrainState) -
     sums = jax.tree.map(lambda _: same, jax.eval_shape(programs.step.begin, state))
     grads, model_state = (jax.tree.map(lambda x: x.sharding, part) for part in (state.params, state.model_state))
     return jax.tree.leaves(dataclasses.replace(sums, grads=grads, model_state=model_state))
-
-
-def _totals(measure: MetricCollection, packed: Packed) -> tuple[dict[str, Any], Packed]:
-    """Return the values over a split, and new states in the place of the old ones."""
-    return measure.totals(packed), measure.fresh()

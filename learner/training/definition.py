@@ -2,15 +2,18 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from learner.data.source import source_of
 from learner.data.workers import check_process
 from learner.errors import LearnerError, one_error
 from learner.optimizers.schedule_resolution import OptimizerDefinition, ResolvedOptimizer
 from learner.steps.parts import call_in_parts
+from learner.steps.population import Start, as_member, init_population, stacked_shapes
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import StepDefinition
 from learner.steps.train_state import TrainState
@@ -62,6 +65,7 @@ class TrainingDefinition:
         length of the run has resolved its schedules.
         """
         self._definition = dataclasses.replace(self._definition, **changes)
+        self._shapes: TrainState | None = None
         optimizer = self._resolved or self.optimizer.without_run_length()
         self.step = StepFunctions.of(self._definition, optimizer.optimizer, optimizer.schedule)
 
@@ -106,13 +110,23 @@ class TrainingDefinition:
         if problems:
             raise one_error(problems, code="learner-untrainable")
 
+    def refuse_population(self, method: str) -> None:
+        """Raise `LearnerError` if the learner is that of a population, which has no such method."""
+        if self.options.population is not None:
+            instead = f": result[0].{method}(...) does it for a member" if method in ("evaluate", "predict") else ""
+            raise LearnerError(
+                f"{method} is for one run, and this learner trains a population{instead or ', which has fit only'}",
+                code="population-method",
+                method=method,
+            )
+
     # -- the first state -----------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
         """Return the state before the first step, on one device, with the bits that `fit` begins with."""
         if not self.strategy.resident:
             return self.step.init(self.optimizer.lr, self.options.seed)
-        state: TrainState = call_in_parts(*self.step.init_function(self.optimizer.lr, self.options.seed))
+        state: TrainState = call_in_parts(*self._init_function())
         return state
 
     def init_placed(self) -> TrainState:
@@ -120,7 +134,7 @@ class TrainingDefinition:
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
         state: TrainState
         if self.strategy.resident:
-            state = call_in_parts(*self.step.init_function(self.optimizer.lr, self.options.seed), compiled)
+            state = call_in_parts(*self._init_function(), compiled)
         else:
             program, arguments = self.step.init_program(self.optimizer.lr, self.options.seed, self.strategy)
             state = compiled(program)(*arguments)
@@ -128,17 +142,42 @@ class TrainingDefinition:
             raise one_error(problems, code="learner-untrainable")
         return state
 
+    def _init_function(self) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:
+        """Return the function that makes the state, of all members of a population, and its arguments."""
+        if self.starts is None:
+            return self.step.init_function(self.optimizer.lr, self.options.seed)
+        return init_population(self.step, self.starts)
+
+    @property
+    def starts(self) -> list[Start] | None:
+        """What the states of the members of a population begin with; None for one run."""
+        population = self.options.population
+        return None if population is None else population.starts(self.optimizer.lr)
+
     def shapes(self) -> TrainState:
-        """Return the shapes of the state before the first step. Nothing is computed."""
+        """Return the shapes of the state before the first step, in a population that of one member. Nothing is
+        computed.
+        """
+        start = (self.starts or [Start(self.optimizer.lr, self.options.seed, {})])[0]
 
         def init() -> TrainState:
-            make, arguments = self.step.init_function(self.optimizer.lr, self.options.seed)
-            return make(*arguments)
+            make, arguments = self.step.init_function(start.lr_scale, start.seed, start.hyperparameters)
+            return make(*arguments) if self.starts is None else as_member(make(*arguments))
 
-        shapes: TrainState = jax.eval_shape(init)
-        return shapes
+        if self._shapes is None:
+            self._shapes = jax.eval_shape(init)
+        return self._shapes
 
     def placed_shapes(self) -> TrainState:
-        """Return the same shapes with the shardings of the strategy."""
-        shapes: TrainState = self.strategy.placed_shapes(self.shapes())
-        return shapes
+        """Return the shapes of the state before the first step, with the shardings of the strategy."""
+        shapes = self.shapes()
+        if self.starts is not None:
+            shapes = stacked_shapes(shapes, len(self.starts))
+        placed: TrainState = self.strategy.placed_shapes(shapes)
+        return placed
+
+    @property
+    def lr_scale(self) -> Any:
+        """The first factor of the learning rate, float32: a scalar, or `[members]` of a population."""
+        starts = self.starts
+        return np.asarray(self.optimizer.lr if starts is None else [s.lr_scale for s in starts], np.float32)

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SplitEnded, StepsEnded
+from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SamplesLogged, SplitEnded, StepsEnded
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles, RunFiles
-from learner.training.host_metrics import HostMetrics
+from learner.training.host_metrics import HostMetrics, Pictures, Values
 from learner.training.messages import (
     Callback,
     EpochFinished,
     Item,
+    MemberStop,
     Query,
     ReporterSnapshot,
     SplitFinished,
@@ -44,6 +45,7 @@ class Delivery(ThreadOwned):
       history: the value of every metric at every epoch and validation.
       reader: see above.
       nonfinite: see above.
+      stopped: the end of a member of a population while others train, or None.
       summary: of the run, once it has ended.
       handling: seconds of doing something with values that were read.
     """
@@ -63,12 +65,30 @@ class Delivery(ThreadOwned):
         self._files, self.history, self._listeners = files, history, listeners
         self.reader, self._host_metrics, self.nonfinite = reader, host_metrics, nonfinite
         self._clock, self._now = clock, now
+        self.stopped: MemberStop | None = None
         self.summary: Mapping[str, Any] = {}
         self.handling = 0.0
         self._epoch_values: dict[str, float | str] = dict(epoch_values or {})
         self._log_offsets_before_validation: Mapping[str, Any] = {}
         self._split_began: dict[str, float] = {}
         self._epoch_began = now()
+
+    @property
+    def has_listeners(self) -> bool:
+        """True if somebody sees the values of steps besides the files."""
+        return bool(self._listeners)
+
+    def is_active(self, item: Item | None = None) -> bool:
+        """Return True unless a member of a population has ended, which the item may be part of."""
+        if self.nonfinite.halted is not None:
+            return False
+        stopped = self.stopped
+        ends = isinstance(item, EpochFinished) and stopped is not None and item.step == stopped.step
+        return stopped is None or (ends and stopped.ends_epoch)
+
+    def stop(self, stopped: MemberStop) -> None:
+        """End a member of a population: nothing more is delivered to it than the end of its epoch."""
+        self.stopped = stopped
 
     def claim(self) -> None:
         """Make the current thread the owner of this and its parts."""
@@ -85,17 +105,19 @@ class Delivery(ThreadOwned):
                 self._deliver_steps([item for item in group if isinstance(item, StepsDispatched)])
                 continue
             for item in group:
-                self._deliver_one(item)
+                self.deliver_one(item)
             self.reader.mark_busy()
         self.handling += self._now() - began - (self.reader.reading - reading)
 
-    def _deliver_one(self, item: Item) -> None:
+    def deliver_one(self, item: Item) -> None:
+        """Deliver an item other than steps."""
         # The host had dispatched these before it knew that a step ends the run: they describe steps in vain.
-        if self.nonfinite.halted is not None and isinstance(item, SplitFinished | EpochFinished | EpochStarted):
+        of_steps = SplitFinished, EpochFinished, EpochStarted, SamplesLogged
+        if self.nonfinite.halted is not None and isinstance(item, of_steps):
             return
         if isinstance(item, SplitFinished):
             with OomContext(item.split):
-                self._finish_split(item)
+                self.finish_split(item)
         elif isinstance(item, ValidationAborted):
             self._host_metrics.discard(item.split)
             self._split_began.pop(item.split, None)
@@ -106,9 +128,12 @@ class Delivery(ThreadOwned):
         elif isinstance(item, Query):
             item.run()
         elif isinstance(item, Event):
-            self._emit(item)
+            if isinstance(item, SamplesLogged) and self._files is not None:
+                self._files.write_samples(item.epoch, item.step, item.values)
+            self.emit(item)
 
-    def _emit(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
+        """Send an event to the listeners."""
         for listener in self._listeners:
             listener.put(event)
 
@@ -118,18 +143,17 @@ class Delivery(ThreadOwned):
         read = self.reader.read(dispatched)
         for _, pairs in itertools.groupby(read.pairs, lambda pair: (pair[0].split, pair[0].epoch)):
             if self.nonfinite.halted is None:
-                self._deliver_group(StepsRead(list(pairs), read.seconds, read.computing))
+                self.deliver_group(StepsRead(list(pairs), read.seconds, read.computing))
 
-    def _deliver_group(self, read: StepsRead) -> None:
-        """Deliver dispatches of one split and epoch that were read together."""
+    def deliver_group(self, read: StepsRead) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Deliver dispatches of one split and epoch that were read together. Return the columns by metric, and the
+        weights of the steps.
+        """
         first, last = read.pairs[0][0], read.pairs[-1][0]
         total = sum(dispatched.count for dispatched, _ in read.pairs)
         self._split_began.setdefault(last.split, self.reader.last_end - read.seconds * total)
-        codes = np.concatenate([values.nonfinite[: dispatched.count] for dispatched, values in read.pairs])
-        count = self.nonfinite.report(first, codes) if codes.any() else total
-        numbers = np.concatenate([values.numbers[: dispatched.count] for dispatched, values in read.pairs])[:count]
-        weights = np.concatenate([values.weights[: dispatched.count] for dispatched, values in read.pairs])[:count]
-        columns = self._host_metrics.update(read, numbers, weights)
+        columns, weights = self._measure(read)
+        count = len(weights)
         if self._files is not None:
             self._files.steps(last.split, last.epoch, columns, weights)
         # This runs for every dispatch: without listeners no event is built.
@@ -147,13 +171,23 @@ class Delivery(ThreadOwned):
                 weights=weights,
                 seconds=read.seconds * count,
             )
-            self._emit(event)
+            self.emit(event)
+        return columns, weights
+
+    def _measure(self, read: StepsRead) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return the columns of some steps by metric, and their weights, up to a step that ends the run."""
+        codes = np.concatenate([values.nonfinite[: dispatched.count] for dispatched, values in read.pairs])
+        count = self.nonfinite.report(read.pairs[0][0], codes) if codes.any() else len(codes)
+        numbers = np.concatenate([values.numbers[: dispatched.count] for dispatched, values in read.pairs])[:count]
+        weights = np.concatenate([values.weights[: dispatched.count] for dispatched, values in read.pairs])[:count]
+        return self._host_metrics.update(read, numbers, weights), weights
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def _finish_split(self, finished: SplitFinished) -> None:
+    def finish_split(self, finished: SplitFinished) -> Values:
+        """Deliver the end of a split, and return its values by metric."""
         split, epoch, step, at_step = finished.split, finished.epoch, finished.step, finished.at_step
-        values, pictures = self._host_metrics.compute(finished, self.nonfinite.end_split(split))
+        values, pictures = self._compute(finished)
         by_key = {f"{split}/{name}": value for name, value in values.items()}
         now = self._now()
         seconds = now - self._split_began.pop(split, now)
@@ -165,7 +199,12 @@ class Delivery(ThreadOwned):
         if at_step is None:
             self._epoch_values |= by_key
         # After the files: a listener that reads the run's directory finds the values there.
-        self._emit(SplitEnded(self._clock(), split, epoch, step, values, seconds, at_step, pictures))
+        self.emit(SplitEnded(self._clock(), split, epoch, step, values, seconds, at_step, pictures))
+        return values
+
+    def _compute(self, finished: SplitFinished) -> tuple[Values, Pictures]:
+        """Return the values of a split by metric, and the functions that draw those with a picture."""
+        return self._host_metrics.compute(finished, self.nonfinite.end_split(finished.split))
 
     def _finish_epoch(self, finished: EpochFinished) -> None:
         values, self._epoch_values = self._epoch_values, {}
@@ -173,7 +212,7 @@ class Delivery(ThreadOwned):
         seconds, self._epoch_began = now - self._epoch_began, now
         if self._files is not None:
             self._files.journal("epoch", epoch=finished.epoch, step=finished.step, values=values)
-        self._emit(EpochEnded(self._clock(), finished.epoch, finished.step, values, seconds))
+        self.emit(EpochEnded(self._clock(), finished.epoch, finished.step, values, seconds))
 
     # -- the files -----------------------------------------------------------------------------------------------------
 
@@ -198,10 +237,12 @@ class Delivery(ThreadOwned):
         if self._files is not None:
             self._log_offsets_before_validation = self._files.position()
 
-    def flush_logs(self, position: Mapping[str, Any]) -> None:
-        """Write the logs up to a position to the disk. The saver's thread may call it, as it changes nothing here."""
+    def flush_logs(self, progress: Mapping[str, Any]) -> None:
+        """Write the logs that a checkpoint's progress counts on to the disk. The saver's thread may call it, as it
+        changes nothing here.
+        """
         if self._files is not None:
-            self._files.to_disk(position)
+            self._files.to_disk(progress["log"])
 
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
         """Return the reporter's part of a checkpoint at this place in the order of items.
@@ -212,4 +253,5 @@ class Delivery(ThreadOwned):
         log = self._log_offsets_before_validation if in_validation else self._files.position()
         rows = self._host_metrics.rows.to_store() if with_rows else {}
         states = self._host_metrics.get_states()
-        return ReporterSnapshot(log, dict(self._epoch_values), states, rows, self.history.copy().to_json)
+        values, history = dict(self._epoch_values), self.history.copy().to_json
+        return ReporterSnapshot(log, values, states, rows, history, self.nonfinite.halted, self.stopped)

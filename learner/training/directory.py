@@ -8,11 +8,16 @@ from pathlib import Path
 
 from learner.errors import LearnerError, one_error
 from learner.loggers.tensorboard import remove_event_files
+from learner.runs.evaluations import NAME as EVALUATIONS
 from learner.runs.layout import MARK
 from learner.runs.log_cutting import metric_files
+from learner.runs.population import NAME as POPULATION
+from learner.runs.population import read_members
+from learner.runs.samples import FILE
+from learner.runs.samples import FOLDER as SAMPLES
 from learner.util.disk import kind_of, problem_with_name
 
-FILES = (MARK, "experiment.log", "config.yaml", "model.json", "summary.json")
+FILES = (MARK, EVALUATIONS, "experiment.log", "config.yaml", "model.json", "summary.json", POPULATION)
 OF_LOGGERS = ("metrics.jsonl", "metrics.csv", "mlflow.json", "wandb.json")
 TRACES = (".xplane.pb", "trace.json.gz")
 EPOCH = re.compile(r"epoch-\d+")
@@ -55,7 +60,7 @@ def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = Fa
       profile: whether the run writes a profile.
     """
     linked = profile and (directory / "profile").is_symlink()  # a file there costs the profile, not the run
-    directories = ["checkpoint", "superseded", *splits, *(["profile"] if linked else [])]
+    directories = ["checkpoint", "superseded", SAMPLES, *splits, *(["profile"] if linked else [])]
     problems = [_foreign(directory / name, "file") for name in FILES]
     problems += [_foreign(directory / name, "directory") for name in directories]
     for split in splits:
@@ -104,6 +109,7 @@ def remove_run(directory: Path) -> None:
         _remove_file(path)
     remove_event_files(directory / "tensorboard")
     _remove_profile(directory / "profile")
+    _remove_samples(directory / SAMPLES)
     _remove_checkpoints(directory / "checkpoint")
     for place in _set_aside(directory):
         _remove_checkpoints(place / "checkpoint")
@@ -112,6 +118,15 @@ def remove_run(directory: Path) -> None:
         _remove_if_empty(place)
     _remove_if_empty(directory / "superseded")
     _remove_logs(directory)
+
+
+def remove_members(directory: Path) -> None:
+    """Remove the runs of the members of the population in a directory, if there is one, and nothing else."""
+    for member in read_members(directory):
+        inside = directory / member["directory"]
+        if inside.is_dir() and not inside.is_symlink():
+            remove_run(inside)
+            _remove_if_empty(inside)
 
 
 def _remove_file(path: Path) -> None:
@@ -172,6 +187,17 @@ def _remove_profile(directory: Path) -> None:
         _remove_file(path)
         for parent in list(path.parents)[: len(path.relative_to(directory).parts)]:
             _remove_if_empty(parent)
+
+
+def _remove_samples(directory: Path) -> None:
+    """Remove the samples of a run."""
+    if directory.is_symlink():
+        return
+    for path in directory.glob("step-*/*"):
+        if FILE.fullmatch(f"{SAMPLES}/{path.parent.name}/{path.name}") and not path.parent.is_symlink():
+            _remove_file(path)
+            _remove_if_empty(path.parent)
+    _remove_if_empty(directory)
 
 
 def _remove_if_empty(directory: Path) -> None:

@@ -8,9 +8,11 @@ import jax
 import numpy as np
 
 from learner.distributed.consensus import Consensus
-from learner.metrics.base import CollectingMetric
+from learner.metrics.base import CollectingMetric, StepWork
 from learner.steps.axis import Axis
 from learner.steps.buffers import Feed
+from learner.steps.flops import step_flops
+from learner.steps.population import count_members, population_programs
 from learner.steps.program import Programs, has_convolution
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
@@ -61,7 +63,8 @@ class StepLimit:
         """Return the number of steps after `step`: up to the next thing that is due, and half a second of work."""
         options = self.options
         saves = options.checkpoints.every_steps if options.checkpoints is not None else None
-        periods = [options.valid_every, saves, *(every for every, _ in options.every)]
+        own: list[int | None] = [period["steps"] for period in (options.valid_splits or {}).values()]
+        periods = [options.valid_every, *own, saves, *(every for every, _ in options.every)]
         due = [period - step % period for period in periods if period]
         if options.num_steps is not None:
             due.append(options.num_steps - step)
@@ -130,11 +133,14 @@ def in_flight_limit(strategy: Strategy) -> InFlightLimiter:
     return InFlightLimiter(1, least=1) if strategy.one_at_a_time else InFlightLimiter()
 
 
-def make_runner(step: StepFunctions, state: TrainState, strategy: Strategy) -> Runner:
-    """Return the programs of a run with the state placed on the devices."""
+def make_runner(step: StepFunctions, state: TrainState, strategy: Strategy, options: Options | None = None) -> Runner:
+    """Return the programs of a run with the state placed on the devices. `options`: of a run that trains."""
     axis = None if strategy.axis is None else Axis(strategy.axis, strategy.sync_batch_norm)
     step = dataclasses.replace(step, axis=axis, gather=strategy.gather(state))
-    return Runner(Programs(step, jax.tree.structure(state)), strategy, state)
+    programs, members = Programs(step, jax.tree.structure(state)), count_members(state)
+    if members is not None:
+        programs = population_programs(programs, members, options is not None and bool(options.early_stopping))
+    return Runner(programs, strategy, state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,12 +174,29 @@ class Planned:
 
     def batch(self) -> PyTree:
         """Return the shapes of a batch over all processes."""
-        rows = self.inputs.rows("train")
+        return whole_batch(self.inputs)
 
-        def over_processes(x: np.ndarray) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((rows, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype))
 
-        return jax.tree.map(over_processes, self.inputs.first_batches["train"])
+def whole_batch(inputs: Inputs) -> PyTree:
+    """Return the shapes of a micro-batch of the train split over all processes."""
+    rows = inputs.rows("train")
+
+    def over_processes(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype))
+
+    return jax.tree.map(over_processes, inputs.first_batches["train"])
+
+
+def step_work(step: StepFunctions, state: TrainState, inputs: Inputs, strategy: Strategy) -> StepWork:
+    """Return the work of an optimizer step, for metrics of its speed."""
+
+    def flops() -> int:
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        # What is computed again to save memory is no work of the model.
+        return step_flops(dataclasses.replace(step, remat=None), shapes, whole_batch(inputs)).number
+
+    rows = inputs.rows("train") * step.accumulate
+    return StepWork(flops, rows, len(strategy.devices), str(strategy.devices[0].device_kind))
 
 
 def planned(definition: TrainingDefinition, inputs: Inputs) -> Planned:

@@ -1,25 +1,60 @@
 """Evaluating and predicting with the model of a learner: trained, restored or as given."""
 
+import contextlib
+import dataclasses
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from learner.checkpoint.store import CheckpointStore, Entry
 from learner.data.batch_arrays import batch_arrays, refuse_wrapped
+from learner.distributed.process_group import hosts
 from learner.errors import LearnerError, one_error
+from learner.events import MetricInfo
+from learner.loggers.application import close_application_log, open_application_log
+from learner.runs.evaluations import check_split, record_evaluation
 from learner.runs.history import History
 from learner.training.definition import TrainingDefinition
+from learner.training.directory import holds_run
 from learner.training.dispatch_plan import build_feeder, in_flight_limit, make_runner
 from learner.training.executor import Runner
 from learner.training.feed.group import bytes_of
 from learner.training.inputs import Inputs, read_valid, refuse_endless
+from learner.training.model_loading import epoch_of, load_model_state
 from learner.training.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.reporter import Reporter
+from learner.training.restore import restore
 from learner.training.resume import read_checkpoint
-from learner.training.run_directory import resumes
+from learner.training.run_directory import open_store, resumes
 from learner.training.step_checks import check_predict, check_valid, no_step
 from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.validation import validate_split
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The metrics of a checkpoint.
+
+    Attributes:
+      epoch: that the checkpoint ends, or inside of which it was made.
+      step: its optimizer step.
+      is_best: True if it is the best checkpoint of the run.
+      path: of the checkpoint.
+      values: by name.
+    """
+
+    epoch: int
+    step: int
+    is_best: bool
+    path: str
+    values: dict[str, float | str]
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint, for messages."""
+        return f"checkpoint/{self.step} (epoch {self.epoch}{', best' if self.is_best else ''})"
 
 
 class Evaluator:
@@ -28,16 +63,96 @@ class Evaluator:
     Attributes:
       runner: the programs and the state of the model. None: they are loaded at the first call, from the checkpoint that
         the builder chose, or else with the model as given.
+      entry: that checkpoint, once it is loaded. None: the model is another one.
     """
 
     def __init__(self, definition: TrainingDefinition):
         self._definition = definition
         self.runner: Runner | None = None
+        self._loaned: Runner | None = None  # for checkpoints, where the learner has no model of its own
+        self.entry: Entry | None = None
 
-    def evaluate(self, data: Any) -> dict[str, float | str]:
-        """Return the metrics of the valid step over all of `data`, by name."""
+    def evaluate(
+        self, data: Any, split: str | None = None, checkpoint: int | str | None = None
+    ) -> dict[str, float | str]:
+        """Return the metrics of the valid step over all of `data`, by name; see `Learner.evaluate`."""
+        if split is None and checkpoint is None:
+            return evaluate(self._definition, self._loaded(), self._read(data, shared=True))
+        return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
+
+    def choice(self, checkpoint: int | str | None = None) -> dict[str, Any]:
+        """Return the arguments of `evaluate_checkpoint` for a checkpoint; by default the one that the builder chose, or
+        else the best.
+        """
+        start = self._definition.options.start or {}
+        chosen: dict[str, Any] = {name: start[name] for name in ("epoch", "step") if name in start}
+        return chosen if chosen and checkpoint is None else {"epoch": "best" if checkpoint is None else checkpoint}
+
+    def evaluate_checkpoint(
+        self, data: Any, split: str | None, epoch: int | str | None = None, step: int | None = None
+    ) -> "Evaluation":
+        """Return the metrics of a checkpoint. The learner's own model is not changed.
+
+        Args:
+          data: as for `evaluate`.
+          split: if given, the values are written into the run as this split.
+          epoch: the epoch that the checkpoint ends, `"best"` or `"latest"`; or else
+          step: its optimizer step.
+        """
+        definition = self._definition
+        if split is not None:
+            check_split(split)
+        if not holds_run(definition.options.directory):
+            raise LearnerError(
+                f"{definition.options.directory} holds no run, so there is no checkpoint to evaluate",
+                code="run-not-a-run",
+                directory=definition.options.directory,
+            )
         inputs = self._read(data, shared=True)
-        return evaluate(self._definition, self._loaded(), inputs)
+        with contextlib.closing(open_store(definition.options)) as store:
+            entry = store.find(epoch, step)
+            with self._model_of(entry, store) as runner:
+                values = evaluate(definition, runner, inputs)
+            best, place = store.best(), store.path(entry.step)
+            evaluation = Evaluation(epoch_of(store, entry), entry.step, entry == best, str(place), values)
+        if split is not None:
+            processes = hosts()
+            processes.run_on_primary(lambda: self._record(split, evaluation, isinstance(data, dict)))
+        return evaluation
+
+    @contextlib.contextmanager
+    def _model_of(self, entry: Entry, store: CheckpointStore) -> Iterator[Runner]:
+        """Yield programs with the model of a checkpoint in place of the learner's own."""
+        definition = self._definition
+        if self.runner is None:
+            shapes = definition.placed_shapes()
+            state = restore(store, entry, shapes, definition.step.fill_missing).state
+            self._loaned = self._loaned or make_runner(definition.step, state, definition.strategy)
+            self._loaned.leaves = jax.tree.leaves(state)
+            yield self._loaned
+            return
+        before = self.runner.leaves
+        self.runner.leaves = jax.tree.leaves(load_model_state(definition, self.runner.state, entry, store))
+        try:
+            yield self.runner
+        finally:
+            self.runner.leaves = before
+
+    def _record(self, split: str, evaluation: "Evaluation", several: bool) -> None:
+        """Write an evaluation into the run: into its log, `evaluations.jsonl` and the summary."""
+        options, prefix = self._definition.options, f"{split}-" if several else f"{split}/"
+        values = {prefix + name: value for name, value in evaluation.values.items()}
+        known = {metric.name: metric for metric in options.metrics_of("valid")}
+        infos = []
+        for key in values:
+            part, name = key.split("/", 1)
+            metric = known[name]
+            infos.append(MetricInfo(part, name, metric.unit, metric.higher_is_better, metric.numeric))
+        record_evaluation(options.directory, evaluation.epoch, evaluation.step, values, infos, time.time())
+        log = open_application_log(options.directory, options.application_logger)
+        numbers = ", ".join(f"{key} {value:.6g}" for key, value in values.items() if not isinstance(value, str))
+        log.info("evaluated %s: %s", evaluation.checkpoint, numbers)
+        close_application_log(log)
 
     def predict(self, data: Any) -> Iterator[Any]:
         """Yield the outputs of the valid step on the host, batch by batch. Every process yields all rows."""
@@ -53,6 +168,7 @@ class Evaluator:
         if self.runner is None:
             definition = self._definition
             restored = read_checkpoint(definition) if resumes(definition.options) else None
+            self.entry = None if restored is None else restored.entry
             definition.take_initial()
             state = definition.init_placed() if restored is None else restored.state
             self.runner = make_runner(definition.step, state, definition.strategy)

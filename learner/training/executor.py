@@ -8,16 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer, Feed, StepOutputs
-from learner.steps.eval_params import eval_params
+from learner.steps.eval_params import eval_leaves, eval_params
+from learner.steps.population import count_members, member_shapes
 from learner.steps.program import Programs
+from learner.steps.step import ACTIVE
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.compiled_programs import CompiledPrograms, Leaves, StateLeaves
 from learner.training.feed.dispatch import Dispatch
 from learner.util.executables import compile_ahead
+from learner.util.text import join_names
+from learner.util.trees import named_leaves
 
 PyTree = Any
+SHOWN = 5  # arrays that an error names
 
 
 @dataclasses.dataclass
@@ -38,7 +44,8 @@ class MetricAccumulator:
 class Runner:
     """Holds the state of a run and steps it. Nothing here waits for the device.
 
-    A state of shapes that have shardings makes a runner whose programs can be inspected, but not run.
+    A state of shapes that have shardings makes a runner whose programs can be inspected and compiled; they run once
+    `begin` has set the state.
 
     Attributes:
       strategy: where the arrays are.
@@ -48,11 +55,19 @@ class Runner:
         self.strategy = strategy
         self._step = programs.step
         shapes = isinstance(state.step, jax.ShapeDtypeStruct)
-        placed = state if shapes else strategy.place(state, strategy.shardings(state))
-        self._state = StateLeaves(programs.tree, placed)
+        self._state = StateLeaves(programs.tree, state if shapes else self._placed(state))
         self._programs = CompiledPrograms(programs, strategy, self._state)
         self._spare: dict[str, PyTree] = {}
+        self._lr: Any = None
         self._copy = jax.jit(_copy)
+
+    def begin(self, state: TrainState, lr: np.ndarray) -> None:
+        """Set the first state, or one of a checkpoint. `lr`: the learning rate that hooks scale, float32."""
+        self.leaves, self._lr = jax.tree.leaves(self._placed(state)), lr
+
+    def _placed(self, state: TrainState) -> TrainState:
+        placed: TrainState = self.strategy.place(state, self.strategy.shardings(state))
+        return placed
 
     @property
     def leaves(self) -> Leaves:
@@ -143,6 +158,11 @@ class Runner:
         """Return a copy with arrays of its own: the originals are donated to the next dispatch."""
         return self._copy(self.strategy.to_single_device(tree))
 
+    @property
+    def members(self) -> int | None:
+        """The number of members of a population, or None."""
+        return count_members(self.state)
+
     def model(self) -> Any:
         """Return the user's model of the current state, in eval mode, with arrays of its own."""
         return self.rebuild(self.copy(self.state))
@@ -151,10 +171,50 @@ class Runner:
         """Return the user's model of a state; it takes the state's arrays."""
         return self._step.adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
 
-    def set_lr_scale(self, scale: float) -> None:
-        """Set the factor of the learning rate."""
+    def replace_model(self, model: Any) -> None:
+        """Replace the arrays of the model by those of another one, of the structure that `model()` returns.
+
+        Raises:
+          LearnerError: it has other arrays, or the optimizer evaluates other parameters than it trains.
+        """
+        state = self.copy(self.state)
+        if eval_leaves(named_leaves(state.params), named_leaves(state.opt_state)):
+            raise LearnerError(
+                "a hook cannot replace the model: it gets the parameters that the optimizer averages for evaluation, "
+                "and others are trained",
+                code="step-hook-averaged",
+            )
+        params, model_state = self._step.adapter.read_all(model)
+        old, new = (state.params, state.model_state), (params, model_state)
+        shapes, expected = (
+            {n: _shape(x) for tree in trees for n, x in named_leaves(tree).items()} for trees in (new, old)
+        )
+        if names := [name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name)]:
+            raise LearnerError(
+                f"a hook returned a model with other arrays than it got: {join_names(names, SHOWN)}",
+                code="step-hook-model",
+                names=names,
+            )
+        # Copies, which the next dispatch donates.
+        params, model_state = jax.tree.map(lambda x, own: jnp.array(x, own.dtype), new, old)
+        replaced = self._placed(dataclasses.replace(state, params=params, model_state=model_state))
+        self.leaves = jax.tree.leaves(replaced)
+
+    def scale_lr(self, factor: float) -> None:
+        """Set the learning rate to `factor` times that of the builder."""
+        self.set_lr_scale(scaled(self._lr, factor))
+
+    def set_lr_scale(self, scale: float | np.ndarray) -> None:
+        """Set the factor of the learning rate, in a population that of each member."""
         # Placed as the old one was: another sharding would compile every program again.
-        self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=self.strategy.place(np.float32(scale))))
+        placed = self.strategy.place(np.asarray(scale, np.float32))
+        self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=placed))
+
+    def set_active(self, active: np.ndarray) -> None:
+        """Set which members of a population train, bool `[members]`."""
+        state = self.state
+        extra = {**state.extra, ACTIVE: self.strategy.place(np.asarray(active, bool))}
+        self.leaves = jax.tree.leaves(dataclasses.replace(state, extra=extra))
 
     def row_trees(self, batch: PyTree) -> list[Any]:
         """Return the structures of the rows that each collecting metric of the train split collects of a
@@ -167,7 +227,8 @@ class Runner:
                 return step.custom(state, batch)[3]
             return step.accumulate_micro_batch(state, step.begin(state), batch, jnp.int32(0))[1]
 
-        return [jax.tree.structure(tree) for tree in jax.eval_shape(rows, self.state, batch)]
+        state = self.state if self.members is None else member_shapes(self.state)
+        return [jax.tree.structure(tree) for tree in jax.eval_shape(rows, state, batch)]
 
     def traced(self, kind: str, feed: Feed) -> Any:
         """Return the jaxpr of the training or validation loop. It is not traced again when it is compiled."""
@@ -212,6 +273,16 @@ class Runner:
             "micro-batch": programs.add[is_tail].lower(*state, sums, feed, zero, zero),
             "update": programs.finish.lower(*state, sums, metrics),
         }
+
+
+def scaled(lr: np.ndarray, factor: float) -> np.ndarray:
+    """Return a learning rate times a factor, float32: the same bits when it is set and when it is restored."""
+    product: np.ndarray = lr * np.float32(factor)
+    return product
+
+
+def _shape(x: Any) -> tuple[Any, ...]:
+    return np.shape(x), jnp.asarray(x).dtype
 
 
 def _copy(tree: PyTree) -> PyTree:

@@ -27,7 +27,7 @@ from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import lr_at, update_params
 from learner.steps.precision import FLOAT32
 from learner.steps.program_fingerprint import jaxpr_fingerprint
-from learner.steps.step import StepFunctions
+from learner.steps.step import HYPERPARAMETERS, StepFunctions
 from learner.steps.train_state import TrainState
 from learner.training.inputs import Inputs
 from learner.training.options import Options
@@ -43,7 +43,17 @@ LONGEST = 500  # characters of a text
 MICRO_BATCHES = "micro-batches per step"
 """The option that changes the meaning of a position inside an epoch."""
 WITH_OWN_COMPARISON = frozenset(
-    ("learning rate", "optimizer", "schedules", "plateau", "precision", "strategy", "metrics", "metric settings")
+    (
+        "learning rate",
+        "optimizer",
+        "schedules",
+        "plateau",
+        "precision",
+        "strategy",
+        "metrics",
+        "metric settings",
+        "population",
+    )
 )
 """Settings with a comparison of their own. All others are options, and any difference is reported."""
 NOTES = {"seed": ", and the random keys stay those of the run"}
@@ -81,6 +91,7 @@ def fingerprint_of(
         "strategy": strategy,
         "metrics": metrics_in_flight(options),
         "metric settings": _metric_settings(options),
+        "population": None if options.population is None else options.population.to_json(),
     }
     return {
         "data": {split: _facts(inputs, split) for split in ("train", *inputs.valid)},
@@ -117,7 +128,7 @@ def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
     if step.optimizer is not None:
-        hashes["optimizer"] = _hash_of_update(step.optimizer, shapes)
+        hashes["optimizer"] = _hash_of_update(step, shapes)
     for name, schedule in schedules_in(step.schedule, step.optimizer):
         traced = jax.make_jaxpr(functools.partial(lr_at, schedule))(shapes.step, shapes.lr_scale)
         hashes[f"{OF_RUN} of {name}" if name else OF_RUN] = jaxpr_fingerprint(traced)
@@ -126,19 +137,22 @@ def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
     return {"hashes": hashes, "batches": batches, "versions": installed}
 
 
-def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
+def _hash_of_update(step: StepFunctions, shapes: TrainState) -> str:
     """Return the hash of the update alone, without the loss function. Schedules are compared separately."""
+    optimizer: Any = step.optimizer
     if isinstance(optimizer, OptimizerFactory):
         optimizer = optimizer.with_schedules(lambda name, schedule: Constant(0.0))
 
-    def update(rate: Any, params: Any, opt_state: Any, grads: Any) -> Any:
-        given = optimizer, rate, grads, opt_state, params
+    def update(rate: Any, params: Any, opt_state: Any, grads: Any, keywords: Any) -> Any:
+        given = functools.partial(optimizer, **keywords) if keywords else optimizer, rate, grads, opt_state, params
         return update_params(*given, loss=jnp.float32(0), value_fn=lambda _: jnp.float32(0), step=jnp.int32(0))
 
     of_examples = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), shapes.params)
     for grads in (shapes.params, of_examples):  # some optimizers take the gradients of each example
         with contextlib.suppress(Exception):
-            traced = jax.make_jaxpr(update)(shapes.lr_scale, shapes.params, shapes.opt_state, grads)
+            state = shapes.params, shapes.opt_state
+            keywords = shapes.extra.get(HYPERPARAMETERS, {})
+            traced = jax.make_jaxpr(update)(shapes.lr_scale, *state, grads, keywords)
             return jaxpr_fingerprint(traced)
     return ""
 

@@ -1,16 +1,22 @@
-"""Hooks of the user: what they are called with, and the numbers that they return."""
+"""Hooks of the user: what they are called with, and the values that they return."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from learner.errors import LearnerError
+from learner.events import SamplesLogged
+from learner.models.params import trainable_params
 from learner.training.executor import Runner
 from learner.training.messages import SplitFinished
 from learner.training.position import Position
 from learner.training.reporter import Reporter
+from learner.util.number_checks import is_finite
+from learner.util.samples import Histogram, Image, Sample
+from learner.util.trees import named_leaves
 
 LONGEST_SHOWN = 500  # characters of what a hook returned
 
@@ -30,38 +36,121 @@ class EpochInfo:
     values: Mapping[str, float | str]
 
 
+@dataclasses.dataclass(frozen=True)
+class Updates:
+    """What a hook returns to change the run. The changes are made before the next step, and are in the checkpoint of
+    this one, so that a resumed run has them or calls the hook again.
+
+    Attributes:
+      model: the model that the hook got, with other values in its arrays. The optimizer's state stays.
+      lr_scale: the factor of the learning rate from here on, 0 or more; at the start of a run it is 1.
+      values: to log, as a hook without updates returns them.
+
+    >>> def halve(info, model):
+    ...     return Updates(lr_scale=0.5) if info.epoch == 10 else None
+    """
+
+    model: Any = None
+    lr_scale: float | None = None
+    values: Mapping[str, Any] | None = None
+
+
 def call_hooks(
-    hooks: Sequence[Callable[..., Any]], runner: Runner, reporter: Reporter, p: Position, at_step: int | None
+    hooks: Sequence[Callable[..., Any]],
+    runner: Runner,
+    reporter: Reporter,
+    p: Position,
+    at_step: int | None,
+    lr_is_free: bool,
 ) -> None:
-    """Call each hook with `(info, model)`, and log the numbers that they return as the split `custom`."""
+    """Call each hook with `(info, model)`, make the updates that they return, and log the values: numbers as the split
+    `custom`, others as samples. `lr_is_free`: hooks may scale the learning rate, as no plateau scheduler does.
+    """
     if not hooks:
         return
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, np.float32] = {}
+    samples: dict[str, Sample] = {}
     info = EpochInfo(p.epoch, p.step, reporter.newest())
     # After `newest`, which waits: the steps before the hook may have ended the run.
     if reporter.halted is not None:
         return
     model = runner.model()
     for hook in hooks:
-        numbers |= _numbers(hook, hook(info, model))
+        returned = hook(info, model)
+        if isinstance(returned, Updates):
+            _update(returned, hook, runner, reporter, p, lr_is_free)
+            # The next hook gets the model as it is now, with arrays that no dispatch donates.
+            model, returned = runner.model(), returned.values
+        for name, value in _values(hook, returned).items():
+            if isinstance(value, np.float32):
+                numbers[name] = value
+            else:
+                samples[name] = value
     if numbers:
         reporter.put(SplitFinished("custom", p.epoch, p.step, at_step, numbers))
+    if samples:
+        reporter.put(SamplesLogged(time.time(), p.epoch, p.step, samples))
 
 
-def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:
-    """Return the result of a hook as numbers to log."""
+def _update(
+    updates: Updates, hook: Callable[..., Any], runner: Runner, reporter: Reporter, p: Position, lr_is_free: bool
+) -> None:
+    name, scale = _name_of(hook), updates.lr_scale
+    if scale is not None and not (is_finite(scale) and scale >= 0):
+        raise LearnerError(
+            f"the hook {name} returned Updates with lr_scale {scale!r}; it needs a number, 0 or more",
+            code="step-hook-lr-scale",
+            name=name,
+        )
+    if scale is not None and not lr_is_free:
+        raise LearnerError(
+            f"the hook {name} returned Updates with lr_scale, and ReduceOnPlateau sets the learning rate: use one of "
+            "them",
+            code="step-hook-plateau",
+            name=name,
+        )
+    if updates.model is not None:
+        runner.replace_model(updates.model)
+    if scale is not None:
+        runner.scale_lr(scale)
+        p.lr_factor = float(scale)
+    replaced = updates.model is not None
+    reporter.journal("update", epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
+
+
+def parameter_histograms(info: EpochInfo, model: Any) -> dict[str, Histogram]:
+    """Return a histogram of each trained parameter by path: a hook, for `builder.every(1000, parameter_histograms)`.
+
+    >>> histograms = parameter_histograms(EpochInfo(1, 10, {}), {"w": np.float32([0, 1, 1]), "n": np.int32(3)})
+    >>> {name: int(histogram.counts[-1]) for name, histogram in histograms.items()}
+    {'w': 2}
+    """
+    return {name: Histogram(x) for name, x in named_leaves(trainable_params(model)).items() if np.size(x)}
+
+
+def _values(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32 | Sample]:
+    """Return the result of a hook by name: numbers, and samples."""
     if returned is None:
         return {}
     try:
-        return {str(name): np.float32(np.asarray(value, np.float32).item()) for name, value in dict(returned).items()}
+        return {
+            str(name): value
+            if isinstance(value, str | Image | Histogram)
+            else np.float32(np.asarray(value, np.float32).item())
+            for name, value in dict(returned).items()
+        }
     except (TypeError, ValueError, OverflowError):  # OverflowError: of an integer beyond all floats
-        name = getattr(hook, "__name__", type(hook).__name__)
+        name = _name_of(hook)
         raise LearnerError(
-            f"the hook {name} returned {_shown(returned)}; it may return numbers to log, by name, such as "
-            "{'norm': 1.5}, or None",
+            f"the hook {name} returned {_shown(returned)}; it may return values to log, by name, such as "
+            "{'norm': 1.5}: numbers, texts, Image(array) and Histogram(array); Updates(model=...); or None",
             code="step-hook-returns",
             name=name,
         ) from None
+
+
+def _name_of(hook: Callable[..., Any]) -> str:
+    return getattr(hook, "__name__", type(hook).__name__)
 
 
 def _shown(returned: Any) -> str:

@@ -72,12 +72,25 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
     share = _share(strategy)
     source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
     first = batch_arrays(source.peek(1), "train")
-    inputs = read_valid(options, valid, strategy)
+    inputs = read_valid(options, valid, strategy, options.seed if options.valid_shuffle else None)
+    if options.valid_shuffle:
+        _refuse_unshuffled(inputs)
     if options.valid_batches is not None:
         for split in inputs.valid:
             inputs.source(split).limit(options.valid_batches)
     refuse_endless(inputs)
     return Inputs(source, inputs.valid, {"train": first, **inputs.first_batches})
+
+
+def _refuse_unshuffled(inputs: Inputs) -> None:
+    for split, source in inputs.valid.items():
+        if source.fingerprint()["order"] != "shuffled":
+            raise LearnerError(
+                f"valid_batches(shuffle=True) draws rows, and the {split} data comes in batches: pass its dataset or "
+                "arrays, with with_batch_size(n), or a loader of DataLoaderBuilder().shuffle(seed)",
+                code="data-validation-not-shuffled",
+                split=split,
+            )
 
 
 def refuse_endless(inputs: Inputs) -> None:
@@ -109,13 +122,17 @@ def _share(strategy: Strategy | None) -> ProcessShard | None:
     return None if strategy is None or strategy.share is None else ProcessShard(*strategy.share)
 
 
-def read_valid(options: Options, valid: Any, strategy: Strategy | None) -> Inputs:
-    """Read validation data only; without a strategy, each process gets all of it."""
-    sources = valid_sources(options, valid, _share(strategy))
+def read_valid(options: Options, valid: Any, strategy: Strategy | None, shuffle: int | None = None) -> Inputs:
+    """Read validation data only; without a strategy, each process gets all of it. `shuffle`: the seed of the order of
+    datasets, or None.
+    """
+    sources = valid_sources(options, valid, _share(strategy), shuffle)
     return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
 
 
-def valid_sources(options: Options, valid: Any, share: ProcessShard | None) -> dict[str, Source]:
+def valid_sources(
+    options: Options, valid: Any, share: ProcessShard | None, shuffle: int | None = None
+) -> dict[str, Source]:
     """Return the validation splits by name."""
     if valid is None:
         return {}
@@ -133,7 +150,10 @@ def valid_sources(options: Options, valid: Any, share: ProcessShard | None) -> d
         if not any(arrays):  # otherwise they are the fields of one dataset
             named = {f"valid-{name}": loader for name, loader in valid.items()}
             refuse_same_files(list(named))
-    return {split: source_of(data, split, batch_size=options.batch_size, share=share) for split, data in named.items()}
+    size = options.batch_size
+    return {
+        split: source_of(data, split, batch_size=size, shuffle=shuffle, share=share) for split, data in named.items()
+    }
 
 
 def _is_arrays(data: PyTree) -> bool:

@@ -1,7 +1,7 @@
 """The items that a run hands to its reporter, in order."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -79,6 +79,16 @@ class NonFiniteStop:
 
 
 @dataclasses.dataclass(frozen=True)
+class MemberStop:
+    """The end of a member of a population while others train: why, where, and True if its epoch is complete."""
+
+    reason: str
+    epoch: int
+    step: int
+    ends_epoch: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Callback:
     """A function to call on the reporter's thread, in order."""
 
@@ -120,6 +130,9 @@ class ReporterSnapshot:
       host_metrics: the states of metrics on the host, by split and name.
       rows: of collecting metrics in an epoch in progress, as `RowCollector.to_store` returns them.
       history: returns the history as JSON. It is called when the checkpoint is written: there may be very many values.
+      halted: the step that ended the run, or a member of a population, or None.
+      stopped: the end of a member of a population, or None.
+      members: the parts of the members of a population.
     """
 
     log: Mapping[str, Any]
@@ -127,3 +140,23 @@ class ReporterSnapshot:
     host_metrics: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, Any]
     history: Callable[[], dict[str, Any]]
+    halted: NonFiniteStop | None = None
+    stopped: MemberStop | None = None
+    members: "Sequence[ReporterSnapshot]" = ()
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """The fields of the checkpoint's progress but for the history."""
+        return {"log": self.log, "epoch_values": self.epoch_values, "host_metrics": self.host_metrics}
+
+    @property
+    def of_member(self) -> dict[str, Any]:
+        """The progress of a member of a population."""
+        ends: dict[str, Any] = {"halted": self.halted, "stopped": self.stopped}
+        ends = {name: None if end is None else dataclasses.asdict(end) for name, end in ends.items()}
+        return {**self.progress, "history": self.history(), **ends}
+
+    @property
+    def all_rows(self) -> Mapping[str, Any]:
+        """The rows of the run, in a population by the index of the member."""
+        return {str(i): m.rows for i, m in enumerate(self.members) if m.rows} if self.members else self.rows

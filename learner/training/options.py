@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import remat_name
 from learner.training.profile import Window
 from learner.training.stopping import Interrupter, MetricEarlyStopping
+from learner.training.valid_schedule import ValidPeriod, ValidSchedule
 
 LONGEST_CHAIN = 40  # of links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
 
 
 def option(default: Any, **records: str) -> Any:
-    """Return a dataclass field for an option, with the records of a run that contain it.
+    """Return a dataclass field for an option, with the records of a run that contain it. The journal leaves out None.
 
     Args:
       default: the value of an option that the builder does not set.
@@ -51,12 +52,20 @@ class Options:
     num_epochs: int | None = option(None, journal="num_epochs", agreement="num_epochs")
     num_steps: int | None = option(None, journal="num_steps", agreement="num_steps")
     valid_every: int | None = option(None, journal="valid_every", agreement="valid_every")
+    valid_epochs: int | None = option(None, journal="valid_every.epochs", agreement="valid_epochs")
+    valid_splits: Mapping[str, Mapping[str, Any]] | None = option(
+        None, journal="valid_every.splits", agreement="valid_splits"
+    )  # fields of `ValidPeriod` by split
+    valid_first: bool | None = option(None, journal="valid_first", agreement="valid_first")
     valid_batches: int | None = option(None, journal="valid_batches", agreement="valid_batches")
+    valid_shuffle: bool | None = option(None, journal="valid_batches.shuffle", agreement="valid_shuffle")
     accumulate: int = option(1, journal="grads_accumulation", agreement="accumulate", resume="micro-batches per step")
     steps_per_dispatch: int | None = option(None, journal="steps_per_dispatch", agreement="steps_per_dispatch")
     seed: int = option(0, journal="seed", agreement="seed", resume="seed")
     batch_size: int | None = option(None, journal="with_batch_size", agreement="batch_size")
+    population: Any = None  # a `learner.training.population.Population`, whose members have options of their own
     checkpoints: CheckpointOptions | None = DEFAULT_CHECKPOINTS
+    restore_best: bool | None = option(None, journal="restore_best")
     devices: Any = None
     start: dict[str, Any] | None = None
     initial: dict[str, Any] | None = None
@@ -131,6 +140,13 @@ class Options:
             on_nonfinite=NonFinitePolicy("ignore"),
             application_logger=None,
         )
+
+    def valid_schedule(self, splits: Collection[str]) -> ValidSchedule:
+        """Return when these validation splits are validated."""
+        default = ValidPeriod(self.valid_every, 1 if self.valid_epochs is None else self.valid_epochs)
+        own = {f"valid-{name}": ValidPeriod(**fields) for name, fields in (self.valid_splits or {}).items()}
+        periods = {split: own.get(split, default) for split in splits}
+        return ValidSchedule(periods, self.num_epochs, self.num_steps)
 
     def metrics_of(self, split: str) -> list[MetricBase]:
         """Return the metrics of a split. Metrics with state on the host are copied, as each split needs its own."""

@@ -22,6 +22,7 @@ class Position:
       pending: what the last step still requires: a `validation` inside an epoch, or the validation and the end of the
         `epoch`; otherwise empty.
       remaining_splits: the splits that the pending validation has still to read.
+      lr_factor: by which hooks have scaled the learning rate.
     """
 
     epoch: int = 1
@@ -30,10 +31,12 @@ class Position:
     in_epoch: int = 0
     pending: str = ""
     remaining_splits: tuple[str, ...] = ()
+    lr_factor: float = 1.0
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Position":
         """Return the position of a checkpoint."""
+        saved = {"lr_factor": 1.0, **saved}  # older checkpoints have none
         fields = {field.name: saved[SAVED_NAMES.get(field.name, field.name)] for field in dataclasses.fields(cls)}
         return cls(**{**fields, "remaining_splits": tuple(fields["remaining_splits"])})
 

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from learner.distributed.process_group import ProcessGroup
-from learner.errors import LearnerError, Problem, one_error
+from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.schedule_resolution import describe_schedules
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import check_replicas
@@ -21,6 +22,7 @@ from learner.training.fingerprints import fingerprint_of
 from learner.training.inputs import Inputs, read_inputs
 from learner.training.monitors import set_directions
 from learner.training.options import Options
+from learner.training.population_checks import population_problems
 from learner.training.run_directory import may_resume, refuse_links
 from learner.training.step_checks import no_step, trace_train, trace_valid
 
@@ -32,16 +34,21 @@ class RunPlan:
     Attributes:
       definition: the options, the step and the optimizer.
       inputs: the data.
-      fingerprint: of the run; see `learner.training.fingerprints`.
       resumes: True if the run in the directory is resumed.
       processes: of the run.
+      fingerprint_of_run: computes `fingerprint` once; the traces for it take longer than all checks.
     """
 
     definition: TrainingDefinition
     inputs: Inputs
-    fingerprint: Mapping[str, Any]
     resumes: bool
     processes: ProcessGroup
+    fingerprint_of_run: Callable[[], Mapping[str, Any]]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """The fingerprint of the run; see `learner.training.fingerprints`."""
+        return self.fingerprint_of_run()
 
     @property
     def options(self) -> Options:
@@ -75,27 +82,50 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
     if not resumes:
         definition.take_initial()
     inputs = read_checked(definition, train, valid)
-    if options.valid_every is not None and not inputs.valid:
-        raise LearnerError(
-            f"valid_every is {options.valid_every}, and there is no validation data: give it to fit(train, valid) "
-            "or to build(..., valid=), or leave valid_every out",
-            code="learner-valid-every-without-data",
-        )
+    _refuse_unused(options, inputs)
     if options.checkpoints is not None:
         inputs.source("train").keep_state()
     step, strategy, optimizer = definition.step, definition.strategy, definition.optimizer
     lr = optimizer.lr if step.schedule is None and optimizer.plateau is None else None
-    shapes, plateau = definition.shapes(), optimizer.plateau
-    fingerprint = fingerprint_of(options, step, shapes, inputs, lr, plateau, strategy.description)
-    inputs.programs.clear()  # the traced steps hold memory, and nothing else needs them
+    plateau = optimizer.plateau
+
+    @functools.cache
+    def fingerprint() -> Mapping[str, Any]:
+        found = fingerprint_of(options, step, definition.shapes(), inputs, lr, plateau, strategy.description)
+        inputs.programs.clear()  # the traced steps hold memory, and nothing else needs them
+        return found
+
     if processes.count > 1:
         refuse_together(options, strategy)
         rate = optimizer.lr, describe_schedules(step.schedule, step.optimizer), plateau is not None
-        processes.agree("what they train", description(options, step, strategy, inputs, rate, resumes, fingerprint))
+        processes.agree("what they train", description(options, step, strategy, inputs, rate, resumes, fingerprint()))
         # The first rows differ between processes; checkpoints hold those of the first process.
-        fingerprint = processes.run_on_primary(lambda: fingerprint)
+        of_first = processes.run_on_primary(fingerprint)
+        fingerprint = functools.cache(lambda: of_first)
     processes.run_on_primary(lambda: refuse_links(options, inputs))
-    return RunPlan(definition, inputs, fingerprint, resumes, processes)
+    return RunPlan(definition, inputs, resumes, processes, fingerprint)
+
+
+def _refuse_unused(options: Options, inputs: Inputs) -> None:
+    """Raise `LearnerError` if validations are asked for without data for them."""
+    asked = {"valid_every": options.valid_every, "valid_first": options.valid_first}
+    for name, value in asked.items():
+        if value is not None and not inputs.valid:
+            raise LearnerError(
+                f"{name} is {value}, and there is no validation data: give it to fit(train, valid) "
+                f"or to build(..., valid=), or leave {name} out",
+                code="learner-valid-every-without-data",
+                name=name,
+            )
+    names = [split.removeprefix("valid-") for split in inputs.valid if split != "valid"]
+    for name in options.valid_splits or {}:
+        if name not in names:
+            hint = near(name, names) if names else "name several by a dict, fit(train, {'ood': data})"
+            raise LearnerError(
+                f"valid_every has split={name!r}, which is no validation split; {hint}",
+                code="learner-valid-split-unknown",
+                split=name,
+            )
 
 
 def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inputs:
@@ -105,7 +135,8 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
     problems = definition.resolve(inputs.source("train").batches)
     shapes, plateau = definition.shapes(), definition.optimizer.plateau
     step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems)
-    definition.change(own_grads=step.own_grads)
+    if step.own_grads != definition.step.own_grads:
+        definition.change(own_grads=step.own_grads)
     return inputs
 
 
@@ -145,6 +176,8 @@ def checked_step(
             with _collecting(problems):
                 new, inputs.programs[split] = trace_valid(step, state, inputs.first_batches[split], split)
                 problems += new
+    if options.population is not None and not problems:
+        problems += population_problems(step, state, inputs)
     problems += set_directions(options, list(inputs.valid), plateau)
     problems += read_too_often(options, inputs)
     for path in {options.directory, options.checkpoint_place}:

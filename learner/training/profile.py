@@ -119,14 +119,14 @@ class Window:
     Attributes:
       first, last: numbers of optimizer steps; see `check_steps`.
       directory: where the trace goes; `None`: into that of the run.
-      done: called with the profile.
+      complete: called with the profile.
       failed: called with why there is none.
     """
 
     first: int
     last: int | None
     directory: Path | None = None
-    done: Callable[[Profile], None] = lambda profile: None
+    complete: Callable[[Profile], None] = lambda profile: None
     failed: Callable[[str], None] = lambda text: None
 
     def room(self, step: int) -> int | None:

@@ -126,7 +126,7 @@ class Profiler(ThreadOwned):
         self._reporter.notify(
             f"profile of steps {profile.first + 1} to {profile.last}: {shares}; {self._directory / FILE}"
         )
-        self._window.done(profile)
+        self._window.complete(profile)
 
     def _fail(self, why: str) -> None:
         self._ended = True

@@ -8,6 +8,7 @@ from learner.errors import LearnerError
 from learner.runs.history import History
 from learner.runs.journal import LARGEST, is_value
 from learner.runs.log_cutting import refuse_position
+from learner.steps.finite import CODES
 from learner.util.json_values import decode
 
 
@@ -27,7 +28,8 @@ def _position(x: Any) -> bool:
     fields = {"epoch", "batch", "step", "in_epoch", "due", "left"}
     return (
         isinstance(x, dict)
-        and x.keys() == fields
+        and x.keys() - {"lr_factor"} == fields
+        and _rate_value(x.get("lr_factor", 1.0))
         and all(_count(x[name]) for name in ("epoch", "batch", "step", "in_epoch"))
         and x["epoch"] >= 1
         and x["in_epoch"] <= min(x["step"], x["batch"])
@@ -44,6 +46,23 @@ def _fingerprint(x: Any) -> bool:
 
 def _key(x: Any) -> bool:
     return isinstance(x, list) and len(x) in (2, 4) and all(_count(word) and word < 2**32 for word in x)
+
+
+def _keys(x: Any) -> bool:
+    """Return True for the key of a run, or those of a population."""
+    return _key(x) or (isinstance(x, list) and bool(x) and all(map(_key, x)) and len(set(map(len, x))) == 1)
+
+
+def _halted(x: Any) -> bool:
+    """Return True for the step that ended a member of a population."""
+    is_step = _fields(epoch=_count, step=_count, kind=lambda kind: kind in CODES)
+    return is_step(x) and len(x) == 3
+
+
+def _stopped(x: Any) -> bool:
+    """Return True for the end of a member of a population by early stopping."""
+    is_end = _fields(reason=_is(str), epoch=_count, step=_count, ends_epoch=_is(bool))
+    return is_end(x) and len(x) == 4
 
 
 def _number(x: Any) -> bool:
@@ -65,16 +84,21 @@ def _rate_value(x: Any) -> bool:
 
 
 STOPPING = _fields(monitor=_is(str), best=_optional(_number), without=_count, seen=_count)
+REPORTED: dict[str, Callable[[Any], bool]] = {
+    "history": _is(dict),
+    "log": _is(dict),
+    "epoch_values": lambda x: isinstance(x, dict) and all("/" in key and is_value(x[key]) for key in x),
+    "host_metrics": lambda x: isinstance(x, dict) and all(map(_is(dict), x.values())),
+}
+"""The part of a run's reporter, and in a population that of each member."""
+
 PROGRESS: dict[str, Callable[[Any], bool]] = {
     "position": _position,
     "monitor": _is(str),
     "higher_is_better": _is(bool),
     "score": _optional(_number),
-    "root_key": _key,
-    "history": _is(dict),
-    "log": _is(dict),
-    "epoch_values": lambda x: isinstance(x, dict) and all("/" in key and is_value(x[key]) for key in x),
-    "host_metrics": lambda x: isinstance(x, dict) and all(map(_is(dict), x.values())),
+    "root_key": _keys,
+    **REPORTED,
     "early_stopping": lambda x: isinstance(x, list) and all(map(STOPPING, x)),
     "plateau": _optional(_fields(best=_optional(_number), rate=_rate_value, without=_count, resting=_count)),
     "validated_step": _optional(_count),
@@ -99,6 +123,12 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     malformed = [name for name, check in checks.items() if name not in progress or not check(progress[name])]
     if not _data(progress.get("data")):
         malformed.append("data")
+    members = progress.get("members", [])
+    if not (
+        isinstance(members, list)
+        and all(map(_fields(**REPORTED, halted=_optional(_halted), stopped=_optional(_stopped)), members))
+    ):
+        malformed.append("members")
     if not malformed and progress["position"]["step"] != step:
         malformed = ["position"]
     if malformed:
@@ -108,5 +138,6 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
             path=path,
             fields=", ".join(malformed),
         )
-    refuse_position(progress["log"])
-    History.from_json(progress["history"])
+    for part in (progress, *members):
+        refuse_position(part["log"])
+        History.from_json(part["history"])

@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from learner.events import EpochStarted, ListenerThread, Message, Saved
+from learner.events import EpochStarted, Event, ListenerThread, Message, Saved
 from learner.metrics.base import MetricBase
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles, RunFiles
@@ -26,13 +26,23 @@ from learner.steps.finite import NonFinitePolicy
 from learner.training.delivery import Delivery
 from learner.training.host_metrics import HostMetrics
 from learner.training.in_flight import InFlightLimiter
-from learner.training.messages import Callback, Item, NonFiniteStop, Query, ReporterSnapshot, StepsDispatched
+from learner.training.messages import (
+    Callback,
+    Item,
+    MemberStop,
+    NonFiniteStop,
+    Query,
+    ReporterSnapshot,
+    StepsDispatched,
+)
 from learner.training.nonfinite_reports import NonFiniteReports
+from learner.training.population_delivery import PopulationDelivery
 from learner.training.row_collector import RowCollector
 from learner.training.step_reader import StepReader
 from learner.training.timing import StepTimeEstimator
 from learner.util.ownership import ThreadOwned
 
+D = TypeVar("D", bound=Delivery)
 POLL_SECONDS = 1
 MOST_QUEUED = 256  # hand-overs of the loop; the loop waits for room
 MOST_AT_ONCE = 32  # hand-overs that are read together
@@ -53,6 +63,22 @@ class ReporterTimes:
     blocked: float
     reading: float
     handling: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberValues:
+    """What a reporter delivers the values of a member of a population with; see the arguments of `Reporter`."""
+
+    files: RunFiles | NoFiles | None
+    listeners: Sequence[ListenerThread]
+    warn: Callable[[str], None]
+    metrics: Mapping[str, Sequence[MetricBase]]
+    history: History
+    collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None
+    row_trees: Mapping[str, Any] | None = None
+    epoch_values: Mapping[str, float | str] | None = None
+    halted: NonFiniteStop | None = None
+    stopped: MemberStop | None = None
 
 
 class _LoopSide(ThreadOwned):
@@ -93,6 +119,7 @@ class Reporter(ThreadOwned):
       check_peers: called now and then during a wait; it raises if another process has failed.
       now: the clock of steps, in seconds.
       steps_per_epoch: None if that is not known.
+      members: of a population, whose means the run then has.
 
     Attributes:
       log: see above.
@@ -120,6 +147,7 @@ class Reporter(ThreadOwned):
         check_peers: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.perf_counter,
         steps_per_epoch: int | None = None,
+        members: Sequence[MemberValues] = (),
     ):
         self.log, self.warn = log or logging.getLogger(__name__), warn
         self.steps_per_epoch = steps_per_epoch
@@ -127,9 +155,23 @@ class Reporter(ThreadOwned):
         self._clock, self._now, self._check_peers = clock, now, check_peers
         # Built by the loop's thread and claimed by the reporter's in `_work`, which alone writes to them from then on.
         reader = StepReader(estimator, self.limiter, now)
-        host_metrics = HostMetrics(metrics, RowCollector(collected, row_trees), history, warn)
-        nonfinite = NonFiniteReports(policy, self.log, warn)
-        self._delivery = Delivery(files, history, listeners, reader, host_metrics, nonfinite, clock, now, epoch_values)
+
+        def delivery(kind: type[D], of: MemberValues) -> D:
+            rows = RowCollector(of.collected, of.row_trees)
+            host_metrics = HostMetrics(of.metrics, rows, of.history, of.warn)
+            nonfinite = NonFiniteReports(policy, self.log, of.warn)
+            nonfinite.halted = of.halted
+            values = of.epoch_values
+            made = kind(of.files, of.history, of.listeners, reader, host_metrics, nonfinite, clock, now, values)
+            made.stopped = of.stopped
+            return made
+
+        own = MemberValues(files, listeners, warn, metrics, history, collected, row_trees, epoch_values)
+        self._members = [delivery(Delivery, of) for of in members]
+        if self._members:
+            population = delivery(PopulationDelivery, own)
+            population.members = self._members
+        self._delivery: Delivery = population if self._members else delivery(Delivery, own)
         self._error: BaseException | None = None
         self._loop = _LoopSide()
         self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
@@ -178,26 +220,34 @@ class Reporter(ThreadOwned):
         """Record the log offsets before a validation: a checkpoint of one that is interrupted has these."""
         self.put(Callback(self._delivery.mark_logs))
 
-    def newest(self, at: int | None = None) -> dict[str, float | str]:
+    def newest(self, at: int | None = None, member: int | None = None) -> dict[str, float | str]:
         """Wait for the values of all steps, and return the newest value of every metric, or of those that were measured
-        at a step.
+        at a step. `member`: of a population, whose values they are.
         """
         self.wait()  # afterwards this thread may read the history: the reporter has nothing to do
-        last = {key: self.history.last(key) for key in self.history}
+        history = self.history_of(member)
+        last = {key: history.last(key) for key in history}
         return {key: point.value for key, point in last.items() if point is not None and at in (None, point.step)}
 
-    def journal(self, event: str, **fields: Any) -> None:
-        """Write a line of the journal, in order."""
-        self.put(Callback(lambda: self._delivery.journal(event, fields)))
+    def journal(self, event: str, member: int | None = None, **fields: Any) -> None:
+        """Write a line of the journal, in order. `member`: of a population, whose journal it is."""
+        self.put(Callback(lambda: self._delivery_of(member).journal(event, fields)))
 
-    def write_model(self, model: Mapping[str, Any]) -> None:
+    def write_model(self, model: Mapping[str, Any], member: int | None = None) -> None:
         """Write the description of the model, in order."""
-        self.put(Callback(lambda: self._delivery.write_model(model)))
+        self.put(Callback(lambda: self._delivery_of(member).write_model(model)))
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, Any], member: int | None = None) -> None:
         """Write the summary, in order, and wait for it."""
-        self.put(Callback(lambda: self._delivery.write_summary(summary)))
+        self.put(Callback(lambda: self._delivery_of(member).write_summary(summary)))
         self.wait()
+
+    def emit(self, event: Event, member: int | None) -> None:
+        """Send an event to the listeners of a member of a population, in order, or to those of the run."""
+        self.put(Callback(lambda: self._delivery_of(member).emit(event)))
+
+    def _delivery_of(self, member: int | None) -> Delivery:
+        return self._delivery if member is None else self._members[member]
 
     def idle(self, since: float) -> float:
         """Return the seconds since then, by the clock of steps, in which the device had nothing to do."""
@@ -242,9 +292,9 @@ class Reporter(ThreadOwned):
         self.put_nowait(Callback(lambda: self._delivery.journal("save", {"step": step, "path": str(path)})))
         self.put_nowait(Saved(self._clock(), epoch, step, path, seconds))
 
-    def flush_logs(self, position: Mapping[str, Any]) -> None:
-        """Write the logs up to a position to the disk, on the thread that calls this."""
-        self._delivery.flush_logs(position)
+    def flush_logs(self, progress: Mapping[str, Any]) -> None:
+        """Write the logs that a checkpoint's progress counts on to the disk, on the thread that calls this."""
+        self._delivery.flush_logs(progress)
 
     def check(self) -> None:
         """Raise the error of the reporter's thread, with its own traceback."""
@@ -261,15 +311,40 @@ class Reporter(ThreadOwned):
         """The value of every metric at every epoch and validation. Other threads may read it after `wait`."""
         return self._delivery.history
 
+    def history_of(self, member: int | None) -> History:
+        """Return the history of a member of a population, or that of the run; see `history`."""
+        return self._delivery_of(member).history
+
     @property
     def halted(self) -> NonFiniteStop | None:
         """The step that ended the run, or None. Steps that were dispatched after it leave no trace."""
-        return self._delivery.nonfinite.halted
+        return self.halted_of(None)
+
+    def halted_of(self, member: int | None) -> NonFiniteStop | None:
+        """Return the step that ended a member of a population, or the run, or None. See `halted`."""
+        return self._delivery_of(member).nonfinite.halted
 
     @property
     def summary(self) -> Mapping[str, Any]:
         """The summary of the run, once it has ended."""
         return self._delivery.summary
+
+    def is_active(self, member: int) -> bool:
+        """Return True unless a member of a population has ended. Other threads may ask after `wait`."""
+        return self._members[member].is_active()
+
+    def stopped_of(self, member: int) -> MemberStop | None:
+        """Return the end of a member of a population by early stopping, or None; see `is_active`."""
+        return self._members[member].stopped
+
+    def stop_member(self, member: int, stopped: MemberStop) -> None:
+        """End a member of a population, in order, and wait for it."""
+        self.put(Callback(lambda: self._members[member].stop(stopped)))
+        self.wait()
+
+    def summary_of(self, member: int) -> Mapping[str, Any]:
+        """Return the summary of a member of a population, once it has ended."""
+        return self._members[member].summary
 
     @property
     def spent(self) -> Mapping[str, float]:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, to_items
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.store import CheckpointStore, Entry
@@ -43,6 +45,14 @@ class Restored:
     def position(self) -> Position:
         """The position of the run."""
         return Position.from_json(self.progress["position"])
+
+    def of_member(self, index: int) -> "Restored":
+        """Return what the checkpoint of a population holds of the values of one member. The state stays that of all."""
+        progress = {**self.progress, **self.progress["members"][index]}
+        metrics = None if self.metrics is None else {**self.metrics}
+        if metrics is not None:
+            metrics["rows"] = (metrics.get("rows") or {}).get(str(index))
+        return dataclasses.replace(self, progress=progress, metrics=metrics)
 
 
 SCALE = "loss_scale."  # where the loss scale is in `extra`
@@ -93,9 +103,9 @@ def restore(
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
     state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
-    if int(state.step) != entry.step:
+    if (step := int(np.max(state.step))) != entry.step:
         raise LearnerError(
-            f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}",
+            f"the checkpoint {store.path(entry.step)} is of step {step}, not of {entry.step}",
             code="checkpoint-step-mismatch",
         )
     return Restored(entry, state, progress, store.metrics(entry.step), tuple(notes))

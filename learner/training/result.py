@@ -1,33 +1,51 @@
 """The result of `fit`."""
 
-import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from learner.checkpoint.items import from_items, to_items
-from learner.checkpoint.manifest import DamagedError
-from learner.errors import LearnerError
-from learner.runs.history import History, Point, read_history
-from learner.steps.eval_params import eval_params, has_eval_params
+import jax
+
+from learner.records.inference import export_model
+from learner.runs.history import History, Point
+from learner.steps.eval_params import eval_params
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.dispatch_plan import make_runner
 from learner.training.executor import Runner
+from learner.training.model_loading import load_best_state
 from learner.training.preflight import RunPlan
 from learner.training.restore import Restored
 from learner.training.resume import finished_summary, too_few_epochs
-from learner.training.run_directory import open_store
 from learner.util.fragments import fragment, paragraph
-from learner.util.trees import named_leaves
+
+ModelT = TypeVar("ModelT")
 
 
-class LearningResult:
+@dataclasses.dataclass(frozen=True)
+class BestModel(Generic[ModelT]):
+    """The model of the best checkpoint of a run.
+
+    Attributes:
+      model: in eval mode.
+      epoch: the epoch that the checkpoint ends, or inside of which it was made.
+      step: the optimizer step.
+    """
+
+    model: ModelT
+    epoch: int
+    step: int
+
+
+class LearningResult(Generic[ModelT]):
     """The outcome of a run.
 
     Attributes:
-      model: the trained model as it was given: the same type, a new object, in eval mode.
+      model: the trained model as it was given: the same type, a new object, in eval mode. After
+        `LearnerBuilder.restore_best`, the best model.
       history: what every metric was, epoch by epoch.
       stopped_by: why the run ended: `num_epochs`, `num_steps`, `ctrl-c`, `sigterm`, or what stopped it and its
         reason.
@@ -36,11 +54,11 @@ class LearningResult:
 
     def __init__(
         self,
-        model: Any,
+        model: ModelT,
         history: History,
         stopped_by: str,
         summary: Mapping[str, Any],
-        load_best: Callable[[], Any],
+        load_best: Callable[[], BestModel[ModelT]],
     ):
         self.model = model
         self.history = history
@@ -49,14 +67,43 @@ class LearningResult:
         self._load_best = load_best
 
     @cached_property
-    def best_model(self) -> Any:
+    def _best(self) -> BestModel[ModelT]:
+        return self._load_best()
+
+    @property
+    def best_model(self) -> ModelT:
         """The model of the best epoch, in eval mode: the one with the best value of the monitored metric, `valid/Loss`
         by default. Read from its checkpoint at the first access; in a run of several processes by all of them.
 
         Raises:
           LearnerError: the run saved nothing (`with_file_checkpointer(None)`), or its checkpoints are gone or damaged.
         """
-        return self._load_best()
+        return self._best.model
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch of `best_model`, whose checkpoint is read. Raises as `best_model` does."""
+        return self._best.epoch
+
+    @property
+    def best_step(self) -> int:
+        """The optimizer step of `best_model`, whose checkpoint is read. Raises as `best_model` does."""
+        return self._best.step
+
+    def export(self, path: str | Path, inputs: Any, *, best: bool = True, **options: Any) -> Path:
+        """Write the model for inference into a directory, and return its path; see `learner.records.export_model`.
+
+        Args:
+          path: the directory.
+          inputs: an example of the inputs, `[rows, ...]`.
+          best: export the best model rather than `model`.
+          **options: of `export_model`: `function`, `batch_size`, `platforms`.
+
+        Raises:
+          LearnerError: the model cannot be exported, or there is no best model.
+        """
+        metrics = numbers_at(self.history, self.best_step if best else self.summary["steps"])
+        return export_model(path, self.best_model if best else self.model, inputs, metrics=metrics, **options)
 
     def _repr_html_(self) -> str:
         points = {key: metric["best"] for key, metric in self.summary["metrics"].items()}
@@ -68,56 +115,40 @@ class LearningResult:
         return f"LearningResult(stopped_by={self.stopped_by!r}, history={list(self.history)})"
 
 
+def numbers_at(history: History, step: int) -> dict[str, float]:
+    """Return the numbers of a history that were measured after a step, by key."""
+    points = [(key, point) for key in history for point in history.points(key) if point.step == step]
+    return {key: point.value for key, point in points if not isinstance(point.value, str)}
+
+
 def result_of(
     definition: TrainingDefinition, runner: Runner, history: History, summary: Mapping[str, Any]
-) -> LearningResult:
-    """Return the result of a run that has ended, with a copy of the state that `runner` holds."""
+) -> LearningResult[Any]:
+    """Return the result of a run that has ended, with a copy of the state that `runner` holds: with `restore_best`, the
+    best one.
+    """
+
+    def load_best() -> BestModel[Any]:
+        state, epoch, step = load_best_state(definition, definition.placed_shapes())
+        return BestModel(rebuild(definition, state), epoch, step)
+
+    if definition.options.restore_best:
+        # The other parts stay: the optimizer's state of the last step has nothing to do with the best parameters.
+        runner.leaves = jax.tree.leaves(load_best_state(definition, runner.state)[0])
     model = rebuild(definition, runner.copy(runner.state))
-    return LearningResult(model, history, summary["stopped_by"], summary, lambda: load_best_model(definition))
+    return LearningResult(model, history, summary["stopped_by"], summary, load_best)
 
 
-def finished_result(plan: RunPlan, restored: Restored) -> tuple[Runner, LearningResult] | None:
-    """Return the programs and the result of a run that has nothing left to train, or None. Nothing is written."""
+def finished_runner(plan: RunPlan, restored: Restored) -> tuple[Runner, Mapping[str, Any]] | None:
+    """Return the programs and the summary of a run that has nothing left to train, or None. Nothing is written."""
     summary = finished_summary(plan, restored)
     if summary is None:
         return None
     for text in too_few_epochs(plan.options, restored.position):
-        warnings.warn(text, stacklevel=3)  # the line that called `fit`
-    runner = make_runner(plan.step, restored.state, plan.strategy)
-    return runner, result_of(plan.definition, runner, read_history(plan.options.directory), summary)
+        warnings.warn(text, stacklevel=4)  # the line that called `fit`
+    return make_runner(plan.step, restored.state, plan.strategy), summary
 
 
 def rebuild(definition: TrainingDefinition, state: TrainState) -> Any:
     """Return the model of a state, of the type that was given to `build`, in eval mode."""
     return definition.step.adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
-
-
-def load_best_model(definition: TrainingDefinition) -> Any:
-    """Return the model of the best checkpoint that is not damaged.
-
-    Raises:
-      LearnerError: the run saved nothing, or none of its checkpoints can be read.
-    """
-    if definition.options.checkpoints is None:
-        raise LearnerError(
-            "the run kept no best model: with_file_checkpointer(None) turns saving off. Leave it out, or use "
-            "result.model, the model after the last step",
-            code="learner-best-not-kept",
-        )
-    damaged = []
-    with contextlib.closing(open_store(definition.options)) as store:
-        shapes = definition.placed_shapes()
-        averaged = has_eval_params(named_leaves(shapes.opt_state))
-        items = {name: x for name, x in to_items(shapes).items() if name == "model" or (name == "optim" and averaged)}
-        for entry in store.ranked():
-            try:
-                restored = store.restore(entry.step, items)
-            except DamagedError as error:
-                damaged.append(str(error))
-            else:
-                return rebuild(definition, from_items(restored, shapes))
-    reason = "; ".join(damaged) or f"there is no checkpoint in {store.path(0).parent}"
-    raise LearnerError(
-        f"the best model cannot be read: {reason}. result.model is the model after the last step",
-        code="learner-best-unreadable",
-    )

@@ -9,14 +9,16 @@ import jax
 import numpy as np
 
 from learner.distributed.process_group import ProcessGroup
-from learner.errors import LearnerError
+from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, HostMetric, MetricBase
 from learner.runs.history import History
-from learner.runs.layout import read_summary
+from learner.runs.layout import ENDS, read_summary
 from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.measure import MetricCollection
+from learner.steps.population import stacked_shapes
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
-from learner.training.executor import MetricAccumulator, Runner
+from learner.training.executor import MetricAccumulator, Runner, scaled
 from learner.training.fingerprints import changes, metrics_in_flight, saved_fingerprint
 from learner.training.options import Options
 from learner.training.position import Position
@@ -26,6 +28,7 @@ from learner.training.run_directory import SINGLE_PROCESS, open_store
 from learner.training.snapshot import platform_facts
 from learner.training.stopping import MetricEarlyStopping
 from learner.util.json_values import decode
+from learner.util.text import short
 
 # -- the checkpoint ----------------------------------------------------------------------------------------------------
 
@@ -43,6 +46,11 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
     plan.processes.run_on_primary(recover)
 
     def differing(progress: Mapping[str, Any]) -> list[str]:
+        if problem := population_difference(progress, plan.fingerprint):
+            return [problem]
+        if any(member["stopped"] for member in progress.get("members", ())) and not options.early_stopping:
+            text = "members of the population have ended by early stopping: resume with early_stopping"
+            return [Problem(text, code="resume-population-differs")]
         return differences(progress, plan.fingerprint, plan.inputs.source("train").shares, allowed(options))
 
     return read_checkpoint(plan.definition, differing, plan.processes)
@@ -72,32 +80,35 @@ def allowed(options: Options) -> Collection[str]:
 def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | None:
     """Return the summary of a run that has nothing left to train, or None. Nothing is written."""
     options, position = plan.options, restored.position
-    set_stopping(options.early_stopping, restored.progress["early_stopping"])
+    if options.population is None:
+        set_stopping(options.early_stopping, restored.progress["early_stopping"])
     past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
         options.num_steps is not None and position.step >= options.num_steps
     )
-    if not past and not any(stopping.reason for stopping in options.early_stopping):
+    ended = [member["halted"] or member["stopped"] for member in restored.progress.get("members", ())]
+    if not past and not any(stopping.reason for stopping in options.early_stopping) and not (ended and all(ended)):
         return None
     summary = read_summary(options.directory)
-    ends = ("num_epochs", "num_steps", "early stopping")
-    if summary is None or not str(summary.get("stopped_by")).startswith(ends):
+    if summary is None or not str(summary.get("stopped_by")).startswith(ENDS):
         return None
     if summary.get("steps") != position.step or position.pending:
         return None
     return summary
 
 
-def first_state(plan: RunPlan, restored: Restored | None) -> TrainState:
-    """Return the state that the run begins with, placed by the strategy."""
+def first_state(plan: RunPlan, restored: Restored) -> TrainState:
+    """Return the state that a resumed run begins with, placed by the strategy.
+
+    Raises:
+      LearnerError: the data cannot be read from the position of the checkpoint.
+    """
     definition = plan.definition
-    if restored is None:
-        definition.take_initial()
-        return definition.init_placed()
     position, data = restored.position, data_of(restored.progress, plan.processes.index)
     plan.inputs.source("train").refuse_position(position.epoch, position.batch, data)
     if plan.plateau is not None and restored.progress["plateau"] is not None:
         return restored.state
-    lr_scale = plan.strategy.place(np.float32(definition.optimizer.lr))  # the learning rate may have changed
+    # The learning rate of the builder may have changed; what hooks have made of it stays.
+    lr_scale = plan.strategy.place(scaled(definition.lr_scale, position.lr_factor))
     return dataclasses.replace(restored.state, lr_scale=lr_scale)
 
 
@@ -136,6 +147,29 @@ def differences(
             f"{ALLOWED['metrics']}"
         )
     return problems
+
+
+def population_difference(progress: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> str | None:
+    """Return why a checkpoint is not of the population that resumes, or None."""
+    before: Any = saved_fingerprint(progress)["settings"].get("population")
+    now: Any = fingerprint["settings"]["population"]
+    if before == now:
+        return None
+    (had, count), (have, number) = (("one run", 0) if x is None else ("a population", len(x)) for x in (before, now))
+    if had != have:
+        text = f"the checkpoint is of {had}, and this is {have}"
+    elif count != number:
+        text = f"the population had {count} members, and now has {number}"
+    else:
+        index = next(i for i in range(count) if before[i] != now[i])
+        text = (
+            f"the member {index} of the population was {_shown_member(before[index])}, now {_shown_member(now[index])}"
+        )
+    return Problem(f"{text}: resume with the population of before", code="resume-population-differs")
+
+
+def _shown_member(member: Any) -> str:
+    return short(str(member.get("directory")) if isinstance(member, Mapping) else str(member))
 
 
 def data_of(progress: Mapping[str, Any], process: int) -> Any:
@@ -203,16 +237,22 @@ def accumulator_in_flight(restored: Restored | None, runner: Runner, options: Op
     fresh = runner.start("train")
     if restored is None or restored.metrics is None or not _same_metrics(restored, options):
         return fresh
-    leaves, tree = jax.tree.flatten(fresh.metrics)
+    measure = MetricCollection.of(options.metrics_of("train"))
+    separate = dataclasses.replace(measure, separate=True)
     states = restored.metrics["states"]
-    restored_leaves = [states.get(str(i)) for i in range(len(leaves))]
-    if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in restored_leaves if x is not None]:
-        raise LearnerError(
-            f"the checkpoint of step {restored.entry.step} holds other states of the train split's metrics than these "
-            "metrics have now; go on from the end of an epoch: checkpoint(epoch)",
-            code="resume-metric-state-differs",
-        )
-    return runner.start("train", jax.tree.unflatten(tree, restored_leaves))
+    saved = [x for i in range(len(states)) if (x := states.get(str(i))) is not None]
+    members = runner.members
+    for layout in (measure, separate) if members is None else (measure,):
+        shapes = jax.eval_shape(layout.fresh)
+        leaves, tree = jax.tree.flatten(shapes if members is None else stacked_shapes(shapes, members))
+        if [(x.shape, x.dtype) for x in leaves] == [(x.shape, x.dtype) for x in saved]:
+            metrics = jax.tree.unflatten(tree, saved)
+            return runner.start("train", metrics if layout is measure else measure.share(metrics))
+    raise LearnerError(
+        f"the checkpoint of step {restored.entry.step} holds other states of the train split's metrics than these "
+        "metrics have now; go on from the end of an epoch: checkpoint(epoch)",
+        code="resume-metric-state-differs",
+    )
 
 
 def reporter_values(
@@ -238,8 +278,8 @@ def rows_in_flight(
     restored: Restored | None, names: Mapping[str, list[str]], options: Options
 ) -> dict[str, dict[str, list[list[np.ndarray]]]]:
     """Return the rows that collecting metrics (their names by split) held in a checkpoint inside an epoch."""
-    if restored is None or not _same_metrics(restored, options):
-        return {}
+    if restored is None or options.population is not None or not _same_metrics(restored, options):
+        return {}  # of a population, each member has its own
     stored = (restored.metrics or {}).get("rows") or {}
     rows_by_split: dict[str, dict[str, list[list[np.ndarray]]]] = {}
     for split, metrics in stored.items():
@@ -264,7 +304,11 @@ def _same_metrics(restored: Restored, options: Options) -> bool:
 
 
 def restore_decisions(options: Options, plateau: ReduceOnPlateau | None, restored: Restored) -> list[str]:
-    """Restore early stopping and the plateau, and return the reasons to stop that early stopping already has."""
+    """Restore early stopping and the plateau, and return the reasons to stop that early stopping already has. The
+    members of a population have their own.
+    """
+    if options.population is not None:
+        return []
     set_stopping(options.early_stopping, restored.progress["early_stopping"])
     if plateau is not None and restored.progress["plateau"] is not None:
         plateau.set_state(restored.progress["plateau"])

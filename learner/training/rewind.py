@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from learner.checkpoint.store import CheckpointStore
 from learner.runs.log_cutting import refuse_changed
@@ -46,21 +48,34 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
 
 def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None) -> None:
     """Cut the files at the position to resume from, and keep the newer lines in `superseded/`."""
-    options, restored, files, log = spec.options, spec.restored, outputs.files, outputs.log
-    position, lenient = None if restored is None else restored.progress["log"], "logs" in allowed(options)
-    if position is not None and not lenient:
-        refuse_changed(options.directory, position)  # before anything is changed
+    options, restored, log = spec.options, spec.restored, outputs.log
+    every, lenient = [outputs, *outputs.members], "logs" in allowed(options)
+    positions = _positions(restored)
+    if not lenient:
+        for each, position in zip(every, positions, strict=False):
+            refuse_changed(each.options.directory, position)  # before anything is changed
     if options.config_text is not None:
         _write(options.directory / "config.yaml", options.config_text, 0o600 if options.config_private else 0o666)
     if not spec.resumes:
         return
-    if restored is None or position is None:
-        files.cut(NOTHING_LOGGED)
+    if restored is None:
+        for each in every:
+            each.files.cut(NOTHING_LOGGED)
         log.info("resume: there is no checkpoint yet, so the run starts afresh")
     else:
-        files.cut(position, _archive_newer_checkpoints(options, restored, store, log), lenient)
+        place = _archive_newer_checkpoints(options, restored, store, log)
+        for each, position in zip(every, positions, strict=True):
+            kept = place if place is None else each.options.directory / "superseded" / place.name
+            each.files.cut(position, kept, lenient)
         log.info("resume: from the checkpoint of step %d", restored.entry.step)
-    (options.directory / "summary.json").unlink(missing_ok=True)
+    for each in every:
+        (each.options.directory / "summary.json").unlink(missing_ok=True)
+
+
+def _positions(restored: Restored | None) -> list[Mapping[str, Any]]:
+    """Return the positions of the logs of the run and of the members of a population."""
+    parts = () if restored is None else (restored.progress, *restored.progress.get("members", ()))
+    return [part["log"] for part in parts]
 
 
 def _archive_newer_checkpoints(

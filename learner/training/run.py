@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from learner.errors import NonFiniteError
@@ -117,30 +117,44 @@ class Run(ThreadOwned):
         p = self.position
         if self.profiler is not None and self.profiler.tracing and self._is_anything_due(ends_epoch):
             self.profiler.end(p.step)
-        if not p.pending and self.validator.is_due(p.step, ends_epoch):
-            p.pending, p.remaining_splits = "validation", tuple(self.validator.feeders)
+        # The end of an epoch has a validation of its own.
+        if not (p.pending or ends_epoch) and (due := self.validator.due(p.step)):
+            p.pending, p.remaining_splits = "validation", due
         if not self.validator.run_pending_validation(p):
             return
         # After the validation, whose values a hook may read.
-        due = [hook for every, hook in self.options.every if p.step % every == 0]
-        call_hooks(due, self.runner, self.reporter, p, at_step=p.step)
+        hooks = [hook for every, hook in self.options.every if p.step % every == 0]
+        self._call(hooks, at_step=p.step)
         if ends_epoch:
             self._close_train()
-            p.pending, p.remaining_splits = "epoch", tuple(self.validator.feeders)
+            p.pending, p.remaining_splits = "epoch", self.validator.due(p.step, p.epoch)
             self.end_epoch()
         self.timer.begin()
+
+    def _call(self, hooks: Sequence[Callable[..., Any]], at_step: int | None) -> None:
+        lr_is_free = not self.validator.sets_lr
+        call_hooks(hooks, self.runner, self.reporter, self.position, at_step, lr_is_free)
 
     def _is_anything_due(self, ends_epoch: bool) -> bool:
         """Return True if a validation or a hook comes before the next step."""
         hooks = any(self.position.step % every == 0 for every, _ in self.options.every)
-        ends = ends_epoch and bool(self.validator.feeders or self.options.on_epoch_end)
-        return hooks or ends or bool(self.position.pending) or self.validator.is_due(self.position.step, ends_epoch)
+        p = self.position
+        due = self.validator.due(p.step, p.epoch if ends_epoch else None)
+        return hooks or bool(ends_epoch and self.options.on_epoch_end) or bool(p.pending or due)
 
     def catch_up(self) -> None:
-        """Do what was pending at the checkpoint that the run resumes from."""
+        """Do what is pending before the next step: the validation of `valid_first`, or what was pending at the
+        checkpoint that the run resumes from.
+        """
         p = self.position
+        if self.options.valid_first and p.step == 0 and self.validator.validated_step is None and not p.pending:
+            p.pending, p.remaining_splits = "validation", tuple(self.validator.feeders)
         p.remaining_splits = tuple(split for split in p.remaining_splits if split in self.validator.feeders)
-        if p.pending == "epoch":
+        if p.pending and p.step == 0:
+            if self.validator.run_pending_validation(p):
+                self._offer_as_best(ended=None)
+            self.timer.begin()
+        elif p.pending == "epoch":
             self.end_epoch()
             self.save_if_due()
         elif p.pending:
@@ -152,7 +166,7 @@ class Run(ThreadOwned):
         p = self.position
         if not self.validator.run_pending_validation(p):
             return
-        call_hooks(self.options.on_epoch_end, self.runner, self.reporter, p, at_step=None)
+        self._call(self.options.on_epoch_end, at_step=None)
         # After the hooks, whose numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
@@ -251,11 +265,18 @@ class Run(ThreadOwned):
             return
         if requested or saver.is_due(ended, p.step):
             self.save(ended)
-        elif saver.best is not None and (ended is not None or saver.monitored_in(self.validator, p.step)):
-            saver.reserve_copy()  # before the copy is made: memory holds only so many of them
-            # `at_end`: it counts as one of the best only, and never as one of the newest.
-            saver.keep_if_best(self._copied(ends_epoch=ended, at_stop=False, at_end=True))
-            self.timer.begin()
+        else:
+            self._offer_as_best(ended)
+
+    def _offer_as_best(self, ended: int | None) -> None:
+        """Copy the state where the monitored metric has a new value, for the reporter to keep if it is the best."""
+        saver = self.saver
+        if saver is None or saver.best is None or not saver.is_measured(self.validator, self.position.step, ended):
+            return
+        saver.reserve_copy()  # before the copy is made: memory holds only so many of them
+        # `at_end`: it counts as one of the best only, and never as one of the newest.
+        saver.keep_if_best(self._copied(ends_epoch=ended, at_stop=False, at_end=True))
+        self.timer.begin()
 
     def save(self, ends_epoch: int | None, at_stop: bool = False, at_end: bool = False) -> None:
         """Copy the state, and leave the rest of the save to the reporter and the saver.

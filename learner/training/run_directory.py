@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import CheckpointStore
@@ -10,6 +11,7 @@ from learner.errors import LearnerError
 from learner.runs import control_files
 from learner.runs.file_names import file_name
 from learner.runs.lock import locked
+from learner.runs.population import write_members
 from learner.training import directory
 from learner.training.inputs import Inputs
 from learner.training.options import Options
@@ -44,7 +46,8 @@ def may_resume(options: Options) -> bool:
     """
     if resumes(options):
         return True
-    directory.refuse_run(options.directory, overwrite=options.overwrite)
+    for path in _directories(options):
+        directory.refuse_run(path, overwrite=options.overwrite)
     _refuse_checkpoints(options)
     return False
 
@@ -52,24 +55,34 @@ def may_resume(options: Options) -> bool:
 def refuse_links(options: Options, inputs: Inputs) -> None:
     """Raise `LearnerError` if something that no run wrote has the name of a file of this run."""
     splits = ["train", "custom", *map(file_name, inputs.valid)]
-    directory.refuse_foreign(options.directory, splits, profile=options.profile is not None)
+    for path in _directories(options):
+        directory.refuse_foreign(path, splits, profile=options.profile is not None)
 
 
 @contextlib.contextmanager
 def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None]:
-    """Hold the lock of the directory in the first process. Requests to a run that ended earlier are removed."""
-    options.directory.mkdir(parents=True, exist_ok=True)
-    with locked(options.directory) if processes.index == 0 else contextlib.nullcontext():
-        if processes.index == 0:
-            control_files.forget(options.directory)
+    """Hold the lock of the directory in the first process, and those of the members of a population. Requests to a run
+    that ended earlier are removed.
+    """
+    with contextlib.ExitStack() as locks:
+        for path in _directories(options):
+            path.mkdir(parents=True, exist_ok=True)
+            if processes.index == 0:
+                locks.enter_context(locked(path))
+                control_files.forget(path)
         yield
 
 
 def prepare(options: Options, *, keep: bool) -> None:
     """Remove the run that a new one replaces, unless it is kept to be resumed."""
     if not keep:
-        directory.refuse_run(options.directory, overwrite=options.overwrite)  # one may have begun since preflight
-    directory.prepare(options.directory, keep=keep)
+        for path in _directories(options):
+            directory.refuse_run(path, overwrite=options.overwrite)  # one may have begun since preflight
+        directory.remove_members(options.directory)
+    for path in _directories(options):
+        directory.prepare(path, keep=keep)
+    if options.population is not None:
+        write_members(options.directory, options.population.to_json())
     if not keep and options.checkpoints is not None and options.checkpoints.directory is not None:
         with contextlib.closing(open_store(options, higher_is_better=False)) as store:
             store.remove_all()
@@ -84,6 +97,12 @@ def open_store(
         return CheckpointStore(place, once=processes.run_on_primary)
     keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
     return CheckpointStore(place, keep, processes.run_on_primary)
+
+
+def _directories(options: Options) -> list[Path]:
+    """Return the directory of the run, and those of the members of a population."""
+    members = options.population.members if options.population is not None else ()
+    return [options.directory, *(options.directory / member.name for member in members)]
 
 
 def _refuse_checkpoints(options: Options) -> None:

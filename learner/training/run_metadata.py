@@ -45,7 +45,7 @@ def hyperparameters(options: Options, step: StepFunctions, settings: Mapping[str
     metrics = {kind: [m.name for m in options.metrics_of(kind)] for kind in ("train", "valid")}
     execution = {"precision": settings["precision"], "strategy": settings["strategy"], "metrics": metrics}
     content = {
-        "model": step.adapter.kind,
+        "model": f"{step.adapter.name} ({step.adapter.kind})",
         "optimizer": optimizer,
         "lr": rate,
         **options.recorded("journal"),

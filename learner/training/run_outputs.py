@@ -9,7 +9,7 @@ from typing import Any
 
 from learner.checkpoint.save_queue import SaveQueue
 from learner.errors import LearnerError, ProcessError
-from learner.events import Listener, ListenerThread, Message, RunFailed
+from learner.events import Compiling, Listener, ListenerThread, Message, RunFailed
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.runs.metric_logs import NoFiles, RunFiles
@@ -28,12 +28,16 @@ class Outputs:
       files: the journal and the metric files; none in all processes but the first.
       listeners: the renderer and the loggers, each on a thread of its own.
       saves: the saves that are not written yet.
+      options: of the run that writes there.
+      members: those of the members of a population.
     """
 
     log: logging.Logger
     files: Files
     listeners: list[ListenerThread]
     saves: SaveQueue
+    options: Options
+    members: "list[Outputs]" = dataclasses.field(default_factory=list)
 
     def report_signal(self, name: str, saves: bool) -> None:
         """Tell the listeners that a signal stops the run. Any thread may call it."""
@@ -41,6 +45,11 @@ class Outputs:
         for listener in self.listeners:
             text = f"{name}: stopping after this step{saving}; again to end now"
             listener.put(Message(time.time(), logging.INFO, text))
+
+    def report_compilation(self, number: int, total: int) -> None:
+        """Tell the listeners which program is about to be compiled; see `Compiling`. Any thread may call it."""
+        for listener in self.listeners:
+            listener.put(Compiling(time.time(), number, total))
 
     def warn(self, text: str) -> None:
         """Write a warning to the log, and send it to the listeners. Any thread may call it."""
@@ -54,28 +63,39 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
     """Open the outputs of a run. An error in the block is written to all of them, with the position of the run then."""
     first = process == 0
     log = open_application_log(options.directory, options.application_logger, process)
-    kind = RunFiles if options.metric_files else RunFilesWithoutMetrics
     saves = SaveQueue()
-    # On a full disk the files wait for saves, but only for those that the reporter has answered: the saver waits for
-    # its answer to the others.
-    files = kind(options.directory, time.time, saves.wait_for_answered) if first else NoFiles()
-    outputs = Outputs(log, files, [], saves)
+    outputs = Outputs(log, _files(options, saves) if first else NoFiles(), [], saves, options)
     with contextlib.ExitStack() as stack:
         # Closed in reverse: listeners first, which may still warn; then the files; the log last.
         stack.callback(close_application_log, log)
-        stack.push(_suppressing_beside_an_error(outputs.files.close))
+        for member in options.population.members if options.population else ():
+            own = member.options(options)
+            outputs.members.append(Outputs(log, _files(own, saves), [], saves, own))
+        every = [outputs, *outputs.members] if first else [outputs]
+        for each in every:
+            stack.push(_suppressing_beside_an_error(each.files.close))
         if first:
-            outputs.listeners.extend(ListenerThread(listener, outputs.warn) for listener in _listeners(options))
-        stack.push(closing(lambda seconds: _close(outputs.listeners, seconds)))
+            for each in every:
+                each.listeners.extend(ListenerThread(listener, outputs.warn) for listener in _listeners(each.options))
+        stack.push(closing(lambda seconds: _close([x for each in every for x in each.listeners], seconds)))
         try:
             yield outputs
         except BaseException as error:
             log.error("failed: %r", error, exc_info=error)
-            with contextlib.suppress(Exception):
-                outputs.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
-            for listener in outputs.listeners:
-                listener.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
+            for each in every:
+                with contextlib.suppress(Exception):
+                    each.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
+                for listener in each.listeners:
+                    listener.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
             raise
+
+
+def _files(options: Options, saves: SaveQueue) -> RunFiles:
+    # The run of a population has means of splits only: those of steps would cost as much as another member.
+    kind = RunFiles if options.metric_files and options.population is None else RunFilesWithoutMetrics
+    # On a full disk the files wait for saves, but only for those that the reporter has answered: the saver waits for
+    # its answer to the others.
+    return kind(options.directory, time.time, saves.wait_for_answered)
 
 
 def closing(close: Callable[[float | None], None]) -> Callable[..., None]:
@@ -105,7 +125,8 @@ def _listeners(options: Options) -> list[Listener]:
         from learner.renderers import default_renderer
 
         renderer = default_renderer()
-    return [*([renderer] if isinstance(renderer, Listener) else []), *options.loggers]
+    loggers = options.loggers if options.population is None else ()  # each member has its own
+    return [*([renderer] if isinstance(renderer, Listener) else []), *loggers]
 
 
 def _close(listeners: list[ListenerThread], seconds: float | None) -> None:

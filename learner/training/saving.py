@@ -116,9 +116,12 @@ class CheckpointSaver(ThreadOwned):
         """Return the seconds that saving at the end may take, by the longest save so far. From any thread."""
         return (3 if self.best is not None and self.best.is_pending() else 2) * self._saver.longest
 
-    def monitored_in(self, validator: Validator, step: int) -> bool:
-        """Return True after a validation inside an epoch that measured the monitored metric."""
-        return self._monitor.partition("/")[0] in validator.feeders and validator.validated_step == step
+    def is_measured(self, validator: Validator, step: int, ended_epoch: int | None) -> bool:
+        """Return True if the monitored metric was measured after this step, which ended an epoch or none."""
+        split = self._monitor.partition("/")[0]
+        if split not in validator.feeders:
+            return ended_epoch is not None
+        return validator.has_validated(split, step, ended_epoch)
 
     def gather_data_state(self, data_state: Any) -> Any:
         """Return the state of the training data, of each process if each has its own. All processes call it."""

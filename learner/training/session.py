@@ -5,19 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from learner.distributed.consensus import Consensus
+from learner.events import Compiling
 from learner.steps.train_state import TrainState
 from learner.training.announcement import announce_end, announce_start
-from learner.training.assembly import (
-    build_feeders,
-    build_profiler,
-    build_stop,
-    build_validator,
-    compile_in_background,
-)
-from learner.training.compilation import CompileTimes, compilation_cache
-from learner.training.dispatch_plan import make_runner
+from learner.training.assembly import build_profiler, build_stop, build_validator
+from learner.training.compilation import CompileTimes
 from learner.training.position import Position
+from learner.training.preparation import Preparation
 from learner.training.resume import accumulator_in_flight, data_of, restore_decisions
 from learner.training.rewind import open_checkpoints
 from learner.training.run import Run
@@ -28,16 +22,20 @@ from learner.training.startup import check_recordable, describe, warning_of_pair
 from learner.training.stopping import StopRequest
 from learner.training.supervision import start_supervision
 from learner.training.threads import finish_records, start_threads
-from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
-from learner.util.stages import close_stages, enter_stage
+from learner.training.timing import StepTimer, TimeBreakdown
+from learner.util.stages import close_stages
 
 
 @contextlib.contextmanager
 def open_run(
-    plan: RunPlan, restored: Restored | None, state: TrainState, overview: Callable[[Any, Any], None]
+    plan: RunPlan,
+    prepared: Preparation,
+    restored: Restored | None,
+    state: TrainState,
+    overview: Callable[[Any, Any], None],
 ) -> Iterator[Run]:
     """Open a run that is ready to loop. When the block ends, its summary is written; when it raises, the error is
-    logged and raised. For the arguments see `RunSpec`.
+    logged and raised. For the arguments see `RunSpec`; `prepared`: its programs and data.
     """
     spec = RunSpec.of(plan, state, restored, overview)
     position = Position() if spec.restored is None else spec.restored.position
@@ -49,47 +47,43 @@ def open_run(
         first_signal(lambda name: outputs.report_signal(name, saves=spec.options.checkpoints is not None)),
         contextlib.ExitStack() as threads,
     ):
-        times = threads.enter_context(CompileTimes())
-        run = _setup(spec, outputs, position, request, times, threads)
+        run = _setup(spec, prepared, outputs, position, request, threads)
         yield run
         _teardown(run, spec)
-        run.reporter.log.info("%d programs compiled in %.1f s", times.count, times.seconds)
-        announce_end(run, spec)
+        run.reporter.log.info("%d programs compiled in %.1f s", prepared.times.count, prepared.times.seconds)
+        announce_end(run, spec, outputs)
         run.reporter.wait()
 
 
 def _setup(
     spec: RunSpec,
+    prepared: Preparation,
     outputs: Outputs,
     position: Position,
     request: StopRequest,
-    times: CompileTimes,
     threads: contextlib.ExitStack,
 ) -> Run:
     """Build the parts of a run, each from the parts before it, and start its threads."""
     began = time.monotonic()
     options, restored, inputs, processes = spec.options, spec.restored, spec.inputs, spec.processes
 
-    # 1. The files, before anything compiles: a run that cannot resume here ends at once, and nothing is changed.
+    # 1. The files: where a run cannot resume, nothing is changed.
     store = open_checkpoints(spec, outputs, threads)
-    cache = threads.enter_context(compilation_cache(spec.strategy.platform, options.compilation_cache))
-    if cache:
-        outputs.log.info("compilations are kept in %s", cache)
-    parameters = describe(outputs.log, options, spec.step, spec.state, spec.strategy)
+    parameters = describe(outputs.log, options, spec.step, spec.member_state, spec.strategy)
     check_recordable(options, spec.state)
-    if text := warning_of_pairs(spec.step, spec.state, inputs.first_batches["train"], spec.strategy):
+    if text := warning_of_pairs(spec.step, spec.member_state, inputs.first_batches["train"], spec.strategy):
         outputs.warn(text)
 
-    # 2. The programs and the data. How steps are dispatched is decided by tracing the programs, so they come first.
-    timer = StepTimer(StepTimeEstimator(compilations=lambda: times.count), TimeBreakdown(lambda: times.in_thread))
-    runner = make_runner(spec.step, spec.state, spec.strategy)
-    consensus = None if processes.count == 1 else Consensus(processes, position.step)
-    enter_stage("tracing")
-    feeders, needs = build_feeders(spec, runner, timer, consensus, outputs)
-    compile_in_background(runner, feeders, timer.estimator.stepped, threads)
+    # 2. The state, in the place of its shapes.
+    prepared.messages.connect(outputs)
+    threads.push(prepared.compiling)  # while signals are handled and the log is open: it may wait for XLA
+    runner, feeders, consensus = prepared.runner, dict(prepared.feeders), prepared.consensus
+    runner.begin(spec.state, spec.definition.lr_scale)
 
     # 3. The threads that read values and write checkpoints, with what closes them.
-    reporter, saver = start_threads(spec, store, runner, timer, consensus, needs, outputs, threads)
+    times = threads.enter_context(CompileTimes())  # only of the run: the state and its programs came before
+    timer = StepTimer(prepared.estimator, TimeBreakdown(lambda: times.in_thread))
+    reporter, saver = start_threads(spec, store, runner, timer, consensus, prepared.needs, outputs, threads)
 
     # 4. The parts that decide: they may ask the threads, and the loop asks them.
     stop = build_stop(spec, request, began, timer, reporter, saver, consensus)
@@ -117,7 +111,9 @@ def _setup(
     for source in map(inputs.source, spec.splits):
         threads.callback(source.close)
     close_stages()
-    announce_start(run, spec, parameters)
+    announce_start(run, spec, outputs, parameters)
+    if prepared.programs:  # from here, as listeners expect nothing of a run before its start
+        reporter.put(Compiling(time.time(), 1, prepared.programs))
     if run.profiler is not None:
         threads.callback(run.profiler.abandon)
     start_supervision(run, outputs, processes.index == 0, threads)

@@ -31,11 +31,19 @@ class SingleStepRunner:
       step: the definition of the steps.
     """
 
-    def __init__(self, step: StepFunctions, platform: str):
-        """Prepare the programs. `platform`: `cpu`, `gpu` or `tpu`."""
+    def __init__(self, step: StepFunctions, platform: str, first: PyTree = None):
+        """Prepare the programs.
+
+        Args:
+          step: the definition of the steps.
+          platform: `cpu`, `gpu` or `tpu`.
+          first: the first training batch of an epoch, which has the regular shapes; default: that of the first step.
+        """
         self.step = step
         self._platform = platform
         self._regular: dict[str, PyTree] = {}  # the shapes of the first batch of each split
+        if first is not None:
+            self._regular["train"] = _shapes(first)
         self._loops: dict[str, bool] = {}
         self._train_loop, self._train_tail = jax.jit(self._in_loop), jax.jit(self._with_tail)
         self._begin, self._add = jax.jit(self._begin_step), jax.jit(self._add_batch)

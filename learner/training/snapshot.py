@@ -91,9 +91,10 @@ class SnapshotComposer:
         """
         state, p = copied.state, copied.position
         with OomContext(CHECKPOINT):  # the copy was dispatched only: where there was no room for it shows here
-            step, mark = int(state.step), np.asarray(state.extra["nonfinite"])
+            step, marks = np.asarray(state.step).max(), np.atleast_2d(np.asarray(state.extra["nonfinite"]))
         assert step == p.step, f"the loop counted {p.step} steps, the device {step}"
-        assert not mark[Mark.HALTED_AT], "the reporter has not seen a step that is not finite"
+        # A member of a population ends alone.
+        assert not marks[:, Mark.HALTED_AT].all(), "the reporter has not seen a step that is not finite"
         progress = {
             "format": FORMAT,
             "step": p.step,
@@ -104,17 +105,17 @@ class SnapshotComposer:
             "score": score,
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
             "key_impl": str(jax.random.key_impl(state.rng)),
-            "log": reported.log,
-            "epoch_values": reported.epoch_values,
-            "host_metrics": reported.host_metrics,
+            **reported.progress,
             "config": self.config,
             "made_on": platform_facts(),
             **copied.fields,
         }
+        if reported.members:
+            progress["members"] = [member.of_member for member in reported.members]
         further = {}
         if copied.metrics is not None:
             states = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(copied.metrics))}
-            further["in_flight"] = {"states": states, "rows": reported.rows}
+            further["in_flight"] = {"states": states, "rows": reported.all_rows}
         return Snapshot(state, encode(progress), reported.history, further)
 
 

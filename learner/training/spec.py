@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from learner.steps.population import member_shapes
 from learner.steps.train_state import TrainState
+from learner.training.population import Member
 from learner.training.preflight import RunPlan
 from learner.training.restore import Restored
 
@@ -32,6 +34,18 @@ class RunSpec(RunPlan):
         """Return the spec of a plan that begins with a state, or with a checkpoint and the state restored from it."""
         fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(RunPlan)}
         return cls(**fields, state=state, restored=restored, overview=overview)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of a population; none of one run."""
+        population = self.options.population
+        return () if population is None else population.members
+
+    @property
+    def member_state(self) -> TrainState:
+        """The state of a run, or the shapes of that of one member of a population."""
+        shapes: TrainState = member_shapes(self.state) if self.members else self.state
+        return shapes
 
     @property
     def splits(self) -> list[str]:

@@ -258,9 +258,9 @@ class StopController:
     def agree_on_end(self, hosts: ProcessGroup) -> None:
         """Share the request of each process: one that could not save ends all of them."""
         # Each process may have another reason: the first in the order of processes is the same for all.
-        reasons = hosts.all_gather_json(self._request.reason, "end")
+        reason = hosts.all_reduce_json(self._request.reason, lambda reasons: next(filter(None, reasons), None), "end")
         with self._lock:
-            self._ended_by = next(filter(None, reasons), None)
+            self._ended_by = reason
 
     @property
     def ended_by(self) -> str | None:

@@ -1,6 +1,7 @@
 """The threads of a run: the reporter and the saver, and the order in which they are closed."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,15 @@ from learner.checkpoint.store import CheckpointStore
 from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import ProcessError
-from learner.metrics.base import Metric
-from learner.training.dispatch_plan import in_flight_limit
+from learner.metrics.base import HostMetric, Metric
+from learner.training.dispatch_plan import in_flight_limit, step_work
 from learner.training.executor import Runner
 from learner.training.feed.group import bytes_of
+from learner.training.messages import MemberStop, NonFiniteStop
 from learner.training.monitors import monitor_of
 from learner.training.oom import MemoryFootprint, explain_oom
-from learner.training.reporter import Reporter
+from learner.training.population import Member
+from learner.training.reporter import MemberValues, Reporter
 from learner.training.resume import reporter_values
 from learner.training.run_outputs import Outputs, closing
 from learner.training.saving import CheckpointSaver
@@ -56,8 +59,14 @@ def start_threads(
 def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Outputs) -> Reporter:
     """Return the reporter, and start its thread."""
     batches = spec.inputs.source("train").batches
+    values = reporter_values(spec.options, spec.restored, spec.splits, runner, spec.inputs.first_batches["train"])
+    members = member_values(spec, runner, outputs)
+    work = step_work(spec.step, spec.member_state, spec.inputs, spec.strategy)
+    for metric in [*values["metrics"]["train"], *(m for member in members for m in member.metrics["train"])]:
+        if isinstance(metric, HostMetric):
+            metric.on_start(work)
     return Reporter(
-        **reporter_values(spec.options, spec.restored, spec.splits, runner, spec.inputs.first_batches["train"]),
+        **values,
         files=outputs.files,
         listeners=outputs.listeners,
         estimator=timer.estimator,
@@ -69,7 +78,27 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
         check_peers=spec.processes.raise_if_peer_failed,
         now=timer.now,
         steps_per_epoch=None if batches is None else -(-batches // spec.options.accumulate),
+        members=members,
     )
+
+
+def member_values(spec: RunSpec, runner: Runner, outputs: Outputs) -> list[MemberValues]:
+    """Return what the reporter delivers the values of each member of a population with."""
+    population, restored = spec.options.population, spec.restored
+    members = []
+    for member, own in zip(population.members if population else (), outputs.members, strict=True):
+        before = None if restored is None else restored.of_member(member.index)
+        values = reporter_values(own.options, before, spec.splits, runner, spec.inputs.first_batches["train"])
+        ends: dict[str, Any] = {"halted": NonFiniteStop, "stopped": MemberStop}
+        for name, kind in ends.items():
+            end = None if before is None else before.progress[name]
+            values[name] = None if end is None else kind(**end)
+        members.append(MemberValues(own.files, own.listeners, functools.partial(_warn_of, outputs, member), **values))
+    return members
+
+
+def _warn_of(outputs: Outputs, member: Member, text: str) -> None:
+    outputs.warn(f"{member.name}: {text}")
 
 
 def build_saver(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.training.executor import Runner
 from learner.training.feed.dispatches import Feeder
+from learner.training.member_stops import MemberStops
 from learner.training.messages import SplitFinished, StepsDispatched, ValidationAborted
 from learner.training.oom import OomContext
 from learner.training.position import Position
@@ -13,6 +14,7 @@ from learner.training.reporter import Reporter
 from learner.training.step_checks import Tracing
 from learner.training.stopping import MetricEarlyStopping, StopController
 from learner.training.timing import StepTimer
+from learner.training.valid_schedule import ValidSchedule
 from learner.util.ownership import ThreadOwned
 
 MANY_BATCHES = 1000  # of a validation of unknown length
@@ -28,13 +30,14 @@ class Validator(ThreadOwned):
       stop: interrupts a validation.
       feeders: of the splits, by name.
       batches: in each split, or None where that is not known.
-      every: optimizer steps between validations inside an epoch, or None.
+      schedule: when each split is due.
       accumulate: micro-batches per optimizer step.
       early_stopping: what may end the run.
       plateau: the scheduler that looks at values, if any.
       log: of the application.
       warn: shows a warning to people.
       validated_step: the optimizer step of the last complete validation, or None.
+      members: early stopping of a population, in place of `early_stopping`.
 
     Attributes:
       feeders: see above.
@@ -50,26 +53,36 @@ class Validator(ThreadOwned):
         feeders: Mapping[str, Feeder],
         batches: Mapping[str, int | None],
         *,
-        every: int | None,
+        schedule: ValidSchedule,
         accumulate: int,
         early_stopping: Sequence[MetricEarlyStopping],
         plateau: ReduceOnPlateau | None,
         log: logging.Logger,
         warn: Callable[[str], None],
         validated_step: int | None = None,
+        members: MemberStops | None = None,
     ):
         self._runner, self._reporter, self._timer, self._stop = runner, reporter, timer, stop
         self.feeders, self._batches = feeders, batches
-        self._every, self._accumulate = every, accumulate
+        self._schedule, self._accumulate = schedule, accumulate
         self._early_stopping, self._plateau = early_stopping, plateau
         self._log, self._warn = log, warn
         self.validated_step = validated_step
+        self._members = members
         self.claim()
 
-    def is_due(self, step: int, ends_epoch: bool) -> bool:
-        """Return True if a validation inside an epoch is due. The end of an epoch has a validation of its own."""
-        due = self._every is not None and step % self._every == 0
-        return due and bool(self.feeders) and not ends_epoch
+    def due(self, step: int, epoch: int | None = None) -> tuple[str, ...]:
+        """Return the splits whose validation is due after a step, which ends `epoch` if that is given."""
+        return self._schedule.due(step, epoch)
+
+    def has_validated(self, split: str, step: int, epoch: int | None) -> bool:
+        """Return True if a validation split was validated after this step, which ended `epoch` or none."""
+        return self.validated_step == step and (step == 0 or split in self.due(step, epoch))
+
+    @property
+    def sets_lr(self) -> bool:
+        """Return True if a plateau scheduler sets the learning rate."""
+        return self._plateau is not None
 
     def run_pending_validation(self, p: Position) -> bool:
         """Run the validation that is pending at a position, if any, and apply early stopping and the plateau scheduler.
@@ -78,12 +91,14 @@ class Validator(ThreadOwned):
         if p.pending and not self.validate(p, at_step=None if p.pending == "epoch" else p.step):
             return False
         if p.pending:
-            self._decide(p.step)
+            self._decide(p)
         p.pending = ""
         return True
 
     def validate(self, p: Position, at_step: int | None) -> bool:
         """Validate the remaining splits. This reads the state and changes nothing. Return False if interrupted."""
+        if not p.remaining_splits:
+            return True  # an epoch's end at which no validation is due
         for split in p.remaining_splits:
             # Before anything of this split is logged: a checkpoint of an interrupted validation cuts the logs here.
             self._reporter.mark_logs()
@@ -110,7 +125,7 @@ class Validator(ThreadOwned):
         self.validated_step = p.step
         return True
 
-    def _sync(self, done: int) -> None:
+    def _sync(self, count: int) -> None:
         self._stop.sync()
 
     def _warn_if_endless(self, split: str, step: int) -> Callable[[int], None]:
@@ -119,22 +134,25 @@ class Validator(ThreadOwned):
         many = max(MANY_BATCHES, 10 * trained)
         warned = False
 
-        def before(done: int) -> None:
+        def before(count: int) -> None:
             nonlocal warned
             self._stop.sync()
-            if done >= many and not warned:
+            if count >= many and not warned:
                 warned = True
                 self._warn(
-                    f"the {split} data has given {done} batches and has not ended, and training {trained} since the "
+                    f"the {split} data has given {count} batches and has not ended, and training {trained} since the "
                     "last validation: a validation reads all of it, and valid_batches(n) limits that"
                 )
 
         return before
 
-    def _decide(self, step: int) -> None:
+    def _decide(self, p: Position) -> None:
         """Apply early stopping and the plateau scheduler to the values of this step. Without them the loop does not
         wait for values.
         """
+        step = p.step
+        if self._members is not None:
+            self._stop.decide(self._members.update(p))
         if not (self._early_stopping or self._plateau):
             return
         # The decision has to come before the next step, so the loop waits for the device here.
@@ -150,7 +168,9 @@ class Validator(ThreadOwned):
     def get_state(self) -> dict[str, object]:
         """Return the state of all decisions for a checkpoint, as JSON."""
         return {
-            "early_stopping": [stopping.get_state() for stopping in self._early_stopping],
+            "early_stopping": [stopping.get_state() for stopping in self._early_stopping]
+            if self._members is None
+            else self._members.get_state(),
             "plateau": None if self._plateau is None else self._plateau.get_state(),
             "validated_step": self.validated_step,
         }
@@ -167,25 +187,25 @@ def validate_split(
     step: int = 0,
     at_step: int | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
-    before: Callable[[int], None] = lambda done: None,
+    before: Callable[[int], None] = lambda count: None,
 ) -> bool:
     """Run one pass over a validation split. Return False if it ended early because of `stop_requested()`.
 
-    `before(done)` is called before each dispatch with the number of batches so far.
+    `before(count)` is called before each dispatch with the number of batches so far.
     """
-    accumulator, done, ended = runner.start("valid"), 0, False
+    accumulator, last, ended = runner.start("valid"), 0, False
     timer.begin()
     dispatches = feeder.open(1, 0, 0, 1, stop_requested)
     try:
         for dispatch in dispatches:
-            before(done)
+            before(last)
             if stop_requested():
                 break
             ended = dispatch.ends_epoch
             reporter.acquire()
             with Tracing("valid_step", split, dispatch.shapes):
                 values = runner.valid(accumulator, dispatch)
-            first, done = done + 1, done + dispatch.steps
+            first, last = last + 1, last + dispatch.steps
             reporter.put(
                 StepsDispatched(
                     split,
@@ -193,7 +213,7 @@ def validate_split(
                     first=first,
                     count=dispatch.steps,
                     batches=dispatch.batches,
-                    in_epoch=done,
+                    in_epoch=last,
                     total=batches,
                     step=step,
                     values=values,

@@ -2,11 +2,12 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ LARGEST = 2**24  # characters of a program; one with more has large constants, w
 FASTER_TO_COMPILE = {"xla_backend_optimization_level": 1}
 WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread waited for the compilation of another one
 # A callback is an index or an address in the text of a program, so different functions have the same text.
+THREADS = "learner-compile"  # the names of threads that compile
 UNSHARED = "callback", "CustomSPMDPartitioning"
 
 _executables: collections.OrderedDict[Hashable, concurrent.futures.Future[Any]] = collections.OrderedDict()
@@ -63,6 +65,28 @@ def compile_ahead(program: Any, threads: concurrent.futures.Executor, *arguments
     """
     if isinstance(program, _SharedProgram):
         program.compile_ahead(threads, *arguments)
+
+
+@contextlib.contextmanager
+def compile_threads(count: int | None = None) -> Iterator[concurrent.futures.Executor]:
+    """Yield threads for `compile_ahead`. After the block nothing that waits is compiled, and an interrupt does not even
+    wait for what is: XLA cannot be stopped.
+    """
+    threads = concurrent.futures.ThreadPoolExecutor(count, THREADS)
+    waits = False
+    try:
+        yield threads
+        waits = True
+    except Exception:
+        waits = True
+        raise
+    finally:
+        threads.shutdown(wait=waits, cancel_futures=True)
+
+
+def is_compiling() -> bool:
+    """Return True if there are threads of `compile_threads`, for which Python waits before it ends."""
+    return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
 
 
 def clear() -> None:

@@ -1,7 +1,10 @@
 """Checks of numbers from users and from files. Python counts True and False as integers, which is never meant."""
 
 import math
+import numbers
 from typing import Any, TypeGuard
+
+from learner.errors import LearnerError
 
 
 def is_int(value: Any) -> TypeGuard[int]:
@@ -25,3 +28,24 @@ def is_finite(value: Any) -> TypeGuard[float]:
     (True, False, False)
     """
     return is_number(value) and math.isfinite(value)
+
+
+def check_int(name: str, value: Any, least: int) -> int:
+    """Return `value`, which may be an integer of NumPy's, as an int. Raise a `LearnerError` with its name unless it is
+    an integer from `least` on.
+
+    >>> check_int("batch_size", 32, least=1)
+    32
+    >>> check_int("batch_size", 0, least=1)
+    Traceback (most recent call last):
+    learner.errors.LearnerError: batch_size is 0: give a whole number, 1 or more
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise LearnerError(
+            f"{name} is {value!r}: give a whole number, {least} or more",
+            code="data-number-value",
+            name=name,
+            value=value,
+            least=least,
+        )
+    return int(value)

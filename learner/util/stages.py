@@ -19,7 +19,7 @@ class StageLine:
       stream: where to write.
       start: the beginning of the line.
       clock: seconds; it need not begin anywhere in particular.
-      width: of the terminal, in characters; a stage that does not fit begins another line.
+      width: of the terminal, in characters; a stage that does not fit begins another line. 0: one line for each stage.
 
     >>> import io
     >>> seconds, stream = iter([0.0, 1.25, 2.0]), io.StringIO()
@@ -32,41 +32,60 @@ class StageLine:
 
     def __init__(self, stream: TextIO, start: str, clock: Callable[[], float], width: int):
         self._stream, self._start, self._clock, self._width = stream, start, clock, width
-        self._column, self._began = 0, 0.0
+        self._column, self._began, self._failed = 0, 0.0, False
         self._lock = threading.Lock()  # a renderer's thread ends the line
 
     def enter(self, stage: str) -> None:
         """End the stage before, and begin another one."""
         with self._lock:
             now = self._clock()
-            ended = f" {duration(now - self._began)}," if self._column else ""
+            ended = f" {duration(now - self._began)}{',' if self._width else ''}" if self._column else ""
             text = f" {stage}" if self._column else f"{self._start}{stage}"
             if self._column and self._column + len(ended + text) + len(" 99.9 s,") > self._width:
                 ended, text, self._column = f"{ended}\n", f"  {stage}", -len(ended) - 1
             self._column += len(ended + text)
             self._start, self._began = "  ", now
-            self._stream.write(ended + text)
-            self._stream.flush()
+            self._write(ended + text)
 
     def end(self) -> None:
         """End the stage and the line, if there is one."""
         with self._lock:
             if self._column:
                 self._column = 0
-                self._stream.write(f" {duration(self._clock() - self._began)}\n")
-                self._stream.flush()
+                self._write(f" {duration(self._clock() - self._began)}\n")
+
+    def _write(self, text: str) -> None:
+        if self._failed:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # a run goes on without its output, and its renderer reports that
+            self._failed = True
 
 
 @contextlib.contextmanager
 def stage_line(
-    stream: TextIO | None, start: str = "", clock: Callable[[], float] = time.monotonic
+    stream: TextIO | None,
+    start: str = "",
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    in_pipes: bool = False,
 ) -> Iterator[StageLine | None]:
-    """Show the stages of the block on a terminal, unless they are shown already. Yield the line, if there is one."""
+    """Show the stages of the block on a terminal, unless they are shown already. Yield the line, if there is one.
+
+    Args:
+      stream: where to write.
+      start: the beginning of the line.
+      clock: seconds; it need not begin anywhere in particular.
+      in_pipes: write to files and pipes, too, one line for each stage.
+    """
     global _line
-    if _line is not None or stream is None or not stream.isatty():
+    is_terminal = stream is not None and stream.isatty()
+    if _line is not None or stream is None or not (is_terminal or in_pipes):
         yield None
         return
-    _line = line = StageLine(stream, start, clock, shutil.get_terminal_size().columns)
+    _line = line = StageLine(stream, start, clock, shutil.get_terminal_size().columns if is_terminal else 0)
     try:
         yield line
     finally:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -146,6 +147,16 @@ def utf8_safe(text: str) -> str:
     'a ?'
     """
     return text.encode(errors="replace").decode()
+
+
+def by_number(text: str) -> list[tuple[int, str]]:
+    """Return a sort key that orders the numbers in texts by their values.
+
+    >>> sorted(["run-10", "run-9", "a"], key=by_number)
+    ['a', 'run-9', 'run-10']
+    """
+    words = re.split(r"(\d+)", text)
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
 
 
 def name_of(thing: Any) -> str:

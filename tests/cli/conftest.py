@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from learner.cli.main import main
+from tests.support.shown import without_stages
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,12 +102,12 @@ def at_root(monkeypatch):
 
 @pytest.fixture
 def learner(capsys):
-    """Runs a command, and gives its exit code and what it printed on both streams."""
+    """Runs a command, and gives its exit code and what it printed on both streams, without the stages of a run."""
 
     def run(*words):
         code = main([str(word) for word in words])
         said = capsys.readouterr()
-        return code, said.out, said.err
+        return code, without_stages(said.out), said.err
 
     return run
 
@@ -125,11 +126,18 @@ def config(workplace):
 
 
 @pytest.fixture(scope="module")
-def _finished(tmp_path_factory, compiled_once):
-    """A directory with the smallest run, for all tests of a file."""
-    directory = tmp_path_factory.mktemp("finished")
+def shared_workplace(tmp_path_factory):
+    """A directory for all tests of a file, with the module and the config of the smallest run."""
+    directory = tmp_path_factory.mktemp("shared")
     (directory / "mymodule.py").write_text(MODULE)
     (directory / "line.yaml").write_text(yaml.safe_dump(LINE))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def _finished(shared_workplace, compiled_once):
+    """A directory with the smallest run, for all tests of a file."""
+    directory = shared_workplace
     with contextlib.chdir(directory), contextlib.redirect_stdout(io.StringIO()):
         assert main(["fit", "line.yaml"]) == 0
     del sys.modules["mymodule"]  # each test has one of its own

@@ -86,7 +86,7 @@ def test_all_mistakes_are_told_together(importable, line_config):
         "overwrite is 'maybe': it needs true or false",
         "optimizer: there is no 'SDG': did you mean 'SGD'",
         "there is no 'Acuracy': did you mean 'Accuracy'",
-        "grads_accumulation is 'many': it needs int",
+        "grads_accumulation is 'many': it needs a whole number",
         "valid.dataset is 'mymodule.nothing'",
         "num_epochs is 0",
         "patience of MetricEarlyStopping is 0",

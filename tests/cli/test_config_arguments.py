@@ -113,7 +113,7 @@ def test_all_that_is_wrong_is_told_with_its_place():
         "model.init_args.config has no 'sise': did you mean 'size'?",
         "model.init_args.config needs 'size'",
         "model.init_args.config.kind is 'zero': did you mean 'zeros'?",
-        "model.init_args.config.scale.factor is 'x': it needs float",
+        "model.init_args.config.scale.factor is 'x': it needs a number",
     ]
     assert refused("LineConfig", sise=3, scale=2) == [
         "model.init_args: lines.LineConfig has no argument 'sise': did you mean 'size'?",
@@ -124,7 +124,7 @@ def test_all_that_is_wrong_is_told_with_its_place():
     assert refused("line", config={"size": 0}) == ["model.init_args.config: size is 0: it needs 1 or more"]
     assert refused("line", bias="x") == [
         "model.init_args: lines.line needs 'config'",
-        "model.init_args.bias is 'x': it needs float",
+        "model.init_args.bias is 'x': it needs a number",
     ]
     assert refused("may", config="none.yaml") == ["model.init_args.config: there is no LineConfig file none.yaml"]
     (problem,) = refused("may", config=said("Slopd", size=1))

@@ -69,6 +69,28 @@ def test_images_and_text_are_written(learner, config):
         assert sheet.size == (402, 402)
 
 
+def test_a_mixture(learner, config):
+    """Ten rows and three, of which those three are repeated."""
+    sources = {"many": ROWS, "few": {"class_path": "mymodule.rows", "init_args": {"count": 3}}}
+    content = {"class_path": "mix", "init_args": {"sources": sources, "weights": {"many": 1, "few": 3}, "size": 20}}
+    code, out, err = learner("data", config(train={"dataset": content, "batch_size": 4}))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [
+        "train: 20 rows of Mixture, 5 batches of 4",
+        "a mixture of 20 rows: few 15 (75.00 %; 5.00 times its 3 rows), many 5 (25.00 %; 0.50 times its 10 rows)",
+    ]
+    content["init_args"]["source_field"] = "source"
+    code, out, err = learner("data", config(train={"dataset": content, "views": [{"slice": {"stop": 8}}]}))
+    assert (code, err) == (0, "")
+    assert "source: 0 (few): " in out
+    content["init_args"] |= {"weights": {"manny": 1, "few": -1}, "size": 0}
+    code, out, err = learner("data", config(train={"dataset": content}))
+    assert (code, out) == (2, "")
+    assert "did you mean 'many'?" in err
+    assert "the weight of the source 'few' is -1" in err
+    assert "the size of a mixture is 0" in err
+
+
 def test_a_batch_size_for_all(learner, config):
     path = config(train={"dataset": {"class_path": "digits", "init_args": {"split": "valid"}}}, with_batch_size=100)
     code, out, err = learner("data", path)

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from learner.cli.config import RunConfig
 from learner.cli.devices import table
-from learner.cli.help import key_help, topic_help
+from learner.cli.help import key_help
+from learner.cli.usage import stored_topic
 from learner.runs.lock import locked
 from tests.support.codes import named_case
 from tests.support.runs import tree_of
@@ -87,7 +88,7 @@ def test_what_is_wrong_is_said_and_nothing_is_left(learner, config):
         (["--devices=9"], "devices asks for 9, and there are 8"),
         (["--devices=[0, 8]"], "there is no device with the id 8"),
         (["--devices=most"], "devices is 'most'; it needs a number of devices, \"all\""),
-        (["--devices=true"], "devices is True: it needs int | str"),
+        (["--devices=true"], "devices is True: it needs a whole number or a text"),
         (["--strategy=Replicate"], "there is no 'Replicate': did you mean 'Replicated'"),
         (["--strategy=Sharded", "--strategy.mash.data=8"], "Sharded has no argument 'mash': did you mean 'mesh'"),
         (["--strategy=Sharded", "--strategy.mesh.data=4"], "the mesh {'data': 4} needs 4 devices, and there are 8"),
@@ -127,7 +128,7 @@ def test_the_help_names_the_strategies():
     assert "  fsdp(min_size=1024, axis=data)" in lines
     assert "--sync_batch_norm" in key_help("strategy", "Replicated", {})
     for key in ("devices", "strategy"):
-        assert sum(line.startswith(f"  {key} ") for line in topic_help("keys").splitlines()) == 1
+        assert sum(line.startswith(f"  {key} ") for line in stored_topic("keys").splitlines()) == 1
 
 
 @pytest.mark.full
@@ -148,7 +149,7 @@ def test_a_run_on_eight_goes_on_and_is_used_on_fewer(learner, config, workplace)
     for where in ("--strategy.rules=fsdp", "--strategy=SingleDevice", "--strategy=Replicated"):
         code, out, err = learner("evaluate", "run", where)
         assert code == 0, err
-        assert float(out.split()[1]) == pytest.approx(one["valid/Loss"]["last"]["value"], rel=1e-4)
+        assert float(out.split()[-1]) == pytest.approx(one["valid/Loss"]["last"]["value"], rel=1e-4)
         assert learner("predict", "run", "data.npz", "-o", "out.npz", where)[0] == 0
         with np.load("out.npz") as outputs:
             assert outputs["predictions"].shape == (7,)

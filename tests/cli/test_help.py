@@ -1,13 +1,16 @@
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from learner.builder import LearnerBuilder
 from learner.cli.builder_options import methods
-from learner.cli.help import key_help, topic_help
+from learner.cli.help import key_help, topic_paragraphs
 from learner.cli.schedules import SCHEDULES
 from learner.cli.schema import PARTS
-from learner.cli.usage import TOPICS, fit_usage, option_names
+from learner.cli.usage import STORED, TOPICS, fill, fit_usage, option_names, stored_topic
 from learner.optimizers.configs import OPTIMIZERS
 from tests.support.codes import raises_code
 
@@ -23,24 +26,24 @@ def test_the_first_page_is_one_screen_that_names_every_topic(monkeypatch):
 
 
 def test_defaults_are_shown_as_a_config_has_them_and_clocks_are_not():
-    keys = " ".join(topic_help("keys").split())
+    keys = " ".join(stored_topic("keys").split())
     assert "Arguments: keep_last=2, keep_best=1, keep_every=null," in keys
     assert "Arguments: epoch=null, step=null, allow=[]." in keys
-    loggers = " ".join(topic_help("loggers").split())
+    loggers = " ".join(stored_topic("loggers").split())
     assert (
         "Webhook(url, on=[best, end, preemption, failure], monitors=[], headers=null, timeout=5.0, retries=3)"
         in loggers
     )
-    texts = [topic_help(topic) for topic in TOPICS] + [key_help("metric_loggers", "MLflow", {})]
+    texts = [stored_topic(topic) for topic in TOPICS] + [key_help("metric_loggers", "MLflow", {})]
     assert not [text for text in texts if re.search(r"built-in|sleep|clock", text)]
 
 
 def test_a_key_that_is_a_list_has_its_choices():
-    assert key_help("metrics", "", {"metrics": ["Accuracy"]}) == topic_help("metrics")
+    assert key_help("metrics", "", {"metrics": ["Accuracy"]}) == stored_topic("metrics")
 
 
 def test_the_topics_list_all_keys_and_all_of_optaxs_classes_with_their_parameters():
-    keys, optimizers, schedules = (topic_help(topic).splitlines() for topic in ("keys", "optimizers", "schedules"))
+    keys, optimizers, schedules = (stored_topic(topic).splitlines() for topic in ("keys", "optimizers", "schedules"))
     for key in (*PARTS, "overwrite", *methods(LearnerBuilder)):
         assert sum(line.startswith(f"  {key} ") for line in keys) == 1, key
     for lines, classes in ((optimizers, OPTIMIZERS), (schedules, [*SCHEDULES, "ReduceOnPlateau"])):
@@ -51,14 +54,37 @@ def test_the_topics_list_all_keys_and_all_of_optaxs_classes_with_their_parameter
 
 
 def test_each_topic_has_a_text():
-    assert all(len(topic_help(topic).splitlines()) > 1 for topic in TOPICS)
+    assert all(len(stored_topic(topic).splitlines()) > 1 for topic in TOPICS)
     with raises_code("cli-help-topic-unknown", "'optimizer'", "'optimizers'"):
-        topic_help("optimizer")
+        stored_topic("optimizer")
+
+
+def test_the_stored_topics_are_those_of_the_code():
+    """`python docs/topics.py` writes them."""
+    for topic in TOPICS:
+        if topic != "processes" and (text := stored_topic(topic)) is not None:
+            assert text == fill(topic_paragraphs(topic)), topic
+
+
+def test_topics_of_another_optax_are_not_those_that_are_stored(monkeypatch, tmp_path):
+    stored = json.loads(STORED.read_text())
+    monkeypatch.setattr("learner.cli.usage.STORED", tmp_path / "topics.json")
+    (tmp_path / "topics.json").write_text(json.dumps({**stored, "optax": "0.0.1"}))
+    assert stored_topic("optimizers") is None
+    assert stored_topic("processes").startswith("options of the process")
+
+
+@pytest.mark.parametrize("command", ["fit", "resume"])
+def test_topics_need_no_jax(command):
+    code = "import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\n"
+    code += f"main([{command!r}, '--help=metrics'])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("metrics is one of these")
 
 
 def test_the_help_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for text in (fit_usage(), topic_help("keys"), topic_help("metrics")):
+    for text in (fit_usage(), stored_topic("keys"), stored_topic("metrics")):
         assert max(map(len, text.splitlines())) <= 80
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from learner.cli.main import COMMANDS
+from learner.cli.main import COMMANDS, main
 from tests.support.codes import named_case
 from tests.support.pseudoterminal import Terminal
 from tests.support.stopped import some
@@ -74,7 +74,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace):
     cases = [
         (["fti"], "there is no command 'fti': did you mean 'fit'?"),
         (["fit"], "learner fit needs a config file"),
-        (["fit", "a.yaml", "b.yaml"], "learner fit takes no 'b.yaml'"),
+        (["fit", "a.yaml", "b.yaml"], "there is no config file a.yaml"),
         (["fit", "a.yaml"], "there is no config file a.yaml"),
         (["resume"], "learner resume: the following arguments are required: DIR; learner resume DIR [--KEY"),
         (["resume", "nowhere"], "there is no directory nowhere"),
@@ -134,7 +134,7 @@ def test_print_config_is_complete_and_can_be_fed_back(learner, config, workplace
 def test_a_config_that_is_wrong_leaves_nothing(learner, config, workplace):
     cases = [
         (["--num_epoch=3"], "there is no option 'num_epoch': did you mean 'num_epochs'"),
-        (["--num_epochs=many"], "num_epochs is 'many': it needs int"),
+        (["--num_epochs=many"], "num_epochs is 'many': it needs a whole number"),
         (["--num_epochs=0"], "num_epochs is 0"),
         (["--optimizer=SDG"], "there is no 'SDG': did you mean 'SGD'"),
         (["--optimizer.momentun=1"], "SGD has no argument 'momentun': did you mean 'momentum'"),
@@ -156,9 +156,16 @@ def test_a_config_that_is_wrong_leaves_nothing(learner, config, workplace):
             assert not (workplace / "run").exists()
 
 
-def test_a_mistake_in_the_users_code_keeps_its_traceback(learner, config):
+def test_a_mistake_in_the_users_code_shows_the_users_frames(learner, config, monkeypatch):
+    words = "fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step"
+    code, _, err = learner(*words)
+    files = re.findall(r'File "(.*?)", line \d+, in (\w+)', err)
+    assert (code, {(Path(path).name, name) for path, name in files}) == (1, {("mymodule.py", "broken_step")})
+    assert re.fullmatch(r"\(\d+ frames of libraries left out; .*LEARNER_TRACEBACK=1.*\)", err.splitlines()[-1])
+    assert "ZeroDivisionError: " in err
+    monkeypatch.setenv("LEARNER_TRACEBACK", "1")
     with pytest.raises(ZeroDivisionError):
-        learner("fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step")
+        learner(*words)
 
 
 def test_a_directory_with_a_run_is_refused_replaced_or_resumed(learner, trained):
@@ -321,12 +328,14 @@ def test_evaluate(learner, config):
     metric = summary()["metrics"]["valid/Loss"]
     code, out, _ = learner("evaluate", "run")
     assert code == 0
-    name, value = out.split()
+    checkpoint, values = out.splitlines()
+    assert checkpoint == "checkpoint: step 9, epoch 3"
+    name, value = values.split()
     assert name == "valid/Loss"
     assert float(value) == pytest.approx(metric["last"]["value"], rel=1e-4)
     files = sorted(os.listdir("run"))
     code, out, _ = learner("evaluate", "run", "--checkpoint=best")
-    assert float(out.split()[1]) == pytest.approx(metric["best"]["value"], rel=1e-4)
+    assert float(out.split()[-1]) == pytest.approx(metric["best"]["value"], rel=1e-4)
     assert sorted(os.listdir("run")) == files
     code, _, err = learner("evaluate", "run", "--checkpoint=1")
     assert code == 2
@@ -334,11 +343,53 @@ def test_evaluate(learner, config):
 
 
 @pytest.mark.full
+def test_export_model(learner, trained):
+    pytest.importorskip("flatbuffers")
+    code, _, err = learner("export-model", "run", "out")
+    assert (code, "--inputs is missing" in err) == (2, True)
+    code = "def predict(model, x):\n    return {name: w.sum() + x for name, w in model.items()}\n"
+    Path("applied.py").write_text(code)
+    words = "--inputs=x", "--function=applied.predict", "--platforms=cpu"
+    code, out, err = learner("export-model", "run", "out", *words)
+    assert (code, out.startswith("out: ")) == (0, True), err
+    assert sorted(os.listdir("out")) == ["README.md", "model.jaxexport", "weights.safetensors"]
+
+
+def test_several_configs(learner, config):
+    Path("rate.yaml").write_text("vars: {rate: 0.01}\nlr: ${vars.rate}\n")
+    code, out, _ = learner("fit", config, "rate.yaml", "--print_config", "--vars.rate=0.5")
+    assert (code, yaml.safe_load(out)["lr"]) == (0, 0.5)
+    assert "vars" not in yaml.safe_load(out)
+    code, _, err = learner("fit", config, "rat.yaml")
+    assert (code, "did you mean 'rate.yaml'" in err) == (2, True)
+
+
+def test_evaluate_into_the_run(learner, config):
+    learner("fit", config, "--lr=0.01", "--num_epochs=3")
+    best = summary()["metrics"]["valid/Loss"]["best"]
+    code, out, _ = learner("evaluate", "run", "--split=test")
+    head, line = out.splitlines()
+    assert (code, head) == (0, f"checkpoint/{best['step']} (epoch {best['epoch']}, best)")
+    assert float(line.split()[1]) == pytest.approx(best["value"], rel=1e-4)
+    assert summary()["metrics"]["test/Loss"]["last"]["step"] == best["step"]
+    _, out, _ = learner("compare", "run")
+    assert "test/Loss" in out
+    code, out, _ = learner("evaluate", "run", "--follow")
+    assert out.count("checkpoint/") == len(summary()["checkpoints"])
+    assert "eval/Loss" in summary()["metrics"]
+    assert learner("evaluate", "run", "--follow")[1] == ""
+    code, _, err = learner("evaluate", "run", "--split=train")
+    assert (code, "'train'" in err) == (2, True)
+
+
+@pytest.mark.full
 def test_evaluate_several(learner, trained):
     several = "{dev: {dataset: mymodule.rows, batch_size: 12}, ood: {dataset: mymodule.rows, batch_size: 5}}"
     code, out, _ = learner("evaluate", "run", f"--valid={several}")
     assert code == 0
-    values = dict(line.split() for line in out.splitlines())
+    checkpoint, *lines = out.splitlines()
+    assert checkpoint.startswith("checkpoint: step ")
+    values = dict(line.split() for line in lines)
     assert values.keys() == {"valid-dev/Loss", "valid-ood/Loss"}
     assert float(values["valid-dev/Loss"]) == pytest.approx(float(values["valid-ood/Loss"]), rel=1e-5)
 
@@ -426,6 +477,7 @@ def test_summary(learner, trained):
     assert (code, err) == (0, "")
     assert "2 epochs, 6 steps" in out
     assert "valid/Loss" in out
+    assert re.search(r"^time: [0-9.]+ m?s: compiling ", out, re.MULTILINE)
     os.remove("run/summary.json")
     code, out, _ = learner("summary", "run")
     assert code == 0
@@ -625,7 +677,8 @@ PLANTED = ["yaml", "json", "numpy", "random", "socket", "csv", "secrets", "jax",
 ALL = """fit line.yaml --overwrite=true; resume run; evaluate run; predict run data.npz -o out.npz
 export run -o model.mpk; export run --format=csv; summary run; summary line.yaml; compare run; report run
 plot run valid/Loss -o plot.png; data line.yaml; devices; plot-lr line.yaml -o lr.png; fit workers.yaml
-profile line.yaml --steps=[1,2]; find-lr line.yaml --steps=3; ask save run; watch run"""
+profile line.yaml --steps=[1,2]; find-lr line.yaml --steps=3; doctor line.yaml --only=gradients
+ask save run; watch run"""
 
 
 @pytest.mark.parametrize(
@@ -673,7 +726,13 @@ def test_files_of_the_current_directory_do_not_stand_for_other_modules(trained, 
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(["fit", "a.yaml"], 2), (["resume", "a"], 2), (["devices", "--help"], 0), (["fit", "--help"], 0)],
+    [
+        (["fit", "a.yaml"], 2),
+        (["resume", "a"], 2),
+        (["devices", "--help"], 0),
+        (["fit", "--help"], 0),
+        (["doctor", "--help"], 0),
+    ],
 )
 def test_what_needs_no_jax_does_not_import_it(workplace, words, code):
     program = f"import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nsys.exit(main({words}))"
@@ -701,6 +760,24 @@ def test_stages_and_ctrl_c_on_a_terminal(workplace, config):
     assert "ctrl-c: stopping after this step, saving a checkpoint; again to end now" in shown
     assert shown[-1] == "learner: interrupted; resume with: learner resume run"
     assert not [line for line in shown if line.startswith("metric")]
+
+
+def test_a_pipe_gets_the_stages_as_lines_and_a_printed_config_none(config, capsys):
+    assert main(["fit", config]) == 0
+    out, err = capsys.readouterr()
+    stages = [re.sub(r" [0-9.]+ m?s$", "", line) for line in out.splitlines()[:6]]
+    assert re.fullmatch(r"learner 0\.\S+: importing JAX", stages[0])
+    assert [line.strip() for line in stages[1:]] == [
+        "reading the config",
+        "reading the data",
+        "checking the step",
+        "tracing",
+        "making the model",
+    ]
+    assert err == ""
+    assert main(["fit", config, "--print_config"]) == 0
+    out, err = capsys.readouterr()
+    assert (out.split(":")[0], err) == ("directory", "")
 
 
 @pytest.mark.parametrize("command", ["fit", "resume"])

@@ -135,7 +135,10 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
         ({"optimizer": said("SGD", clip_norm=-1.0)}, "clip_norm of SGD is -1.0; it needs a positive number"),
         ({"optimizer": "adamw"}, "optimizer: there is no 'adamw': did you mean 'AdamW'?"),
         ({"optimizer": said("Groups", optimizer="SGD", groups="w")}, "groups of Groups is 'w'; it needs a list of"),
-        ({"lr": said("MultiStep", first=0.1, milestones=5)}, "lr.init_args.milestones is 5: it needs list[float]"),
+        (
+            {"lr": said("MultiStep", first=0.1, milestones=5)},
+            "milestones is 5: it needs a list of numbers",
+        ),
         ({"weight_decay": 0.1}, "no option 'weight_decay': it is an argument of the optimizer, as in --optimizer=Adam"),
         ({"schedule": "Cosine"}, "there is no option 'schedule': the learning rate, a number or a schedule, is lr"),
         (

@@ -30,6 +30,7 @@ def parsed(*words):
         (THREE, {"coordinator": "10:30", "num_processes": 2, "process_id": 1}),
         (["--distributed", *THREE, "--process_id=0"], {"coordinator": "10:30", "num_processes": 2, "process_id": 0}),
         (["--process_id=0"], {"process_id": 0}),
+        (["--distributed", "--timeout=60", "--heartbeat=1.5"], {"timeout": 60, "heartbeat": 1.5}),
     ],
 )
 def test_they_are_taken_out_of_the_command_line(words, arguments):

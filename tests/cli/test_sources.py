@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
+import yaml
 
 from learner.cli.sources import source, sources
+from learner.config.mappings import yaml_text
 from learner.errors import LearnerError
 from tests.support.codes import named_case, raises_code
 
@@ -122,7 +125,7 @@ def test_all_mistakes_of_a_source_are_told_together(importable):
         "valid.dev has no 'batchsize': did you mean 'batch_size'",
         "valid.dev.dataset: there is no 'digts': did you mean 'digits'",
         "valid.dev.batcher: there is no 'pad': did you mean 'Pad'",
-        "valid.dev.num_workers is 'many': it needs int",
+        "valid.dev.num_workers is 'many': it needs a whole number",
         "valid.dev.views.0: there is no view 'slise'",
         "valid.dev.views.2.slice has no argument 'stp'",
         "valid.ood has no 'dataset'",
@@ -237,3 +240,16 @@ def test_what_is_no_source(importable):
     for value, code, shown in cases:
         with named_case((value, code, shown)), raises_code(code, *shown):
             source(value, "train", 0)
+
+
+def test_a_mixture_keeps_the_order_of_its_sources(importable):
+    """A saved config has to draw the rows that the first one drew."""
+    rows = {
+        name: {"class_path": "mymodule.rows", "init_args": {"count": n, "size": 1}} for name, n in (("z", 9), ("a", 4))
+    }
+    mixed = {"class_path": "mix", "init_args": {"sources": rows, "weights": {"a": 1, "z": 2}, "seed": 3}}
+    first = source({"dataset": mixed, "batch_size": 5}, "train", 0)
+    again = source(yaml.safe_load(yaml_text(first.config())), "train", 0)
+    for found, expected in zip(again.make().epoch(2), first.make().epoch(2), strict=True):
+        np.testing.assert_array_equal(found["x"], expected["x"])
+    assert again.make().dataset.names == ("z", "a")

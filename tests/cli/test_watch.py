@@ -14,7 +14,7 @@ from tests.support.written import write_run
 def terminal(workplace, monkeypatch):
     """Says that all three streams are one, and keeps what would be shown."""
     shown = []
-    monkeypatch.setattr(learner.cli.watch, "_refuse_pipes", lambda: None)
+    monkeypatch.setattr(learner.cli.watch, "refuse_pipes", lambda: None)
     monkeypatch.setattr("learner.reports.live.app.watch", lambda *given: shown.append(given) or 0)
     write_run("runs/a")
     return shown

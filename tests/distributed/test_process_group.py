@@ -46,9 +46,8 @@ def each(processes, name):
     return [process[name] for process in processes]
 
 
-def test_processes_know_who_they_are_before_jax_is_used(fine):
+def test_processes_know_who_they_are(fine):
     assert each(fine, "who") == [[index, len(fine)] for index in range(len(fine))]
-    assert each(fine, "unused") == [True] * len(fine)
 
 
 def test_everybody_hears_every_word_in_the_order_of_the_processes(fine):
@@ -65,7 +64,7 @@ def test_what_differs_is_an_error_in_every_process_and_says_who_has_what(fine):
 
 def test_processes_at_different_meetings_raise(fine):
     for text in each(fine, "elsewhere"):
-        assert text.startswith("the processes of the run do different things: process 0 at 'turn', process 1 at 'save'")
+        assert text.startswith("the processes of the run do different things: process 0 at 'the next step', process 1")
         assert "Their data must have equally many batches" in text
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from learner.cli.main import main
-from learner.examples import CONFIGS
+from learner.examples import CONFIGS, SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 RUN = "import sys; sys.path.insert(0, sys.argv.pop(1)); from learner.cli.main import main; sys.exit(main())"
@@ -52,12 +52,18 @@ def test_the_configs_of_the_package_are_those_of_the_repository():
     assert CONFIGS.resolve() == ROOT / "configs"
 
 
+def test_the_gallery_shows_every_example():
+    text = (ROOT / "docs" / "gallery.md").read_text()
+    names = [path.name for path in (*SCRIPTS.glob("*.py"), *SCRIPTS.glob("*.yaml"), *CONFIGS.glob("*.yaml"))]
+    assert [name for name in names if name not in ("__init__.py", "models.py") and name not in text] == []
+
+
 @pytest.mark.full
 def test_a_wheel_has_them(tmp_path):
     pytest.importorskip("setuptools", minversion="77", reason="the build of a wheel needs it")
     copy = tmp_path / "copy"
     copy.mkdir()
-    for name in ("learner", "configs"):
+    for name in ("learner", "configs", "examples"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -73,3 +79,9 @@ def test_a_wheel_has_them(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert str(tmp_path / "installed" / "learner" / "examples" / "configs" / "digits.yaml") in ran.stderr
     assert (tmp_path / "runs" / "digits" / "summary.json").is_file()
+    words = [sys.executable, "-c", RUN, str(tmp_path / "installed"), "examples", "gan"]
+    printed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert printed == (ROOT / "examples" / "gan.py").read_text()
+    words[-2:] = "new", "mine"
+    subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
+    assert (tmp_path / "mine" / "model.py").is_file()

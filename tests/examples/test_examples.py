@@ -36,7 +36,7 @@ WITH_CONFIG = {  # by config: how it is shortened on the command line, and the e
     ),
 }
 CLASSIFIERS = ["equinox_model", "linen_model", "pytree"]
-OTHERS = ["from_torch", "gan", "lora", "own_metric"]
+OTHERS = ["from_torch", "gan", "lora", "own_metric", "population"]
 LOOPS = ["custom_learner", "custom_loop", "distill", "finetune", "multiple_optimizers", "transformer_seq2seq"]
 NO_SCRIPTS = {"__init__", "models", "own_module"}
 
@@ -289,3 +289,13 @@ def test_without_pytorch_the_example_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(LearnerError, match=r"this example needs .*: pip install torch safetensors"):
         example("from_torch").main()
+
+
+@pytest.mark.full
+def test_a_population(capsys):
+    result = example("population").main(num_epochs=5)
+    assert len(result) == 6
+    assert [row.count for row in result.summary("valid/Accuracy")] == [3, 3]
+    assert result.best("valid/Accuracy").values["lr"] == 3e-3
+    assert max(result.best("valid/Accuracy").history["valid/Accuracy"]) > 0.9
+    assert "95 % interval" in capsys.readouterr().out

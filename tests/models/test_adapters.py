@@ -603,7 +603,7 @@ def test_what_is_made_inside_of_a_program_is_what_the_function_makes(case: Case)
     assert leaves
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
     assert adapter.fresh is not None
-    made = jax.jit(adapter.fresh)()
+    made = jax.jit(adapter.fresh)(jax.random.key(0))
     assert len(calls) == 1
     assert adapter.note is None
     assert list(named_leaves(made)) == list(named_leaves((expected.params, expected.model_state)))

@@ -1,5 +1,6 @@
 """The best epoch is kept, however rarely a run saves."""
 
+import dataclasses
 import json
 import math
 import os
@@ -68,6 +69,7 @@ def test_the_best_of_short_epochs_with_the_defaults(tmp_path):
     assert result.history["valid/Loss"] == pytest.approx(LOSSES, nan_ok=True)
     assert saved_steps(tmp_path / "run") == [2 * STEPS, 6 * STEPS]
     assert model_bits(result.best_model) == models[2]
+    assert (result.best_epoch, result.best_step) == (2, 2 * STEPS)
     loaded = load_checkpoint(tmp_path / "run")
     assert (loaded.epoch, loaded.score) == (2, pytest.approx(1.3))
     marks = {entry["epoch"]: entry["best"] for entry in result.summary["checkpoints"]}
@@ -255,6 +257,49 @@ def test_the_memory_of_the_device_is_given_back(tmp_path, monkeypatch):
     result = build(builder).fit(shuffled(), scripted(*LOSSES))
     assert moved == [STEPS, 2 * STEPS]
     assert model_bits(result.best_model) == models[2]
+
+
+# -- restored ----------------------------------------------------------------------------------------------------------
+
+
+def test_restore_best_makes_the_best_model_the_result(tmp_path):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(6).restore_best()
+    models = models_of(builder)
+
+    def valid_step(model, batch):
+        output = constant_step(model, batch)
+        return dataclasses.replace(output, predictions=line_step(model, batch).predictions)
+
+    learner = build(builder, valid_step)
+    result = learner.fit(shuffled(), scripted(*LOSSES))
+    assert model_bits(result.model) == models[2] != models[6]
+    (batch,) = scripted(1.0)()
+    (output,) = learner.predict([batch])
+    assert output.predictions == pytest.approx(np.asarray(line_step(result.model, batch).predictions))
+
+
+def test_a_run_with_restore_best_resumes_from_its_last_step(tmp_path):
+    """Also from a stop inside an epoch, and once it has ended; the result is the best so far."""
+    straight = build(quiet(tmp_path / "straight", saves=True).num_epochs(6))
+    straight.fit(shuffled(), scripted(*LOSSES))
+    run = tmp_path / "run"
+
+    def begun(epochs):
+        return quiet(run, saves=True).num_epochs(epochs).restore_best().resume()
+
+    builder = begun(6)
+    models = models_of(builder)
+    result = build(stopping_at(builder, 2 * STEPS + 3)).fit(shuffled(), scripted(*LOSSES))
+    assert model_bits(result.model) == models[2]
+    for _ in range(2):  # the second one has nothing to train
+        result = build(begun(6)).fit(shuffled(), scripted(*LOSSES[2:]))
+        assert (model_bits(result.model), result.best_epoch) == (models[2], 2)
+    assert checkpoint_bits(run, 6 * STEPS) == checkpoint_bits(tmp_path / "straight", 6 * STEPS)
+
+
+def test_restore_best_needs_checkpoints(tmp_path):
+    with raises_code("checkpoint-restore-best-unsaved"):
+        build(quiet(tmp_path / "run").with_file_checkpointer(None).restore_best())
 
 
 # -- without one -------------------------------------------------------------------------------------------------------

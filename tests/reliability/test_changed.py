@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from learner import MetricEarlyStopping, ReduceOnPlateau
-from learner.metrics import MeanAbsoluteError
+from learner.metrics import R2, ExplainedVariance, MeanAbsoluteError
+from learner.metrics.pairs import PairMetric
 from learner.runs.history import read_history
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -137,6 +138,18 @@ def test_other_metrics_inside_an_epoch_that_are_allowed(inside):
     assert model_bits(result.model) == model_bits(whole.model)
     targets = np.concatenate([batch["t"][:, 0] for batch in batches()[2:]]).astype(np.float64)
     np.testing.assert_allclose(result.history["train/Last Row"], np.arange(1, len(targets) + 1) @ targets, rtol=1e-6)
+
+
+def test_a_checkpoint_inside_an_epoch_whose_metrics_shared_no_state(tmp_path):
+    """Before metrics with equal keys shared a state, each had its own."""
+    metrics = R2(), ExplainedVariance()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PairMetric, "state_key", None)
+        stopped = stopping_at(saving(tmp_path / "run").metrics(*metrics), STEPS + 2)
+        build_line(stopped).fit(batches(), valid_data())
+    result = build_line(saving(tmp_path / "run").metrics(*metrics).resume()).fit(batches(), valid_data())
+    whole = build_line(saving(tmp_path / "whole").metrics(*metrics)).fit(batches(), valid_data())
+    assert result.history.to_json() == whole.history.to_json()
 
 
 def test_several_differences_are_one_error(inside):

@@ -64,7 +64,6 @@ class OwnMetric(Metric):
         return a.merge(b)
 
     def compute(self, state):
-        self.fault.reached("metric compute")
         return state.value()
 
 
@@ -195,7 +194,7 @@ def undisturbed(tmp_path_factory, compiled_once):
     return left_by(directory)
 
 
-FATAL = {  # and the function that raises it
+FATAL = {  # and the function that raises it; `compute` of a traced metric runs before the first step alone
     "loader": "load",
     "validation data": "load",
     "train step": "train_step",
@@ -203,7 +202,6 @@ FATAL = {  # and the function that raises it
     "valid step": "valid_step",
     "schedule": "schedule",
     "metric update": "update",
-    "metric compute": "compute",
     "collecting metric collect": "collect",
     "collecting metric compute": "compute",
     "host metric update": "update",

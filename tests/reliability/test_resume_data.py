@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from learner import Interrupter
-from learner.data import DataLoaderBuilder, view
+from learner.data import DataLoaderBuilder, mix, stack, view
 from learner.events import Listener, Message
 from tests.support.codes import raises_code
 from tests.support.runs import ROWS as ALL
@@ -25,7 +25,7 @@ from tests.support.runs import (
     tree_of,
 )
 from tests.support.runs import arrays as all_arrays
-from tests.support.stopped import all_of, same, stopping_at
+from tests.support.stopped import CrashError, all_of, crashing_at, same, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -219,8 +219,23 @@ def augmented():
     return DataLoaderBuilder().batch_size(SIZE).shuffle(1).build(view(ITEMS).augment(jittered))
 
 
+def mixture():
+    """Items of three sources, of which one begins again in each epoch, augmented below and above."""
+    sources = {"a": view(ITEMS[:3]).augment(jittered), "b": view(ITEMS[3:13]), "c": ITEMS[13:]}
+    mixed = mix(sources, weights={"a": 2, "b": 1, "c": 3}, size=ROWS, seed=4)
+    return DataLoaderBuilder().batch_size(SIZE).shuffle(1).build(mixed.augment(jittered))
+
+
+def resident_mixture(batcher=None, weights=(2, 1)):
+    """Arrays that live on the device, 14 rows, of which an epoch repeats some."""
+    sources = [{name: x[:5] for name, x in ARRAYS.items()}, {name: x[5:14] for name, x in ARRAYS.items()}]
+    return DataLoaderBuilder(batcher).batch_size(SIZE).shuffle(1).build(mix(sources, weights, size=ROWS, seed=4))
+
+
 KINDS = {
     "augmented": augmented,
+    "mixture": mixture,
+    "mixture of arrays": resident_mixture,
     "own": Shuffling,
     "function": lambda: Shuffling().__iter__,
     "Grain's MapDataset": grain_map,
@@ -233,6 +248,7 @@ KINDS = {
     "PyTorch's set_epoch": TorchTold,
 }
 STATELESS = ("PyTorch's", "generator function", "PyTorch's set_epoch")
+LOADERS = ("augmented", "mixture", "mixture of arrays")
 SKIPS = (*STATELESS, "random generator", "PyTorch's random generator")
 
 
@@ -271,7 +287,7 @@ def some(kinds, chosen):
 
 
 # Inside the second epoch. By default a loader of ours; a foreign one with a state resumes in the test of other data.
-CHOSEN = {("augmented", 5)}
+CHOSEN = {("augmented", 5), ("mixture", 5), ("mixture of arrays", 5)}
 
 
 @pytest.mark.parametrize(("kind", "step"), some(KINDS, CHOSEN))
@@ -279,12 +295,39 @@ def test_resume_iterable_source(tmp_path, whole, kind, step):
     directory = tmp_path / "run"
     stopped = fit(stopping_at(build(directory), step), KINDS[kind]())
     assert (stopped.summary["steps"], saved_steps(directory)[-1]) == (step, step)
-    assert (progress_of(directory, step)["data"] is None) == (kind in (*STATELESS, "augmented"))
+    assert (progress_of(directory, step)["data"] is None) == (kind in (*STATELESS, *LOADERS))
     same(all_of(directory, fit(build(directory).resume(), KINDS[kind]())), whole(kind))
     inside = step % STEPS * GROUP
     warned = warnings_of(directory)
     assert len(warned) == (kind in SKIPS and inside > 0)
     assert all(f"{inside} batches of epoch {1 + step // STEPS} are read again and dropped" in text for text in warned)
+
+
+@pytest.mark.parametrize("kind", ["mixture", "mixture of arrays"])
+def test_resume_mixture_after_crash(tmp_path, whole, kind):
+    """In the middle of the second epoch, with logs that are ahead of the newest checkpoint."""
+    directory = tmp_path / "run"
+    saving = lambda: build(directory).with_file_checkpointer(every_steps=2)  # noqa: E731
+    with pytest.raises(CrashError):
+        fit(crashing_at(saving(), 5), KINDS[kind]())
+    assert saved_steps(directory)[-1] == 4
+    found, expected = all_of(directory, fit(saving().resume(), KINDS[kind]())), whole(kind)
+    for part in ("model", "history", "logs", "state"):
+        assert found[part] == expected[part], part
+
+
+def test_resume_mixture_of_other_weights(tmp_path):
+    """Positions inside of the epoch have another meaning then."""
+    fit(stopping_at(build(tmp_path / "run"), 5), resident_mixture())
+    with raises_code("resume-differs", "weights=[0.571428571, 0.428571429]"):
+        fit(build(tmp_path / "run").resume(), resident_mixture(weights=(2, 1.5)))
+
+
+def test_mixture_on_device_trains_like_streamed_mixture(tmp_path, whole):
+    directory = tmp_path / "run"
+    found = all_of(directory, fit(build(directory), resident_mixture(stack)))
+    for part in ("model", "history", "state"):
+        assert found[part] == whole("mixture of arrays")[part], part
 
 
 @pytest.mark.full
@@ -302,6 +345,8 @@ def test_stopped_again_and_again(tmp_path, whole):
     "kind",
     [
         "own",
+        "mixture",
+        "mixture of arrays",
         "random generator",
         pytest.param("PyTorch's random generator", marks=pytest.mark.full),
         pytest.param("PyTorch's set_epoch", marks=pytest.mark.full),

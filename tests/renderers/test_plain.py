@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from learner.events import EpochEnded, Message, RunEnded, RunFailed
+from learner.events import EpochEnded, Message, RunEnded, RunFailed, SplitEnded
 from learner.renderers import PlainRenderer
 
 EPOCH = "valid Loss 0.625  Accuracy 0.875 | train Loss {}  Accuracy 0.75  1.5 s"
@@ -82,6 +82,12 @@ def test_a_validation_inside_a_short_epoch_is_told_with_the_epoch(renderer, out,
         "epoch 2/3  valid Loss 0.625 | train Loss 0.5  1.0 s",
         "epoch 3/3  train Loss 0.5  1.0 s",
     ]
+
+
+def test_a_validation_before_the_first_step_has_a_line(renderer, out):
+    renderer.on_event(SplitEnded(0.0, "valid", 1, 0, {"Loss": 2.5}, 0.1, at_step=0))
+    renderer.on_event(EpochEnded(0.0, 1, 45, {"train/Loss": 0.5}, 1.2))
+    assert out.getvalue() == "step 0  valid Loss 2.5\nepoch 1  train Loss 0.5  1.2 s\n"
 
 
 def test_a_long_validation_tells_how_it_gets_on(renderer, out, play):

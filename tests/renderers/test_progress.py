@@ -2,6 +2,7 @@
 
 import pytest
 
+from learner.events import Compiling
 from learner.renderers.progress import Progress
 
 
@@ -80,3 +81,14 @@ def test_it_does_not_go_below_zero(progress, play):
     play.dispatch(progress, 1, 10, 10)
     play.dispatch(progress, 1, 20, 10)
     assert progress.seconds_left() == 0
+
+
+def test_programs_that_are_compiled_are_counted(progress, play):
+    play.start(progress)
+    progress.on_event(Compiling(0.0, 1, 3))
+    assert progress.texts()[0] == "compiling 1 of 3"
+    play.dispatch(progress, 1, 15, 15, seconds=60)
+    progress.on_event(Compiling(0.0, 2, 3))
+    assert progress.texts()[0] == "step 15/45, compiling 2 of 3"
+    progress.on_event(Compiling(0.0, 0, 3))
+    assert progress.texts()[0] == "step 15/45"

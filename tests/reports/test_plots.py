@@ -101,6 +101,14 @@ def test_two_lines_have_names():
     assert "rate" not in RISING.text(60, 15).replace("the rate", "")
 
 
+def test_the_legend_stands_below_the_lines():
+    falling = [9.0, 6.0, 3.0, 0.0]
+    text = Plot("Loss", "step", "Loss", {"train": (range(4), falling), "valid": (range(4), falling[::-1])}).text(60, 12)
+    *plot, legend = text.splitlines()
+    assert legend == "• train   ⠤ valid"
+    assert not [line for line in plot if "train" in line or "valid" in line]
+
+
 def test_a_file(tmp_path):
     RISING.save(tmp_path / "rate.png")
     dark = matplotlib.image.imread(tmp_path / "rate.png")[..., :3].min(-1) < 0.7

@@ -180,3 +180,10 @@ def test_runs_are_let_go(tmp_path):
 
     assert [row["seed"] for row in compare(each(), sort="seed").rows] == [0, 1, 2, 3, 4]
     assert most == 1
+
+
+def test_numbers_in_names_sort_by_their_values(tmp_path):
+    for name in ("seed-10", "seed-9", "seed-1"):
+        write_run(tmp_path / name)
+    rows = compare(find_runs([tmp_path]), sort="run").rows
+    assert [row["run"] for row in rows] == ["seed-1", "seed-9", "seed-10"]

@@ -417,7 +417,7 @@ def test_a_notebook_shows_the_run(tmp_path):
     content = RunReader(write_run(tmp_path / "<a>"))._repr_html_()
     assert re.findall("<b>(.*?)</b>", content)[0] == "&lt;a&gt;"
     assert "ended: num_epochs, 3 epochs, 6 steps, 31.0 s" in content
-    assert re.findall(r"<td[^>]*>([^<]*)<", content) == ["0.9", "0.4", "3", "0.4", "0.8", "0.6", "2", "0.7"]
+    assert re.findall(r"<td[^>]*>([^<]*)<", content) == ["0.8", "0.6", "2", "0.7", "0.9", "0.4", "3", "0.4"]
 
 
 def test_the_seconds_that_a_start_recorded_count(tmp_path):

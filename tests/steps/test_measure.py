@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.metrics import (
+    R2,
     Accuracy,
     CollectingMetric,
+    ExplainedVariance,
+    FBeta,
     GradientNorm,
     HostMetric,
     Info,
@@ -16,6 +19,8 @@ from learner.metrics import (
     LearningRate,
     Loss,
     Metric,
+    Precision,
+    Recall,
 )
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import ClassificationOutput
@@ -312,3 +317,99 @@ def test_it_is_static():
     """Programs hold it: the same metrics are the same measure."""
     assert MetricCollection.of(METRICS) == MEASURE
     assert dataclasses.replace(MEASURE, collecting=()) != MEASURE
+
+
+class Count(Metric):
+    """Counts rows, and how often its update is traced."""
+
+    def __init__(self, name, key, factor=1):
+        self.name, self.key, self.factor, self.traced = name, key, factor, []
+
+    @property
+    def state_key(self):
+        return self.key
+
+    def init(self):
+        return jnp.uint32(0)
+
+    def update(self, state, output, info):
+        self.traced.append(self.name)
+        return state + jnp.uint32(len(output.logits))
+
+    def merge(self, a, b):
+        return a + b
+
+    def compute(self, state):
+        return state.astype(jnp.float32) * self.factor
+
+
+class DoubleCount(Count):
+    """Of the same key, but another update."""
+
+    def update(self, state, output, info):
+        return super().update(state, output, info) + jnp.uint32(len(output.logits))
+
+
+def test_metrics_of_one_key_share_a_state_that_is_updated_once():
+    metrics = [Count("one", "a"), Loss(), Count("ten", "a", 10), Count("other", "b"), DoubleCount("twice", "a")]
+    metrics += [Count("own", None), Count("own too", None)]
+    measure = MetricCollection.of(metrics)
+    rows = len(OUTPUTS[0].logits)
+    state = measure.update(measure.init(), OUTPUTS[0], info(0, rows))
+    assert [len(metric.traced) for metric in metrics if isinstance(metric, Count)] == [1, 0, 1, 1, 1, 1]
+    totals = measure.totals(measure.add(measure.add(measure.fresh(), state), state))
+    counts = {name: float(value) for name, value in totals.items() if name != "Loss"}
+    expected = {"one": 2, "ten": 20, "other": 2, "twice": 4, "own": 2, "own too": 2}
+    assert counts == {name: times * rows for name, times in expected.items()}
+
+
+def test_states_from_before_metrics_shared_them():
+    metrics = [Count("one", "a"), Largest(), Count("ten", "a", 10), Count("other", "b")]
+    measure = MetricCollection.of(metrics)
+    separate = dataclasses.replace(measure, separate=True)
+    of_each = separate.add(separate.fresh(), separate.update(separate.init(), OUTPUTS[0], info(0, 2)))
+    shared = measure.add(measure.fresh(), measure.update(measure.init(), OUTPUTS[0], info(0, 2)))
+    jax.tree.map(np.testing.assert_array_equal, measure.share(of_each), shared)
+
+
+def test_a_method_of_a_subclass_may_read_what_an_inherited_key_does_not_know():
+    class OfGroup(Precision):
+        def __init__(self, group):
+            super().__init__(2)
+            self.group, self.name = group, f"Group {group}"
+
+        def update(self, state, output, info):
+            return super().update(state, dataclasses.replace(output, mask=output.mask == self.group), info)
+
+    class Scaled(R2):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor, self.name = factor, f"Scaled {factor}"
+
+        def second(self, predictions, targets):
+            return self.factor * super().second(predictions, targets)
+
+    logits, labels = jnp.eye(2)[jnp.array([0, 1, 0, 1])], jnp.array([0, 1, 1, 0])
+    output = ClassificationOutput(jnp.float32(1), logits, labels, jnp.float32(4), jnp.array([0, 0, 1, 1]))
+    measure = MetricCollection.of([OfGroup(0), OfGroup(1)])
+    values = measure.values(measure.update(measure.init(), output, info(0, 4)))
+    assert {name: float(value) for name, value in values.items()} == {"Group 0": 1.0, "Group 1": 0.0}
+    assert len(MetricCollection.of([Scaled(1), Scaled(2)]).stateful) == 2
+    assert len(MetricCollection.of([Precision(2), FBeta(2), Recall(2), R2(), ExplainedVariance()]).stateful) == 2
+
+
+def test_a_value_depends_on_the_metric_as_it_is_when_the_collection_is_made():
+    metric, values = Count("one", "a"), []
+    for metric.factor in (1, 10):
+        measure = MetricCollection.of([metric])
+        values.append(float(measure.step_values((jnp.uint32(3),))[0]))
+    assert values == [3.0, 30.0]
+
+
+def test_metrics_need_not_be_hashable():
+    @dataclasses.dataclass(frozen=True)
+    class Weighted(Constant):
+        weights: list[int]
+
+    measure = MetricCollection.of([Weighted([1, 2])])
+    assert float(measure.values(measure.init())["Constant"]) == 3

@@ -349,7 +349,7 @@ def test_the_same_as_a_loop_by_hand(tmp_path, of, model, step, dtype):
         np.testing.assert_allclose(named_leaves(state.params)[name], x, rtol=1e-5, atol=1e-6, err_msg=name)
     for name, x in named_leaves(statistics).items():
         np.testing.assert_allclose(named_leaves(state.model_state)[name], x, rtol=1e-6, atol=1e-7, err_msg=name)
-    assert any(np.abs(x - named_leaves(exact)[n]).max() > 1e-4 for n, x in named_leaves(params).items())
+    assert any(np.abs(x - named_leaves(exact)[n]).max() > 5e-5 for n, x in named_leaves(params).items())
 
 
 @pytest.mark.parametrize("dtype", some(HALF, ["bfloat16"]))

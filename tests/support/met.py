@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from learner import LearnerError, init_distributed
 from learner.distributed import process_group as module
 from learner.distributed.process_group import hosts
+from learner.util.jax_internals import distributed_state
 
 PORT, COUNT, INDEX, WHAT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 TIMEOUT = {"fine": 20.0, "late": 2.0, "stuck": 2.0, "last": 1.0, "first": 1.0}[WHAT]
@@ -25,7 +26,7 @@ HEARD = []
 def hear(number, frame):
     """Installed before the process is connected, as the command line does it."""
     HEARD.append(number)
-    module.distributed.global_state.client.key_value_set("heard", "")
+    distributed_state().client.key_value_set("heard", "")
 
 
 def say(name, value):
@@ -50,14 +51,13 @@ def seconds(function, *arguments):
 
 def store():
     """Keys in the store."""
-    return len(module.distributed.global_state.client.key_value_dir_get("learner"))
+    return len(distributed_state().client.key_value_dir_get("learner"))
 
 
 def fine():
     """Nothing goes wrong."""
     here = hosts(TIMEOUT)
     say("who", [here.index, here.count])
-    say("unused", not module.xla_bridge.backends_are_initialized())
     say("words", here.all_gather_json({"from": here.index, "pair": (1, None)}))
     say(
         "many",
@@ -67,7 +67,7 @@ def fine():
     say("late", here.all_gather_json(time.sleep(0.5 * here.index)))
     here.agree("the config", {"lr": 0.1, "layers": [1, 2]})
     say("differ", refusal(here.agree, "the config", {"lr": 0.1 * here.index, "layers": [1, 2], "seed": 0}))
-    say("elsewhere", refusal(here.all_gather_json, None, "save" if here.index == 1 else "turn"))
+    say("elsewhere", refusal(here.all_gather_json, None, "save" if here.index == 1 else "the next step"))
     say("after", here.all_gather_json("still"))
     say("once", here.run_on_primary(lambda: ["only", here.index]))
 
@@ -80,7 +80,7 @@ def fine():
         say("keys", store())
     say("sum", float(multihost_utils.process_allgather(np.float32(here.index + 1)).sum()))
     say("devices", [len(jax.local_devices()), len(jax.devices())])
-    client = module.distributed.global_state.client
+    client = distributed_state().client
     if here.index == 1:  # SIGTERM comes while it waits for the others, in C++; they wait until it was heard
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     else:
@@ -119,7 +119,7 @@ def failing(here):
 
 def late():
     """The last process comes too late to a meeting, and then the first, who collects the words."""
-    client = module.distributed.global_state.client
+    client = distributed_state().client
     for who in (COUNT - 1, 0):
         here = hosts(TIMEOUT)
         here.all_gather_json("begin")

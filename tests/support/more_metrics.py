@@ -28,12 +28,14 @@ from learner.metrics import (
     Dice,
     DicePerClass,
     ExactMatch,
+    FlopsPerSecond,
     GPUUse,
     HostCPU,
     HostMemory,
     Info,
     IoU,
     IoUPerClass,
+    ModelFlopsUtilization,
     OnText,
     ParameterNorm,
     RougeL,
@@ -168,7 +170,8 @@ COLLECTED = [
 ]
 KINDS = {"tokens": "sequences", "sequences": "sequences", "segments": "segments", "images": "images"}
 ON_STEPS = [ParameterNorm(), UpdateRatio()]
-ON_HOST = [RowsPerSecond, TokensPerSecond, HostCPU, HostMemory, DeviceMemory, GPUUse]
+SPEEDS = [FlopsPerSecond, ModelFlopsUtilization, RowsPerSecond, TokensPerSecond]
+ON_HOST = [*SPEEDS, HostCPU, HostMemory, DeviceMemory, GPUUse]
 MAKE = {
     Adapted: lambda: Adapted(nnx.metrics.Average("x"), x="loss"),
     Aggregate: lambda: Aggregate("Score", {"a": TokenAccuracy(), "b": ExactMatch()}, lambda a, b: a + b),

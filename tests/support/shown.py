@@ -6,6 +6,12 @@ import pytest
 
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?"
 DURATION = rf"{NUMBER} (?:ms|s|min|h)\b"
+STAGES = re.compile(r"learner \d\S*: importing JAX.*\n(?:  [a-z].* [0-9.]+ m?s\n)*")
+
+
+def without_stages(text):
+    """What a command printed, without the lines about the stages before a run."""
+    return STAGES.sub("", text)
 
 
 def shape_of(line):

@@ -26,16 +26,38 @@ def train(coordinator, count, index, directory, kind, given):
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.process_group import leave
     from learner.loggers import JsonLines
-    from learner.metrics import Accuracy, GradientNorm, Perplexity
+    from learner.metrics import Accuracy, GradientNorm, HostMetric, Perplexity
     from learner.strategies import Sharded, fsdp
     from learner.training.stopping import MetricEarlyStopping
     from tests.support import spread
 
+    class Camera(HostMetric):
+        name = "Camera"
+
+        def __init__(self, fails):
+            self.updates, self._fails = 0, fails
+
+        def update(self, steps, seconds):
+            self.updates += 1
+            if self._fails and self.updates > 2:
+                raise ValueError("this machine has no camera")
+            return 1.0
+
+        def compute(self):
+            return 1.0
+
+        def reset(self):
+            pass
+
     options = {"accumulate": 1, "epochs": 2, "batch": 24, "rows": 125, "rules": None, "lr": 0.2, **given}
     case = spread.KINDS[kind]
+    at = options.get("at") or {}
+    if at.get("process") == index and at["what"] == "raise early":
+        raise ValueError("there is no such data on this machine")
+    if at.get("process") == index and at["what"] == "exit early":
+        sys.exit(0)
 
     def hook(info, model):
-        at = options.get("at") or {}
         if at.get("process") != index or at.get("step") != info.step:
             return
         if at["what"] == "raise":
@@ -63,11 +85,18 @@ def train(coordinator, count, index, directory, kind, given):
     if "nonfinite" in options:
         builder.on_nonfinite(options["nonfinite"])
     beta = options.get("betas", [0.9] * 9)[index]  # of a function whose settings nobody can read
-    learner = builder.build(lambda: case.make(0.0), lambda lr: optax.adam(lr, b1=beta), options["lr"])
+    if "bad_metric" in options:
+        builder.metrics(Camera(fails=index == options["bad_metric"]))
+    dropout = options.get("dropouts", [0.0] * 9)[index]
+    learner = builder.build(lambda: case.make(dropout), lambda lr: optax.adam(lr, b1=beta), options["lr"])
     arrays = case.data(options["rows"], 1)
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan
     data = DataLoaderBuilder().batch_size(options["batch"]).shuffle(3).build(arrays)
+    if "lengths" in options:
+        batches = [jax.tree.map(lambda x, i=i: x[i * 24 : (i + 1) * 24], arrays) for i in range(5)]
+        length = options["lengths"][index]
+        data = lambda: iter(batches[:length])  # noqa: E731
     valid = DataLoaderBuilder().batch_size(options["batch"]).build(case.data(37, 2))
     if options.get("own"):
         rows = options["batch"] // max(count, 1)

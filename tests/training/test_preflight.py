@@ -502,6 +502,14 @@ def test_validation_inside_epochs_needs_validation_data(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_epochs(1).valid_every(2))
     assert refused(learner, batches()).startswith("valid_every is 2, and there is no validation data: give it to fit")
     learner.overview(batches())  # it is for the fit to have
+    with raises_code("learner-valid-every-without-data", name="valid_first"):
+        build_line(quiet(tmp_path / "run").valid_first()).fit(batches())
+
+
+@pytest.mark.parametrize("valid", [valid_data(), {"ood": valid_data()}], ids=["one split", "another"])
+def test_a_schedule_of_a_split_that_is_not_there(tmp_path, valid):
+    with raises_code("learner-valid-split-unknown", split="oood"):
+        build_line(quiet(tmp_path / "run").valid_every(5, split="oood")).fit(batches(), valid)
 
 
 def endless_batches():

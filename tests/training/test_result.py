@@ -9,6 +9,7 @@ import pytest
 
 from learner import LearningResult, RegressionOutput
 from learner.runs.history import History
+from learner.training.result import BestModel
 from tests.support.codes import raises_code
 from tests.support.runs import (
     ROWS,
@@ -44,9 +45,9 @@ def test_what_it_holds():
 
 def test_the_best_model_is_read_once_and_only_when_asked_for():
     read = []
-    result = result_of(lambda: read.append("best") or "best model")
+    result = result_of(lambda: read.append("best") or BestModel("best model", 2, 12))
     assert read == []
-    assert (result.best_model, result.best_model) == ("best model", "best model")
+    assert (result.best_model, result.best_epoch, result.best_step) == ("best model", 2, 12)
     assert read == ["best"]
 
 
@@ -69,6 +70,7 @@ def test_the_best_model_is_that_of_the_best_checkpoint(second_best):
     stored = checkpoint_bits(directory, 12)["model"]
     assert model_bits(result.best_model) == {f"['{name}']": stored[f"['params']['{name}']"] for name in ("b", "w")}
     assert model_bits(result.best_model) != model_bits(result.model)
+    assert (result.best_epoch, result.best_step) == (2, 12)
 
 
 def test_the_best_model_is_as_it_was_given_and_in_eval_mode(tmp_path):

@@ -75,7 +75,7 @@ def test_a_run_from_python_tells_what_its_builder_knows(tmp_path):
     )
     (event,) = memory.of(RunStarted)
     assert event.config == {
-        "model": "pytree",
+        "model": "dict (pytree)",
         "optimizer": "sgd(momentum=0.9)",
         "lr": "Cosine(first=0.1) in 3 steps",
         "num_epochs": 1,

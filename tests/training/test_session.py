@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from learner import LearnerError, RegressionOutput
+from learner.events import Compiling, Listener
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, GradientNorm
 from learner.renderers import PlainRenderer
@@ -139,6 +140,13 @@ def compiling_threads():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+class Events(list, Listener):
+    """The events of a run."""
+
+    def on_event(self, event):
+        self.append(event)
+
+
 @pytest.mark.parametrize(
     ("train", "valid", "accumulate", "programs"),
     [
@@ -152,12 +160,18 @@ def compiling_threads():
 def test_programs_are_compiled_while_the_run_is_set_up(tmp_path, compiling_threads, train, valid, accumulate, programs):
     """Each of them once, and none that the run does not need."""
     executables.clear()
-    build_line(quiet(tmp_path / "run").grads_accumulation(accumulate)).fit(train(), valid())
+    reported = Events()
+    build_line(quiet(tmp_path / "run").grads_accumulation(accumulate).metric_loggers(reported)).fit(train(), valid())
     threads = {name.removeprefix("jit(").removesuffix(")"): thread for name, thread in compiling_threads}
     names = [name for name, _ in compiling_threads if "train" in name or "valid" in name]
     assert len(names) == len(programs)
     assert threads.keys() >= {*programs}
     assert threads["train"] == "learner-compile_0"  # the others, too, where they are not needed earlier
+    numbers = [(event.number, event.total) for event in reported if isinstance(event, Compiling)]
+    # The run may end before the thread gets to those that the loop has compiled.
+    count = len(programs)
+    assert (1, count) in numbers
+    assert numbers == [*((number, count) for number in range(1, count + 1)), (0, count)][: len(numbers)]
 
 
 def test_a_convolution_streams_one_step_at_a_time(tmp_path, compiling_threads):

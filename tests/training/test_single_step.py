@@ -12,6 +12,7 @@ from flax import nnx
 from learner import ClassificationOutput
 from learner.loggers import MemoryLogger
 from learner.training.compilation import CompileTimes
+from learner.training.single_step import SingleStepRunner
 from tests.support.codes import raises_code
 from tests.support.runs import (
     BATCH,
@@ -126,6 +127,18 @@ def test_each_shape_is_compiled_once(tmp_path):
             state, _ = learner.train_step(state, batch)
     assert times.count == 0
     assert int(state.step) == 6
+
+
+def test_a_short_batch_before_all_others(tmp_path):
+    """Given the regular batch, its step is the program of every step that ends with a short batch."""
+    learner, (full, *_) = build_line(quiet(tmp_path / "run").grads_accumulation(2)), batches()
+    state, short = learner.init(), {name: x[:2] for name, x in full.items()}
+    learner.train_step(state, full)
+    runner = SingleStepRunner(learner.definition.step, "cpu", full)
+    runner.train(state, (short,))
+    with CompileTimes() as times:
+        runner.train(state, (full, short))
+    assert times.count == 0
 
 
 @pytest.mark.full

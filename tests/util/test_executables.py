@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -267,3 +269,31 @@ class TestCompileAhead:
         with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as found:
             executables.compile_ahead(jax.jit(lambda x: x), threads, jnp.ones(3))
         assert found.count == 0
+
+
+def test_an_interrupt_waits_for_no_thread_that_compiles():
+    done = threading.Event()
+    with pytest.raises(KeyboardInterrupt), executables.compile_threads(1) as threads:  # noqa: PT012
+        running, waiting = threads.submit(done.wait), threads.submit(done.wait)
+        raise KeyboardInterrupt
+    assert executables.is_compiling()
+    assert waiting.cancelled()
+    done.set()
+    assert running.result(60)
+
+
+def test_an_interrupted_command_ends_at_once():
+    code = """
+import sys, threading
+from learner.cli import main
+from learner.util.executables import compile_threads
+
+def run(words):
+    with compile_threads(1) as threads:
+        threads.submit(threading.Event().wait)
+        raise KeyboardInterrupt
+
+main._run = run
+sys.exit(main.main(["fit"]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 130

@@ -1,5 +1,6 @@
 """Objects that only one thread may write to."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -55,7 +56,8 @@ def test_a_thread_may_take_over():
 
 def test_parts_of_a_run_have_owners():
     timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
-    run = Run(*[None] * 3, Position(), *[None] * 8)
+    parts = dict.fromkeys(field.name for field in dataclasses.fields(Run))
+    run = Run(**parts | {"position": Position()})
     for write in (timer.begin, lambda: setattr(run, "accumulator", None)):
         assert len(errors_of(write)) == 1
 

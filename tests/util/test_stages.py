@@ -28,6 +28,15 @@ def test_stages_that_do_not_fit_begin_another_line():
     ]
 
 
+def test_pipes_get_a_line_for_each_stage():
+    out = io.StringIO()
+    with stage_line(out, "learner: ", seconds(0.0, 1.0, 2.5), in_pipes=True):
+        enter_stage("importing JAX")
+        assert out.getvalue() == "learner: importing JAX"  # at once, not when it has ended
+        enter_stage("reading the config")
+    assert out.getvalue() == "learner: importing JAX 1.0 s\n  reading the config 1.5 s\n"
+
+
 def test_what_is_written_meanwhile_has_a_line_of_its_own():
     out = Terminal()
     with stage_line(out, "", seconds(0.0, 1.0, 2.0, 3.0)):

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from learner.data.dataset import Dataset
-from learner.data.indices import check_int, item_number
+from learner.data.indices import item_number
 from learner.data.sources.input_files import PathLike, folder, readable, refuse_special
 from learner.errors import LearnerError, near
+from learner.util.number_checks import check_int
 from learner.util.optional import import_optional
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from learner.data.indices import check_int
 from learner.data.npz import LARGEST_RATIO, machine_memory
 from learner.errors import LearnerError, near
+from learner.util.number_checks import check_int
 
 PathLike = str | os.PathLike[str]
 CHUNK = 2**20

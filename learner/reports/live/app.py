@@ -53,6 +53,7 @@ class WatchApp(App[int]):
       watched: the runs.
       view: how they are looked at.
       every: seconds between looks at the files.
+      failed: called at each look; the view is closed once it returns True.
     """
 
     CSS = """
@@ -80,10 +81,16 @@ class WatchApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
 
-    def __init__(self, watched: RunWatcher, view: PlotView, every: float = 1.0):
+    def __init__(
+        self,
+        watched: RunWatcher,
+        view: PlotView,
+        every: float = 1.0,
+        failed: Callable[[], bool] = lambda: False,
+    ):
         self.colours = not os.environ.get("NO_COLOR")
         super().__init__()
-        self._watched, self._view, self._every = watched, view, every
+        self._watched, self._view, self._every, self._failed = watched, view, every, failed
         self._notice, self._until = "", 0.0
         self._armed: float | None = None
         self._drawn = 0.0
@@ -168,6 +175,8 @@ class WatchApp(App[int]):
         """Refresh the runs from their files. The selected run stays selected when others appear before it."""
         chosen = self._run if self._watched.runs else None
         self._watched.refresh()
+        if self._failed():
+            self.exit(0)
         if chosen is not None:
             self._view.run = self._watched.runs.index(chosen)
         self._arrange(*self.size)
@@ -294,8 +303,8 @@ class WatchApp(App[int]):
         return self.say(f"asked {run.name} to {what}: its log will say what it does")
 
 
-def watch(watched: RunWatcher, view: PlotView, every: float) -> int:
-    """Show runs on the terminal until the user quits; return the exit code."""
-    app = WatchApp(watched, view, every)
+def watch(watched: RunWatcher, view: PlotView, every: float, failed: Callable[[], bool] = lambda: False) -> int:
+    """Show runs on the terminal until the user quits, or `failed` returns True; return the exit code."""
+    app = WatchApp(watched, view, every, failed)
     result = app.run(mouse=False)
     return result if result is not None else app.return_code or 0

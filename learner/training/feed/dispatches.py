@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from learner.data.abstract_source import Source
+from learner.distributed.process_group import ProcessGroup
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy
@@ -50,6 +51,8 @@ class Feeder:
         self._room = max(2, grouping.buffer) * grouping.accumulate
         is_resident = strategy.resident and source.has_rows
         self._rows = ResidentRows(source, strategy, self._room) if is_resident else None
+        self._processes: ProcessGroup | None = None
+        self._passes = 0
         rows, devices = rows_of(first), len(strategy.devices)
         if self._placer.is_replicated(self._grouper.regular) and devices > 1:
             warn(
@@ -57,6 +60,13 @@ class Feeder:
                 f"computes all of it. The numbers are the same, and {devices} devices are no faster than one: choose a "
                 "batch size that divides"
             )
+
+    def compare_lengths(self, processes: ProcessGroup) -> None:
+        """Raise `ProcessError` in the iterators of `open` where data of unknown length end elsewhere in another
+        process.
+        """
+        if self._source.batches is None:
+            self._processes = processes
 
     @property
     def resident(self) -> bool:
@@ -127,7 +137,21 @@ class Feeder:
         """
         if self._rows is not None:
             return self._resident(self._rows, epoch, batch, step, last)
-        return Prefetcher(self._streamed(epoch, batch, step, last, state), stopped=stopped)
+        self._passes += 1
+        dispatches = Prefetcher(self._streamed(epoch, batch, step, last, state), stopped=stopped)
+        return dispatches if self._processes is None else self._compared(dispatches, self._processes, batch)
+
+    def _compared(self, dispatches: Prefetcher, processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
+        """Have the processes meet before each dispatch that ends an epoch. Beyond it they run other programs, and those
+        of processes whose data have not ended would exchange arrays with them, which ends a process from C++.
+        """
+        with contextlib.closing(dispatches):
+            for dispatch in dispatches:
+                batches += dispatch.batches
+                if dispatch.ends_epoch:
+                    processes.agree(f"the end of the {self._source.split} data after {batches} batches", True)
+                    batches = 0
+                yield dispatch
 
     # -- data on the device --------------------------------------------------------------------------------------------
 
@@ -180,6 +204,12 @@ class Feeder:
         room = 1
         with contextlib.closing(self._grouper.groups(epoch, batch, state, last)) as groups:  # type: ignore[type-var]
             for group in groups:
+                if self._processes is not None:
+                    # A validation is always epoch 1 of its feeder; training opens its data once.
+                    batch += len(group.micro_batches)
+                    number = group.epoch + self._passes - 1
+                    self._processes.record_read(self._source.split, number, batch, group.ends_epoch)
+                    batch = 0 if group.ends_epoch else batch
                 first, is_loop = group.micro_batches[0], self._grouper.is_loop(group.micro_batches)
                 if pending and not (is_loop and pending[0].micro_batches[0].signature == first.signature):
                     yield self._loop(pending)

@@ -208,7 +208,7 @@ def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:
 
 def bytes_of(batch: PyTree) -> int:
     """Return the size of a batch in memory."""
-    return sum(x.nbytes for x in jax.tree.leaves(batch))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(batch))
 
 
 def listed(batch: PyTree) -> str:

@@ -1,0 +1,300 @@
+"""Compile the programs of a run for TPUs that are not there, and print what XLA makes of them.
+
+    pip install "libtpu==0.0.42.*"
+    python -m benchmarks.ahead --topology v5e:2x4
+
+For each workload, strategy and number of micro-batches: the loop of a training dispatch and that of a validation,
+compiled by `jax.experimental.topologies`. Nothing is trained, so there are no times: memory of each device, what is
+donated, collectives by kind with the bytes that each device sends, copies, loops and transfers to the host. A
+collective inside of a loop is counted once: the body of the loop is a step, or a micro-batch of it.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+import unittest.mock
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+from benchmarks.workloads import CNN, MLP, Transformer
+from learner import ClassificationOutput, LearnerBuilder, SequenceOutput
+from learner.steps.buffers import BatchBuffer
+from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
+from learner.training.dispatch_plan import make_runner
+
+LENGTH = 64  # of a sequence
+STEPS = 8  # in the buffer of a dispatch
+HOST = ("infeed", "outfeed", "send", "recv", "send-done", "recv-done")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+TENSOR = {
+    r"attention\.(query|key|value)\.kernel": (None, "model"),
+    r"attention\.(query|key|value)\.bias": "model",
+    r"attention\.out\.kernel": "model",
+    r"up\.kernel": (None, "model"),
+    r"up\.bias": "model",
+    r"down\.kernel": "model",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What XLA says of a program; bytes are those of each device.
+
+    Attributes:
+      arguments, outputs, donated, temporaries: bytes. `donated`: of the outputs, in the place of arguments.
+      state: bytes of the state that the program changes, as XLA lays it out.
+      sent: bytes that each device sends in a ring, by the kind of collective.
+      collectives: how many there are, by kind.
+      copies: how many copies of 64 KiB or more, and their bytes; also those into the memory on the chip.
+      loops: how many have a known number of iterations, and how many have not. That of a dispatch has not: the number
+        of its steps is an argument.
+      host: operations that move data between the device and the host.
+    """
+
+    arguments: int
+    outputs: int
+    donated: int
+    temporaries: int
+    state: int
+    sent: dict[str, float]
+    collectives: dict[str, int]
+    copies: tuple[int, int]
+    loops: tuple[int, int]
+    host: list[str]
+
+
+def tpu_devices(topology: str) -> list[Any]:
+    """Return the devices of a topology such as `v5e:2x4`. Needs the package `libtpu`, and no TPU."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would look for the metadata of a cloud machine
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # there is no TPU that another process could hold
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{topology.split(':')[0]}-8")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    from jax.experimental import topologies
+
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
+
+
+@contextlib.contextmanager
+def shapes_for_arrays() -> Iterator[None]:
+    """Have `jax.device_put` return shapes with shardings: devices that are not there take no arrays."""
+
+    def put(tree: Any, sharding: Any) -> Any:
+        if isinstance(sharding, jax.sharding.Sharding):
+            sharding = jax.tree.map(lambda _: sharding, tree)
+        shape = lambda x, where: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=where)  # noqa: E731
+        return jax.tree.map(shape, tree, sharding)
+
+    with unittest.mock.patch.object(jax, "device_put", put):
+        yield
+
+
+def compiled(model: Any, step: Any, batch: dict[str, np.ndarray], strategy: Any, accumulate: int) -> dict[str, Any]:
+    """Return the compiled loops of a training dispatch and of a validation, and the bytes of the state.
+
+    Args:
+      model: makes it from random streams.
+      step: its train and valid step.
+      batch: a micro-batch.
+      strategy: over devices of a topology.
+      accumulate: micro-batches of a step.
+    """
+    builder = LearnerBuilder("unused").strategy(strategy).grads_accumulation(accumulate)
+    learner = builder.build(lambda: model(nnx.Rngs(0)), optax.adamw, 1e-3, train_step=step, valid_step=step)
+    # Batches reach one device through a program, which would have to run.
+    place = lambda tree, axis=0: jax.device_put(tree, strategy.replicated_sharding)  # noqa: E731
+    put = place if isinstance(strategy, SingleDevice) else strategy.put
+    with shapes_for_arrays():
+        state = learner.definition.placed_shapes()
+        runner = make_runner(learner.definition.step, state, strategy)
+        fresh = runner._programs.fresh
+        measures = {"train": runner._step.train_metrics, "valid": runner._step.valid_metrics}
+        for kind, measure in measures.items():
+            fresh[kind] = lambda measure=measure: jax.eval_shape(measure.fresh)
+        rows = jax.tree.map(lambda x: np.broadcast_to(x, (STEPS * accumulate, *x.shape)), batch)
+        feed = BatchBuffer(put(rows, 1), None, (False, True))
+        train = runner.lowered(feed, loop=True)["loop"].compile()
+        program, arguments = runner._example_call("valid", "loop", feed)
+        valid = program.lower(*arguments).compile()
+    changed = dataclasses.replace(state, lr_scale=None, rng=None)
+    return {"train": train, "valid": valid, "state": sum(map(_bytes_on_device, jax.tree.leaves(changed)))}
+
+
+def _bytes_on_device(x: Any) -> int:
+    return int(math.prod(x.sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize)
+
+
+def facts(program: Any, state: int = 0) -> Facts:
+    """Return the facts of a compiled program."""
+    text, memory = program.as_text(), program.memory_analysis()
+    sent, shapes = collectives(text)
+    copies = [size for shape in re.findall(r" = (\S+) copy(?:-start)?\(", text) if (size := bytes_of(shape)) >= 2**16]
+    whiles = [line for line in text.splitlines() if re.search(r" while\(", line)]
+    known = sum("known_trip_count" in line for line in whiles)
+    operations = re.findall(r" = (?:\S+|\(.*?\)) ([a-z-]+)\(", text)
+    return Facts(
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        state,
+        sent,
+        {kind: len(each) for kind, each in shapes.items()},
+        (len(copies), sum(copies)),
+        (known, len(whiles) - known),
+        [name for name in operations if name in HOST]
+        + re.findall(r"MoveToHost|MoveToDevice|xla_python_\w*callback", text),
+    )
+
+
+def bytes_of(shape: str) -> int:
+    """Return the bytes of the arrays of a shape in the text of a program, without padding.
+
+    >>> bytes_of("f32[8,128]{1,0:T(8,128)}"), bytes_of("(bf16[2], pred[3])")
+    (4096, 7)
+    """
+    found = re.findall(r"\b([a-z]+)(\d*)[a-z\d]*\[([\d,]*)\]", shape)
+    return sum(
+        math.prod(int(axis) for axis in axes.split(",") if axis) * (int(bits or 8) // 8 or 1) for _, bits, axes in found
+    )
+
+
+def collectives(text: str) -> tuple[dict[str, float], dict[str, list[str]]]:
+    """Return the bytes that each device sends in a ring, and the results, by the kind of collective.
+
+    XLA for TPUs writes a reduce-scatter as a computation of an all-reduce and slices, whose name says so, and an
+    asynchronous collective into each of the computations that it runs beside, on one channel.
+
+    Args:
+      text: of a compiled program.
+    """
+    sent: dict[str, float] = collections.defaultdict(float)
+    results: dict[str, list[str]] = collections.defaultdict(list)
+    computation, seen = "", set()
+    pattern = re.compile(rf" = (\S+|\(.*?\)) ({'|'.join(KINDS)})(?:-start)?\((.*)")
+    for line in text.splitlines():
+        if line.startswith(("%", "ENTRY")):
+            computation = line
+        if (found := pattern.search(line)) is None:
+            continue
+        result, kind, rest = found.groups()
+        if computation.startswith("%all-reduce-scatter"):
+            kind = "reduce-scatter"
+        channel = re.search(r"channel_id=(\d+)", rest)
+        key = kind, channel and channel[1], tuple(re.findall(r"\[[\d,]*\]", result))
+        if key in seen and channel is not None:
+            continue
+        seen.add(key)
+        n = group_size(rest)
+        # A reduce-scatter is found by its all-reduce, whose result is whole; where it is one operation, by its part.
+        whole = kind != "reduce-scatter" or computation.startswith("%all-reduce-scatter")
+        times = {"all-reduce": 2 * (n - 1) / n, "all-gather": (n - 1) / n, "reduce-scatter": (n - 1) / n}.get(kind, 1)
+        sent[kind] += bytes_of(result) * times * (1 if whole else n)
+        results[kind].append(result)
+    return dict(sent), dict(results)
+
+
+def group_size(text: str) -> int:
+    """Return how many devices take part, in each of the ways that XLA writes it.
+
+    >>> [group_size(f"replica_groups={x}") for x in ("{{0,1,2,3},{4,5,6,7}}", "[2,4]<=[8]", "mesh['a'=2,'b'=4] {'b'}")]
+    [4, 4, 4]
+    """
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
+        return len(listed[1].split(","))
+    if strided := re.search(r"replica_groups=\[\d+,(\d+)\]", text):
+        return int(strided[1])
+    if axes := re.search(r"replica_groups=mesh\[([^]]*)\][^{]*\{([^}]*)\}", text):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
+        return math.prod(int(sizes[name]) for name in re.findall(r"'(\w+)'", axes[2]))
+    return 2  # pairs of a permutation
+
+
+def classify(model: Any, batch: Any) -> Any:
+    """The step of the classifiers."""
+    return ClassificationOutput.from_logits(model(batch["x"]), batch["y"])
+
+
+def predict_next(model: Any, batch: Any) -> Any:
+    """The step of the transformer."""
+    return SequenceOutput.from_logits(model(batch["x"]), batch["y"])
+
+
+def workloads(rows: int) -> dict[str, tuple[Any, Any, dict[str, np.ndarray]]]:
+    """Return by name the model, the step and a micro-batch of so many rows."""
+    labels = np.zeros(rows, np.int32)
+    tokens = {name: np.zeros((rows, LENGTH), np.int32) for name in ("x", "y")}
+    return {
+        "mlp": (MLP, classify, {"x": np.zeros((rows, 64), np.float32), "y": labels}),
+        "transformer": (lambda rngs: Transformer(rngs, 128, 2, LENGTH, 64), predict_next, tokens),
+        "cnn": (CNN, classify, {"x": np.zeros((rows, 28, 28, 1), np.float32), "y": labels}),
+    }
+
+
+def strategies(devices: Sequence[Any], workload: str) -> dict[str, Any]:
+    """Return by name the strategies for a workload."""
+    found = {
+        "SingleDevice": SingleDevice(devices[0]),
+        "Replicated": Replicated(list(devices)),
+        "Sharded": Sharded(devices=list(devices)),
+        "Sharded, fsdp": Sharded(rules=fsdp(1), devices=list(devices)),
+    }
+    if workload == "transformer":
+        mesh = {"data": len(devices) // 2, "model": 2}
+        found["Sharded, tensor"] = Sharded(mesh, TENSOR, devices=list(devices))
+    return found
+
+
+def line_of(found: Facts) -> str:
+    """Return the facts as a row of the table."""
+    sent = ", ".join(f"{found.collectives[kind]} {kind} {size / 1e3:.1f}" for kind, size in found.sent.items())
+    donated = f"{100 * min(1.0, found.donated / found.state):.0f} %" if found.state else ""
+    memory = " | ".join(f"{x / 1e6:.2f}" for x in (found.arguments, found.temporaries))
+    copies = f"{found.copies[0]} ({found.copies[1] / 1e6:.2f})"
+    return f"{memory} | {donated} | {sent} | {copies} | {found.loops[0]} + {found.loops[1]} | {len(found.host)}"
+
+
+def main() -> None:
+    """Compile, and print one line for each program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology", default="v5e:2x4")
+    parser.add_argument("--workloads", nargs="+", default=["mlp", "transformer", "cnn"])
+    parser.add_argument("--strategies", nargs="+", help="names as they are printed; default: all")
+    parser.add_argument("--accumulate", type=int, nargs="+", default=[1, 4], help="micro-batches of a step")
+    parser.add_argument("--rows", type=int, default=128, help="of a micro-batch, over all devices")
+    parser.add_argument("--json", help="write the facts into this file")
+    parser.add_argument("--text", help="write the programs into this folder")
+    options = parser.parse_args()
+    devices = tpu_devices(options.topology)
+    title = "arguments | temporaries | state donated | collectives, kB sent | copies (MB) | loops known + not | host"
+    print(f"MB on each of {len(devices)} devices of {options.topology}\n\n| program | {title} |\n{'|---' * 8}|")
+    everything = {}
+    for workload in options.workloads:
+        model, step, batch = workloads(options.rows)[workload]
+        for name, strategy in strategies(devices, workload).items():
+            for accumulate in options.accumulate if name in (options.strategies or [name]) else ():
+                programs = compiled(model, step, batch, strategy, accumulate)
+                for kind in ("train", "valid"):
+                    key = f"{workload}, {name}, {accumulate}, {kind}"
+                    everything[key] = found = facts(programs[kind], programs["state"] * (kind == "train"))
+                    print(f"| {key} | {line_of(found)} |", flush=True)
+                    if options.text:
+                        os.makedirs(options.text, exist_ok=True)
+                        with open(f"{options.text}/{key.replace(', ', '-')}.txt", "w") as file:
+                            file.write(programs[kind].as_text())
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({key: dataclasses.asdict(found) for key, found in everything.items()}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Make the pictures of the first page: `python docs/pictures.py`. The report needs `chromium`."""
+
+import asyncio
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+STATIC = Path(__file__).parent / "static"
+sys.path.insert(0, str(ROOT))
+
+from learner.cli.main import main  # noqa: E402
+from learner.reports.live.app import WatchApp  # noqa: E402
+from learner.reports.live.view import PlotView  # noqa: E402
+from learner.reports.live.watched import RunWatcher  # noqa: E402
+from tests.support.pseudoterminal import Terminal  # noqa: E402
+
+FIT = ["fit", "configs/digits.yaml", "--num_epochs=300", "--summary=false"]
+RATES = (1e-4, 1e-3, 1e-2)
+
+
+def terminal() -> str:
+    """Return the picture of a run that trains in a terminal."""
+    shown = Terminal(FIT, 100, 26)
+    shown._wait(lambda: re.search(r"epoch [4-9]\d/300 .*steps/s", shown.text), "the run trained too fast or too slowly")
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    for row in range(shown.screen.lines):
+        line = Text(no_wrap=True)
+        for column in range(shown.screen.columns):
+            cell = shown.screen.buffer[row][column]
+            colour = (
+                None if cell.fg == "default" else f"#{cell.fg}" if re.fullmatch("[0-9a-f]{6}", cell.fg) else cell.fg
+            )
+            line.append(cell.data, Style(color=colour, bold=cell.bold))
+        console.print(line)
+    shown.kill(15)
+    shown.end()
+    return console.export_svg(title="learner " + " ".join(FIT[:2]))
+
+
+def watch() -> str:
+    """Return the picture of the live view."""
+
+    async def screenshot() -> str:
+        watched = RunWatcher(["runs"])
+        watched.refresh()
+        app = WatchApp(watched, PlotView(["Loss", "Accuracy"], x="epoch"))
+        async with app.run_test(size=(130, 36)) as pilot:
+            while watched.read(["Loss", "Accuracy"]):
+                pass
+            app.redraw()
+            await pilot.pause(1.0)
+            return app.export_screenshot(title="learner watch runs")
+
+    return asyncio.run(screenshot())
+
+
+def report(path: Path) -> None:
+    """Write the picture of a report."""
+    main(["report", "runs", "-o", "report.html"])
+    size = ["--window-size=1280,900", "--force-device-scale-factor=1", "--hide-scrollbars"]
+    page = Path("report.html").absolute().as_uri()
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", *size, "--virtual-time-budget=9000"]
+    subprocess.run([*command, "--screenshot=report.png", page], check=True, capture_output=True)
+    Image.open("report.png").convert("RGB").quantize(64).save(path, optimize=True)
+
+
+def make() -> None:
+    """Train, and write the pictures."""
+    os.chdir(tempfile.mkdtemp())
+    (STATIC / "terminal.svg").write_text(_without_fonts(terminal()))
+    shutil.rmtree("runs/digits")
+    for rate in RATES:
+        main(["fit", "configs/digits.yaml", f"--directory=runs/lr-{rate:g}", f"--lr.first={rate}"])
+    (STATIC / "watch.svg").write_text(_without_fonts(watch()))
+    report(STATIC / "report.png")
+
+
+def _without_fonts(svg: str) -> str:
+    """Remove the fonts that the picture would load from elsewhere: the browser's own do."""
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    make()

@@ -1,0 +1,88 @@
+"""`learner fit --watch` and `learner resume --watch`: the live view on the terminal, the run in another process."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import IO
+
+from learner.cli.overrides import apply_overrides, read_configs
+from learner.cli.usage import fit_parser, resume_parser
+from learner.cli.watch import refuse_pipes, refuse_without_packages
+from learner.errors import LearnerError
+
+STOPPED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM)} | {128 + signal.SIGHUP: signal.SIGTERM}
+"""Exit codes of the view after which the run gets a signal, too: it saves, and ends."""
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+def train_beside(command: str, words: Sequence[str]) -> int | None:
+    """Run `learner fit` or `learner resume` in another process, and show the run until the user quits the view or the
+    run fails; then what the run prints. Return its exit code, or None if the words do not ask for the view.
+
+    A view in the process of the run would wait for the interpreter while programs are traced.
+
+    Raises:
+      LearnerError: there is no terminal, a package is missing, or the run has no directory.
+    """
+    line = (fit_parser() if command == "fit" else resume_parser()).read(words)
+    if not line.watch:
+        return None
+    refuse_without_packages()
+    refuse_pipes()
+    directory = line.directory if command == "resume" else None
+    if command == "fit":
+        configs = [] if line.config is None else [line.config, *line.further]
+        content = apply_overrides(read_configs(configs), line.overrides)
+        directory = content.get("directory")
+    if not isinstance(directory, str):
+        raise LearnerError("--watch needs the key directory in the config", code="cli-watch-directory")
+    others = [word for word in words if word.partition("=")[0] != "--watch"]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "learner", command, *others],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is the view's
+        )
+        try:
+            result = _show(directory, process)
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            raise
+        if result in STOPPED:
+            process.send_signal(STOPPED[result])
+        return _follow(process, output)
+
+
+def _show(directory: str, process: subprocess.Popen[bytes]) -> int:
+    from learner.reports.live.app import watch
+    from learner.reports.live.view import PlotView
+    from learner.reports.live.watched import RunWatcher
+
+    watched = RunWatcher([directory])
+    watched.refresh()
+    return watch(watched, PlotView([]), 1.0, lambda: bool(process.poll()))
+
+
+def _follow(process: subprocess.Popen[bytes], output: IO[bytes]) -> int:
+    """Print what the run has printed and prints, until it ends. Ctrl-C goes to the run. Return its exit code."""
+    place = 0
+    while True:
+        try:
+            code = process.poll()
+            # By its place: the file's own position is that of the run, which writes.
+            while text := os.pread(output.fileno(), 1 << 16, place):
+                place += len(text)
+                sys.stdout.write(text.decode(errors="replace"))
+            sys.stdout.flush()
+            if code is not None:
+                return code
+            process.wait(SECONDS_BETWEEN_LOOKS)
+        except subprocess.TimeoutExpired:
+            pass
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)

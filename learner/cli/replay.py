@@ -1,0 +1,83 @@
+"""`learner diff --replay`: the steps of two runs once more, until an array differs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from learner.cli.config import RunConfig
+from learner.cli.saved_configs import saved_config
+from learner.cli.trust import require_trust
+from learner.diagnostics.replay import Replay, RunInputs, replay
+from learner.errors import LearnerError
+from learner.runs.run_reader import RunReader
+
+LOSS = "train/Loss"
+
+
+def replayed(a: RunReader, b: RunReader, step: int, trust: bool) -> Replay:
+    """Repeat the steps of two runs through a step, with the code and the data that their configs name.
+
+    Args:
+      a: a run.
+      b: another one.
+      step: the last one to repeat.
+      trust: see `learner.cli.trust`.
+
+    Raises:
+      LearnerError: a run has no config or not so many steps, is not trusted, or cannot be repeated.
+    """
+    for run in (a, b):
+        require_trust(str(run.directory), trust)
+        _check_step(run, step)
+    first, second = (_inputs(str(run.directory)) for run in (a, b))
+    return replay(first, second, step)
+
+
+def unrepeated(run: RunReader, start: int, losses: Sequence[float]) -> list[str]:
+    """Return a line on the first step whose replayed loss is not the one in the log of a run, if there is one.
+
+    Args:
+      run: the run.
+      start: the step before the first one that was replayed.
+      losses: of the replayed steps.
+    """
+    series = run.steps(LOSS)
+    logged = dict(zip(series.step.tolist(), series.mean.tolist(), strict=True))
+    for step, loss in enumerate(losses, start + 1):
+        before = logged.get(step, loss)
+        if not np.array_equal(np.float32(before), np.float32(loss), equal_nan=True):
+            text = f"{run.directory}: the loss of step {step} is {loss:.9g} in the replay and {before:.9g} in the log"
+            return [f"{text}: code, data, devices or versions are not those of the run"]
+    return []
+
+
+def _check_step(run: RunReader, step: int) -> None:
+    trained = int(run.steps(LOSS).step.max(initial=0)) if LOSS in run.keys else 0
+    if not 1 <= step <= trained:
+        raise LearnerError(
+            f"--replay is {step}; {run.directory} has the steps 1 to {trained}",
+            code="replay-step-value",
+            directory=run.directory,
+            step=step,
+        )
+
+
+def _inputs(directory: str) -> RunInputs:
+    """Return what the config of a run describes."""
+    try:
+        content = saved_config(directory, "is replayed", call="")
+    except LearnerError as error:
+        if error.code != "run-from-python":
+            raise
+        raise LearnerError(
+            f"{directory} has no config.yaml: the run was started from Python, and a replay makes model, optimizer and "
+            f"data from the config. Train with learner fit CONFIG, or compare the arrays of two checkpoints: "
+            f"learner.load_checkpoint({directory!r}, step=...).params",
+            code="replay-config-missing",
+            directory=directory,
+        ) from None
+    # A run that resumes reads no other run's checkpoint before it is known to have none of its own.
+    own = {"directory": directory, "resume": True, "renderer": None, "metric_loggers": None}
+    config = RunConfig({**content, **own})
+    learner = config.learner(with_data=False)
+    return RunInputs(learner.definition, config.data("train"), config.data("valid"))

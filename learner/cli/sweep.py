@@ -1,0 +1,120 @@
+"""`learner sweep`: a run for each combination of values, one after another in one process."""
+
+import dataclasses
+import gc
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from learner.cli.sweep_groups import SweepGroup
+from learner.cli.sweep_plan import SweepPlan, sweep_plan
+from learner.cli.sweep_report import Outcome, SweepReport, has_ended, metric_of
+from learner.cli.usage import sweep_parser
+from learner.errors import NonFiniteError, OutOfMemoryError
+from learner.training.signals import TERMINATED
+from learner.training.watchdog import EXIT
+from learner.util.stages import end_stages
+from learner.util.text import count, duration, first_line, printable, short
+
+INTERRUPTED = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
+"""The exit code for each reason of a run that ends the sweep."""
+
+
+def sweep(words: Sequence[str]) -> int:
+    """`learner sweep CONFIG... [--KEY=VALUES ...]`."""
+    line = sweep_parser().read(words)
+    plan = sweep_plan(line)
+    plan.open()
+    end_stages()
+    progress = _Progress(plan, sys.stderr if line.json else sys.stdout)
+    for group in plan.groups:
+        if has_ended(plan.directory, group):
+            progress.show(group, "kept")
+            continue
+        began = time.monotonic()
+        code, failure = _fit(plan, group)
+        if code:
+            return _interrupted(plan, code)
+        progress.show(group, duration(time.monotonic() - began), failure)
+    return _finish(plan, progress, as_json=line.json)
+
+
+def _fit(plan: SweepPlan, group: SweepGroup) -> tuple[int, str]:
+    """Train a group. Return an exit code if the sweep has to end, and why the group failed if it did.
+
+    A loss that is not finite and a lack of memory are results of the values, and the sweep continues; any
+    other error ends it.
+    """
+    try:
+        stopped_by = plan.learner(group).fit().stopped_by
+    except KeyboardInterrupt:
+        return INTERRUPTED["ctrl-c"], ""
+    except SystemExit as ended:
+        if ended.code != TERMINATED:
+            raise
+        return TERMINATED, ""
+    except (NonFiniteError, OutOfMemoryError) as error:
+        return 0, first_line(error)
+    finally:
+        gc.collect()  # the next member needs the memory that cycles of objects hold
+    return INTERRUPTED.get(stopped_by.partition(":")[0], 0), ""
+
+
+def _interrupted(plan: SweepPlan, code: int) -> int:
+    end_stages()
+    print("learner: interrupted; the same command resumes the sweep", file=sys.stderr)
+    return code
+
+
+class _Progress:
+    """The lines about members that have ended, and their outcomes.
+
+    Attributes:
+      outcomes: of the members so far.
+      metric: its key, and True if higher is better; None until a member has ended.
+    """
+
+    def __init__(self, plan: SweepPlan, stream: TextIO):
+        self._plan, self._stream = plan, stream
+        self.outcomes: list[Outcome] = []
+        self.metric: tuple[str, bool] | None = None
+
+    def show(self, group: SweepGroup, time_or_kept: str, failure: str = "") -> None:
+        """Print the lines of the members of a group that has ended."""
+        for member in group.members:
+            outcome = Outcome.read(self._plan.directory, member)
+            if failure and not (group.traced and outcome.stopped_by):  # members of a population end alone
+                outcome = dataclasses.replace(outcome, summary=None, failure=failure)
+            self.outcomes.append(outcome)
+            self._show(outcome, time_or_kept)
+
+    def _show(self, outcome: Outcome, time_or_kept: str) -> None:
+        if self.metric is None and outcome.summary is not None:
+            self.metric = metric_of(outcome, self._plan.metric, *self._plan.monitor)
+        words = [outcome.failure and f"failed: {outcome.failure}"]
+        if self.metric is not None and not outcome.failure:
+            value, epoch = outcome.best(self.metric[0])
+            words = [f"{self.metric[0]} {short(value)}" + (f" at epoch {epoch}" if epoch is not None else "")]
+            words.append(outcome.stopped_by)
+        total = len(self._plan.members)
+        place = f"{len(self.outcomes):{len(str(total))}}/{total}"
+        end_stages()
+        text = f"{place}  {outcome.member.name}  {', '.join([*filter(None, words), time_or_kept])}"
+        print(printable(text), file=self._stream, flush=True)
+
+
+def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool) -> int:
+    """Print the results, and return the exit code: 1 if all members have failed."""
+    if progress.metric is None:
+        print(f"learner: {count(len(progress.outcomes), 'member')} failed, which is all of them", file=sys.stderr)
+        return 1
+    report = SweepReport(*progress.metric, progress.outcomes)
+    best = report.best()
+    command = None if best is None else plan.command(best[1].member)
+    if as_json:
+        print(json.dumps(report.to_json(plan.directory, command), indent=2, allow_nan=False))
+    else:
+        print("", *map(printable, report.lines(plan.directory, command or "")), sep="\n")
+    return 0

@@ -1,0 +1,201 @@
+"""What `learner sweep` trains: the members of a sweep with their configs, all of which are checked first."""
+
+import copy
+import dataclasses
+import json
+import shlex
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.builder import LearnerBuilder
+from learner.cli.builder_options import methods
+from learner.cli.config import RunConfig
+from learner.cli.overrides import apply_overrides, override, read_configs, value_of
+from learner.cli.problems import problems_of
+from learner.cli.schema import NEEDED, PARTS, PROCESS, SWEEP
+from learner.cli.sweep_groups import SweepGroup, groups_of
+from learner.cli.sweep_places import separate_places
+from learner.cli.sweep_values import OPTIONS, SweepValues
+from learner.config.distributions import Distribution
+from learner.config.sweep_space import SweepMember, SweepSpace
+from learner.errors import LearnerError, Problem, one_error
+from learner.runs.flat_config import flat
+from learner.runs.journal import OBSERVER_KEYS
+from learner.runs.sweep_file import refuse_other_sweep, write_sweep
+from learner.util.json_values import encode
+from learner.util.number_checks import is_number
+
+MANY = 8  # numbers of a key
+
+
+class QuietBuilder(LearnerBuilder):
+    """A builder whose run shows nothing, unless its config has a renderer. The config is the same."""
+
+    def __init__(self, directory: str | Path, overwrite: bool = False):
+        super().__init__(directory, overwrite)
+        self.renderer(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepPlan:
+    """The members of a sweep, and what they share.
+
+    Attributes:
+      paths: of the config files.
+      shared: the keys that the sweep sets to one value for all members.
+      content: of the configs, with `shared`, before references are resolved.
+      directory: of the sweep.
+      groups: the members that train at once, in the order of training.
+      metric: that decides which member is best, or None for the monitor of the runs.
+    """
+
+    paths: Sequence[str]
+    shared: Mapping[str, Any]
+    content: Mapping[str, Any]
+    directory: Path
+    groups: Sequence[SweepGroup]
+    metric: str | None
+
+    @property
+    def members(self) -> list[SweepMember]:
+        """All members, in order."""
+        return [member for group in self.groups for member in group.members]
+
+    def learner(self, group: SweepGroup, *, with_data: bool = True) -> Any:
+        """Return the learner of a group, which resumes its run, or starts it if there is none."""
+        config = _config(self.content, group.values, self.directory, group.name)
+        return config.learner_of(group, with_data=with_data) if group.traced else config.learner(with_data=with_data)
+
+    @property
+    def monitor(self) -> tuple[str | None, str | None]:
+        """The metric by which members choose their best checkpoint and its mode, each None if the config has none."""
+        options = self.content.get("with_file_checkpointer")
+        options = options if isinstance(options, Mapping) else {}
+        return options.get("monitor"), options.get("mode")
+
+    def command(self, member: SweepMember) -> str:
+        """Return the command that trains a member by itself, without listeners, as addresses may be secret."""
+        settings = {**self.shared, **member.values, "directory": f"{self.directory}-best"}
+        shown = {key: value for key, value in settings.items() if key.partition(".")[0] not in OBSERVER_KEYS}
+        words = ["learner", "fit", *self.paths, *(f"--{key}={_option_text(x)}" for key, x in shown.items())]
+        return " ".join(map(shlex.quote, words))
+
+    def open(self) -> None:
+        """Write the file of the sweep.
+
+        Raises:
+          LearnerError: the directory holds a run or another sweep.
+        """
+        members = [{"directory": member.name, "values": dict(member.values)} for member in self.members]
+        refuse_other_sweep(self.directory, self._shared_settings(), members)
+        write_sweep(self.directory, self._shared_settings(), members)
+
+    def _shared_settings(self) -> dict[str, Any]:
+        """Return the flat config without the keys of members and without listeners, and how members are trained."""
+        keys = [key.replace(".init_args", "") for key in self.members[0].values]
+        left_out = ("directory", *OBSERVER_KEYS, *keys)
+        settings = flat({key: value for key, value in self.content.items() if key not in left_out})
+        settings = {
+            key: x for key, x in settings.items() if not any(f"{key}.".startswith(f"{own}.") for own in left_out)
+        }
+        return settings | ({f"{SWEEP}.together": True} if self.groups[0].traced else {})
+
+
+def sweep_plan(line: Namespace) -> SweepPlan:
+    """Return the plan of a command line.
+
+    Raises:
+      LearnerError: all that is wrong with the sweep and with the configs of its members.
+    """
+    paths = [line.config, *line.further]
+    content = read_configs(paths)
+    values = SweepValues.read(content.pop(SWEEP, None), line)
+    content = {key: value for key, value in content.items() if key not in PROCESS}  # each member resumes
+    problems, groups = list(values.problems), list[SweepGroup]()
+    if not problems:
+        try:
+            groups += groups_of(values.space.members(), together=values.together)
+        except LearnerError as error:
+            problems += problems_of(error)
+    for key, value in values.shared.items():
+        override(content, key, value)
+    members = [member for group in groups for member in group.members]
+    trials = list(_covering(members, values.space)) or [_first_values(values.space.columns)]
+    problems += _config_problems(content, trials, values.broken)
+    if problems:
+        raise one_error(problems, "this sweep cannot be trained", code="sweep-invalid")
+    suffix = "" if "directory" in values.shared else "-sweep"
+    directory = Path(_config(content, trials[0]).directory + suffix)
+    plan = SweepPlan(paths, values.shared, content, directory, groups, values.metric)
+    for group in groups:
+        if group.traced:
+            plan.learner(group, with_data=False)  # raises
+    return plan
+
+
+# -- checks of the configs ---------------------------------------------------------------------------------------------
+
+
+def _config(
+    content: Mapping[str, Any], values: Mapping[str, Any], directory: Path | None = None, name: str = "", **how: Any
+) -> RunConfig:
+    """Return a config with these values. `directory`: of the sweep, with the `name` of the member, or None."""
+    changed = copy.deepcopy(dict(content))
+    for key, value in values.items():
+        override(changed, key, copy.deepcopy(value))
+    changed = apply_overrides(changed, [])
+    if name:
+        separate_places(changed, name)
+    own = {} if directory is None else {"directory": str(directory / name)}
+    return RunConfig({**changed, **own, "resume": True}, QuietBuilder, OPTIONS, **how)
+
+
+def _covering(members: Sequence[SweepMember], space: SweepSpace) -> Iterator[Mapping[str, Any]]:
+    """Yield values of members so that each value of each key is among them; of many numbers the ends only, as each
+    config takes about 50 ms.
+    """
+    chosen: dict[str, SweepMember] = {}
+    for key in space.columns:
+        first = {repr(member.values[key]): member for member in reversed(members)}
+        covering: Iterable[SweepMember] = first.values()
+        if len(first) > MANY and all(is_number(member.values[key]) for member in covering):
+            by_value = sorted(covering, key=lambda member: float(member.values[key]))
+            covering = [by_value[0], by_value[-1]]
+        chosen |= {member.name: member for member in covering}
+    yield from (chosen[name].values for name in sorted(chosen))
+
+
+def _first_values(columns: Mapping[str, Sequence[Any] | Distribution]) -> dict[str, Any]:
+    return {key: x.low if isinstance(x, Distribution) else x[0] for key, x in columns.items()}
+
+
+def _config_problems(
+    content: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], broken: Sequence[str]
+) -> list[Problem]:
+    """Return the problems of configs with these values, each once. No data is read, and nothing is written.
+
+    Args:
+      content: that they share.
+      trials: the values that they differ in.
+      broken: keys whose values are not known; only their names are checked.
+    """
+    known = [*PARTS, "overwrite", *methods(LearnerBuilder)]
+    unknown = {name: None for key in broken if (name := key.partition(".")[0]) not in known}
+    needed = [key for key in NEEDED if key not in broken]
+    problems: dict[str, Problem] = {}
+    for values in trials:
+        try:
+            config = _config({**unknown, **content}, values, needed=needed)
+            config.check() if broken else config.learner(with_data=False)
+        except LearnerError as error:
+            problems |= {str(problem): problem for problem in problems_of(error)}
+    return list(problems.values())
+
+
+def _option_text(value: Any) -> str:
+    """Return the text of an option that is read as a value."""
+    if isinstance(value, str) and value_of(value) == value:
+        return value
+    return json.dumps(encode(value))

@@ -1,0 +1,43 @@
+"""Tracebacks of errors in the user's code, without the frames of libraries."""
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
+from learner.util.text import count, printable
+
+FULL = "LEARNER_TRACEBACK"
+"""The environment variable that asks for all frames."""
+PATHS = str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib"))
+LIBRARIES = tuple(os.path.join(path, "") for path in PATHS)
+OF_JAX = "--------------------"
+"""The start of JAX's note about frames that it has removed."""
+
+
+def own_traceback(error: BaseException) -> str | None:
+    """Return the traceback of an error with the frames of the user's files alone. Return None if there are none, as in
+    an error of a library, or if the environment asks for all.
+
+    >>> own_traceback(ValueError("raised by nobody"))
+    """
+    if os.environ.get(FULL):
+        return None
+    whole = traceback.TracebackException.from_exception(error)
+    frames = _keep_own(whole)
+    if not whole.stack:
+        return None
+    note = f"({count(frames, 'frame')} of libraries left out; the log of a run and {FULL}=1 have them)"
+    return "\n".join(map(printable, ("".join(whole.format()) + note).split("\n")))
+
+
+def _keep_own(error: traceback.TracebackException) -> int:
+    """Remove the frames of libraries from an error and its causes. Return how many they were."""
+    own = [frame for frame in error.stack if not frame.filename.startswith((*LIBRARIES, "<"))]
+    removed = len(error.stack) - len(own)
+    error.stack = traceback.StackSummary.from_list(own)
+    error.__notes__ = [note for note in error.__notes__ or () if not note.startswith(OF_JAX)]
+    # What raised the same error before, as JAX does to remove frames and we to find out whether it depends on tracing.
+    if error.__context__ is not None and str(error.__context__) == str(error):
+        error.__context__ = None
+    return removed + sum(_keep_own(cause) for cause in (error.__cause__, error.__context__) if cause is not None)

@@ -1,0 +1,130 @@
+"""Configs of several parts: files that override each other, and references to values and to the environment."""
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from learner.config.limits import DEEPEST
+from learner.errors import LearnerError, near
+
+REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+VARIABLES = "vars"
+"""A key for values that only references use. It is not an option."""
+MOST = 100_000  # values: references to references can multiply beyond any memory
+
+
+def merge(base: Any, other: Any) -> Any:
+    """Return `base` with the values of `other`. Mappings are merged by key, and everything else is replaced. Another
+    class drops the arguments of the one before.
+
+    >>> merge({"lr": 0.1, "model": {"class_path": "A", "init_args": {"n": 1}}}, {"model": {"init_args": {"m": 2}}})
+    {'lr': 0.1, 'model': {'class_path': 'A', 'init_args': {'n': 1, 'm': 2}}}
+    >>> merge({"model": {"class_path": "A", "init_args": {"n": 1}}}, {"model": {"class_path": "B"}})
+    {'model': {'class_path': 'B'}}
+    """
+    if not (isinstance(base, dict) and isinstance(other, dict)):
+        return other
+    merged = dict(base)
+    if "class_path" in other and other["class_path"] != base.get("class_path"):
+        merged.pop("init_args", None)
+    return merged | {key: merge(merged.get(key), value) for key, value in other.items()}
+
+
+def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
+    """Return a config with the values that its references name.
+
+    `${model.hidden}` is the value of another key, of its type where nothing stands beside it, and else as text;
+    `${env:NAME}` is a variable of the environment, and `${env:NAME:default}` has a default. Values of `vars` can be
+    referred to, and are not part of the result.
+
+    Args:
+      content: of the config.
+      keep: keys whose values stay as they are.
+
+    Raises:
+      LearnerError: a reference names nothing, or itself.
+
+    >>> model = {"class_path": "Net", "init_args": {"width": "${vars.n}"}}
+    >>> resolve({"vars": {"n": 8}, "model": model, "directory": "runs/${model.width}"})
+    {'model': {'class_path': 'Net', 'init_args': {'width': 8}}, 'directory': 'runs/8'}
+    """
+    resolver = _Resolver(content)
+    return {
+        key: value if key in keep else resolver.value(value, ()) for key, value in content.items() if key != VARIABLES
+    }
+
+
+class _Resolver:
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+        self._values = 0
+
+    def value(self, value: Any, inside: tuple[str, ...]) -> Any:
+        """Return a value without references. `inside`: the references that lead to it."""
+        self._values += 1
+        if self._values > MOST:
+            raise LearnerError("the references of the config stand for too many values", code="config-reference-large")
+        if isinstance(value, dict):
+            return {key: self.value(item, inside) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.value(item, inside) for item in value]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        if (match := REFERENCE.fullmatch(value)) is not None:
+            return self._target(match[1], inside)
+        return REFERENCE.sub(lambda match: self._text(match[1], inside), value)
+
+    def _text(self, name: str, inside: tuple[str, ...]) -> str:
+        value = self._target(name, inside)
+        if isinstance(value, dict | list) or value is None:
+            raise LearnerError(
+                f"${{{name}}} stands in a text, and it is a {type(value).__name__}; it needs a text or a number",
+                code="config-reference-type",
+                name=name,
+            )
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _target(self, name: str, inside: tuple[str, ...]) -> Any:
+        if len(inside) > DEEPEST:
+            raise LearnerError("the references of the config stand for too many values", code="config-reference-large")
+        if name in inside:
+            chain = " -> ".join([*inside, name])
+            raise LearnerError(f"the reference ${{{name}}} leads to itself: {chain}", code="config-reference-circular")
+        kind, colon, variable = name.partition(":")
+        if kind == "env" and colon:
+            return self._variable(variable)
+        node: Any = self._content
+        for step in name.split("."):
+            if isinstance(node, dict) and "class_path" in node and step not in ("class_path", "init_args"):
+                node = node.get("init_args") or {}
+            if isinstance(node, list) and step.isdecimal() and int(step) < len(node):
+                node = node[int(step)]
+            elif isinstance(node, dict) and step in node:
+                node = node[step]
+            else:
+                hint = near(step, list(map(str, node))) if isinstance(node, dict) else "there is nothing below it"
+                raise LearnerError(
+                    f"${{{name}}} names no value of the config, at {step!r}: {hint}",
+                    code="config-reference-unknown",
+                    name=name,
+                )
+        return self.value(node, (*inside, name))
+
+    def _variable(self, name: str) -> Any:
+        from learner.config.safe_yaml import parse_yaml
+
+        name, colon, default = name.partition(":")
+        if name not in os.environ and not colon:
+            raise LearnerError(
+                f"${{env:{name}}} needs the environment variable {name}: it is not set; ${{env:{name}:default}} has a "
+                "default",
+                code="config-reference-environment",
+                name=name,
+            )
+        text = os.environ.get(name, default)
+        try:
+            value = parse_yaml(text)
+        except Exception:  # no YAML: a text as it is
+            return text
+        return value if isinstance(value, bool | int | float) else text

@@ -1,0 +1,81 @@
+"""Distributions of the numbers in which the members of a population or of a sweep differ."""
+
+import dataclasses
+import math
+import random
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.util.number_checks import is_finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """Numbers that a population or a sweep draws for its members, each between two bounds.
+
+    Attributes:
+      low: the least number.
+      high: the greatest number.
+      log: whether the logarithms of the numbers are uniform, rather than the numbers.
+    """
+
+    low: float
+    high: float
+    log: bool
+
+    def draw(self, generator: random.Random) -> float:
+        """Return the next number, with 4 significant digits, so that names of directories stay short."""
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        number = generator.uniform(low, high)
+        return min(max(float(f"{math.exp(number) if self.log else number:.4g}"), self.low), self.high)
+
+    def draws(self, name: str, seed: int, count: int) -> list[float]:
+        """Return numbers for a name. Each name has a generator of its own, so that adding one leaves the draws of the
+        others.
+        """
+        generator = random.Random(f"{seed}/{name}")
+        return [self.draw(generator) for _ in range(count)]
+
+
+def uniform(low: float, high: float) -> Distribution:
+    """Return a uniform distribution for `LearnerBuilder.population`.
+
+    Raises:
+      LearnerError: a bound is not a finite number, or `low` is not below `high`.
+
+    >>> uniform(0.0, 0.1)
+    Distribution(low=0.0, high=0.1, log=False)
+    """
+    return Distribution(*_bounds("uniform", low, high), log=False)
+
+
+def loguniform(low: float, high: float) -> Distribution:
+    """Return a distribution for `LearnerBuilder.population` in which each order of magnitude is as likely, as usual for
+    learning rates.
+
+    Raises:
+      LearnerError: a bound is not a finite number greater than 0, or `low` is not below `high`.
+
+    >>> loguniform(1e-5, 1e-2)
+    Distribution(low=1e-05, high=0.01, log=True)
+    """
+    low, high = _bounds("loguniform", low, high)
+    if low <= 0:
+        raise LearnerError(
+            f"loguniform({low:g}, {high:g}) begins at {low:g}; its bounds need to be greater than 0",
+            code="population-range",
+            low=low,
+            high=high,
+        )
+    return Distribution(low, high, log=True)
+
+
+def _bounds(name: str, low: Any, high: Any) -> tuple[float, float]:
+    if not (is_finite(low) and is_finite(high) and low < high):
+        raise LearnerError(
+            f"{name}({low!r}, {high!r}) needs two finite numbers, the smaller one first",
+            code="population-range",
+            low=low,
+            high=high,
+        )
+    return float(low), float(high)

@@ -1,0 +1,225 @@
+"""Mixtures: one dataset whose rows are drawn from several, with given probabilities, anew in each epoch."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from learner.data.array_dataset import ArrayConcat, ArrayDataset
+from learner.data.dataset import Dataset, View, chain_text, inner_of, read_item
+from learner.data.mixture_checks import (
+    check_fields,
+    check_source_field,
+    check_sources,
+    check_weights,
+    first_items,
+)
+from learner.data.mixture_draws import EpochRows, MixtureDraws
+from learner.errors import LearnerError, Problem, one_error
+from learner.util.number_checks import check_int
+
+__all__ = ["mix"]
+
+
+def mix(
+    sources: Mapping[str, Any] | Sequence[Any],
+    weights: Mapping[str, float] | Sequence[float] | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    source_field: str | None = None,
+) -> "Mixture":
+    """Return a dataset that draws each row from one of several sources.
+
+    The rows of an epoch are a function of (seed, epoch). A source has its share of them, rounded up or down, at random
+    positions. It is walked in a shuffled order, from epoch to epoch, and begins again in another order when it is
+    through; each walk is an epoch of the source, for its `augment`. With the default weights and size, each epoch has
+    every row once.
+
+    Args:
+      sources: datasets, or anything else that `view` accepts, by name; those of a list are named "0", "1", ....
+        The lengths of the first axes may differ between sources that are not in memory, for batchers that pad.
+      weights: relative probabilities of the sources, by name or in their order; they need not add up to 1. Default: the
+        lengths of the sources.
+      size: rows per epoch; default: the sum of the lengths of the sources.
+      seed: the draws are made from it.
+      source_field: a field to add to items, which are dicts: the number of the source, int32 `[]`.
+
+    Raises:
+      LearnerError: no sources, or streams among them; sources with different fields, shapes or dtypes; weights that do
+        not fit; a size below 1. All that is wrong, in one error.
+
+    >>> code, web = {"x": np.array([1, 2])}, {"x": np.array([10, 20, 30, 40, 50, 60])}
+    >>> mixture = mix({"code": code, "web": web}, weights={"code": 0.5, "web": 0.5}, seed=0)
+    >>> mixture.counts(1)
+    {'code': 4, 'web': 4}
+    >>> [item["x"].item() for item in mixture]
+    [1, 10, 2, 50, 2, 40, 1, 60]
+    """
+    problems: list[str] = []
+    names, datasets = check_sources(sources, problems)
+    given = check_weights(weights, names, problems) if names and weights is not None else None
+    for name, value, least in (("size", 1 if size is None else size, 1), ("seed", seed, 0)):
+        try:
+            check_int(f"the {name} of a mixture", value, least)
+        except LearnerError as error:
+            problems.append(Problem(str(error), code=error.code, **error.fields))
+    items = first_items(datasets)
+    check_fields(datasets, items, problems)
+    if source_field is not None:
+        check_source_field(source_field, items, problems)
+    if problems:
+        raise one_error(problems, "this cannot be mixed", code="data-mixture-unusable")
+    lengths = [len(dataset) for dataset in datasets.values()]
+    draws = MixtureDraws(lengths, given or list(map(Fraction, lengths)), int(size or sum(lengths)), int(seed))
+    return Mixture(datasets, draws, weights is None, source_field)
+
+
+class Mixture(View):
+    """A dataset whose rows are drawn from several sources, made by `mix`. Outside of loaders, the epoch is 1.
+
+    Views that need equal rows in all epochs raise `LearnerError`: `filter`, `split`, `part`, `k_fold` and `fold`. Call
+    them of the sources. A loader without a batcher gathers batches of arrays in memory at once.
+
+    Attributes:
+      names: of the sources.
+      source_field: the field of an item with the number of its source, or None.
+
+    >>> mixture = mix([["a", "b"], ["c"]], size=4)
+    >>> mixture
+    mix(size=4, seed=0, {'0': list(2 items), '1': list(1 items)}): 4 items; an epoch repeats '0' 1.33x, '1' 1.33x
+    >>> list(mixture.slice(1, 3))
+    ['b', 'c']
+    """
+
+    random = True
+    _redraws = True
+
+    def __init__(
+        self, sources: Mapping[str, Dataset], draws: MixtureDraws, by_size: bool, source_field: str | None
+    ) -> None:
+        self.names, self.source_field = tuple(sources), source_field
+        field = "" if source_field is None else f", source_field={source_field!r}"
+        listed = ", ".join(f"{name!r}: {chain_text(source)}" for name, source in sources.items())
+        shares = ", ".join(f"{float(probability):.9g}" for probability in draws.probabilities)
+        weights = "" if by_size else f", weights=[{shares}]"
+        # The sources come last, because descriptions in fingerprints are cut.
+        text = f"mix(size={draws.size}, seed={draws.seed}{weights}{field}, {{{listed}}})"
+        super().__init__(list(sources.values()), text)
+        self._draws = draws
+        self._latest: EpochRows | None = None
+
+    def counts(self, epoch: int = 1) -> dict[str, int]:
+        """Return the rows of each source in an epoch (from 1), by name. No source is read.
+
+        >>> mix([range(30), range(70)], weights=[1, 2]).counts(epoch=7)
+        {'0': 34, '1': 66}
+        """
+        counts = self._draws.counts(check_int("epoch", epoch, least=1))
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def describe(self, epoch: int = 1) -> str:
+        """Return one line about the rows of an epoch (from 1): the rows of each source, and how often it is repeated.
+
+        >>> mix({"a": range(2), "b": range(8)}, weights=[1, 1], size=8).describe()
+        '8 rows: a 4 (50.00 %; 2.00 times its 2 rows), b 4 (50.00 %; 0.50 times its 8 rows)'
+        """
+        shares = zip(self.counts(epoch).items(), self._draws.probabilities, self._draws.lengths, strict=True)
+        parts = [
+            f"{name} {count:,} ({float(100 * share):.2f} %; {count / length:.2f} times its {length:,} rows)"
+            for (name, count), share, length in shares
+        ]
+        return f"{len(self):,} rows: {', '.join(parts)}"
+
+    @property
+    def pool(self) -> "MixturePool | None":
+        """Return the rows of all sources if they are arrays in memory, otherwise None."""
+        parts = [source for source in self._inner if isinstance(source, ArrayDataset)]
+        return MixturePool(parts, self.source_field) if len(parts) == len(self._inner) else None
+
+    def pool_rows(self, epoch: int) -> np.ndarray:
+        """Return the rows of an epoch (from 1) as row numbers of the pool, int `[size]`."""
+        rows = self._rows_of(epoch)
+        starts = np.cumsum([0, *self._draws.lengths[:-1]])
+        numbers: np.ndarray = starts[rows.source] + rows.row
+        return numbers
+
+    def __len__(self) -> int:
+        return self._draws.size
+
+    def __repr__(self) -> str:
+        rows = [float(len(self) * share) for share in self._draws.probabilities]
+        times = {name: n / length for name, n, length in zip(self.names, rows, self._draws.lengths, strict=True)}
+        repeated = ", ".join(f"{name!r} {number:.3g}x" for name, number in times.items() if number > 1)
+        return super().__repr__() + (f"; an epoch repeats {repeated}" if repeated else "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None}
+
+    def _chain(self) -> str:
+        return self._call
+
+    def _item(self, number: int, epoch: int) -> Any:
+        rows = self._rows_of(epoch)
+        which, row = int(rows.source[number]), int(rows.row[number])
+        try:
+            item = read_item(self._inner[which], row, int(rows.walk[number]))
+        except Exception as error:
+            error.add_note(f"while reading item {row} of the source {self.names[which]!r} of a mixture")
+            raise
+        return item if self.source_field is None else {**item, self.source_field: np.int32(which)}
+
+    def _rows_of(self, epoch: int) -> EpochRows:
+        # Threads read at once: each uses the rows that it has seen here, whichever are kept.
+        latest = self._latest
+        if latest is None or latest.epoch != epoch:
+            self._latest = latest = self._draws.rows(epoch)
+        return latest
+
+
+class MixturePool:
+    """The rows of arrays in memory, one source after another.
+
+    Args:
+      parts: the sources.
+      source_field: a field to add: the number of the source, int32 `[rows]`.
+
+    >>> pool = MixturePool([ArrayDataset({"x": np.array([5, 6])}), ArrayDataset({"x": np.array([7])})], "source")
+    >>> pool.take(np.array([2, 0]))
+    {'x': array([7, 5]), 'source': array([1, 0], dtype=int32)}
+    """
+
+    def __init__(self, parts: Sequence[ArrayDataset], source_field: str | None = None) -> None:
+        self._rows = ArrayConcat(parts)
+        self._ends, self._field = np.cumsum([len(part) for part in parts]), source_field
+
+    @property
+    def arrays(self) -> Any:
+        """Return copies of the arrays `[rows, ...]`."""
+        return self._with_field(self._rows.arrays, np.arange(len(self._rows)))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of `arrays`."""
+        return self._rows.nbytes + 4 * len(self._rows) * (self._field is not None)
+
+    def take(self, rows: np.ndarray) -> Any:
+        """Return a batch: copies of the rows with these numbers (0 or more), int `[batch]`."""
+        return self._with_field(self._rows.take(rows), rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _with_field(self, batch: Any, rows: np.ndarray) -> Any:
+        if self._field is None:
+            return batch
+        return {**batch, self._field: np.searchsorted(self._ends, rows, side="right").astype(np.int32)}
+
+
+def mixtures_in(data: Any) -> list[Mixture]:
+    """Return the mixtures in a dataset and in the views below it; those inside of mixtures are left out.
+
+    >>> mixtures_in(mix([range(3), range(4)]).map(str))
+    [mix(size=7, seed=0, {'0': range(3 items), '1': range(4 items)}): 7 items]
+    """
+    return [data] if isinstance(data, Mixture) else [each for inner in inner_of(data) for each in mixtures_in(inner)]

@@ -1,0 +1,220 @@
+"""Checks of the arguments of a mixture. All that is wrong is in one error."""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.data.array_dataset import ArrayDataset
+from learner.data.batch_arrays import as_array, field_name
+from learner.data.dataset import Dataset, read_item, view
+from learner.errors import LearnerError, Problem, near
+
+Problems = list[str]
+Kind = tuple[str, tuple[int | None, ...]]  # dtype and shape
+
+
+def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str, Dataset]]:
+    """Return the names of all sources, and those that can be read as datasets."""
+    if not isinstance(sources, Mapping | list | tuple):
+        problems.append(
+            Problem(
+                f"the sources of a mixture are a {type(sources).__name__}: give a dict of datasets, or a list",
+                code="data-mixture-sources-type",
+            )
+        )
+        return [], {}
+    named = sources if isinstance(sources, Mapping) else {str(number): each for number, each in enumerate(sources)}
+    if not named:
+        problems.append(
+            Problem("a mixture has no sources: give a dict of datasets, or a list", code="data-mixture-empty")
+        )
+    datasets = {}
+    for name, source in named.items():
+        try:
+            datasets[name] = _dataset(name, source)
+        except LearnerError as error:
+            problems.append(Problem(f"source {name!r}: {error}", code=error.code, **error.fields))
+    return list(map(str, named)), datasets
+
+
+def _dataset(name: Any, source: Any) -> Dataset:
+    if not isinstance(name, str) or not name:
+        raise LearnerError("the name of a source needs to be a text", code="data-mixture-name-type")
+    indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if not indexed and (isinstance(source, Iterable) or callable(source)):
+        raise LearnerError(
+            f"a {type(source).__name__} can only be read in order: a mixture needs data with a length and an index, "
+            "such as the dataset of a loader",
+            code="data-mixture-stream",
+            source=name,
+        )
+    return view(source)
+
+
+def check_weights(weights: Any, names: Sequence[str], problems: Problems) -> list[Fraction]:
+    """Return the weights in the order of `names`, or an empty list if a value is wrong."""
+    if isinstance(weights, Mapping):
+        given = {str(name): weight for name, weight in weights.items()}
+        _check_weight_names(given, names, problems)
+    elif isinstance(weights, list | tuple) or (isinstance(weights, np.ndarray) and weights.ndim == 1):
+        if len(weights) != len(names):
+            problems.append(
+                Problem(
+                    f"a mixture of {len(names)} sources has {len(weights)} weights: give one for each source",
+                    code="data-mixture-weights-count",
+                    count=len(weights),
+                )
+            )
+        given = dict(zip(names, weights, strict=False))
+    else:
+        problems.append(
+            Problem(
+                f"the weights of a mixture are {weights!r}: give a dict of numbers by source, or a list of them",
+                code="data-mixture-weights-type",
+            )
+        )
+        return []
+    return _check_weight_values(given, names, problems)
+
+
+def _check_weight_names(given: Mapping[str, Any], names: Sequence[str], problems: Problems) -> None:
+    for name in given:
+        if name not in names:
+            problems.append(
+                Problem(
+                    f"the mixture has a weight for {name!r}, which is no source: {near(name, names)}",
+                    code="data-mixture-weight-unknown",
+                    source=name,
+                )
+            )
+    for name in names:
+        if name not in given:
+            problems.append(
+                Problem(
+                    f"the mixture has no weight for the source {name!r}: give each a number, 0 to leave one out",
+                    code="data-mixture-weight-missing",
+                    source=name,
+                )
+            )
+
+
+def _check_weight_values(given: Mapping[str, Any], names: Sequence[str], problems: Problems) -> list[Fraction]:
+    wrong = {name: weight for name, weight in given.items() if not _is_weight(weight)}
+    for name, weight in wrong.items():
+        problems.append(
+            Problem(
+                f"the weight of the source {name!r} is {weight!r}: give a finite number, 0 or more",
+                code="data-mixture-weight-value",
+                source=name,
+            )
+        )
+    if given and not wrong and not any(given.values()):
+        problems.append(
+            Problem("the weights of a mixture are all 0: give a number above 0", code="data-mixture-weights-zero")
+        )
+    # Fractions, because rounding in sums of floats would decide on rows.
+    return [] if wrong else [_fraction(given[name]) for name in names if name in given]
+
+
+def _fraction(weight: Any) -> Fraction:
+    return Fraction(weight.item() if isinstance(weight, np.generic) else weight)
+
+
+def _is_weight(weight: Any) -> bool:
+    real = isinstance(weight, numbers.Real) and not isinstance(weight, bool | np.bool_)
+    return real and math.isfinite(weight) and weight >= 0
+
+
+def first_items(sources: Mapping[str, Dataset]) -> dict[str, Any]:
+    """Return the first item of each source."""
+    items = {}
+    for name, source in sources.items():
+        try:
+            items[name] = read_item(source, 0, 1)
+        except Exception as error:
+            error.add_note(f"while reading item 0 of the source {name!r} of a mixture")
+            raise
+    return items
+
+
+def check_fields(sources: Mapping[str, Dataset], items: Mapping[str, Any], problems: Problems) -> None:
+    """Compare the first item of each source with that of the first source.
+
+    The lengths of first axes differ between texts, so they are compared only between arrays in memory.
+    """
+    kinds = [(name, *_fields(items[name], isinstance(source, ArrayDataset))) for name, source in sources.items()]
+    for name, fields, structure in kinds[1:]:
+        first, expected, other = kinds[0]
+        differing = [field for field in {**expected, **fields} if not _agree(expected.get(field), fields.get(field))]
+        for field in differing:
+            problems.append(
+                Problem(
+                    f"the sources of a mixture need equal fields; {field} is {_text(expected.get(field))} in {first!r} "
+                    f"and {_text(fields.get(field))} in {name!r}",
+                    code="data-mixture-fields-differ",
+                    source=name,
+                    field=field,
+                )
+            )
+        if not differing and structure != other:
+            problems.append(
+                Problem(
+                    f"the sources of a mixture need items of one structure; it is {other} in {first!r} and {structure} "
+                    f"in {name!r}",
+                    code="data-mixture-structures-differ",
+                    source=name,
+                )
+            )
+
+
+def check_source_field(field: Any, items: Mapping[str, Any], problems: Problems) -> None:
+    """Check that items are dicts without the field."""
+    if not isinstance(field, str) or not field:
+        problems.append(
+            Problem(
+                f"source_field is {field!r}: give the name of a new field, such as 'source'",
+                code="data-mixture-source-field-type",
+            )
+        )
+        return
+    for name, item in items.items():
+        if not isinstance(item, Mapping) or field in item:
+            reason = f"have a field {field!r} already" if isinstance(item, Mapping) else "are no dicts"
+            problems.append(
+                Problem(
+                    f"source_field is {field!r}, and the items of the source {name!r} {reason}: give another name, or "
+                    "map the items",
+                    code="data-mixture-source-field-taken",
+                    source=name,
+                    field=field,
+                )
+            )
+
+
+def _fields(item: Any, in_memory: bool) -> tuple[dict[str, Kind], Any]:
+    """Return dtype and shape by field, and the structure of an item. The length of an open axis is None."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(item, is_leaf=lambda value: isinstance(value, list))
+    fields = {}
+    for path, leaf in leaves:
+        array = np.asarray(as_array(leaf))
+        dtype = {"U": "text", "S": "bytes", "O": "object"}.get(array.dtype.kind, str(array.dtype))
+        fields[field_name(path)] = dtype, array.shape if in_memory else (None, *array.shape[1:])[: array.ndim]
+    return fields, structure
+
+
+def _agree(a: Kind | None, b: Kind | None) -> bool:
+    if a is None or b is None:
+        return False
+    pairs = zip(a[1], b[1], strict=False)
+    return a[0] == b[0] and len(a[1]) == len(b[1]) and all(m == n or m is None or n is None for m, n in pairs)
+
+
+def _text(kind: Kind | None) -> str:
+    if kind is None:
+        return "not there"
+    return f"{kind[0]} [{', '.join('?' if length is None else str(length) for length in kind[1])}]"

@@ -1,0 +1,95 @@
+"""Questions of `Learner.check` about single steps."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding, skipped
+from learner.diagnostics.check_trial import CheckTrial, bytes_by_leaf
+from learner.diagnostics.sharding_report import memory_of
+from learner.models.freezing import frozen_leaves
+from learner.steps.train_state import TrainState
+from learner.training.dispatch_plan import planned
+from learner.util.text import count, join_names, size
+from learner.util.trees import named_leaves
+
+PyTree = Any
+GRADIENT_STEPS = 4
+MOST_NAMED = 6
+NEARLY_FULL = 0.9
+
+
+def gradients(trial: CheckTrial) -> Finding:
+    """Name the parameters whose gradient is 0 in each of some steps, or not finite. The number is theirs."""
+    step = trial.definition.step
+    if step.train is None:
+        return skipped("The step computes its own update.")
+
+    def largest(state: TrainState, batch: PyTree) -> PyTree:
+        sums, _ = step.accumulate_micro_batch(state, step.begin(state), batch, jnp.int32(0))
+        return jax.tree.map(lambda g: jnp.abs(g).max(initial=0).astype(jnp.float32), sums.grads)
+
+    probe, state = jax.jit(largest), trial.state
+    batches = trial.regular_batches(GRADIENT_STEPS)
+    norms = {name: 0.0 for name, x in named_leaves(state.params).items() if x.size}
+    # Updates in between: a layer that begins with zeros passes no gradient on in the first step.
+    for number in range(GRADIENT_STEPS):
+        batch = batches[number % len(batches)]
+        new = named_leaves(jax.device_get(probe(state, batch)))
+        norms = {name: max(norm, float(new[name])) for name, norm in norms.items()}
+        if not all(map(math.isfinite, new.values())):
+            norms = {name: float(new[name]) for name in norms}
+            break  # the update would spread it over all parameters
+        state, _ = trial.train(state, batch)
+    return _gradient_finding(norms, len(frozen_leaves(step.adapter, trial.state.model_state)))
+
+
+def _gradient_finding(norms: dict[str, float], frozen: int) -> Finding:
+    bad = [name or "the array" for name, norm in norms.items() if not math.isfinite(norm)]
+    zero = [name or "the array" for name, norm in norms.items() if norm == 0]
+    trained = count(len(norms), "trained array")
+    if bad:
+        text = f"The gradients of {join_names(bad, MOST_NAMED)} are not finite: look for log, sqrt or division at 0."
+        return Finding(FAILED, float(len(bad)), text)
+    if zero:
+        remedy = "use these parameters in the loss, look for stop_gradient and argmax before them, or freeze them"
+        text = f"{len(zero)} of {trained} have no gradient ({join_names(zero, MOST_NAMED)}): {remedy}."
+        return Finding(FAILED, float(len(zero)), text)
+    also = f"; {count(frozen, 'frozen array')} not looked at" if frozen else ""
+    return Finding(OK, 0.0, f"Gradients reach all of {trained}{also}.")
+
+
+def determinism(trial: CheckTrial) -> Finding:
+    """Run a step twice. The number is that of arrays of the state that differ."""
+    batch = trial.inputs.first_batches["train"]
+    first, second = (bytes_by_leaf(trial.train(trial.state, batch)[0]) for _ in range(2))
+    different = sum(a != b for a, b in zip(first, second, strict=True))
+    if not different:
+        return Finding(OK, 0.0, "The same step twice has the same bits.")
+    text = f"The same step twice differs in {different} of {count(len(first), 'array')}"
+    if trial.definition.strategy.platform == "cpu":
+        return Finding(FAILED, float(different), f"{text}: look for callbacks that use more than their arguments.")
+    remedy = "to resume to the bit, set XLA_FLAGS=--xla_gpu_deterministic_ops=true in the environment"
+    return Finding(WARNING, float(different), f"{text}: {remedy}.")
+
+
+def memory(trial: CheckTrial) -> Finding:
+    """Compile the training and compare its peak with the memory of the device. The number is the peak in bytes."""
+    plan = planned(trial.definition, trial.inputs)
+    peak = max(program.peak for program in memory_of(plan.runner, plan.feed(), plan.feeder.loop))
+    limit = memory_limit(trial.definition.strategy.devices[0])
+    text = f"Training needs at most {size(peak)} on each device"
+    if limit is None:
+        return Finding(OK, float(peak), f"{text}, which does not report how much it has.")
+    if peak <= NEARLY_FULL * limit:
+        return Finding(OK, float(peak), f"{text}, which has {size(limit)}.")
+    remedy = "use smaller batches with grads_accumulation(n), lower precision, or remat"
+    return Finding(FAILED if peak > limit else WARNING, float(peak), f"{text}, which has {size(limit)}: {remedy}.")
+
+
+def memory_limit(device: Any) -> int | None:
+    """Return the memory of a device in bytes, or None if it does not report it."""
+    limit: int | None = (device.memory_stats() or {}).get("bytes_limit")
+    return limit

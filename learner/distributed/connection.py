@@ -1,0 +1,315 @@
+"""Connecting the processes of a run, and their exits: a process that ends reports to the others why."""
+
+import atexit
+import contextlib
+import errno
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from learner.distributed.process_group import MEETING, leave, mark_ended, named_processes, set_meeting_timeout
+from learner.errors import LearnerError
+from learner.util.jax_internals import backends_are_initialized, distributed_state
+from learner.util.number_checks import check_int, is_finite
+
+POLL_SECONDS, WAIT_SECONDS = 0.1, 0.5  # between two questions of a process: until process 0 listens, and afterwards
+SEEN_SECONDS = 5.0  # how long a process counts as there after a question
+WAIT, START = b"wait", b"start"
+HEARTBEAT = 40.0  # seconds; JAX's own 100 would let a run wait for a minute and a half for a process that was killed
+
+LAUNCH = """\
+pass the address of process 0, how many processes there are, and which one this is (from 0):
+  learner fit CONFIG --coordinator HOST:PORT --num_processes N --process_id I
+  learner.init_distributed("HOST:PORT", num_processes=N, process_id=I)"""
+
+
+def init_distributed(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout: float = MEETING,
+    heartbeat: float = HEARTBEAT,
+) -> None:
+    """Make this process one of several of a run. Each process calls it before it uses JAX, and then makes the same
+    calls. It returns once all processes have connected and know each other's devices.
+
+    Without arguments JAX finds the cluster: SLURM, Open MPI, Kubernetes (with the package `kubernetes`), Cloud TPU. A
+    process that is connected already stays as it is. On CPUs the processes exchange arrays by gloo. JAX's own service
+    for SIGTERM is turned off: Python receives the signal, and learner stops all processes of a run at the same step. A
+    process that ends by an error reports it to the others, which raise it where they wait for that process.
+
+    Args:
+      coordinator: `HOST:PORT` of process 0, as the others reach it; the port is any that is free there.
+      num_processes: how many there are.
+      process_id: which one this is, from 0.
+      timeout: seconds to wait for the others, here and wherever the processes of a run meet.
+      heartbeat: seconds of silence after which a process counts as dead, and JAX ends the others.
+
+    Raises:
+      LearnerError: no cluster is found, only some of the three are given, they are no address and no numbers, JAX is in
+        use already, processes do not come in time, or a time is no positive number.
+
+    >>> init_distributed("localhost:1234", num_processes=2)
+    Traceback (most recent call last):
+    learner.errors.LearnerError: process_id is missing: coordinator, num_processes and process_id belong together
+    """
+    for name, value in (("timeout", timeout), ("heartbeat", heartbeat)):
+        if not (is_finite(value) and value > 0):
+            raise LearnerError(
+                f"{name} is {value!r}: give a number of seconds greater than 0",
+                code="process-seconds-value",
+                name=name,
+                value=value,
+            )
+    _check_arguments({"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id})
+    set_meeting_timeout(timeout)
+    if distributed_state().client is not None:
+        _check_same_place(num_processes, process_id)
+        return
+    if backends_are_initialized():
+        raise LearnerError(
+            "JAX is in use already, and processes are connected before: call init_distributed first, before any "
+            "array is made and before jax.devices() (an import may do it, too)",
+            code="process-jax-in-use",
+        )
+    # These wait in Python and raise errors. JAX would end this process from C++ for the same reasons.
+    if coordinator is not None and process_id:
+        _come_to_coordinator(coordinator, process_id, timeout)
+    elif coordinator is not None and num_processes is not None:
+        _gather_processes(coordinator, num_processes, timeout)
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from Python
+    with _connection_errors(coordinator, process_id):
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
+            initialization_timeout=max(1, round(timeout)),
+            heartbeat_timeout_seconds=max(1, round(heartbeat)),
+        )
+        _report_exits()
+        # Here, where all processes are at the same place and no code of the user's can fail in between: a process that
+        # looks for the devices of one that has ended waits for two minutes.
+        with _gloo_silenced():
+            jax.devices()
+            if jax.default_backend() == "cpu":
+                _exchange_once()
+
+
+def _check_same_place(num_processes: int | None, process_id: int | None) -> None:
+    """Raise if this process is connected already, as another one than the arguments name."""
+    state = distributed_state()
+    if process_id is not None and (num_processes, process_id) != (state.num_processes, state.process_id):
+        raise LearnerError(
+            f"this is process {state.process_id} of {state.num_processes} already: it cannot become process "
+            f"{process_id} of {num_processes}",
+            code="process-already-connected",
+            process_id=process_id,
+            num_processes=num_processes,
+        )
+
+
+@contextlib.contextmanager
+def _connection_errors(coordinator: str | None, process_id: int | None) -> Iterator[None]:
+    """Raise what JAX raises while it connects as errors that say how to go on."""
+    try:
+        yield
+    except ValueError as error:
+        if coordinator is not None:
+            raise
+        raise LearnerError(
+            f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}",
+            code="process-cluster-missing",
+        ) from error
+    except RuntimeError as error:
+        if coordinator is None:
+            raise LearnerError(
+                f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}",
+                code="process-cluster-unconnected",
+            ) from error
+        raise LearnerError(
+            f"process {process_id} could not be connected at {coordinator}: {error}",
+            code="process-unconnected",
+            process_id=process_id,
+            coordinator=coordinator,
+        ) from error
+
+
+def _check_arguments(given: dict[str, Any]) -> None:
+    """Raise unless none of the arguments is given, or all of them with possible values."""
+    missing = [name for name, value in given.items() if value is None]
+    if missing and len(missing) < len(given):
+        absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
+        raise LearnerError(
+            f"{absent}: coordinator, num_processes and process_id belong together", code="process-arguments-incomplete"
+        )
+    if missing:
+        return
+    coordinator, num_processes, process_id = given.values()
+    if not isinstance(coordinator, str) or not _port(coordinator):
+        raise LearnerError(
+            f"coordinator is {coordinator!r}: give the address of process 0 as HOST:PORT",
+            code="process-coordinator-malformed",
+            coordinator=coordinator,
+        )
+    for name, value, least in (("num_processes", num_processes, 1), ("process_id", process_id, 0)):
+        check_int(name, value, least)
+    if process_id >= num_processes:
+        raise LearnerError(
+            f"process_id is {process_id} and num_processes is {num_processes}: processes count from 0 to "
+            f"{num_processes - 1}",
+            code="process-id-outside",
+            process_id=process_id,
+            num_processes=num_processes,
+        )
+
+
+def _port(coordinator: str) -> int:
+    """Return the port, or 0 if the address has none."""
+    host, _, port = coordinator.rpartition(":")
+    return int(port) if host and port.isascii() and port.isdigit() and int(port) < 2**16 else 0
+
+
+def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
+    """Block until the other processes have come to process 0, which calls this before it starts JAX's service.
+
+    That service would wait as well, and end all processes from C++ without a name. Nobody stays connected, so that a
+    thousand processes need no thousand sockets: each asks again until it is told to start.
+    """
+    seen, started = dict[int, float](), set[int]()
+    error, end = None, time.monotonic() + timeout
+    with _listening(coordinator) as listener:
+        while len(started) < count - 1:
+            now = time.monotonic()
+            here = {index for index, time_of in seen.items() if now - time_of < SEEN_SECONDS}
+            ready = bool(started) or len(here) == count - 1
+            if error is None and now >= end:
+                missing = [index for index in range(1, count) if index not in (started if ready else here)]
+                text = (
+                    f"{named_processes(missing)} did not come within {timeout:g} s to process 0, which waits at "
+                    f"{coordinator}: start all {count} processes, with the same coordinator and num_processes, and "
+                    "open the port between the machines; timeout sets the seconds"
+                )
+                error = LearnerError(text, code="process-start-missing", missing=missing, timeout=timeout)
+            if error is not None and now >= end + 4 * WAIT_SECONDS:  # those that wait have asked meanwhile
+                raise error
+            listener.settimeout(POLL_SECONDS)
+            with contextlib.suppress(OSError):
+                peer, _ = listener.accept()
+                with peer:
+                    peer.settimeout(1.0)
+                    index = _index_in(peer.recv(100), count)
+                    if index is None:
+                        continue  # something else that looks for open ports
+                    seen[index] = now
+                    peer.sendall(str(error).encode() if error else START if ready else WAIT)
+                    if ready and error is None:
+                        started.add(index)
+
+
+def _index_in(line: bytes, count: int) -> int | None:
+    """Return the index that another process sends.
+
+    >>> _index_in(b"learner 1", 2), _index_in(b"learner 2", 2), _index_in(b"GET /", 2)
+    (1, None, None)
+    """
+    name, _, index = line.strip().partition(b" ")
+    return int(index) if name == b"learner" and index.isdigit() and 0 < int(index) < count else None
+
+
+def _listening(coordinator: str) -> socket.socket:
+    """Return a socket that listens where JAX's service will. Raise if the port is in use: JAX may crash then."""
+    address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or f"[::]:{_port(coordinator)}"
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        if ":" not in host:
+            return socket.create_server((host, _port(address)))
+        return socket.create_server((host, _port(address)), family=socket.AF_INET6, dualstack_ipv6=host == "::")
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise LearnerError(
+                f"process 0 cannot listen at {coordinator}: something else on this machine does. Give another port, "
+                "the same to all processes",
+                code="process-port-in-use",
+                coordinator=coordinator,
+            ) from error
+        return socket.create_server(("", _port(address)))  # this machine has no such addresses
+
+
+def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> None:
+    """Block until process 0 says that all processes have come."""
+    end, host, answer = time.monotonic() + timeout, coordinator.rpartition(":")[0].strip("[]"), b""
+    problem: OSError = ConnectionError("it closed the connection")
+    # Where process 0 has answered, it reports who is missing once its own time is over.
+    while time.monotonic() < end + (SEEN_SECONDS if answer else 0):
+        try:
+            with socket.create_connection((host, _port(coordinator)), max(0.1, end - time.monotonic())) as peer:
+                peer.settimeout(5.0)
+                peer.sendall(b"learner %d\n" % process_id)
+                answer = peer.recv(4096) or answer
+            if answer == START or (answer and not answer.isascii()) or answer.startswith(b"\0"):
+                return  # the latter two: JAX's service is there already
+            if answer and answer != WAIT:
+                raise LearnerError(answer.decode(), code="process-start-missing")
+        except OSError as error:
+            problem = error
+        time.sleep(min(WAIT_SECONDS if answer else POLL_SECONDS, timeout))
+    raise LearnerError(
+        f"process {process_id} cannot reach the coordinator at {coordinator} after {timeout:g} s: {problem}. "
+        "Process 0 has to run there, with the same arguments and --process_id 0, and the port has to be open "
+        "between the machines",
+        code="process-coordinator-unreachable",
+        process_id=process_id,
+        coordinator=coordinator,
+        timeout=timeout,
+    )
+
+
+def _report_exits() -> None:
+    """Have this process report to the others when it ends, by an error or without one."""
+    previous = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        previous(kind, error, traceback)
+        leave(str(error) if isinstance(error, LearnerError) else f"{kind.__name__}: {error}")
+
+    sys.excepthook = report
+    atexit.register(mark_ended)  # after JAX's own, so that it runs before: that waits for the other processes
+
+
+def _exchange_once() -> None:
+    """Connect the processes' gloo, which their first exchange of arrays does."""
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("learner")
+
+
+@contextlib.contextmanager
+def _gloo_silenced() -> Iterator[None]:
+    """Keep the lines that gloo writes from the screen: `[Gloo] Rank 0 is connected to 1 peer ranks. ...`. All else that
+    the block writes to file descriptor 1 comes when it ends.
+    """
+    sys.stdout.flush()
+    try:
+        screen = os.dup(1)
+    except OSError:  # a service without a standard output
+        yield
+        return
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(screen, 1)
+            os.close(screen)
+            kept.seek(0)
+            for line in kept:
+                if not line.startswith(b"[Gloo]"):
+                    os.write(1, line)

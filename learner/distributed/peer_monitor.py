@@ -1,0 +1,66 @@
+"""The end of a process whose peers have failed while it waits for their devices.
+
+A wait for devices is in C++: no Python code of the main thread runs until it is over, which may be never. So a thread
+asks once a second whether a peer has failed. The main thread has some time to raise the error; then the thread prints
+the reason and ends the process.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from learner.distributed.process_group import ProcessGroup, leave
+from learner.errors import ProcessError
+
+POLL_SECONDS = 1.0
+GRACE_SECONDS = 20.0  # to raise, and to write what a run writes when it fails
+
+
+@contextlib.contextmanager
+def peers_monitored(
+    group: ProcessGroup,
+    poll: float = POLL_SECONDS,
+    grace: float = GRACE_SECONDS,
+    end: Callable[[str], None] | None = None,
+) -> Iterator[None]:
+    """End this process if another has failed and the block is not left within `grace` seconds. A single process has no
+    thread for this.
+
+    Args:
+      group: the processes.
+      poll: seconds between two questions.
+      grace: seconds.
+      end: called with the reason; default: print it, and end the process with the exit code 1.
+    """
+    if group.count == 1:
+        yield
+        return
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(poll):
+            try:
+                group.raise_if_peer_failed()  # first: one process reports a difference, rather than both
+                group.compare_passes()
+            except ProcessError as error:
+                if not ended.wait(grace):
+                    (end or _end_process)(f"process {group.index} ends: {error}")
+                return
+
+    thread = threading.Thread(target=watch, name="learner-peers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        # Not joined: it may be in the last question, which takes as long as process 0 needs to answer.
+
+
+def _end_process(text: str) -> None:
+    print(f"learner: {text}. It waited for the devices of the others, which cannot be interrupted", file=sys.stderr)
+    leave(text)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)  # the main thread is in C++, so nothing less would end it

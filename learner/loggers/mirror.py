@@ -1,0 +1,81 @@
+"""Listener that keeps a copy of the run in an object store."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.errors import LearnerError
+from learner.events import Event, Listener, RunStarted, Saved
+from learner.loggers.retries import Retries
+from learner.runs.population import NAME as POPULATION
+from learner.runs.remote import RemoteRun
+from learner.util.number_checks import is_finite
+
+
+class RunMirror(Listener):
+    """Keep a copy of the run's directory in an object store: logs, config and checkpoints, with each checkpoint and at
+    the end. `learner fetch URL DIR` brings it to any machine, where `learner resume DIR` continues the run.
+
+    The run writes to its own disk, and the copy is made by a thread beside it. Checkpoints that the run removes are
+    removed from the copy, once newer ones are there. A copy that fails is tried again, with growing pauses, and then at
+    the next checkpoint, with a warning.
+
+    Args:
+      url: `s3://bucket/runs/digits`, `gs://...` or another address that fsspec opens, or a path. Credentials are those
+        that the store's own tools find.
+      seconds: that the run waits at its end for the last copy.
+      retries: how often a copy that fails is tried again at once.
+      sleep: what waits between them.
+
+    Raises:
+      LearnerError: the package for such addresses is not installed, or nothing can be written there.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        seconds: float = 600.0,
+        retries: int = 5,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        if not (is_finite(seconds) and seconds > 0):
+            raise LearnerError(
+                f"seconds of RunMirror is {seconds!r}; it needs a number greater than 0", code="logger-mirror-seconds"
+            )
+        self.seconds_to_close = float(seconds)
+        self._retries = Retries(retries, sleep=sleep)
+        self._remote = RemoteRun(url)
+        self._remote.refuse_unwritable()
+        self._directory: Path | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Copy what is new, after a checkpoint."""
+        if isinstance(event, RunStarted):
+            if (event.directory.parent / POPULATION).exists():
+                raise LearnerError(
+                    "RunMirror copies one run, and this is a member of a population", code="logger-mirror-population"
+                )
+            self._remote.refuse_another(event.directory, event.resumed)
+            self._directory = event.directory
+        if isinstance(event, Saved):
+            try:
+                self._copy()
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+                warnings.warn(
+                    f"the copy to {self._remote.url} failed and is tried again at the next checkpoint: {text}",
+                    stacklevel=2,
+                )
+
+    def close(self) -> None:
+        """Make the last copy, with the end of the log."""
+        self._copy()
+
+    def _copy(self) -> None:
+        if self._directory is not None:
+            directory = self._directory
+            self._retries.call(
+                lambda: self._remote.upload(directory), lambda error: not isinstance(error, LearnerError)
+            )

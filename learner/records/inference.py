@@ -1,0 +1,146 @@
+"""Models for inference: a program and its weights, which run without `learner` and without the code of the model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.models.adapters import adapter_of
+from learner.records.model_files import save_model
+from learner.util.distribution import VERSION
+from learner.util.number_checks import is_int
+from learner.util.optional import import_optional
+from learner.util.trees import named_leaves
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+KNOWN = ("cpu", "cuda", "rocm", "tpu")
+PROGRAM, WEIGHTS, CARD = "model.jaxexport", "weights.safetensors", "README.md"
+USE = f"""\
+import jax
+from pathlib import Path
+from safetensors.flax import load_file  # safetensors.numpy, if no weight is bfloat16
+
+program = jax.export.deserialize(bytearray(Path("{PROGRAM}").read_bytes()))
+outputs = program.call(load_file("{WEIGHTS}"), inputs)
+"""
+
+PyTree = Any
+
+
+def export_model(
+    path: str | Path,
+    model: Any,
+    inputs: PyTree,
+    *,
+    function: Callable[[Any, Any], Any] | None = None,
+    batch_size: int | None = None,
+    platforms: Sequence[str] = PLATFORMS,
+    metrics: Mapping[str, float] | None = None,
+) -> Path:
+    """Write a model for inference into a directory, and return its path: a serialized program of `jax.export`, the
+    weights as safetensors, and a model card with the code that uses them. That code needs JAX and safetensors alone.
+
+    Args:
+      path: the directory. An export in it is replaced.
+      model: an `nnx.Module`, `Linen`, an Equinox module or any pytree of arrays. It is exported in eval mode.
+      inputs: an example: an array, or a pytree of arrays, `[rows, ...]`. Only shapes and dtypes matter.
+      function: `(model, inputs) -> outputs`, arrays in dicts, lists and tuples. Default: `model(inputs)`.
+      batch_size: the number of rows that the program takes. Default: any number.
+      platforms: where the program runs: `cpu`, `cuda`, `rocm`, `tpu`.
+      metrics: values for the card.
+
+    Raises:
+      LearnerError: the model cannot be exported like this.
+    """
+    import_optional("flatbuffers", "export", "export_model")
+    directory = _checked(Path(path))
+    if function is None and not callable(model):
+        raise LearnerError(
+            f"a model of type {type(model).__name__} cannot be called: give function=, (model, inputs) -> outputs",
+            code="export-function-missing",
+        )
+    if batch_size is not None and not (is_int(batch_size) and batch_size >= 1):
+        raise LearnerError(
+            f"batch_size is {batch_size!r}; it needs a whole number, 1 or more, or None for any number",
+            code="export-batch-size",
+        )
+    unknown = [platform for platform in platforms if platform not in KNOWN]
+    if unknown or not platforms:
+        raise LearnerError(
+            f"platforms is {list(platforms)!r}; it needs one or more of {', '.join(KNOWN)}", code="export-platforms"
+        )
+    call = function or (lambda model, inputs: model(inputs))
+    adapter = adapter_of(model)
+    leaves, tree = jax.tree.flatten((adapter.params, adapter.model_state))
+    names = list(named_leaves({"params": adapter.params, "state": adapter.model_state}))
+    # Random keys are no weights: in eval mode nothing is drawn, and what is fixed is part of the program.
+    keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    weights = {name: leaf for name, leaf, is_key in zip(names, leaves, keys, strict=True) if not is_key}
+
+    def program(weights: Mapping[str, Any], inputs: PyTree) -> PyTree:
+        given = [weights.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+        return call(adapter.rebuild(*jax.tree.unflatten(tree, given)), inputs)
+
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
+    try:
+        exported = jax.export.export(jax.jit(program), platforms=list(platforms))(shapes, _shapes(inputs, batch_size))
+        content = exported.serialize()
+    except LearnerError:
+        raise
+    except Exception as error:  # of the model's code, or of what JAX cannot export
+        fixed = "" if batch_size is not None else ". If it needs a fixed number of rows, give batch_size="
+        raise LearnerError(f"the model cannot be exported: {error}{fixed}", code="export-impossible") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    save_model(directory / WEIGHTS, {name: np.asarray(x) for name, x in weights.items()})
+    (directory / PROGRAM).write_bytes(content)
+    (directory / CARD).write_text(_card(type(model).__name__, exported, weights, metrics or {}))
+    return directory
+
+
+def _checked(directory: Path) -> Path:
+    if directory.exists() and (not directory.is_dir() or {each.name for each in directory.iterdir()} - FILES):
+        raise LearnerError(
+            f"{directory} has other files than those of an export; name another directory",
+            code="export-directory-used",
+            path=directory,
+        )
+    return directory
+
+
+FILES = {PROGRAM, WEIGHTS, CARD}
+
+
+def _shapes(inputs: PyTree, batch_size: int | None) -> PyTree:
+    rows = jax.export.symbolic_shape("rows")[0] if batch_size is None else batch_size
+
+    def of(x: Any) -> jax.ShapeDtypeStruct:
+        shape = np.shape(x)
+        if not shape:
+            raise LearnerError(
+                "an input has no axis of rows; inputs are arrays [rows, ...]", code="export-input-without-rows"
+            )
+        return jax.ShapeDtypeStruct((rows, *shape[1:]), jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
+
+    return jax.tree.map(of, inputs)
+
+
+def _card(name: str, exported: Any, weights: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
+    """Return the model card as Markdown."""
+    (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+    rows = [f"| input {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in _by_path(inputs).items()]
+    rows += [f"| output {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in _by_path(outputs).items()]
+    rows += [f"| {key} | {value:.6g} |" for key, value in metrics.items()]
+    numbers = sum(int(np.prod(x.shape)) for x in weights.values())
+    about = f"Exported by learner {VERSION} with JAX {jax.__version__} for {', '.join(exported.platforms)}."
+    table = "\n".join(["| | |", "|---|---|", f"| numbers in weights | {numbers:,} |", *rows])
+    return f"# {name}\n\n{about}\n\n{table}\n\n```python\n{USE}```\n"
+
+
+def _by_path(tree: PyTree) -> dict[str, Any]:
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}

@@ -1,0 +1,128 @@
+"""Two runs: what differs between them, and where their values part."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError, near
+from learner.runs.comparison import ALWAYS_DIFFER, PROGRAM
+from learner.runs.flat_config import text_of
+from learner.runs.run_reader import RunReader
+from learner.util.text import aligned, count, printable
+
+NAMELESS = ("time", "host", "pid", "machine", "hostname")
+Pairs = Mapping[str, tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """The first step at which a metric of two runs differs.
+
+    Attributes:
+      step: the optimizer step.
+      values: of both runs.
+    """
+
+    step: int
+    values: tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The result of `difference`. Pairs have the values of both runs, None where one has none.
+
+    Attributes:
+      settings: keys of the configs that differ.
+      data: facts about the data that differ.
+      code: `train step` if it computes something else, and the commits if they differ.
+      environment: versions and devices that differ.
+      metric: the key of the metric that was compared.
+      steps: how many steps both runs have.
+      parting: where the metric parts, or None.
+    """
+
+    settings: Pairs
+    data: Pairs
+    code: Pairs
+    environment: Pairs
+    metric: str
+    steps: int
+    parting: Parting | None
+
+    @property
+    def explanation(self) -> str:
+        """A sentence on whether the values part, and what explains it."""
+        if self.parting is None:
+            return f"{self.metric} of {count(self.steps, 'step')} is the same"
+        causes = [name for name in ("settings", "data", "code") if getattr(self, name)]
+        a, b = self.parting.values
+        text = f"{self.metric} parts at step {self.parting.step}: {a:.9g} and {b:.9g}"
+        if causes:
+            return f"{text}. What differs: {', '.join(causes)}"
+        if self.environment:
+            return f"{text}. Only the environment differs, which may change last bits"
+        return f"{text}. Nothing that the runs recorded explains it: look for code that the train step does not contain"
+
+    def lines(self) -> list[str]:
+        """Return the difference as text."""
+        rows = [
+            [part, printable(key), printable(text_of(a)), printable(text_of(b))]
+            for part in ("settings", "data", "code", "environment")
+            for key, (a, b) in getattr(self, part).items()
+        ]
+        return [*(line.rstrip() for line in aligned(rows)), self.explanation]
+
+
+def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance: float = 0.0) -> Difference:
+    """Return what differs between two runs.
+
+    Args:
+      a: a run.
+      b: another one.
+      metric: whose values of single steps are compared, by key.
+      tolerance: the relative difference of values that still counts as none; 0 compares all digits of the logs, which
+        are those of float32.
+
+    Raises:
+      LearnerError: one of the runs has no such values.
+    """
+    series = []
+    for run in (a, b):
+        if metric not in run.keys:
+            raise LearnerError(
+                f"{run.directory} has no metric {metric!r}: {near(metric, run.keys)}",
+                code="run-metric-unknown",
+                key=metric,
+            )
+        values = run.steps(metric)
+        series.append(dict(zip(values.step.tolist(), values.mean.tolist(), strict=True)))
+    common = sorted(series[0].keys() & series[1].keys())
+    first, second = (np.array([each[step] for step in common], np.float64) for each in series)
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    with np.errstate(invalid="ignore"):
+        same |= np.abs(first - second) <= tolerance * np.maximum(np.abs(first), np.abs(second))
+    parted = np.flatnonzero(~same)
+    parting = None
+    if len(parted):
+        place = int(parted[0])
+        parting = Parting(common[place], (float(first[place]), float(second[place])))
+    facts = _differing(a.fingerprint, b.fingerprint)
+    environment = _differing(a.environment, b.environment)
+    code = {key: pair for key, pair in facts.items() if key == PROGRAM}
+    code |= {key: environment.pop(key) for key in ("commit",) if key in environment}
+    return Difference(
+        {key: pair for key, pair in _differing(a.config, b.config).items() if key not in ALWAYS_DIFFER},
+        {key: pair for key, pair in facts.items() if key.startswith("data.")},
+        code,
+        {key: pair for key, pair in environment.items() if key.rpartition(".")[2] not in NAMELESS},
+        metric,
+        len(common),
+        parting,
+    )
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b])}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

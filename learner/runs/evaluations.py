@@ -1,0 +1,134 @@
+"""The evaluations of a run's checkpoints: `evaluations.jsonl`, one JSON object per evaluation.
+
+The journal belongs to the process that trains, which may cut it back. Evaluations may come from other processes, also
+while the run trains, so they have a file of their own, with lines of the same form:
+
+    {"event": "evaluation", "time": 1769860800.5, "epoch": 17, "step": 765, "values": {"test/Loss": 0.07},
+     "metrics": {"test/Loss": {"unit": "", "higher_is_better": false}}}
+
+`epoch` and `step` are those of the checkpoint. `metrics` has the unit and the direction of each value. Of two lines
+about one split and step the later one counts.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.events import MetricInfo
+from learner.runs.appended import refuse_special, replace
+from learner.runs.history import History, metric_summary
+from learner.runs.journal import EVALUATION, entry_of, read_journal
+from learner.runs.layout import MARK, read_summary
+from learner.runs.lock import locked
+from learner.util.disk import NO_FOLLOW, read_lines
+from learner.util.json_values import encode
+from learner.util.number_checks import is_finite, is_int
+
+NAME = "evaluations.jsonl"
+SPLIT = re.compile(r"(?!(train|valid|custom)(-|$))[A-Za-z][\w-]{0,60}")
+
+
+def check_split(split: Any) -> str:
+    """Return the name of an evaluation's split. Raises `LearnerError` for names that are no file name or that a run has
+    already.
+    """
+    if not isinstance(split, str) or not SPLIT.fullmatch(split):
+        raise LearnerError(
+            f"the split of an evaluation is {split!r}; it needs a name of letters, digits, _ and -, such as 'test', "
+            "which does not begin with train, valid or custom",
+            code="run-evaluation-split",
+            split=split,
+        )
+    return split
+
+
+def record_evaluation(
+    directory: Path, epoch: int, step: int, values: Mapping[str, float | str], infos: Sequence[MetricInfo], time: float
+) -> None:
+    """Append the values of a checkpoint, by key, and add them to `summary.json` if the run has ended.
+
+    Args:
+      directory: of the run.
+      epoch: of the checkpoint.
+      step: of the checkpoint.
+      values: by key, such as `test/Loss`.
+      infos: of these metrics.
+      time: now, in seconds since 1970 (UTC).
+    """
+    metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
+    fields = {"time": time, "epoch": epoch, "step": step, "values": values, "metrics": metrics}
+    line = json.dumps(encode({"event": EVALUATION, **fields}), allow_nan=False).encode() + b"\n"
+    path = directory / NAME
+    refuse_special(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666)
+    try:
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        # A process that was killed may have left a torn line. One write: other processes may append as well.
+        torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if torn else line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    _add_to_summary(directory)
+
+
+def _add_to_summary(directory: Path) -> None:
+    try:
+        with locked(directory):
+            summary = read_summary(directory)
+            if summary is None or not isinstance(summary.get("metrics"), dict):
+                return
+            summary["metrics"] |= summaries(read_evaluations(directory))
+            replace(str(directory / "summary.json"), json.dumps(encode(summary), indent=2).encode() + b"\n")
+    except LearnerError as error:
+        if error.code != "run-in-use":  # a run that trains writes its summary at its end
+            raise
+
+
+def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Return the evaluations of a run's checkpoints, in the order of their steps.
+
+    Args:
+      directory: of the run.
+      journal: its lines; default: they are read. An evaluation is void if the run started later at an earlier step
+        than that of the checkpoint: it has trained these steps again.
+    """
+    path = directory / NAME
+    if not path.is_file() or path.is_symlink():
+        return []
+    lines = (line.removesuffix(b"\n") for line in read_lines(path))
+    entries = [entry_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    if journal is None:
+        journal = [entry for _, entry in read_journal(directory)] if (directory / MARK).exists() else []
+    starts = [(entry.get("time"), entry.get("step")) for entry in journal if entry.get("event") == "start"]
+    again = [(time, step) for time, step in starts if is_finite(time) and is_int(step)]
+    newest: dict[tuple[tuple[str, ...], int], dict[str, Any]] = {}
+    for entry in entries:
+        if entry.get("event") != EVALUATION or any(
+            time > entry["time"] and step < entry["step"] for time, step in again
+        ):
+            continue
+        newest[tuple(sorted(entry["values"])), entry["step"]] = entry
+    return sorted(newest.values(), key=lambda entry: int(entry["step"]))
+
+
+def evaluated_steps(directory: Path, split: str) -> set[int]:
+    """Return the steps of the checkpoints that were evaluated on a split, or on parts of it."""
+    names = (f"{split}/", f"{split}-")
+    entries = read_evaluations(directory)
+    return {entry["step"] for entry in entries if any(key.startswith(names) for key in entry["values"])}
+
+
+def summaries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the best and the last value of each metric by key, as `summary.json` has them."""
+    history, infos = History(), dict[str, MetricInfo]()
+    for entry in entries:
+        history.record_entry(entry)
+        for key, fields in entry["metrics"].items():
+            split, name = key.split("/", 1)
+            infos[key] = MetricInfo(split, name, str(fields["unit"]), fields["higher_is_better"])
+    return {key: metric_summary(history, infos[key]) for key in history if key in infos}

@@ -1,0 +1,37 @@
+"""The file that makes a run directory that of a population: it names the members and what they differ in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.runs.appended import replace
+from learner.util.disk import read_bytes
+
+NAME = "population.json"
+
+
+def write_members(directory: Path, members: Sequence[Mapping[str, Any]]) -> None:
+    """Write the members of a population, each with its `directory` and its values, one on each line."""
+    rows = ",\n".join(map(json.dumps, members))
+    replace(str(directory / NAME), f'{{"members": [\n{rows}\n]}}\n'.encode())
+
+
+def member_index(directory: Path) -> int | None:
+    """Return the place of the member with this directory in its population, or None if it is of none."""
+    names = [member["directory"] for member in read_members(directory.parent)]
+    return names.index(directory.name) if directory.name in names else None
+
+
+def read_members(directory: Path) -> list[dict[str, Any]]:
+    """Return the members of the population in a directory, or an empty list if there is none. Members that do not lie
+    in the directory are left out.
+    """
+    try:
+        content = json.loads(read_bytes(directory / NAME))
+        members = content["members"]
+        known = [m for m in members if Path(m["directory"]).name == m["directory"]]
+    except (OSError, LearnerError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return known

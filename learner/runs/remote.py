@@ -1,0 +1,243 @@
+"""Copies of run directories in object stores, or wherever else fsspec writes."""
+
+import itertools
+import json
+import os
+import posixpath
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.runs import control_files, lock
+from learner.runs.layout import MARK
+from learner.util.addresses import is_address
+from learner.util.distribution import install_hint
+from learner.util.optional import import_optional
+
+CHECKPOINTS, MANIFEST = "checkpoint", "manifest.json"
+HEAD = 1 << 16  # bytes of a journal in which runs differ: the time of its first start is there
+WHOLE = 1 << 24  # bytes of a file that is read at once
+LEFT_OUT = (lock.NAME, *(f"{what}.ask" for what in control_files.WHAT))
+
+
+class RemoteRun:
+    """The copy of one run directory.
+
+    A checkpoint is there once its manifest is, which is copied last and removed first, so that no copy that was cut off
+    is taken for one. Logs are copied before the checkpoints that rely on them.
+
+    Args:
+      url: of the copy: `s3://bucket/runs/digits`, `gs://...`, `az://...`, or a path.
+
+    Attributes:
+      url: without a slash at its end.
+
+    Raises:
+      LearnerError: the package for such addresses is not installed, or the address has a user in it.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]):
+        self.url = os.fspath(url).rstrip("/")
+        self._files, self._root = _open(self.url)
+        self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of the files that were copied
+        self._checkpoints: set[str] = set()
+
+    def refuse_unwritable(self) -> None:
+        """Raise `LearnerError` unless files can be written there and removed."""
+        probe = f"{self._root}/.learner-{uuid.uuid4().hex}"
+        try:
+            self._files.pipe_file(probe, b"")
+            self._files.rm_file(probe)
+        except Exception as error:
+            raise LearnerError(
+                f"{self.url} cannot be written: {_reason(error)}", code="remote-unwritable", url=self.url
+            ) from error
+
+    def refuse_another(self, directory: Path, resumed: bool) -> None:
+        """Raise `LearnerError` if another run has its copy there than the one in the directory, which is new unless it
+        is resumed.
+        """
+        place = f"{self._root}/{MARK}"
+        if not self._files.exists(place):
+            return
+        head = self._files.cat_file(place, start=0, end=HEAD).partition(b"\n")[0]
+        if not (resumed and head == _head(directory / MARK)):
+            raise LearnerError(
+                f"{self.url} has the copy of another run: choose another address, or remove it",
+                code="remote-holds-another",
+                url=self.url,
+            )
+
+    # -- to the store --------------------------------------------------------------------------------------------------
+
+    def upload(self, directory: Path) -> None:
+        """Copy what is new in a run directory, and remove the copies of checkpoints that the run has removed. Another
+        thread may write there meanwhile.
+        """
+        # Listed before the logs are copied: these then hold all that the checkpoints rely on.
+        checkpoints = _complete_checkpoints(directory)
+        self._upload_files(directory)
+        if not self._checkpoints:
+            self._checkpoints = self._remote_checkpoints()
+        for name in sorted(checkpoints - self._checkpoints, key=int):
+            self._upload_checkpoint(directory / CHECKPOINTS / name, name)
+        # Only now: a run that dies in between leaves one checkpoint too many, never one too few.
+        for name in sorted(self._checkpoints - _complete_checkpoints(directory), key=int):
+            self._remove_checkpoint(name)
+
+    def _upload_files(self, directory: Path) -> None:
+        """Copy the files that have changed, all but those of checkpoints."""
+        found = {}
+        for path in _files_of(directory):
+            try:
+                status = path.stat()
+                found[name := path.relative_to(directory).as_posix()] = (status.st_size, status.st_mtime_ns)
+                if self._copied.get(name) != found[name]:
+                    self._put(path, name)
+            except FileNotFoundError:  # removed meanwhile: its copy goes below
+                continue
+        for name in self._copied.keys() - found.keys():
+            self._files.rm_file(f"{self._root}/{name}")
+        self._copied = found
+
+    def _upload_checkpoint(self, directory: Path, name: str) -> None:
+        self._remove_checkpoint(name)  # what a copy that was cut off has left
+        try:
+            names = json.loads((directory / MANIFEST).read_text())["files"]
+            for each in (*names, MANIFEST):
+                self._put(directory / each, f"{CHECKPOINTS}/{name}/{each}")
+        except FileNotFoundError:  # the run has removed it meanwhile
+            self._remove_checkpoint(name)
+            return
+        self._checkpoints.add(name)
+
+    def _remove_checkpoint(self, name: str) -> None:
+        place = f"{self._root}/{CHECKPOINTS}/{name}"
+        if self._files.exists(f"{place}/{MANIFEST}"):
+            self._files.rm_file(f"{place}/{MANIFEST}")
+        if self._files.exists(place):
+            self._files.rm(place, recursive=True)
+        self._checkpoints.discard(name)
+
+    def _put(self, path: Path, name: str) -> None:
+        # Read at once: a log grows while it is copied, and stores refuse other lengths than were announced.
+        if path.stat().st_size < WHOLE:
+            self._files.pipe_file(f"{self._root}/{name}", path.read_bytes())
+        else:
+            self._files.put_file(str(path), f"{self._root}/{name}")
+
+    # -- from the store ------------------------------------------------------------------------------------------------
+
+    def download(self, directory: Path, progress: Callable[[int, int], None] = lambda copied, total: None) -> None:
+        """Copy the run into a new directory, which gets its name when all of it is there.
+
+        Args:
+          directory: to make; it may exist if it is empty.
+          progress: is called with the bytes that were copied, and with those of all files.
+
+        Raises:
+          LearnerError: the directory has files, the store cannot be read, or there is no run.
+        """
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise LearnerError(
+                f"{directory} exists already; name another directory", code="remote-directory-exists", path=directory
+            )
+        sizes = self._sizes()
+        if MARK not in sizes:
+            raise LearnerError(f"there is no run at {self.url}", code="remote-run-missing", url=self.url)
+        partial = directory.with_name(f"{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            copied = 0
+            for name, size in sizes.items():
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                self._files.get_file(f"{self._root}/{name}", str(partial / name))
+                copied += size
+                progress(copied, sum(sizes.values()))
+            if directory.exists():
+                directory.rmdir()
+            partial.rename(directory)
+        except Exception as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise LearnerError(
+                f"{self.url} cannot be copied to {directory}: {_reason(error)}", code="remote-unreadable", url=self.url
+            ) from error
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the sizes of the files of the run, but for those of checkpoints without a manifest, by name."""
+        try:
+            found = self._files.find(self._root, detail=True)
+        except Exception as error:
+            raise LearnerError(
+                f"{self.url} cannot be read: {_reason(error)}", code="remote-unreadable", url=self.url
+            ) from error
+        sizes = {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}
+        complete = {name.split("/")[1] for name in sizes if _is_manifest(name)}
+        return {name: size for name, size in sizes.items() if _is_wanted(name, complete)}
+
+    def _remote_checkpoints(self) -> set[str]:
+        return {name.split("/")[1] for name in self._sizes() if _is_manifest(name)}
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it."""
+    scheme = url.partition("://")[0] if is_address(url) else "file"
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise LearnerError(
+            f"the address {scheme}://***@... has a user in it: put credentials where the store's own tools find them",
+            code="remote-address-user",
+            scheme=scheme,
+        )
+    fsspec = import_optional("fsspec", "stores", f"{scheme}://")
+    try:
+        options = {"auto_mkdir": True} if scheme == "file" else {"use_listings_cache": False}
+        files, root = fsspec.core.url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        hint = f" ({install_hint('stores')})" if isinstance(error, ImportError) else ""
+        raise LearnerError(
+            f"{scheme}:// cannot be opened: {error}{hint}", code="remote-scheme-unknown", scheme=scheme
+        ) from error
+    return files, str(root).rstrip("/")
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD).partition(b"\n")[0]
+
+
+def _complete_checkpoints(directory: Path) -> set[str]:
+    return {path.parent.name for path in (directory / CHECKPOINTS).glob(f"*/{MANIFEST}") if _is_step(path.parent.name)}
+
+
+def _files_of(directory: Path) -> Iterator[Path]:
+    """Yield the regular files of a run that are no part of a checkpoint: logs, the config, records of models."""
+    for path in itertools.chain(directory.iterdir(), directory.glob("*/**/*")):
+        parts = path.relative_to(directory).parts
+        in_checkpoint = parts[0] == CHECKPOINTS and len(parts) > 2
+        partial = parts[0] == CHECKPOINTS and path.suffix in (".partial", ".saving")
+        if not in_checkpoint and not partial and path.name not in LEFT_OUT and path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _is_manifest(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 3 and parts[0] == CHECKPOINTS and parts[2] == MANIFEST and _is_step(parts[1])
+
+
+def _is_step(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
+
+
+def _is_wanted(name: str, complete: set[str]) -> bool:
+    """Return True for a file of a run; `complete`: its checkpoints that have a manifest. No name may lead elsewhere."""
+    parts = name.split("/")
+    if ".." in parts or name.startswith(("/", ".learner-")):
+        return False
+    return not (parts[0] == CHECKPOINTS and len(parts) > 2) or parts[1] in complete
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,93 @@
+"""The file that makes a directory that of a sweep: the config that its members share, and what they differ in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.runs.appended import replace
+from learner.runs.flat_config import text_of
+from learner.runs.layout import MARK
+from learner.util.disk import read_bytes
+from learner.util.json_values import encode
+from learner.util.text import count, join_names
+
+NAME = "sweep.json"
+MOST = 8  # names in an error
+AGAIN = "give another --directory, or the options of before"
+
+
+def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
+    """Create the directory with the file, unless it is there.
+
+    Args:
+      directory: of the sweep.
+      config: the settings that the members share, by dotted key.
+      members: each with its `directory` and its `values` by key.
+
+    Raises:
+      LearnerError: nothing can be written there.
+    """
+    if (directory / NAME).exists():
+        return
+    content = {"config": encode(config), "members": encode(members)}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        replace(str(directory / NAME), (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise LearnerError(
+            f"the sweep cannot be written to {directory}: {error.strerror}",
+            code="sweep-not-writable",
+            directory=directory,
+        ) from error
+
+
+def refuse_other_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `LearnerError` if the directory holds a run, another sweep, or members that belong to none; the arguments
+    are those of `write_sweep`.
+    """
+    if (directory / MARK).exists() and not (directory / NAME).exists():  # members in one program have a run there
+        raise LearnerError(
+            f"{directory} holds a run; a sweep needs a directory of its own: --directory=...",
+            code="sweep-directory-used",
+            directory=directory,
+        )
+    if (directory / NAME).exists():
+        before = _read(directory / NAME)
+        if problem := _difference(before, encode(config), json.loads(json.dumps(encode(members)))):
+            raise LearnerError(
+                f"{directory} holds another sweep: {problem}; {AGAIN}", code="sweep-different", directory=directory
+            )
+    elif present := [str(each["directory"]) for each in members if (directory / each["directory"]).exists()]:
+        raise LearnerError(
+            f"{directory} has {join_names(present, MOST)}, and no {NAME} that names them; {AGAIN}",
+            code="sweep-directory-used",
+            directory=directory,
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of the file."""
+    try:
+        content = json.loads(read_bytes(path))
+        if isinstance(content["config"], dict) and all("directory" in dict(each) for each in content["members"]):
+            return dict(content)
+        problem = "it is no sweep"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise LearnerError(f"{path} cannot be read: {problem}", code="sweep-file-damaged", path=path)
+
+
+def _difference(before: Mapping[str, Any], config: Mapping[str, Any], members: Sequence[Any]) -> str:
+    """Return how a sweep differs from the one before, or an empty text."""
+    if len(before["members"]) != len(members):
+        return f"it has {count(len(before['members']), 'member')}, and this one has {len(members)}"
+    for one, other in zip(before["members"], members, strict=True):
+        if one != other:
+            old_name, name = one["directory"], other["directory"]
+            return f"{name} has other values" if name == old_name else f"{old_name} is {name} now"
+    old = before["config"]
+    changed = [key for key in {**old, **config} if old.get(key, MARK) != config.get(key, MARK)]
+    texts = [f"{key} was {text_of(old.get(key))} and is {text_of(config.get(key))}" for key in changed[:MOST]]
+    return ", ".join(texts) + (", ..." if len(changed) > MOST else "")

@@ -1,0 +1,65 @@
+"""Evaluating the checkpoints of a run as they appear."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from learner.checkpoint.manifest import DamagedError
+from learner.errors import LearnerError
+from learner.runs.evaluations import check_split, evaluated_steps
+from learner.runs.run_reader import RunReader
+from learner.training.definition import TrainingDefinition
+from learner.training.evaluation import Evaluation, Evaluator
+from learner.training.run_directory import open_store
+
+POLL_SECONDS = 10.0
+
+
+def follow(
+    definition: TrainingDefinition,
+    data: Any,
+    split: str,
+    *,
+    is_running: Callable[[], bool] | None = None,
+    sleep: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
+) -> Iterator[Evaluation]:
+    """Yield the evaluation of each checkpoint of a run, also while another process trains it, until the run is over.
+
+    Each checkpoint is evaluated once: a follower that is started again continues after those that stand in the run.
+    Checkpoints that the run removes in the meantime are left out.
+
+    Args:
+      definition: of a learner for the run's directory.
+      data: as for `Learner.evaluate`; it is read for each checkpoint.
+      split: the name under which the values are written into the run.
+      is_running: returns True while the run may save further checkpoints; default: as its files tell.
+      sleep: waits between two looks.
+    """
+    check_split(split)
+    directory, evaluator = definition.options.directory, Evaluator(definition)
+    is_running = is_running or (lambda: RunReader(directory).status.word == "running")
+    while True:
+        ends = not is_running()  # before the look, which then finds the last checkpoint
+        for step in _steps(definition):
+            if step not in evaluated_steps(directory, split):
+                with _removed(definition, step):
+                    yield evaluator.evaluate_checkpoint(data, split, step=step)
+        if ends:
+            return
+        sleep()
+
+
+def _steps(definition: TrainingDefinition) -> list[int]:
+    with contextlib.closing(open_store(definition.options)) as store:
+        return [entry.step for entry in store.entries]
+
+
+@contextlib.contextmanager
+def _removed(definition: TrainingDefinition, step: int) -> Iterator[None]:
+    """Ignore the errors of a checkpoint that the run has removed while it was read."""
+    try:
+        yield
+    except (DamagedError, LearnerError, OSError, ValueError):  # the last two: of Orbax
+        if step in _steps(definition):
+            raise

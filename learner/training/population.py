@@ -1,0 +1,349 @@
+"""The members of a population: what each of them differs in, its name and its options."""
+
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.config.distributions import Distribution
+from learner.errors import LearnerError, Problem, near, one_error
+from learner.models.adapters import ModelAdapter
+from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.optimizer import init_optimizer, update_params
+from learner.steps.population import Start
+from learner.training.options import Options
+from learner.util.number_checks import is_finite
+from learner.util.text import first_line, name_of
+
+MOST_SEED = 2**32
+SEED, LR = "seed", "lr"
+OTHERS = (
+    "Members of a population differ in seed, lr and numbers of the optimizer; anything else (layers, batch size) "
+    "changes the program and needs a run of its own for each value"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A member of a population.
+
+    Attributes:
+      index: its place in the population.
+      values: what it was given by name: `seed`, `lr`, keywords of the optimizer.
+      seed: of its random keys and of its initialisation.
+      name: of its directory.
+    """
+
+    index: int
+    values: Mapping[str, float]
+    name: str
+    seed: int = 0
+
+    @property
+    def all_values(self) -> dict[str, float]:
+        """The values with the seed, which may be that of the builder."""
+        return {**self.values, SEED: self.seed}
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """The keywords of the optimizer."""
+        return {name: value for name, value in self.values.items() if name not in (SEED, LR)}
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Return the optimizer of the run by itself with the same settings."""
+        return functools.partial(optimizer, **self.hyperparameters) if self.hyperparameters else optimizer
+
+    def start(self, lr: float) -> Start:
+        """Return what its state begins with. `lr`: of the builder, unless the member has its own."""
+        return Start(float(self.values.get(LR, lr)), self.seed, self.hyperparameters)
+
+    def options(self, options: Options) -> Options:
+        """Return the options of the run by itself with the same settings, in the directory of the member."""
+        return dataclasses.replace(
+            options,
+            directory=options.directory / self.name,
+            shown=f"{options.shown}/{self.name}",
+            seed=self.seed,
+            population=None,
+            renderer=None,
+            loggers=copy.deepcopy(options.loggers),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Population:
+    """The members of a population, in order.
+
+    Attributes:
+      members: see above.
+    """
+
+    members: tuple[Member, ...]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def with_seed(self, seed: int) -> "Population":
+        """Return the population with the seed of the builder for members that have none of their own."""
+        return Population(tuple(m if SEED in m.values else dataclasses.replace(m, seed=seed) for m in self.members))
+
+    def starts(self, lr: float) -> list[Start]:
+        """Return what the states of the members begin with. `lr`: of the builder."""
+        return [member.start(lr) for member in self.members]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the members as JSON, for checkpoints and `population.json`."""
+        return [{"directory": member.name, **member.all_values} for member in self.members]
+
+
+def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int | None = None) -> Population:
+    """Return the population with these values: the product of lists, or, drawn or `zipped`, one value of each for each
+    member.
+
+    Args:
+      values: lists of numbers, numbers, or distributions by name.
+      zipped: whether the lists have one value for each member.
+      size: the number of members; needed where values are drawn.
+
+    Raises:
+      LearnerError: everything that is wrong with the values, in one error.
+
+    >>> [member.name for member in population_of({"lr": [0.1, 0.2], "seed": 0}).members]
+    ['000-lr=0.1-seed=0', '001-lr=0.2-seed=0']
+    """
+    problems: list[str] = []
+    lists = {name: _numbers(name, value, problems) for name, value in values.items()}
+    distributions = {name: value for name, value in values.items() if isinstance(value, Distribution)}
+    if not values:
+        problems.append(
+            Problem(
+                "population needs what its members differ in: seed=range(8), lr=[1e-4, 1e-3]", code="population-empty"
+            )
+        )
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        problems.append(Problem(f"size is {size!r}; it needs a whole number, 1 or more", code="population-size"))
+        size = None
+    if distributions and size is None and not problems:
+        names = ", ".join(distributions)
+        problems.append(
+            Problem(
+                f"{names} is drawn for each member: give their number, size=32", code="population-size", names=names
+            )
+        )
+    if problems:
+        raise one_error(problems, "there is no such population", code="population-invalid")
+    if distributions:
+        draw_seed = int(lists[SEED][0]) if len(lists.get(SEED, ())) == 1 else 0
+        rows = _drawn(values, lists, distributions, size or 1, draw_seed)
+    elif zipped:
+        rows = _zipped(lists)
+    else:
+        rows = [dict(zip(lists, row, strict=True)) for row in itertools.product(*lists.values())]
+    if size is not None and len(rows) != size:
+        raise LearnerError(
+            f"size is {size}, and the values make {len(rows)} members: leave size out, or draw values "
+            "(lr=loguniform(1e-5, 1e-2))",
+            code="population-size",
+            size=size,
+        )
+    return _named(rows)
+
+
+def _numbers(name: str, value: Any, problems: list[str]) -> list[float]:
+    """Return the values of a name as a list, and append what is wrong with them."""
+    if isinstance(value, Distribution):
+        if name == SEED:
+            problems.append(Problem("seeds are not drawn: give a list, seed=range(8)", code="population-value"))
+        return []
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    is_list = is_list and getattr(value, "ndim", 1) > 0
+    numbers = [
+        x.item() if isinstance(x, np.generic | jax.Array) and x.ndim == 0 else x
+        for x in (value if is_list else [value])
+    ]
+    if not numbers:
+        problems.append(Problem(f"{name} is an empty list; it needs numbers", code="population-empty", name=name))
+    for x in numbers:
+        if name == SEED:
+            good = isinstance(x, int) and not isinstance(x, bool) and 0 <= x < MOST_SEED
+            needs = "a whole number from 0 to 2**32 - 1"
+        else:
+            good = is_finite(x) and (name != LR or x >= 0)
+            needs = "a finite number, 0 or more" if name == LR else "a finite number"
+        if not good:
+            problems.append(
+                Problem(f"{name} has the value {x!r}; it needs {needs}. {OTHERS}", code="population-value", name=name)
+            )
+    return numbers
+
+
+def _drawn(
+    values: Mapping[str, Any],
+    lists: Mapping[str, Sequence[float]],
+    distributions: Mapping[str, Distribution],
+    size: int,
+    seed: int,
+) -> list[dict[str, float]]:
+    """Return drawn members."""
+    columns: dict[str, list[float]] = {}
+    for name in values:
+        if name in distributions:
+            columns[name] = distributions[name].draws(name, seed, size)
+        elif len(lists[name]) in (1, size):
+            columns[name] = [*lists[name]] * (1 if len(lists[name]) == size else size)
+        else:
+            raise LearnerError(
+                f"{name} has {len(lists[name])} values, and {size} members are drawn: give one, or one for each",
+                code="population-lengths",
+                name=name,
+            )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _zipped(lists: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
+    longest = max(map(len, lists.values()))
+    if wrong := {name: len(x) for name, x in lists.items() if len(x) not in (1, longest)}:
+        counts = ", ".join(f"{name} has {len(x)}" for name, x in lists.items())
+        raise LearnerError(
+            f"zipped=True pairs the values, and their numbers differ: {counts}",
+            code="population-lengths",
+            name=next(iter(wrong)),
+        )
+    full = {name: [*x] * (longest if len(x) == 1 else 1) for name, x in lists.items()}
+    return [dict(zip(full, row, strict=True)) for row in zip(*full.values(), strict=True)]
+
+
+def _named(rows: Sequence[Mapping[str, float]]) -> Population:
+    seen: dict[tuple[tuple[str, float], ...], int] = {}
+    members = []
+    for index, row in enumerate(rows):
+        values = dict(row)
+        key = tuple(values.items())
+        if key in seen:
+            text = ", ".join(f"{name}={value:g}" for name, value in values.items())
+            raise LearnerError(
+                f"the members {seen[key]} and {index} are the same, {text}: give each value once, or other seeds",
+                code="population-twice",
+            )
+        seen[key] = index
+        words = [f"{index:03d}", *(f"{name}={_short(value)}" for name, value in values.items())]
+        members.append(Member(index, values, "-".join(words), int(values.get(SEED, 0))))
+    return Population(tuple(members))
+
+
+def _short(value: float) -> str:
+    """Return the shortest text of a number: `0.0001`, `3e-05`."""
+    return str(value) if isinstance(value, int) else repr(float(value))
+
+
+# -- what a population cannot have -------------------------------------------------------------------------------------
+
+
+def optimizer_problems(population: Population, optimizer: Any, params: Any) -> list[str]:
+    """Return the problems of keywords that members differ in with an optimizer. Nothing is compiled."""
+    problems: list[str] = []
+    for name, value in population.members[0].hyperparameters.items():
+        known = keywords_of(optimizer)
+        if known is not None and name not in known:
+            problems.append(
+                Problem(
+                    f"{name_of(optimizer)} does not take {name} ({near(name, [SEED, LR, *known])}). {OTHERS}",
+                    code="population-key-unknown",
+                    name=name,
+                )
+            )
+        elif reason := _not_traceable(optimizer, population.members[0].hyperparameters, name, params):
+            problems.append(
+                Problem(
+                    f"{name_of(optimizer)} cannot take {name}={value!r} as a traced number: {reason}. {OTHERS}",
+                    code="population-key-not-numeric",
+                    name=name,
+                )
+            )
+    return problems
+
+
+def keywords_of(optimizer: Any) -> list[str] | None:
+    """Return the keywords that a function of the learning rate takes beside it; None if it takes any.
+
+    >>> keywords_of(lambda lr, weight_decay=0.1: None), keywords_of(lambda lr, **others: None)
+    (['weight_decay'], None)
+    """
+    try:
+        parameters = list(inspect.signature(optimizer).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p.name for p in parameters[1:] if p.kind is not p.POSITIONAL_ONLY and not isinstance(p.default, bool)]
+
+
+def _not_traceable(optimizer: Any, values: Mapping[str, float], name: str, params: Any) -> str | None:
+    """Return why a keyword of an optimizer cannot be traced, or None."""
+
+    def once(params: Any, lr: Any, value: Any) -> Any:
+        given = functools.partial(optimizer, **{**values, name: value})
+        opt_state = init_optimizer(given, None, params, lr)
+        return update_params(
+            given, lr, params, opt_state, params, loss=jnp.float32(0), value_fn=lambda _: jnp.float32(0)
+        )
+
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        jax.eval_shape(once, params, scalar, scalar)
+    except Exception as error:
+        return first_line(error)
+    return None
+
+
+def option_problems(
+    options: Options, model: Any, adapter: ModelAdapter, lr: Any, update: Callable[..., Any] | None
+) -> list[str]:
+    """Return the options and arguments of `build` that do not go together with the population."""
+    population = options.population
+    assert population is not None
+    problems: list[str] = []
+
+    def refuse(what: str, instead: str) -> None:
+        problems.append(Problem(f"a population {what}: {instead}", code="population-unsupported", what=what))
+
+    if len({member.seed for member in population.members}) > 1 and not (adapter.seeded and adapter.fresh):
+        problems.append(
+            Problem(
+                f"the members have different seeds, and the model ({type(model).__name__}) would be the same for all: "
+                "give build a function of the random streams, lambda rngs: Model(rngs=rngs), which can be traced; "
+                "other libraries take keys from rngs()",
+                code="population-model-not-a-function",
+            )
+        )
+    if options.on_epoch_end or options.every:
+        refuse("has no hooks (on_epoch_end, every)", "read the history of each member in the result")
+    if isinstance(lr, ReduceOnPlateau):
+        refuse("has no ReduceOnPlateau", "use a schedule of the step")
+    if options.restore_best:
+        refuse("has no restore_best", "the best epoch differs between members; leave it out")
+    if options.learner_class is not None:
+        refuse("has no learner_class", "leave it out")
+    if options.config_text is not None:
+        refuse("cannot be trained from a config", "build it in Python")
+    if options.profile is not None:
+        refuse("cannot be profiled", "profile a run of one member")
+    if update is not None and any(member.hyperparameters for member in population.members):
+        refuse("with update= has no keywords of the optimizer", "seed and lr may differ")
+    if options.checkpoints is not None and options.checkpoints.record is not None:
+        refuse("writes no records beside its checkpoints", "save_model(result[i].model, path) does")
+    if options.devices is not None and not options.devices.resident:
+        refuse("trains on one device", "leave devices and strategy out, or choose SingleDevice(device)")
+    if str(jax.config.values["jax_default_prng_impl"]) != "threefry2x32":
+        refuse(
+            "needs the random keys of threefry2x32, whose numbers do not depend on the other members",
+            "set jax_default_prng_impl to it",
+        )
+    return problems

@@ -1,0 +1,335 @@
+"""The result of a population: that of each member, and statistics over them."""
+
+import dataclasses
+import functools
+import math
+import operator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from learner.errors import LearnerError, near
+from learner.runs.flat_config import text_of
+from learner.runs.history import History, Point, read_history
+from learner.runs.layout import read_summary
+from learner.steps.eval_params import eval_params
+from learner.steps.population import member_of
+from learner.steps.train_state import TrainState
+from learner.training.definition import TrainingDefinition
+from learner.training.dispatch_plan import make_runner
+from learner.training.evaluation import Evaluator
+from learner.training.executor import Runner
+from learner.training.population import Member, Population
+from learner.training.preflight import RunPlan
+from learner.training.restore import Restored
+from learner.training.result import LearningResult, finished_runner, result_of
+from learner.training.run import Run
+from learner.util.fragments import fragment, table
+from learner.util.text import aligned, join_names, short
+
+CONFIDENCE = 0.95
+
+
+class MemberResult(LearningResult[Any]):
+    """The outcome of one member of a population; see `LearningResult`.
+
+    Attributes:
+      index: its place in the population.
+      name: of its directory.
+      directory: of its run.
+      values: what it was given: `seed`, `lr`, keywords of the optimizer.
+    """
+
+    def __init__(
+        self,
+        definition: TrainingDefinition,
+        member: Member,
+        state: TrainState,
+        history: History,
+        summary: Mapping[str, Any],
+    ):
+        adapter = definition.step.adapter.with_key(jax.random.key(member.seed))
+        model = adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
+        super().__init__(model, history, str(summary["stopped_by"]), summary, _no_best_model)
+        self.index, self.name, self.directory = member.index, member.name, definition.options.directory / member.name
+        self.values = member.all_values
+        self._evaluator = Evaluator(definition)
+        self._evaluator.runner = make_runner(definition.step, state, definition.strategy)
+
+    def evaluate(self, data: Any) -> dict[str, float | str]:
+        """Return the metrics of the member's valid step over all of `data`, by name; see `Learner.evaluate`."""
+        return self._evaluator.evaluate(data)
+
+    def predict(self, data: Any) -> Iterator[Any]:
+        """Yield the outputs of the member's valid step on the host; see `Learner.predict`."""
+        return self._evaluator.predict(data)
+
+    def best(self, key: str) -> Point | None:
+        """Return the best value of a metric, in its own direction, or None."""
+        return self.history.best(key, bool(self.summary["metrics"][key]["higher_is_better"]))
+
+    def __repr__(self) -> str:
+        return f"MemberResult({self.name!r}, stopped_by={self.stopped_by!r})"
+
+
+def _no_best_model() -> Any:
+    raise LearnerError(
+        "a member of a population keeps no model of its best epoch; result[i].model is the one after the last step",
+        code="learner-best-not-kept",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The statistics of a metric over members that differ in one value only, such as the seed.
+
+    Attributes:
+      values: what they have in common.
+      count: of members whose value is finite.
+      mean: of their best values.
+      std: the standard deviation (of a sample, with `count - 1`), NaN for one member.
+      low: the lower end of the 95 % interval of the mean, by Student's t distribution, NaN for one member.
+      high: its upper end.
+    """
+
+    values: Mapping[str, Any]
+    count: int
+    mean: float
+    std: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], numbers: Sequence[float]) -> "Spread":
+        """Return the statistics of numbers; those that are not finite are left out.
+
+        >>> spread = Spread.of({"lr": 0.1}, [1.0, 2.0, 3.0])
+        >>> spread.mean, spread.std, round(spread.low, 4), round(spread.high, 4)
+        (2.0, 1.0, -0.4841, 4.4841)
+        """
+        finite = [x for x in numbers if math.isfinite(x)]
+        count = len(finite)
+        mean = statistics.fmean(finite) if finite else math.nan
+        if count < 2:
+            return cls(values, count, mean, math.nan, math.nan, math.nan)
+        from scipy.special import stdtrit
+
+        std = statistics.stdev(finite)
+        half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(count)
+        return cls(values, count, mean, std, mean - half, mean + half)
+
+
+def _cell(value: Any) -> str:
+    """Return a value as text. Those of a population are numbers; those of a sweep anything that a config has."""
+    is_float = isinstance(value, float)
+    return f"{value:g}" if is_float else short(text_of(value))
+
+
+class PopulationSummary(Sequence[Spread]):
+    """The statistics of a metric over the members of a population, a row for each combination of the other values;
+    `print` shows them as a table.
+    """
+
+    def __init__(self, key: str, over: str, rows: Sequence[Spread]):
+        self.key, self.over, self._rows = key, over, list(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        names = list(self._rows[0].values)
+        table = [[*names, "members", self.key, "std", "95 % interval"]]
+        for row in self._rows:
+            interval = "" if math.isnan(row.low) else f"{short(row.low)} to {short(row.high)}"
+            std = "" if math.isnan(row.std) else short(row.std)
+            mean = short(row.mean) if row.count else "-"
+            table.append([*(_cell(row.values[n]) for n in names), str(row.count), mean, std, interval])
+        return "\n".join(aligned(table))
+
+
+class PopulationResult(LearningResult[Any]):
+    """The outcome of a population: `result[3]` is that of a member, and iterating gives all in order.
+
+    Attributes:
+      history: the means over the members, epoch by epoch.
+      stopped_by: why the population ended. A member may have ended earlier, for a reason of its own.
+    """
+
+    def __init__(
+        self,
+        definition: TrainingDefinition,
+        population: Population,
+        state: TrainState,
+        history: History,
+        stopped_by: str,
+        of_members: Sequence[tuple[History, Mapping[str, Any]]],
+    ):
+        self._definition, self._population, self._state = definition, population, state
+        self._of_members = of_members
+        self.history, self.stopped_by = history, stopped_by
+
+    @property
+    def model(self) -> Any:
+        """Raise `LearnerError`: each member has a model."""
+        raise LearnerError("a population has a model for each member: result[0].model", code="population-one-model")
+
+    @property
+    def best_model(self) -> Any:
+        """Raise `LearnerError`: each member has a model."""
+        raise LearnerError(
+            "a population has a model for each member: result.best('valid/Loss').model", code="population-one-model"
+        )
+
+    def __len__(self) -> int:
+        return len(self._population)
+
+    def __iter__(self) -> Iterator[MemberResult]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: int) -> MemberResult:
+        """Return the result of a member. Its model is made at the first access."""
+        return self._member(range(len(self))[operator.index(index)])
+
+    @functools.cache  # noqa: B019 (a result lives as long as its models are wanted)
+    def _member(self, index: int) -> MemberResult:
+        member, state = self._population.members[index], member_of(self._state, index)
+        return MemberResult(self._definition, member, state, *self._of_members[index])
+
+    def best(self, key: str) -> MemberResult:
+        """Return the member with the best value of a metric in any epoch, by the metric's own direction. Members whose
+        value is not finite come last.
+
+        Args:
+          key: such as `valid/Accuracy`.
+
+        Raises:
+          LearnerError: there is no such metric, or it has no direction.
+        """
+        higher = self._direction(key)
+        numbers = self._best_values(key)
+        order = sorted(
+            range(len(self)), key=lambda i: (not math.isfinite(numbers[i]), -numbers[i] if higher else numbers[i])
+        )
+        return self[order[0]]
+
+    def summary(self, key: str, over: str = "seed") -> PopulationSummary:  # type: ignore[override]
+        """Return mean, standard deviation and 95 % interval of a metric's best values over members that differ in one
+        value only.
+
+        Args:
+          key: such as `valid/Accuracy`.
+          over: what the members of a row differ in.
+
+        Raises:
+          LearnerError: there is no such metric, or members have no such value.
+        """
+        self._direction(key)
+        names = self._names()
+        if over not in names:
+            raise LearnerError(
+                f"the members have no value {over!r}: {near(over, names)}", code="population-summary-over", over=over
+            )
+        groups: dict[tuple[float, ...], list[float]] = {}
+        others = [name for name in names if name != over]
+        numbers = self._best_values(key)
+        for member, number in zip(self._population.members, numbers, strict=True):
+            groups.setdefault(tuple(member.all_values[name] for name in others), []).append(number)
+        rows = [Spread.of(dict(zip(others, group, strict=True)), values) for group, values in groups.items()]
+        return PopulationSummary(key, over, rows)
+
+    def table(self, *keys: str) -> str:
+        """Return a table with a row for each member: its values, and the best value of each metric with its epoch.
+
+        Args:
+          keys: of the metrics; default: those of the validation, or of the training where there is none.
+        """
+        return "\n".join(aligned(self._rows(*keys)))
+
+    def _rows(self, *keys: str) -> list[list[str]]:
+        every = {key: m["higher_is_better"] for key, m in self._of_members[0][1]["metrics"].items()}
+        shown = [key for key, higher in every.items() if higher is not None]
+        keys = keys or tuple([key for key in shown if key.startswith("valid")] or shown)
+        names = self._names()
+        rows = [["member", *names, *(word for key in keys for word in (key, "epoch")), "stopped by"]]
+        for index, member in enumerate(self._population.members):
+            history, summary = self._of_members[index]
+            cells = []
+            for key in keys:
+                point = history.best(key, self._direction(key))
+                cells += ["", ""] if point is None else [short(point.value), str(point.epoch)]
+            values = [f"{member.all_values[name]:g}" for name in names]
+            rows.append([f"{index:03d}", *values, *cells, str(summary["stopped_by"])])
+        return rows
+
+    def _names(self) -> list[str]:
+        """Return the names of the values of members; the seed is always one."""
+        return list(self._population.members[0].all_values)
+
+    def _best_values(self, key: str) -> list[float]:
+        higher = self._direction(key)
+        points = [history.best(key, higher) for history, _ in self._of_members]
+        return [math.nan if point is None else float(point.value) for point in points]
+
+    def _direction(self, key: str) -> bool:
+        metrics = self._of_members[0][1]["metrics"]
+        if key not in metrics:
+            raise LearnerError(
+                f"there is no metric {key!r}: {near(key, list(metrics))}", code="population-metric-unknown", key=key
+            )
+        higher = metrics[key]["higher_is_better"]
+        if higher is None:
+            directed = join_names([k for k in metrics if metrics[k]["higher_is_better"] is not None], 8)
+            raise LearnerError(
+                f"no value of {key} is better than another; there are {directed}",
+                code="population-metric-unknown",
+                key=key,
+            )
+        return bool(higher)
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        return fragment(table(head, rows), self.history.html())
+
+    def __repr__(self) -> str:
+        return f"PopulationResult(members={len(self)}, stopped_by={self.stopped_by!r})"
+
+
+def run_result(definition: TrainingDefinition, run: Run) -> LearningResult[Any]:
+    """Return the result of a run that has ended."""
+    reporter, population = run.reporter, definition.options.population
+    members = population.members if population else ()
+    of_members = [(reporter.history_of(member.index), reporter.summary_of(member.index)) for member in members]
+    return _result(definition, run.runner, reporter.history, reporter.summary, of_members)
+
+
+def finished_result(plan: RunPlan, restored: Restored) -> tuple[Runner, LearningResult[Any]] | None:
+    """Return the programs and the result of a run that has nothing left to train, or None. Nothing is written."""
+    finished = finished_runner(plan, restored)
+    if finished is None:
+        return None
+    runner, summary = finished
+    directory, population = plan.options.directory, plan.options.population
+    places = [directory / member.name for member in (population.members if population else ())]
+    of_members = [(read_history(place), read_summary(place)) for place in places]
+    if any(summary_of is None for _, summary_of in of_members):
+        return None
+    return runner, _result(plan.definition, runner, read_history(directory), summary, of_members)
+
+
+def _result(
+    definition: TrainingDefinition,
+    runner: Runner,
+    history: History,
+    summary: Mapping[str, Any],
+    of_members: Sequence[tuple[History, Any]],
+) -> LearningResult[Any]:
+    options = definition.options
+    if options.population is None:
+        return result_of(definition, runner, history, summary)
+    state = runner.copy(runner.state)
+    return PopulationResult(definition, options.population, state, history, str(summary["stopped_by"]), of_members)

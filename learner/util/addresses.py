@@ -1,0 +1,49 @@
+"""Addresses of object stores, where paths are expected."""
+
+import os
+
+from learner.errors import LearnerError
+from learner.util.optional import refuse_missing
+
+OF_ORBAX = "gs"
+MIRROR = "let the run write to a directory here, and learner.loggers.RunMirror copy it there"
+
+
+def is_address(place: str | os.PathLike[str]) -> bool:
+    """Return True for `s3://bucket/run` and the like, False for a path.
+
+    >>> is_address("s3://bucket/run"), is_address("runs/digits")
+    (True, False)
+    """
+    return "://" in os.fspath(place)
+
+
+def refuse_address(place: str | os.PathLike[str]) -> None:
+    """Raise `LearnerError` for an address of a store.
+
+    >>> refuse_address("runs/digits")
+    """
+    if is_address(place):
+        raise LearnerError(
+            f"the directory of a run cannot be {os.fspath(place)}, which is an address: {MIRROR}",
+            code="directory-address",
+            place=place,
+        )
+
+
+def refuse_store(place: str | os.PathLike[str]) -> None:
+    """Raise `LearnerError` for an address of a store that Orbax does not write to.
+
+    >>> refuse_store("s3://bucket/run")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    learner.errors.LearnerError: Orbax keeps no checkpoints at s3://bucket/run, only in directories and at gs://...: ...
+    """
+    if not is_address(place):
+        return
+    if os.fspath(place).partition("://")[0] != OF_ORBAX:
+        raise LearnerError(
+            f"Orbax keeps no checkpoints at {os.fspath(place)}, only in directories and at {OF_ORBAX}://...: {MIRROR}",
+            code="checkpoint-address",
+            place=place,
+        )
+    refuse_missing("gcsfs", "stores", f"{OF_ORBAX}://")

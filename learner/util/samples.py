@@ -1,0 +1,83 @@
+"""Pictures and histograms that hooks log beside numbers and texts."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.util.png import pixels
+
+BINS = 50
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
+class Image:
+    """A picture that a hook logs.
+
+    Args:
+      values: uint8, or floats from 0 to 1: `[height, width]`, `[height, width, 1]` or `[height, width, 3]`.
+
+    Attributes:
+      pixels: uint8 `[height, width]` or `[height, width, 3]`.
+
+    Raises:
+      LearnerError: the array is something else.
+
+    >>> Image(np.float32([[0.0, 0.5, 1.0]])).pixels
+    array([[  0, 128, 255]], dtype=uint8)
+    """
+
+    pixels: np.ndarray
+
+    def __init__(self, values: Any):
+        array = np.asarray(values)
+        if array.ndim == 3 and array.shape[2] == 1:
+            array = array[:, :, 0]
+        if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+            array = array.astype(np.float32)
+            if not ((array >= 0) & (array <= 1)).all():
+                raise LearnerError(
+                    "a picture of floats needs values from 0 to 1; it may also be of uint8",
+                    code="sample-image-values",
+                )
+            array = np.floor(255 * array + 0.5).astype(np.uint8)
+        object.__setattr__(self, "pixels", pixels(array))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
+class Histogram:
+    """The distribution of an array's values, which a hook logs.
+
+    Args:
+      values: numbers of any shape.
+      bins: their number, of equal width.
+
+    Attributes:
+      counts: int64 `[bins]`.
+      edges: float64 `[bins + 1]`: the limits of the bins.
+      nonfinite: values that are NaN or infinite, and in no bin.
+
+    Raises:
+      LearnerError: there are no values, or no bins.
+
+    >>> histogram = Histogram([0.0, 1.0, 1.5, 2.0, float("nan")], bins=2)
+    >>> histogram.counts, histogram.edges, histogram.nonfinite
+    (array([1, 3]), array([0., 1., 2.]), 1)
+    """
+
+    counts: np.ndarray
+    edges: np.ndarray
+    nonfinite: int
+
+    def __init__(self, values: Any, bins: int = BINS):
+        numbers = np.asarray(values).astype(np.float64).ravel()
+        if not numbers.size or bins < 1:
+            raise LearnerError("a histogram needs values and bins, one or more of each", code="sample-histogram-empty")
+        finite = numbers[np.isfinite(numbers)]
+        counts, edges = np.histogram(finite, bins)
+        for name, value in (("counts", counts), ("edges", edges), ("nonfinite", int(numbers.size - finite.size))):
+            object.__setattr__(self, name, value)
+
+
+Sample = str | Image | Histogram

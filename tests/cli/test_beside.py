@@ -1,0 +1,41 @@
+"""`--watch` of `learner fit` and `learner resume`."""
+
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from learner.cli.beside import _follow
+from tests.support.pseudoterminal import Terminal
+
+
+def test_what_a_run_prints_is_printed_from_its_beginning_to_its_end(capsys):
+    code = "import sys, time\nfor n in range(3):\n print('line', n, flush=True)\n time.sleep(0.1)\nsys.exit(3)"
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=output)
+        assert _follow(process, output) == 3
+    assert capsys.readouterr().out.splitlines() == ["line 0", "line 1", "line 2"]
+
+
+def test_it_needs_a_terminal_and_false_is_none(learner, config):
+    code, _, err = learner("fit", config, "--watch")
+    assert code == 2
+    assert "learner watch needs a terminal" in err
+    assert learner("fit", config, "--watch=false")[0] == 0
+
+
+@pytest.mark.full
+def test_the_view_beside_a_run(workplace, config):
+    terminal = Terminal(["fit", config, "--watch"], 120, 40)
+    terminal.wait_for("run ended", "num_epochs")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert "ended at epoch 2" in terminal.text
+
+
+@pytest.mark.full
+def test_a_run_that_fails_closes_the_view(workplace, config):
+    terminal = Terminal(["fit", config, "--watch", "--num_epochs=x"], 120, 40)
+    assert terminal.end() == 2
+    assert "num_epochs is 'x': it needs a whole number" in terminal.text

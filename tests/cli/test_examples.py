@@ -1,0 +1,54 @@
+"""`learner examples` and `learner new`."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import learner as package
+from learner.util.distribution import VERSION
+
+
+def test_the_list_has_scripts_and_configs(learner):
+    code, out, _ = learner("examples")
+    names = {line.split()[0] for line in out.splitlines() if not line.startswith("   ")}
+    assert code == 0
+    assert {"gan", "digits", "digits.yaml", "own_module.yaml"} <= names
+    assert not {"__init__", "models"} & names
+    assert "(Hu et al. 2021)" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("name", ["gan", "gan.py"])
+def test_an_example_is_printed(learner, name):
+    _, out, _ = learner("examples", name)
+    assert "python -m examples.gan" in out
+    compile(out, name, "exec")
+
+
+def test_a_config_is_printed(learner):
+    assert yaml.safe_load(learner("examples", "digits.yaml")[1])["directory"] == "runs/digits"
+    code, _, err = learner("examples", "digit.yaml")
+    assert (code, "did you mean 'digits.yaml'" in err) == (2, True)
+
+
+def test_a_project_can_be_trained_and_tested(learner, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = learner("new", "mine/first")
+    assert (code, out.splitlines()[0]) == (0, "mine/first/README.md")
+    project = tmp_path / "mine" / "first"
+    assert sorted(path.name for path in project.iterdir()) == ["README.md", "config.yaml", "model.py", "test_model.py"]
+    code, _, err = learner("new", "mine/first")
+    assert (code, "exists already" in err) == (2, True)
+    run = "import sys, learner.cli.main; sys.exit(learner.cli.main.main(sys.argv[1:]))"
+    words = [sys.executable, "-c", run, "fit", "config.yaml", "--num_epochs=1", "--renderer=null"]
+    ran = subprocess.run(words, cwd=project, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (project / "runs" / "first" / "summary.json").is_file()
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
+    ran = subprocess.run(words, cwd=project, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_the_version_of_the_package():
+    assert package.__version__ == VERSION

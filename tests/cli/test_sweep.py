@@ -1,0 +1,363 @@
+"""`learner sweep`: members, their directories, resuming, results, and what is refused before anything is trained."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from learner.cli.config import RunConfig
+from learner.cli.sweep_groups import groups_of
+from learner.cli.sweep_plan import sweep_plan
+from learner.cli.sweep_report import Outcome, SweepReport, has_ended, metric_of
+from learner.cli.usage import sweep_parser
+from learner.config.sweep_space import SweepMember
+from learner.errors import LearnerError
+from learner.runs.find import find_runs
+from learner.runs.history import read_history
+from learner.runs.layout import read_summary
+from tests.support.codes import raises_code
+from tests.support.runs import tree_of
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+HOOK = """
+
+def press(info, model):
+    import os, pathlib
+
+    calls = pathlib.Path("calls")
+    calls.write_text((calls.read_text() if calls.exists() else "") + "x")
+    if len(calls.read_text()) == 3:  # the first epoch of the second member
+        os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+"""
+DIVERGES = """
+
+def explode(learning_rate):
+    return optax.sgd(jnp.where(learning_rate > 1, jnp.nan, learning_rate))
+"""
+
+
+def plan(*words):
+    return sweep_plan(sweep_parser().read(list(words)))
+
+
+def best(directory):
+    return read_summary(Path(directory))["metrics"]["valid/Loss"]["best"]["value"]
+
+
+def write(line_config, **changes):
+    Path("line.yaml").write_text(yaml.safe_dump({**line_config, **changes}, sort_keys=False))
+    return "line.yaml"
+
+
+def test_each_member_is_the_run_of_fit_with_its_values(learner, config, workplace):
+    code, out, err = learner("sweep", config, "--lr=0.1,0.05", "--seed=0..1", "--num-epochs=1")
+    assert (code, err) == (0, "")
+    names = ["000-lr=0.1-seed=0", "001-lr=0.1-seed=1", "002-lr=0.05-seed=0", "003-lr=0.05-seed=1"]
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == names
+    assert [line.split()[:2] for line in out.splitlines()[:4]] == [[f"{i + 1}/4", names[i]] for i in range(4)]
+    assert learner("fit", config, "--lr=0.05", "--seed=1", "--num_epochs=1")[0] == 0
+    one, member = (read_history(Path(place)) for place in ("run", "run-sweep/003-lr=0.05-seed=1"))
+    assert list(one["valid/Loss"]) == list(member["valid/Loss"])
+    saved = [yaml.safe_load(Path(place, "config.yaml").read_text()) for place in ("run", f"run-sweep/{names[3]}")]
+    assert saved[0] | {"directory": None} == saved[1] | {"directory": None}
+
+
+def test_the_table_has_means_over_seeds_and_names_the_best(learner, config):
+    _, out, _ = learner("sweep", config, "--lr=0.01,0.1", "--seed=0..1", "--num_epochs=1")
+    values = {name: best(f"run-sweep/{name}") for name in ("002-lr=0.1-seed=0", "003-lr=0.1-seed=1")}
+    table = out.split("\n\n")[1].splitlines()
+    assert table[0].split("  ")[0] == "lr"
+    rates, counts, means = zip(*(line.split()[:3] for line in table[1:]), strict=True)
+    assert (rates, counts) == (("0.1", "0.01"), ("2", "2"))  # the best one first
+    np.testing.assert_allclose(float(means[0]), np.mean(list(values.values())), rtol=1e-3)
+    name = min(values, key=values.get)
+    assert f"best configuration: lr=0.1\nits best member: run-sweep/{name}, valid/Loss" in out
+
+
+def test_the_command_trains_the_best_member_by_itself(learner, config, line_config):
+    path = write(line_config, sweep={"lr": [0.01, 0.1], "model.size": "3..3"})
+    _, out, _ = learner("sweep", path, "--num_epochs=1")
+    command = shlex.split(out.splitlines()[-1].removeprefix("by itself: "))
+    assert command[:2] == ["learner", "fit"]
+    assert command[-1] == "--directory=run-sweep-best"
+    assert learner(*command[1:])[0] == 0
+    assert best("run-sweep-best") == best("run-sweep/001-lr=0.1")
+
+
+def test_the_section_of_a_config_does_the_same_and_options_win(importable, config, line_config):
+    section = {"lr": [0.1, 0.2], "seed": "0..3", "optimizer.momentum": "uniform:0:0.9", "size": 2, "sweep_seed": 1}
+    flags = plan(
+        config, "--lr=0.1,0.2", "--seed=0..3", "--optimizer.momentum=uniform:0:0.9", "--size=2", "--sweep-seed=1"
+    )
+    path = write(line_config, sweep=section)
+    assert plan(path).members == flags.members
+    assert len(flags.members) == 16
+    other = plan(path, "--seed=5", "--size=3", "--lr=0.3,0.4", "--directory=other")
+    assert [list(member.values)[-1] for member in other.members] == ["lr"] * 6
+    assert (other.shared, str(other.directory)) == ({"seed": 5, "directory": "other"}, "other")
+    zipped = write(line_config, sweep={"lr": [0.1, 0.2], "seed": [0, 1], "zipped": True, "metric": "train/Loss"})
+    assert [tuple(member.values.values()) for member in plan(zipped).members] == [(0.1, 0), (0.2, 1)]
+    assert plan(zipped).metric == "train/Loss"
+
+
+def test_other_commands_ignore_the_section(learner, line_config, workplace):
+    path = write(line_config, sweep={"lr": [0.1, 0.2]})
+    for words in (["fit", path, "--print_config"], ["data", path], ["plot-lr", path]):
+        code, out, _ = learner(*words)
+        assert (code, "sweep" in out) == (0, False), words
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("--optimizer=SGD,Adam", ["SGD", "Adam"]),
+        ("--train.batch_size=2,4", [2, 4]),
+        ("--optimizer.clip_norm=1.0,null", [1.0, None]),
+        ("--train_step.scale=1,2", [1, 2]),
+        (
+            "--with_file_checkpointer={keep_last: 1, keep_best: 2},{keep_last: 3}",
+            [{"keep_last": 1, "keep_best": 2}, {"keep_last": 3}],
+        ),
+    ],
+)
+def test_any_key_may_be_swept(importable, config, word, values):
+    key = word[2:].partition("=")[0]
+    assert [member.values for member in plan(config, word).members] == [{key: value} for value in values]
+
+
+def test_one_value_with_commas_is_that_of_all_members(importable, config):
+    found = plan(config, "--lr=0.1,0.2", "--with_file_checkpointer={keep_last: 1, keep_best: 2}", "--metrics=[]")
+    assert found.shared == {"with_file_checkpointer": {"keep_last": 1, "keep_best": 2}, "metrics": []}
+
+
+def test_the_start_of_one_run_is_not_that_of_the_members(learner, line_config, workplace):
+    path = write(line_config, overwrite=True, checkpoint={"epoch": 1}, num_epochs=1)
+    assert learner("sweep", path, "--lr=0.1,0.2")[0] == 0
+    assert learner("sweep", path, "--lr=0.1,0.2")[1].count(", kept\n") == 2
+
+
+def test_members_that_differ_in_rate_and_seed_compile_nothing_after_the_first(learner, config):
+    assert learner("sweep", config, "--lr=0.1,0.2", "--seed=0,1", "--num_epochs=1")[0] == 0
+    logs = [(run.directory / "experiment.log").read_text() for run in find_runs(["run-sweep"])]
+    assert len(logs) == 4
+    assert ["0 programs compiled" in log for log in logs[1:]] == [True] * 3
+
+
+def test_addresses_of_listeners_are_neither_kept_nor_shown(importable, config):
+    found = plan(config, "--lr=0.1,0.2", "--metric_loggers=Webhook", "--metric_loggers.url=http://host/secret")
+    found.open()
+    assert "secret" not in Path("run-sweep/sweep.json").read_text()
+    assert "secret" not in found.command(found.members[0])
+
+
+def test_members_do_not_share_the_places_of_checkpoints_and_loggers(learner, line_config, workplace):
+    mirror = {"class_path": "learner.loggers.RunMirror", "init_args": {"url": str(workplace / "copy")}}
+    events = {"class_path": "TensorBoard", "init_args": {"directory": "events/"}}
+    checkpoints = {"keep_last": 1, "directory": str(workplace / "saved")}
+    path = write(line_config, with_file_checkpointer=checkpoints, metric_loggers=[mirror, events, "JsonLines"])
+    assert learner("sweep", path, "--lr=0.1,0.2")[0] == 0
+    for place in ("saved", "copy", "events"):
+        assert sorted(path.name for path in (workplace / place).iterdir()) == ["000-lr=0.1", "001-lr=0.2"]
+    assert [read_summary(run.directory)["epochs"] for run in find_runs(["run-sweep"])] == [2, 2]
+    assert best("run-sweep/000-lr=0.1") != best("run-sweep/001-lr=0.2")
+
+
+def test_of_many_numbers_the_ends_are_checked(importable, config, monkeypatch):
+    checked = []
+    learner_of = RunConfig.learner
+    monkeypatch.setattr(RunConfig, "learner", lambda run, **how: checked.append(run) or learner_of(run, **how))
+    assert len(plan(config, "--seed=0..99", "--optimizer=SGD,Adam").members) == 200
+    assert len(checked) == 3  # seed 0 with each optimizer, and seed 99
+    with raises_code("builder-number-value", "num_epochs is 0"):
+        plan(config, "--num_epochs=99,98,97,96,95,94,93,92,91,0,1")
+
+
+def test_references_follow_the_values(importable, line_config):
+    found = plan(write(line_config, vars={"n": 1}, num_epochs="${vars.n}"), "--vars.n=1,2")
+    learners = [found.learner(group, with_data=False) for group in found.groups]
+    assert [each.definition.options.num_epochs for each in learners] == [1, 2]
+
+
+@pytest.mark.parametrize(("number", "code_of_signal"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_sweep_resumes(learner, line_config, workplace, monkeypatch, number, code_of_signal):
+    """The second member is interrupted after its first epoch; the third is missing."""
+    with open("mymodule.py", "a") as file:
+        file.write(HOOK)
+    monkeypatch.setenv("SIGNAL", str(int(number)))
+    path = write(line_config, num_epochs=2, on_epoch_end="mymodule.press")
+    words = ("sweep", path, "--seed=0..2")
+    code, out, err = learner(*words)
+    assert (code, out.count("\n")) == (code_of_signal, 1)
+    assert "the same command resumes the sweep" in err
+    assert [run.status.word for run in find_runs(["run-sweep"])] == ["ended", "ended"]
+    assert not (workplace / "run-sweep" / "002-seed=2").exists()
+    before = tree_of(Path("run-sweep/000-seed=0"))
+    code, out, err = learner(*words)
+    assert (code, err, out.count(", kept\n")) == (0, "", 1)
+    assert tree_of(Path("run-sweep/000-seed=0")) == before
+    assert [read_summary(run.directory)["stopped_by"] for run in find_runs(["run-sweep"])] == ["num_epochs"] * 3
+    assert len(Path("calls").read_text()) == 6  # no epoch twice
+    assert learner("fit", path, "--seed=1")[0] == 0
+    one, member = (read_history(Path(place)) for place in ("run", "run-sweep/001-seed=1"))
+    assert list(one["valid/Loss"]) == list(member["valid/Loss"])
+
+
+def test_a_sweep_that_has_ended_is_kept_as_it_is(learner, config, importable):
+    words = ("sweep", config, "--lr=0.1,0.2", "--num_epochs=1")
+    assert learner(*words)[0] == 0
+    before = tree_of(importable)
+    code, out, _ = learner(*words)
+    assert (code, out.count(", kept\n")) == (0, 2)
+    assert tree_of(importable) == before
+    with raises_code("sweep-different", "num_epochs was 1 and is 2"):
+        plan(*words[1:-1], "--num_epochs=2").open()
+    with raises_code("sweep-different", "000-lr=0.1 is 000-lr=0.3 now"):
+        plan(config, "--lr=0.3,0.2", "--num_epochs=1").open()
+    plan(*words[1:], "--renderer=PlainRenderer").open()  # what only watches may differ
+
+
+def test_a_member_that_diverges_does_not_end_the_sweep(learner, line_config, workplace):
+    with open("mymodule.py", "a") as file:
+        file.write(DIVERGES)
+    path = write(line_config, num_epochs=1, optimizer="mymodule.explode")
+    code, out, _ = learner("sweep", path, "--lr=2.0,0.1")
+    assert code == 0
+    assert re.search(r"^1/2  000-lr=2.0  failed: .*finite", out, re.MULTILINE)
+    assert "best configuration: lr=0.1" in out
+    code, out, err = learner("sweep", path, "--lr=2.0,3.0", "--directory=bad")
+    assert (code, "2 members failed" in err) == (1, True)
+
+
+def test_an_error_of_the_users_code_ends_the_sweep(learner, config):
+    code, _, err = learner("sweep", config, "--lr=0.1,0.2", "--train_step=mymodule.broken_step")
+    assert code in (1, 2)
+    assert "ZeroDivisionError" in err
+    assert not Path("run-sweep/001-lr=0.2").exists()
+
+
+def test_json(learner, config):
+    code, out, err = learner("sweep", config, "--lr=0.1,0.01", "--num_epochs=1", "--json")
+    found = json.loads(out)
+    assert (code, found["metric"], found["higher_is_better"], found["best"]) == (0, "valid/Loss", False, "000-lr=0.1")
+    assert [(each["values"], each["epoch"], each["stopped_by"]) for each in found["members"]] == [
+        ({"lr": 0.1}, 1, "num_epochs"),
+        ({"lr": 0.01}, 1, "num_epochs"),
+    ]
+    np.testing.assert_allclose(found["members"][1]["best"], best("run-sweep/001-lr=0.01"))
+    assert [each["mean"] for each in found["configurations"]] == [each["best"] for each in found["members"]]
+    assert (
+        found["command"].endswith("--lr=0.1 --num_epochs=1 --directory=run-sweep-best")
+        or "--lr=0.1" in found["command"]
+    )
+    assert "2/2" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ([], ["sweep-empty"]),
+        (["--lr=0.1"], ["sweep-empty"]),
+        (["--lr="], ["sweep-values-empty"]),
+        (["--seed=3..1"], ["sweep-range"]),
+        (["--lr=loguniform:0:1", "--size=2"], ["population-range"]),
+        (["--lr=1,2", "--size=2"], ["sweep-size-unused"]),
+        (["--lr=uniform:0:1"], ["sweep-size-missing"]),
+        (["--lr=uniform:0:1", "--size=0"], ["sweep-option-value"]),
+        (["--lr=1,2", "--sweep_seed=a"], ["sweep-option-value"]),
+        (["--lr=1,1"], ["sweep-member-twice"]),
+        (["--lr=1,2", "--seed=1,2,3", "--zipped"], ["sweep-lengths"]),
+        (["--lr=1,2", "--resume=true"], ["sweep-key-fixed"]),
+        (["--lr=1,2", "--overwrite=true"], ["sweep-key-fixed"]),
+        (["--lr=1,2", "--directory=a,b"], ["sweep-key-fixed"]),
+        (["--lr=1,2", "--metric_loggers.url=a,b"], ["sweep-key-fixed"]),
+        (["--lrr=1,2"], ["config-key-unknown"]),
+        (
+            ["--lr=1,2", "--optimizer.momentun=0,1", "--num_epochs=0,1"],
+            ["config-arguments-mismatch", "builder-number-value"],
+        ),
+        (
+            ["--lrr=3..1", "--seed=2..1", "--model.sise=1,2"],
+            ["sweep-range", "sweep-range", "config-key-unknown", "config-arguments-mismatch"],
+        ),
+    ],
+)
+def test_what_is_wrong_is_reported_together_before_anything_is_written(importable, config, words, codes):
+    with pytest.raises(LearnerError) as raised:
+        plan(config, *words)
+    assert sorted(raised.value.codes) == sorted(codes), raised.value
+    assert {path.name for path in importable.iterdir()} <= {"line.yaml", "mymodule.py", "__pycache__"}
+
+
+@pytest.mark.parametrize("section", [3, ["lr"], {1: 2}])
+def test_a_section_that_is_no_mapping(line_config, workplace, section):
+    with raises_code("sweep-section-type"):
+        plan(write(line_config, sweep=section))
+
+
+def test_a_config_is_needed(learner, workplace):
+    assert learner("sweep", "--lr=1,2")[0] == 2
+    assert "learner sweep CONFIG" in learner("sweep")[2]
+    assert "there is no config file none.yaml" in learner("sweep", "none.yaml")[2]
+
+
+def test_the_help_needs_no_jax():
+    code = "import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nmain(['sweep', '--help'])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("usage: learner sweep CONFIG... [--KEY=VALUES ...]")
+
+
+def outcome(values, numbers, stopped_by="num_epochs"):
+    metrics = {
+        key: {"higher_is_better": higher, "best": None if number is None else {"epoch": 1, "step": 1, "value": number}}
+        for key, (higher, number) in numbers.items()
+    }
+    return Outcome(SweepMember("name", values), {"stopped_by": stopped_by, "metrics": metrics})
+
+
+def test_the_metric_that_decides():
+    one = outcome({}, {"train/Loss": (False, 1.0), "valid-a/Loss": (False, 1.0), "valid-a/Odd": (None, 1.0)})
+    assert metric_of(one, None) == ("valid-a/Loss", False)
+    assert metric_of(one, None, "train/Loss", "max") == ("train/Loss", True)
+    assert metric_of(one, "train/Loss", "valid-a/Odd", "max") == ("train/Loss", False)
+    assert metric_of(one, None, "valid-a/Odd", "max") == ("valid-a/Odd", True)
+    with raises_code("sweep-metric-unknown", "'valid/Loss'", "'valid-a/Loss'"):
+        metric_of(one, "valid/Loss")
+    with raises_code("sweep-metric-unknown", "valid-a/Odd"):
+        metric_of(one, "valid-a/Odd")
+    assert metric_of(outcome({}, {"train/Loss": (False, 1.0)}), None) == ("train/Loss", False)
+
+
+def test_members_without_a_finite_value_are_left_out_and_come_last():
+    def member(seed, rate, value):
+        return outcome({"lr": rate, "seed": seed}, {"valid/Accuracy": (True, value)})
+
+    failed = Outcome(SweepMember("failed", {"lr": 3, "seed": 0}), None, "the loss is not finite")
+    members = [member(0, 1, "NaN"), member(1, 1, 0.5), member(0, 2, 0.25), member(1, 2, 0.75), failed]
+    report = SweepReport("valid/Accuracy", True, members)
+    spreads = [spread for spread, _ in report.configurations()]
+    assert [(spread.values["lr"], spread.count, spread.mean) for spread in spreads[:2]] == [(1, 1, 0.5), (2, 2, 0.5)]
+    assert (spreads[2].values, spreads[2].count) == ({"lr": 3}, 0)
+    assert report.best()[1] is members[1]
+    assert report.lines(Path("runs"), "command")[3].split() == ["3", "0", "-"]
+    json.dumps(report.to_json(Path("runs"), None), allow_nan=False)
+    assert SweepReport("valid/Accuracy", True, [failed]).best() is None
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "ended"),
+    [("num_epochs", True), ("num_steps", True), ("early stopping: x", True), ("ctrl-c", False), ("time limit", False)],
+)
+def test_which_members_have_ended(tmp_path, stopped_by, ended):
+    (group,) = groups_of([SweepMember("name", {"lr": 1})])
+    assert not has_ended(tmp_path, group)
+    (tmp_path / "name").mkdir()
+    (tmp_path / "name" / "summary.json").write_text(json.dumps({"stopped_by": stopped_by}))
+    assert has_ended(tmp_path, group) == ended

@@ -1,0 +1,209 @@
+"""`learner sweep --together`: members that differ in what a population can trace train in one program."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from flax import nnx
+
+from learner.cli.recipes import Seeds
+from learner.cli.sweep_groups import TracedSeeds, groups_of, with_keywords
+from learner.cli.sweep_plan import sweep_plan
+from learner.cli.usage import sweep_parser
+from learner.config.sweep_space import SweepSpace
+from learner.errors import LearnerError
+from learner.optimizers.configs import SGD
+from learner.runs.find import find_runs
+from learner.runs.history import read_history
+from learner.runs.layout import read_summary
+from tests.support.codes import raises_code
+from tests.support.runs import tree_of
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+MODELS = """
+
+from flax import nnx
+
+
+class Line(nnx.Module):
+    def __init__(self, *, rngs):
+        self.layer = nnx.Linear(3, 1, rngs=rngs)
+
+    def train_step(self, batch):
+        return RegressionOutput.from_predictions(self.layer(batch["x"])[:, 0], batch["y"])
+
+    valid_step = train_step
+
+
+def of_key(key):
+    return {"w": jax.random.normal(key, (3,))}
+
+
+def of_seed(seed: int = 0):
+    return {"w": jnp.full(3, seed, jnp.float32)}
+
+
+def hook(info, model):
+    pass
+
+
+def explode(learning_rate):
+    return optax.sgd(jnp.where(learning_rate > 1, jnp.nan, learning_rate))
+
+
+class Pressing:
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        import os, pathlib, signal
+
+        for batch in batches():
+            calls = pathlib.Path("calls")
+            calls.write_text((calls.read_text() if calls.exists() else "") + "x")
+            if len(calls.read_text()) == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+"""
+NNX = {"model": "mymodule.Line", "train_step": None, "valid_step": None}
+
+
+def plan(*words):
+    return sweep_plan(sweep_parser().read(list(words)))
+
+
+@pytest.fixture
+def write(importable, line_config):
+    with open("mymodule.py", "a") as file:
+        file.write(MODELS)
+
+    def write(**changes):
+        train = line_config["train"] | {"shuffle": False}  # the order is that of all members
+        Path("line.yaml").write_text(yaml.safe_dump({**line_config, "num_epochs": 1, "train": train, **changes}))
+        return "line.yaml"
+
+    return write
+
+
+def losses(directory):
+    return {run.directory.name: list(read_history(run.directory)["valid/Loss"]) for run in find_runs([directory])}
+
+
+@pytest.mark.parametrize("changes", [NNX, {"model": "mymodule.of_key"}], ids=["rngs", "key"])
+def test_members_compute_what_they_do_one_after_another(learner, write, changes):
+    path = write(**changes)
+    words = ("--lr=0.1,0.05", "--seed=0,7", "--optimizer.momentum=0.5,0.9")
+    assert learner("sweep", path, *words, "--directory=alone")[0] == 0
+    code, out, err = learner("sweep", path, *words, "--directory=together", "--together")
+    assert (code, err, out.count(", num_epochs, ")) == (0, "", 8)
+    alone, together = losses("alone"), losses("together")
+    assert list(alone) == list(together)
+    assert len({each[0] for each in alone.values()}) == 8
+    np.testing.assert_allclose(list(together.values()), list(alone.values()), rtol=1e-5)
+    assert read_summary(Path("together"))["stopped_by"] == "num_epochs"
+
+
+def test_what_cannot_be_traced_makes_populations_of_their_own(learner, write):
+    words = ("sweep", write(sweep={"together": True}), "--train.batch_size=4,6", "--lr=0.1,0.2")
+    code, out, _ = learner(*words)
+    assert code == 0
+    names = [line.split()[1] for line in out.splitlines()[:4]]
+    assert names == [
+        "population-0-batch_size=4/000-batch_size=4-lr=0.1",
+        "population-0-batch_size=4/001-batch_size=4-lr=0.2",
+        "population-1-batch_size=6/002-batch_size=6-lr=0.1",
+        "population-1-batch_size=6/003-batch_size=6-lr=0.2",
+    ]
+    assert [run.directory.parent.parent.name for run in find_runs(["run-sweep"])] == ["run-sweep"] * 4
+    before = tree_of(Path("run-sweep"))
+    assert learner(*words)[1].count(", kept\n") == 4
+    assert tree_of(Path("run-sweep")) == before
+
+
+def test_a_population_resumes(learner, write):
+    path = write(num_epochs=20, train="mymodule.Pressing")
+    words = ("sweep", path, "--lr=0.1,0.05", "--together")
+    code, _, err = learner(*words)
+    assert (code, "the same command resumes the sweep" in err) == (130, True)
+    assert read_summary(Path("run-sweep"))["epochs"] < 20
+    code, out, err = learner(*words)
+    assert (code, err, out.count(", num_epochs, ")) == (0, "", 2)
+    assert [len(values) for values in losses("run-sweep").values()] == [20, 20]
+
+
+def test_a_member_that_diverges_ends_alone(learner, write):
+    code, out, _ = learner("sweep", write(optimizer="mymodule.explode"), "--lr=0.1,2.0", "--together", "--json")
+    members = json.loads(out)["members"]
+    assert code == 0
+    assert [each["stopped_by"] == "num_epochs" for each in members] == [True, False]
+    assert "finite" in members[1]["stopped_by"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "code"),
+    [
+        ({"on_epoch_end": "mymodule.hook"}, ["--lr=0.1,0.2"], "population-unsupported"),
+        ({"model": "mymodule.of_seed"}, ["--seed=0,1"], "sweep-together-seed"),
+        ({}, ["--optimizer=SGD,Adam"], "sweep-together-nothing"),
+        ({}, ["--lr=0.1,-1"], "learning-rate-value"),
+        ({}, ["--seed=0,4294967296"], "population-value"),
+        ({"optimizer": "AdamW"}, ["--optimizer.clip_norm=1.0,2.0"], "population-key-not-numeric"),
+    ],
+)
+def test_what_cannot_train_together_is_an_error_before_anything_is_written(write, importable, changes, words, code):
+    path = write(**changes)
+    with pytest.raises(LearnerError) as raised:
+        plan(path, *words, "--together")
+    assert code in raised.value.codes, raised.value
+    assert {path.name for path in importable.iterdir()} <= {"line.yaml", "mymodule.py", "__pycache__"}
+
+
+def test_the_same_directory_is_not_used_in_both_ways(write):
+    path = write()
+    plan(path, "--lr=0.1,0.2", "--together").open()
+    plan(path, "--lr=0.1,0.2", "--together").open()
+    with raises_code("sweep-different", "sweep.together was true and is -"):
+        plan(path, "--lr=0.1,0.2").open()
+
+
+def test_groups():
+    members = SweepSpace({"optimizer": ["SGD", "Adam"], "lr": [0.1, 0.2], "model.size": [3]}).members()
+    first, second = groups_of(members, together=True)
+    assert (first.name, first.traced) == ("population-0-optimizer=SGD-size=3", ["lr"])
+    assert first.values == {"optimizer": "SGD", "lr": 0.1, "model.size": 3}
+    assert [member.index for member in second.population().members] == [0, 1]
+    assert [member.name for member in second.population().members] == [member.name for member in members[2:]]
+    assert [group.name for group in groups_of(members)] == [member.name for member in members]
+    mixed = SweepSpace({"lr": [0.1, "Cosine"], "seed": [1, 2], "optimizer.nesterov": [True]}).members()
+    assert [(group.traced, group.values["lr"]) for group in groups_of(mixed, together=True)] == [
+        (["seed"], 0.1),
+        (["seed"], "Cosine"),
+    ]
+    with raises_code("sweep-together-nothing"):
+        groups_of(SweepSpace({"model.size": [1, 2]}).members(), together=True)
+
+
+def test_traced_seeds_are_those_of_a_seed():
+    alone, traced = Seeds(7), TracedSeeds(nnx.Rngs(jax.random.key(7)))
+    for _ in range(2):
+        assert jax.random.key_data(alone.key).tolist() == jax.random.key_data(traced.key).tolist()
+    assert jax.random.key_data(alone.rngs.params()).tolist() == jax.random.key_data(traced.rngs.params()).tolist()
+    with raises_code("sweep-together-seed"):
+        _ = traced.seed
+
+
+def test_an_optimizer_takes_its_arguments_as_keywords():
+    optimizer = with_keywords(SGD(momentum=0.9))
+    params, grads = {"w": np.ones(2, np.float32)}, {"w": np.ones(2, np.float32)}
+
+    def second_update(made):
+        _, state = made.update(grads, made.init(params), params)
+        return made.update(grads, state, params)[0]["w"].tolist()
+
+    assert second_update(optimizer(0.1, momentum=0.5)) == second_update(SGD(momentum=0.5)(0.1))
+    assert second_update(optimizer(0.1)) != second_update(SGD(momentum=0.5)(0.1))
+    assert with_keywords(optimizer) is optimizer

@@ -1,0 +1,139 @@
+"""The space of a sweep: lists, ranges, distributions, and the members that they make."""
+
+import pytest
+
+from learner.config.distributions import loguniform, uniform
+from learner.config.sweep_space import LONGEST_NAME, MOST, SweepSpace, values_of
+from tests.support.codes import raises_code
+
+
+def rows(space):
+    return [tuple(member.values.values()) for member in space.members()]
+
+
+def codes(space):
+    return [problem.code for problem in space.problems()]
+
+
+@pytest.mark.parametrize(
+    ("items", "values"),
+    [
+        ([1e-4, 1e-3], [1e-4, 1e-3]),
+        (["0..3"], [0, 1, 2, 3]),
+        (["-1..1", 5], [-1, 0, 1, 5]),
+        (["4..4"], [4]),
+        (["AdamW", "SGD"], ["AdamW", "SGD"]),
+        ([[64, 10], None, True], [[64, 10], None, True]),
+        (["loguniform:1e-4:1e-1"], loguniform(1e-4, 1e-1)),
+        (["uniform:-1:.5"], uniform(-1, 0.5)),
+        (["uniform"], ["uniform"]),
+        (["1.5..2"], ["1.5..2"]),
+    ],
+)
+def test_values(items, values):
+    assert values_of("key", items) == values
+
+
+@pytest.mark.parametrize(
+    ("items", "code"),
+    [
+        ([], "sweep-values-empty"),
+        (["7..0"], "sweep-range"),
+        ([f"1..{MOST + 1}"], "sweep-range"),
+        (["loguniform:0:1"], "population-range"),
+        (["loguniform:-1:1"], "population-range"),
+        (["uniform:1:1"], "population-range"),
+        (["uniform:0:inf"], "population-range"),
+        (["uniform:0"], "sweep-distribution"),
+        (["uniform:a:b"], "sweep-distribution"),
+        ([1, "uniform:0:1"], "sweep-distribution"),
+    ],
+)
+def test_wrong_values(items, code):
+    with raises_code(code, "model.width", key="model.width"):
+        values_of("model.width", items)
+
+
+def test_the_largest_range():
+    assert len(values_of("seed", [f"1..{MOST}"])) == MOST
+
+
+def test_lists_make_their_product():
+    space = SweepSpace({"lr": [0.1, 0.2], "seed": range(3)})
+    assert codes(space) == []
+    assert rows(space) == [(0.1, 0), (0.1, 1), (0.1, 2), (0.2, 0), (0.2, 1), (0.2, 2)]
+
+
+def test_zipped_lists_are_paired():
+    space = SweepSpace({"lr": [0.1, 0.2], "seed": [5, 6]}, zipped=True)
+    assert codes(space) == []
+    assert rows(space) == [(0.1, 5), (0.2, 6)]
+    assert codes(SweepSpace({"lr": [0.1, 0.2], "seed": [5, 6, 7]}, zipped=True)) == ["sweep-lengths"]
+
+
+def test_draws_are_the_same_each_time_and_do_not_depend_on_other_keys():
+    def draws(key, **columns):
+        space = SweepSpace(columns, size=4, seed=3)
+        return [member.values[key] for member in space.members()]
+
+    lr = draws("lr", lr=loguniform(1e-4, 1e-1))
+    assert lr == draws("lr", lr=loguniform(1e-4, 1e-1), decay=uniform(0, 1))
+    assert len(set(lr)) == 4
+    assert all(1e-4 <= x <= 1e-1 for x in lr)
+    other = SweepSpace({"lr": loguniform(1e-4, 1e-1)}, size=4, seed=4)
+    assert [member.values["lr"] for member in other.members()] != lr
+
+
+def test_lists_multiply_draws_and_zipped_lists_pair_with_them():
+    columns = {"seed": [0, 1], "lr": uniform(0, 1), "decay": uniform(0, 1)}
+    product = rows(SweepSpace(columns, size=2))
+    assert [row[0] for row in product] == [0, 1, 0, 1]
+    assert product[0][1:] == product[1][1:] != product[2][1:] == product[3][1:]
+    space = SweepSpace(columns, size=2, zipped=True)
+    assert codes(space) == []
+    assert rows(space) == [product[0], product[3]]
+    assert codes(SweepSpace(columns, size=3, zipped=True)) == ["sweep-lengths"]
+
+
+def test_what_is_no_sweep():
+    assert codes(SweepSpace({})) == ["sweep-empty"]
+    assert codes(SweepSpace({}, size=3)) == ["sweep-empty", "sweep-size-unused"]
+    assert codes(SweepSpace({"lr": [1, 2]}, size=2)) == ["sweep-size-unused"]
+    assert codes(SweepSpace({"lr": uniform(0, 1)})) == ["sweep-size-missing"]
+    assert codes(SweepSpace({"a": range(100), "b": range(101)})) == ["sweep-too-large"]
+    assert codes(SweepSpace({"a": range(100), "b": range(100)})) == []
+    assert codes(SweepSpace({"lr": uniform(0, 1), "a": range(2)}, size=MOST)) == ["sweep-too-large"]
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.1], [1, 1.0], ["a", "a"], [[1], [1]]])
+def test_members_with_the_same_values(values):
+    with raises_code("sweep-member-twice", "0 and 1"):
+        SweepSpace({"lr": values}).members()
+
+
+def test_true_is_not_1():
+    assert rows(SweepSpace({"a": [1, True, "1"]})) == [(1,), (True,), ("1",)]
+
+
+def names(**columns):
+    columns = {key.replace("__", "."): values for key, values in columns.items()}
+    return [member.name for member in SweepSpace(columns).members()]
+
+
+def test_names():
+    assert names(lr=[1e-4, 3e-05], seed=[0]) == ["000-lr=0.0001-seed=0", "001-lr=3e-05-seed=0"]
+    assert names(optimizer__weight_decay=[0, 0.1]) == ["000-weight_decay=0", "001-weight_decay=0.1"]
+    assert names(train__batch_size=[1], valid__batch_size=[2]) == ["000-train.batch_size=1-valid.batch_size=2"]
+    assert names(model__features=[[64, 10], None, True]) == [
+        "000-features=64,10",
+        "001-features=null",
+        "002-features=true",
+    ]
+    assert names(model=["my.MLP", {"class_path": "my.CNN"}]) == ["000-model=my.MLP", "001-model=my.CNN"]
+
+
+def test_names_are_safe_file_names():
+    assert names(path=["../a b/c", "ä:\n*"]) == ["000-path=.._a_b_c", "001-path=ä"]
+    (long,) = names(**{f"key{i}": ["ä" * 100] for i in range(20)})
+    assert len(long.encode()) <= LONGEST_NAME
+    assert names(seed=range(1001))[1000] == "1000-seed=1000"

@@ -1,0 +1,138 @@
+"""Questions of the check about data: each with data that it passes, and with data that it fails."""
+
+import numpy as np
+import optax
+import pytest
+
+from learner.data import DataLoaderBuilder
+from learner.diagnostics import data_questions
+from learner.diagnostics.check_trial import open_trial
+from learner.diagnostics.data_questions import pipeline
+from tests.support.runs import arrays, batches, build_line, line, line_step, quiet, valid_data
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def fresh(rows=20, seed=1):
+    """Rows that are not in the training data."""
+    rng = np.random.default_rng(seed)
+    return {
+        "x": rng.normal(size=(rows, 3)).astype(np.float32),
+        "t": rng.normal(size=(rows, 1)).astype(np.float32),
+        "y": np.zeros(rows, np.int32),
+    }
+
+
+def loader(rows, size=10):
+    return DataLoaderBuilder().batch_size(size).build(rows)
+
+
+@pytest.fixture
+def overlap(tmp_path):
+    """The answer for training and validation data."""
+    learner = build_line(quiet(tmp_path / "run"))
+    return lambda train, valid: learner.check(train, valid, only=["overlap"])["overlap"]
+
+
+def test_rows_in_both_splits(overlap):
+    answer = overlap(batches(), loader(fresh()))
+    assert (answer.verdict, answer.number) == ("ok", 0)
+    answer = overlap(batches(), valid_data())  # the first 20 training rows, in other batches
+    assert (answer.verdict, answer.number) == ("failed", 20)
+    assert "20 of 20 validation rows are in the training data" in answer.text
+
+
+def test_labels_and_ids_do_not_hide_a_row(overlap):
+    rows = {name: x[:20].copy() for name, x in arrays().items()}
+    rows["y"] = (rows["y"] + 1) % 3
+    assert overlap(batches(), loader(rows)).number == 20
+    rows["t"] = rows["t"] + 1  # a field with an axis of its own
+    assert overlap(batches(), loader(rows)).number == 0
+
+
+def test_few_equal_rows_are_a_warning(overlap):
+    rows = {name: np.concatenate([x, arrays(1)[name]]) for name, x in fresh(199).items()}
+    answer = overlap(batches(), loader(rows))
+    assert (answer.verdict, answer.number) == ("warning", 1)  # of 200: half a percent
+    rows = {name: np.concatenate([x, arrays(1)[name]]) for name, x in fresh(19).items()}
+    assert overlap(batches(), loader(rows)).verdict == "failed"
+
+
+def test_all_validation_splits_count(overlap):
+    valid = {"one": loader(fresh()), "two": valid_data(), "three": loader({n: x[20:] for n, x in arrays().items()}, 4)}
+    answer = overlap(batches(), valid)
+    assert (answer.number, "24 of 44 validation rows" in answer.text) == (24, True)
+
+
+def test_streams_are_read_up_to_a_number_of_rows(overlap, monkeypatch):
+    monkeypatch.setattr(data_questions, "STREAMED", 8)
+    last = {name: x[20:] for name, x in arrays().items()}
+    answer = overlap(batches(), [last])  # they are behind the first 8
+    assert answer.number == 0
+    assert "4 validation rows and 8 training rows, the first" in answer.text
+    first = {name: x[4:8] for name, x in arrays().items()}
+    assert overlap(batches(), [first]).number == 4
+    assert overlap(loader(arrays()), [last]).number == 4  # arrays in memory are no stream
+
+
+def test_rows_without_fields_of_several_numbers_are_compared_in_all_fields(tmp_path):
+    """A table of single numbers: a field may well repeat, a row may not."""
+
+    def step(model, batch):
+        return line_step(model, {"x": batch["a"][:, None], "t": batch["b"][:, None]})
+
+    learner = quiet(tmp_path / "run").build(line(1), optax.sgd, 0.1, train_step=step, valid_step=step)
+    a, b = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+    check = lambda valid: learner.check([{"a": a, "b": b}], [valid], only=["overlap"])["overlap"]  # noqa: E731
+    assert check({"a": a, "b": b + 1}).number == 0
+    assert check({"a": a, "b": b}).number == 8
+
+
+def test_data_that_cannot_be_compared(overlap):
+    assert overlap(batches(), None).verdict == "skipped"
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Slow:
+    """Batches that each take some seconds to read."""
+
+    def __init__(self, clock, seconds, count=6):
+        self.clock, self.seconds, self.count = clock, seconds, count
+
+    def __iter__(self):
+        for number in range(self.count):
+            self.clock.now += self.seconds
+            yield batches()[number % 5]
+        self.clock.now += 100  # to end its workers
+
+
+@pytest.mark.parametrize(("reading", "stepping", "verdict"), [(0.25, 0.5, "ok"), (2.0, 0.5, "warning")])
+def test_reading_is_compared_with_steps(tmp_path, reading, stepping, verdict):
+    clock = Clock()
+    learner = build_line(quiet(tmp_path / "run"))
+    with open_trial(learner.definition, Slow(clock, reading), None, 1, clock) as trial:
+        step = trial.train
+
+        def slow_step(state, batch):
+            clock.now += stepping
+            return step(state, batch)
+
+        trial.train = slow_step
+        finding = pipeline(trial)
+    assert (finding.verdict, finding.number) == (verdict, reading / stepping)
+
+
+def test_data_that_a_step_does_not_wait_for(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    check = lambda data: learner.check(data, only=["pipeline"])["pipeline"].text  # noqa: E731
+    assert "in memory" in check(loader(arrays()))
+    assert "single batch" in check(batches()[:1])
+    assert check(batches()).startswith(("The device does not wait", "The device waits"))

@@ -1,0 +1,216 @@
+"""Questions of the check about training steps: each with a step that passes, and one that fails."""
+
+import dataclasses
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner.diagnostics import step_questions
+from learner.schedules import Linear
+from learner.strategies import SingleDevice
+from tests.support.runs import batches, build_line, line, line_step, quiet
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+@pytest.fixture
+def answer(tmp_path):
+    """The answer to a question about a model and its train step."""
+
+    def ask(question, model, step, lr=0.05, steps=100, builder=None, train=None):
+        builder = builder or quiet(tmp_path / "run")
+        learner = builder.build(model, optax.sgd, lr, train_step=step)
+        return learner.check(batches() if train is None else train, only=[question], steps=steps)[question]
+
+    return ask
+
+
+def blocked_step(model, batch):
+    """No gradient reaches the weights."""
+    return line_step({**model, "w": jax.lax.stop_gradient(model["w"])}, batch)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_without_gradients_are_named(answer):
+    found = answer("gradients", line(), line_step)
+    assert (found.verdict, found.number) == ("ok", 0)
+    found = answer("gradients", line(), blocked_step)
+    assert (found.verdict, found.number) == ("failed", 1)
+    assert "1 of 2 trained arrays have no gradient (w)" in found.text
+    found = answer("gradients", {**line(), "unused": {"a": jnp.ones(2), "b": jnp.ones(2)}}, line_step)
+    assert (found.number, "(unused.a, unused.b)" in found.text) == (2, True)
+
+
+def test_frozen_parameters_are_not_looked_at(answer, tmp_path):
+    found = answer("gradients", line(), blocked_step, builder=quiet(tmp_path / "run").freeze("w"))
+    assert (found.verdict, "1 frozen array" in found.text) == ("ok", True)
+
+
+def test_a_gradient_that_comes_with_the_second_step(answer):
+    """Of two factors, one begins with zeros: the other has no gradient in the first step."""
+
+    def step(model, batch):
+        return line_step({"w": model["a"] @ model["zero"], "b": model["b"]}, batch)
+
+    model = {"a": jnp.ones((3, 2)), "zero": jnp.zeros((2, 1)), "b": jnp.zeros(1)}
+    assert answer("gradients", model, step).verdict == "ok"
+    assert answer("gradients", model, step, lr=0.0).text.startswith("1 of 3 trained arrays have no gradient (a)")
+
+
+def test_gradients_that_are_not_finite(answer):
+    def step(model, batch):
+        output = line_step(model, batch)
+        return dataclasses.replace(output, loss=output.loss + jnp.sqrt(model["b"][0]))  # d sqrt(b) / db at 0
+
+    found = answer("gradients", line(), step)
+    assert (found.verdict, found.number) == ("failed", 1)
+    assert "gradients of b are not finite" in found.text
+
+
+def test_a_batch_of_other_shapes_is_left_out(answer):
+    ragged = [*batches()[:1], {name: x[:1] for name, x in batches()[0].items()}]
+    assert answer("gradients", line(), line_step, train=ragged).verdict == "ok"
+
+
+def test_a_step_of_its_own_is_skipped(tmp_path):
+    def update(model, batch, lr, rng):
+        output = line_step(model, batch)
+        grads = jax.grad(lambda model: line_step(model, batch).loss)(model)
+        return jax.tree.map(lambda p, g: p - lr * g, model, grads), output
+
+    learner = quiet(tmp_path / "run").build(line(), None, 0.05, update=update)
+    result = learner.check(batches(), only=["initial-loss", "gradients", "determinism", "one-batch"])
+    assert [each.verdict for each in result.answers] == ["skipped", "skipped", "ok", "ok"]
+
+
+# -- determinism -------------------------------------------------------------------------------------------------------
+
+
+def counting_step():
+    """A step whose loss, and gradients, are multiplied by the number of its calls."""
+    numbers = itertools.count(1)
+
+    def step(model, batch):
+        output = line_step(model, batch)
+        number = jax.pure_callback(lambda: np.float32(next(numbers)), jax.ShapeDtypeStruct((), jnp.float32))
+        return dataclasses.replace(output, loss=output.loss * number)
+
+    return step
+
+
+def test_a_step_that_counts_its_calls_is_not_deterministic(answer):
+    found = answer("determinism", line(), line_step)
+    assert (found.verdict, found.number) == ("ok", 0)
+    found = answer("determinism", line(), counting_step())
+    assert (found.verdict, found.number) == ("failed", 2)  # w and b
+
+
+def test_on_an_accelerator_it_is_a_warning(answer, monkeypatch):
+    monkeypatch.setattr(SingleDevice, "platform", "gpu")
+    found = answer("determinism", line(), counting_step())
+    assert (found.verdict, "--xla_gpu_deterministic_ops=true" in found.text) == ("warning", True)
+
+
+# -- one batch ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_batch_is_learned(answer):
+    found = answer("one-batch", line(), line_step)
+    assert found.verdict == "ok"
+    assert found.number <= 0.1
+    found = answer("one-batch", line(bias=False), blocked_step)
+    assert (found.verdict, found.number) == ("failed", 1.0)
+
+
+def square_step(model, batch):
+    """The loss is w squared: a step of SGD multiplies w by 1 - 2 lr."""
+    return dataclasses.replace(line_step(line(), batch), loss=model["w"] ** 2)
+
+
+def test_the_share_of_the_loss_that_is_left(answer):
+    found = answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=0.01, steps=20)
+    losses = [9 * 0.98 ** (2 * step) for step in range(20)]
+    assert found.number == pytest.approx(sum(losses[-5:]) / 5 / 9, rel=1e-5)  # 0.505
+    assert found.verdict == "warning"
+    assert answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=0.01, steps=10).verdict == "warning"
+    assert answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=1e-5, steps=10).verdict == "failed"
+    assert answer("one-batch", {"w": jnp.float32(0)}, square_step, steps=3).verdict == "failed"  # nothing to learn
+
+
+def test_a_loss_that_diverges_fails(answer):
+    found = answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=1e9)
+    assert (found.verdict, math.isfinite(found.number)) == ("failed", False)
+    assert "lower the learning rate" in found.text
+
+
+def test_the_highest_rate_of_a_schedule_is_used(answer, tmp_path):
+    warmup = Linear(0.0, 0.05, over=10_000)
+    found = answer("one-batch", line(), line_step, lr=warmup, builder=quiet(tmp_path / "run").num_steps(20_000))
+    assert (found.verdict, "at the rate 0.05" in found.text) == ("ok", True)
+
+
+def test_few_rows_of_a_large_batch(answer):
+    (all_rows,) = batches(24)
+    large = {name: np.concatenate([x, x]) for name, x in all_rows.items()}
+    assert "The loss of 32 rows" in answer("one-batch", line(), line_step, train=[large], steps=2).text
+
+
+# -- learning rate -----------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_is_compared_with_a_range_test(answer):
+    found = answer("learning-rate", line(), line_step, lr=0.05)
+    assert found.verdict == "ok"
+    assert 1e-3 < found.number < 1
+    found = answer("learning-rate", line(), line_step, lr=100.0)
+    assert (found.verdict, "lower it" in found.text) == ("failed", True)
+    found = answer("learning-rate", line(), line_step, lr=1e-6)
+    assert (found.verdict, "try a higher one" in found.text) == ("warning", True)
+
+
+def test_a_high_rate_after_a_warm_up_is_a_warning(answer, tmp_path):
+    builder = quiet(tmp_path / "run").num_steps(200)
+    found = answer("learning-rate", line(), line_step, lr=Linear(0.0, 100.0, over=100), builder=builder)
+    assert (found.verdict, "warm-up" in found.text) == ("warning", True)
+
+
+def test_the_rate_at_which_a_loss_diverges(answer):
+    """The loss is w squared, which grows where a step of SGD multiplies w by less than -1: above the rate 1."""
+    found = answer("learning-rate", {"w": jnp.float32(3)}, square_step, lr=0.9)
+    assert found.verdict == "ok"
+    found = answer("learning-rate", {"w": jnp.float32(3)}, square_step, lr=11.0)
+    assert found.verdict == "failed"
+    assert 1 < float(re.search(r"diverges at the rate ([\d.]+),", found.text)[1]) <= 10
+
+
+def test_losses_that_cannot_be_compared(answer):
+    found = answer("learning-rate", line(bias=False), blocked_step)
+    assert (found.verdict, "does not fall at any rate" in found.text) == ("warning", True)
+
+    def step(model, batch):
+        return dataclasses.replace(line_step(model, batch), loss=jnp.log(model["b"][0]))
+
+    found = answer("learning-rate", line(), step)
+    assert (found.verdict, found.number) == ("failed", -math.inf)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_the_device(tmp_path, monkeypatch):
+    learner = build_line(quiet(tmp_path / "run"))
+    check = lambda: learner.check(batches(), only=["memory"])["memory"]  # noqa: E731
+    found = check()
+    peak = max(program.peak for program in learner.sharding_report(batches()).programs)
+    assert (found.verdict, found.number > 0.5 * peak) == ("ok", True)
+    for limit, verdict in ((2 * found.number, "ok"), (found.number, "warning"), (found.number - 1, "failed")):
+        monkeypatch.setattr(step_questions, "memory_limit", lambda device, limit=limit: limit)
+        assert check().verdict == verdict

@@ -1,0 +1,99 @@
+"""Runs repeated from their checkpoints: to the bit, and where they cannot be."""
+
+import contextlib
+import shutil
+
+import numpy as np
+import pytest
+
+from learner.diagnostics.array_difference import first_difference
+from learner.diagnostics.replay import ReplayedRun, RunInputs, common_start, replay
+from learner.schedules import ReduceOnPlateau
+from learner.training.preflight import read_checked
+from tests.support.codes import raises_code
+from tests.support.runs import ROWS, batches, build_line, build_net, quiet, saved_steps, shuffled, tree_of, valid_data
+
+pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
+
+
+def net(directory):
+    """A run of 6 steps: each epoch has 6 batches, the last one of 2 rows, and 3 steps."""
+    builder = quiet(directory, saves=True).num_epochs(2).grads_accumulation(2)
+    return build_net(builder.with_file_checkpointer(every_steps=1, keep_last=9))
+
+
+def line(directory, every=2, lr=0.05):
+    return build_line(quiet(directory, saves=True).num_epochs(1).with_file_checkpointer(every_steps=every), lr)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("replay") / "run"
+    net(directory).fit(shuffled(rows=ROWS))
+    return directory
+
+
+@contextlib.contextmanager
+def replayed(directory, start):
+    definition = net(directory).definition
+    with contextlib.closing(read_checked(definition, shuffled(rows=ROWS), None)) as inputs:
+        yield ReplayedRun(definition, inputs, start)
+
+
+@pytest.mark.parametrize("start", [0, 2, 3])
+def test_replayed_steps_have_the_bits_of_the_run(trained, start):
+    """From the beginning; inside an epoch, where the next batch is the short one; and between epochs."""
+    with replayed(trained, start) as run:
+        for step in range(start + 1, 7):
+            loss, gradients = run.train(tuple(micro.batch for micro in run.read().micro_batches))
+            with replayed(trained, step) as saved:
+                assert first_difference(run.arrays(), saved.arrays()) is None
+            assert np.isfinite(loss["loss"])
+            assert "gradients/out.kernel" in gradients
+
+
+def test_a_run_and_itself(trained):
+    before = tree_of(trained)
+    sides = [RunInputs(net(trained).definition, shuffled(rows=ROWS), None) for _ in range(2)]
+    found = replay(*sides, 5)
+    assert (found.start, found.stop, found.step, found.difference) == (4, 5, None, None)
+    assert found.lines() == ["replayed from the checkpoints of step 4 to step 5: no array differs"]
+    assert tree_of(trained) == before
+
+
+def test_an_update_that_differs_although_the_gradients_agree(tmp_path):
+    """Before the first step no run needs to have trained."""
+    a, b = (
+        RunInputs(line(tmp_path / str(rate), lr=lambda step, rate=rate: rate).definition, batches(), None)
+        for rate in (0.05, 0.025)
+    )
+    found = replay(a, b, 2)
+    assert (found.start, found.step, found.difference.path) == (0, 1, "params/b")
+    assert found.difference.further == 1  # `params/w`
+    updated, other = found.difference.values
+    assert updated == pytest.approx(2 * other)  # sgd: the update from 0 is the rate times the gradient
+    assert len(found.losses) == 1
+    assert found.losses[0][0] == found.losses[0][1] == pytest.approx(np.mean(batches()[0]["t"] ** 2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_of_one_step(tmp_path):
+    for name, every in (("a", 2), ("b", 3)):
+        line(tmp_path / name, every).fit(batches())
+    assert [saved_steps(tmp_path / name) for name in "ab"] == [[4, 6], [3, 6]]
+    definitions = [line(tmp_path / name).definition for name in "ab"]
+    assert [common_start(definitions, stop) for stop in (1, 3, 7)] == [0, 0, 6]
+    for stop in (4, 6):
+        with raises_code("replay-checkpoint-missing", "b has 3", "Steps up to 3", stop=stop):
+            common_start(definitions, stop)
+
+
+def test_validations_that_lower_the_learning_rate(tmp_path):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(2)
+    rate = ReduceOnPlateau(0.05, "valid/Loss", patience=0)
+    build_line(builder, rate).fit(batches(), valid_data())
+    sides = [RunInputs(build_line(builder.resume(), rate).definition, batches(), valid_data()) for _ in range(2)]
+    assert replay(*sides, 6).step is None
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with raises_code("replay-plateau", step=7):
+        replay(*sides, 7)

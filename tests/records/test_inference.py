@@ -1,0 +1,140 @@
+"""Models for inference: the same outputs, in a process that has neither `learner` nor the model's code."""
+
+import subprocess
+import sys
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from learner import Linen
+from learner.records import export_model
+from tests.support.codes import raises_code
+from tests.support.runs import STEPS, X, build_line, line, line_predictions, line_step, quiet, shuffled, valid_data
+
+pytest.importorskip("flatbuffers")
+
+
+class Net(nnx.Module):
+    """Weights, running statistics, and a random stream."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.hidden = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.norm(self.hidden(x)))
+
+
+def linen():
+    module = nn.Dense(2)
+    return Linen(module, module.init(jax.random.key(0), jnp.ones((1, 3))))
+
+
+def predict(model, inputs):
+    return {"line": line_predictions(model, inputs["x"])}
+
+
+MODELS = {
+    "nnx": (Net, None, X),
+    "linen": (linen, None, X),
+    "equinox": (lambda: eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0)), lambda model, x: jax.vmap(model)(x), X),
+    "a dict": (lambda: line(value=0.5), predict, {"x": X}),
+}
+
+BARE = """
+import importlib.abc, sys
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("learner", "flax", "equinox", "optax"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+import jax, numpy as np
+from pathlib import Path
+from safetensors.numpy import load_file
+program = jax.export.deserialize(bytearray(Path("model.jaxexport").read_bytes()))
+inputs = np.load("../inputs.npy")
+outputs = program.call(load_file("weights.safetensors"), inputs)
+np.save("../outputs.npy", np.asarray(outputs))
+assert "learner" not in sys.modules and "flax" not in sys.modules
+print(program.platforms)
+"""
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_outputs_are_those_of_the_model(tmp_path, kind):
+    make, function, inputs = MODELS[kind]
+    model = make()
+    path = export_model(tmp_path / "out", model, jax.tree.map(lambda x: x[:1], inputs), function=function)
+    program = jax.export.deserialize(bytearray((path / "model.jaxexport").read_bytes()))
+    weights = load_file(path / "weights.safetensors")
+    if isinstance(model, nnx.Module):
+        model.eval()
+    for rows in (1, 7, 20):
+        given = jax.tree.map(lambda x, rows=rows: x[:rows], inputs)
+        expected = model(given) if function is None else function(model, given)
+        for got, needed in zip(jax.tree.leaves(program.call(weights, given)), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(got, needed, rtol=1e-6, atol=1e-6)
+
+
+def test_a_bare_process_runs_the_best_model_of_a_run(tmp_path):
+    result = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(shuffled(), valid_data())
+    path = result.export(tmp_path / "out", X, function=line_predictions)
+    np.save(tmp_path / "inputs.npy", X)
+    ran = subprocess.run([sys.executable, "-c", BARE], cwd=path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "('cpu', 'cuda', 'tpu')"), ran.stderr
+    expected = X @ np.asarray(result.best_model["w"]) + np.asarray(result.best_model["b"])
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-6)
+    card = (path / "README.md").read_text()
+    assert f"| valid/Loss | {result.history['valid/Loss'][result.best_step // STEPS - 1]:.6g} |" in card
+    assert "| input array | float32[rows, 3] |" in card
+    assert "| numbers in weights | 4 |" in card
+
+
+def test_a_fixed_number_of_rows_and_one_platform(tmp_path):
+    path = export_model(tmp_path / "out", Net(), X, batch_size=8, platforms=["cpu"])
+    program = jax.export.deserialize(bytearray((path / "model.jaxexport").read_bytes()))
+    assert (program.platforms, program.out_avals[0].shape) == (("cpu",), (8, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "options", "code"),
+    [
+        (line, X, {}, "export-function-missing"),
+        (Net, np.float32(1), {}, "export-input-without-rows"),
+        (Net, X, {"batch_size": 0}, "export-batch-size"),
+        (Net, X[:, :2], {}, "export-impossible"),
+        (Net, X, {"platforms": ["abacus"]}, "export-platforms"),
+        (Net, X, {"function": lambda model, x: model(x)[: int(x.shape[0])]}, "export-impossible"),
+    ],
+)
+def test_what_cannot_be_exported(tmp_path, model, inputs, options, code):
+    with raises_code(code):
+        export_model(tmp_path / "out", model(), inputs, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_files_are_not_touched(tmp_path):
+    (tmp_path / "mine.txt").touch()
+    with raises_code("export-directory-used"):
+        export_model(tmp_path, Net(), X)
+    (tmp_path / "mine.txt").unlink()
+    for _ in range(2):
+        export_model(tmp_path, Net(), X)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_last_model_of_a_run_without_checkpoints(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=line_step)
+    result = learner.fit(shuffled())
+    with raises_code("learner-best-not-kept"):
+        result.export(tmp_path / "out", X, function=predict)
+    assert result.export(tmp_path / "out", {"x": X}, best=False, function=predict).is_dir()

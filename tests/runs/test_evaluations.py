@@ -1,0 +1,70 @@
+"""`evaluations.jsonl`: appended by any process, read with what is left of it."""
+
+import json
+
+import pytest
+
+from learner.events import MetricInfo
+from learner.runs import evaluations
+from learner.runs.evaluations import evaluated_steps, read_evaluations, record_evaluation
+from tests.support.codes import raises_code
+
+LOSS = MetricInfo("test", "Loss", "", False)
+
+
+def record(directory, step, value, time=100.0, info=LOSS):
+    record_evaluation(directory, step // 10, step, {info.key: value}, [info], time)
+
+
+def test_of_two_values_of_a_checkpoint_the_later_one_counts(tmp_path):
+    for step, value in ((20, 0.5), (10, 0.75), (20, 0.25)):
+        record(tmp_path, step, value)
+    assert [(e["step"], e["values"]["test/Loss"]) for e in read_evaluations(tmp_path)] == [(10, 0.75), (20, 0.25)]
+    assert evaluated_steps(tmp_path, "test") == {10, 20}
+    assert evaluated_steps(tmp_path, "other") == set()
+
+
+def test_a_torn_line_is_left_out(tmp_path):
+    record(tmp_path, 10, 0.5)
+    with (tmp_path / evaluations.NAME).open("a") as file:
+        file.write('{"event": "evaluation", "ti')
+    record(tmp_path, 20, float("nan"))
+    with pytest.warns(UserWarning, match="line 2 is damaged"):
+        assert [e["step"] for e in read_evaluations(tmp_path)] == [10, 20]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"values": {"Loss": 1}},
+        {"values": [1]},
+        {"step": -1},
+        {"step": "1"},
+        {"epoch": None},
+        {"time": "now"},
+        {"metrics": {"test/Loss": 1}},
+        {"metrics": {"test/Loss": {"unit": "", "higher_is_better": "no"}}},
+    ],
+)
+def test_what_no_run_writes_is_left_out(tmp_path, change):
+    record(tmp_path, 10, 0.5)
+    entry = json.loads((tmp_path / evaluations.NAME).read_text())
+    (tmp_path / evaluations.NAME).write_text(json.dumps({**entry, **change}) + "\n")
+    with pytest.warns(UserWarning, match="line 1 is damaged"):
+        assert read_evaluations(tmp_path) == []
+
+
+@pytest.mark.parametrize(("began", "step", "stays"), [(150.0, 5, False), (150.0, 10, True), (50.0, 5, True)])
+def test_a_start_before_the_checkpoint_voids_it(tmp_path, began, step, stays):
+    record(tmp_path, 10, 0.5)
+    journal = [{"event": "start", "time": began, "step": step}]
+    assert len(read_evaluations(tmp_path, journal)) == stays
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    (tmp_path / "target").touch()
+    (tmp_path / evaluations.NAME).symlink_to(tmp_path / "target")
+    with raises_code("run-file-kind"):
+        record(tmp_path, 10, 0.5)
+    assert read_evaluations(tmp_path) == []
+    assert (tmp_path / "target").read_text() == ""

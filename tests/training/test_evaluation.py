@@ -1,0 +1,170 @@
+"""Evaluations of checkpoints: the values, where they stand, and following a run that trains."""
+
+import json
+
+import numpy as np
+import optax
+import pytest
+
+from learner import RegressionOutput
+from learner.data import DataLoaderBuilder
+from learner.reports import html_report
+from learner.runs import RunReader, compare
+from learner.training.evaluation import Evaluator
+from learner.training.follow import follow
+from tests.support.codes import raises_code
+from tests.support.runs import (
+    STEPS,
+    arrays,
+    batches,
+    build_line,
+    line,
+    line_step,
+    model_bits,
+    quiet,
+    scripted,
+    shuffled,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+LOSSES = 2.0, 1.0, 3.0, 4.0
+
+
+def loss(model, data):
+    """The mean squared error in float64."""
+    errors = data["x"].astype(np.float64) @ np.asarray(model["w"]) + np.asarray(model["b"]) - data["t"]
+    return float(np.mean(errors**2))
+
+
+def valid_step(model, batch):
+    """The loss of the data's own where it has one, so that the second epoch is the best."""
+    return (
+        line_step(model, batch) if "own" not in batch else RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
+    )
+
+
+def build(builder):
+    return builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=valid_step)
+
+
+def valid():
+    make = scripted(*LOSSES)
+    return lambda: iter([{**batch, "own": batch["t"]} for batch in make()])
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run whose second epoch is the best by validation, its learner, and the models of its epochs."""
+    models, builder = {}, quiet(tmp_path / "run", saves=True).num_epochs(4)
+    builder.on_epoch_end(lambda info, model: models.__setitem__(info.epoch, model))
+    learner = build(builder)
+    return learner, learner.fit(shuffled(), valid()), models
+
+
+def test_the_best_checkpoint_is_evaluated_into_the_run(tmp_path, trained):
+    learner, result, models = trained
+    values = learner.evaluate(batches(), split="test")
+    assert values == {"Loss": pytest.approx(loss(models[2], arrays()), rel=1e-6)}
+    assert learner.evaluate(batches())["Loss"] == pytest.approx(loss(result.model, arrays()), rel=1e-6)  # the last one
+
+    (entry,) = [json.loads(text) for text in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert (entry["epoch"], entry["step"], entry["values"]) == (2, 2 * STEPS, {"test/Loss": values["Loss"]})
+    reader = RunReader(tmp_path / "run")
+    assert [(p.epoch, p.step, p.value) for p in reader.points("test/Loss")] == [(2, 2 * STEPS, values["Loss"])]
+    assert reader.metrics["test/Loss"].higher_is_better is False
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]["test/Loss"]
+    assert summary["best"] == {"value": values["Loss"], "epoch": 2, "step": 2 * STEPS}
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert f"evaluated checkpoint/{2 * STEPS} (epoch 2, best): test/Loss" in log
+    assert "test/Loss" in compare([reader]).metrics
+    assert "test/Loss" in html_report.report([reader])
+
+
+def test_a_checkpoint_can_be_chosen(tmp_path, trained):
+    _, _, models = trained
+    for checkpoint, epoch in (("latest", 4), (4, 4), ("best", 2)):
+        learner = build(quiet(tmp_path / "run"))
+        values = learner.evaluate(batches(), checkpoint=checkpoint)
+        assert values["Loss"] == pytest.approx(loss(models[epoch], arrays()), rel=1e-6)
+    learner = build(quiet(tmp_path / "run").checkpoint("latest"))
+    assert learner.evaluate(batches(), "test")["Loss"] == pytest.approx(loss(models[4], arrays()), rel=1e-6)
+    with raises_code("checkpoint-not-found"):
+        learner.evaluate(batches(), checkpoint=3)
+
+
+def test_several_sets_at_once(tmp_path, trained):
+    trained[0].evaluate({"clean": batches(), "noisy": batches(8)}, split="test")
+    assert {"test-clean/Loss", "test-noisy/Loss"} <= {*RunReader(tmp_path / "run").history}
+
+
+@pytest.mark.parametrize("split", ["valid", "train", "custom", "valid-ood", "a/b", "", "../x", 3])
+def test_a_split_needs_a_name_of_its_own(trained, split):
+    with raises_code("run-evaluation-split"):
+        trained[0].evaluate(batches(), split=split)
+
+
+def test_without_a_run_there_is_no_checkpoint(tmp_path):
+    with raises_code("run-not-a-run"):
+        build_line(quiet(tmp_path / "run")).evaluate(batches(), split="test")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_extended_keeps_its_evaluations(tmp_path, trained):
+    trained[0].evaluate(batches(), split="test")
+    build(quiet(tmp_path / "run", saves=True).num_epochs(5).resume()).fit(shuffled(), valid())
+    assert "test/Loss" in json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
+    build(quiet(tmp_path / "run", saves=True, overwrite=True)).fit(shuffled(), valid())
+    assert not (tmp_path / "run" / "evaluations.jsonl").exists()
+
+
+def test_steps_that_are_trained_again_lose_their_evaluation(tmp_path, trained):
+    trained[0].evaluate(batches(), split="test", checkpoint="latest")
+    build(quiet(tmp_path / "run", saves=True).num_epochs(4).checkpoint(2)).fit(shuffled(), valid())
+    assert "test/Loss" not in RunReader(tmp_path / "run").history
+
+
+def test_a_follower_evaluates_each_checkpoint_once(tmp_path):
+    run, seen, models = tmp_path / "run", [], {}
+
+    def train(epochs):
+        builder = quiet(run).num_epochs(epochs).with_file_checkpointer(keep_last=2).resume()
+        builder.on_epoch_end(lambda info, model: models.__setitem__(info.epoch, model))
+        build_line(builder).fit(shuffled(), batches())
+
+    train(2)
+    epochs = iter((3, 4))
+    for attempt in range(2):  # the second one finds nothing to do
+        definition = build_line(quiet(run)).definition
+        polls = iter([True, True, False] if attempt == 0 else [False])
+        evaluations = follow(
+            definition, batches(), "eval", is_running=lambda polls=polls: next(polls), sleep=lambda: train(next(epochs))
+        )
+        seen += [(each.epoch, each.values["Loss"]) for each in evaluations]
+    assert [epoch for epoch, _ in seen] == [1, 2, 3, 4]
+    assert [value for _, value in seen] == [pytest.approx(loss(models[n], arrays()), rel=1e-6) for n in (1, 2, 3, 4)]
+    assert RunReader(run).history["eval/Loss"] == [value for _, value in seen]
+
+
+def test_a_checkpoint_that_the_run_removes_is_left_out(tmp_path, monkeypatch):
+    builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
+    build_line(builder).fit(shuffled(), batches())
+    evaluate = Evaluator.evaluate_checkpoint
+
+    def removed(self, data, split, *, step):
+        if step == 2 * STEPS:
+            for path in sorted((tmp_path / "run" / "checkpoint" / str(step)).rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+        return evaluate(self, data, split, step=step)
+
+    monkeypatch.setattr(Evaluator, "evaluate_checkpoint", removed)
+    followed = follow(build_line(quiet(tmp_path / "run")).definition, batches(), "eval", is_running=lambda: False)
+    assert [each.epoch for each in followed] == [1, 3]
+
+
+def test_the_learners_model_stays(trained):
+    learner, result, _ = trained
+    learner.evaluate(batches(), checkpoint="best")
+    (batch,) = DataLoaderBuilder().batch_size(24).build(arrays())
+    (output,) = learner.predict([batch])
+    assert output.predictions == pytest.approx(np.asarray(line_step(result.model, batch).predictions))
+    assert model_bits(result.model) != model_bits(result.best_model)

@@ -1,0 +1,92 @@
+"""What hooks return: files of the run, events for loggers, and errors."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+
+from learner import Histogram, Image, LearnerError, parameter_histograms
+from learner.events import SamplesLogged
+from learner.loggers import MemoryLogger, TensorBoard
+from learner.runs import RunReader
+from tests.support.codes import raises_code
+from tests.support.runs import batches, build_line, journal_of, quiet
+from tests.support.tfevents import values
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+
+
+def hook(info, model):
+    return {"picture": Image(PIXELS), "motto": f"at {info.step}\n", "w": Histogram([0, 0, 1.0], bins=2), "n": 2}
+
+
+def test_samples_are_files_that_the_journal_names(tmp_path):
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path).every(2, hook).metric_loggers(memory)).fit(batches())
+    folder = tmp_path / "samples/step-2"
+    assert sorted(path.name for path in folder.iterdir()) == ["motto.txt", "picture.png", "w.json"]
+    assert (np.asarray(Picture.open(folder / "picture.png")) == PIXELS).all()
+    assert (folder / "motto.txt").read_text() == "at 2\n"
+    histogram = {"counts": [2, 1], "edges": [0.0, 0.5, 1.0], "nonfinite": 0}
+    assert json.loads((folder / "w.json").read_text()) == histogram
+    lines = [entry for entry in journal_of(tmp_path) if entry["event"] == "samples"]
+    assert lines[0]["files"] == {
+        "picture": "samples/step-2/picture.png",
+        "motto": "samples/step-2/motto.txt",
+        "w": "samples/step-2/w.json",
+    }
+    assert [event.step for event in memory.of(SamplesLogged)] == [entry["step"] for entry in lines]
+    assert memory.history["custom/n"][0] == 2
+    assert not [key for key in memory.history if key != "custom/n" and key.startswith("custom")]
+
+
+def test_a_resumed_run_shows_each_sample_once_and_a_new_run_none_of_the_old(tmp_path):
+    def builder():
+        return quiet(tmp_path).on_epoch_end(hook).with_file_checkpointer(keep_last=3)
+
+    build_line(builder().num_epochs(3)).fit(batches())
+    build_line(builder().num_epochs(3).checkpoint(epoch=1)).fit(batches())
+    steps = [sample.step for sample in RunReader(tmp_path).samples if sample.name == "motto"]
+    assert len(steps) == len(set(steps)) == 3
+    build_line(quiet(tmp_path, overwrite=True)).fit(batches())
+    assert not (tmp_path / "samples").exists()
+
+
+def test_tensorboard_has_them(tmp_path):
+    build_line(quiet(tmp_path).on_epoch_end(hook).metric_loggers(TensorBoard())).fit(batches())
+    found = {tag: value for tag, _, value in values(tmp_path / "tensorboard") if "/sample/" in tag}
+    assert found.keys() == {"custom/sample/picture", "custom/sample/motto/text_summary", "custom/sample/w"}
+    histo = found["custom/sample/w"].histo
+    assert (list(histo.bucket), list(histo.bucket_limit)) == ([2, 1], [0.5, 1])
+    assert (histo.min, histo.max, histo.num, histo.sum) == (0, 1, 3, 2 * 0.25 + 0.75)
+    assert found["custom/sample/picture"].image.width == 2
+
+
+def test_histograms_of_parameters(tmp_path):
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path).on_epoch_end(parameter_histograms).metric_loggers(memory)).fit(batches())
+    (event,) = memory.of(SamplesLogged)
+    assert {name: int(value.counts.sum()) for name, value in event.values.items()} == {"w": 3, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: Image([[0.0, 1.5]]), "sample-image-values"),
+        (lambda: Image([[0.0, np.nan]]), "sample-image-values"),
+        (lambda: Image(np.zeros((2, 2, 4), np.uint8)), "logger-picture-shape"),
+        (lambda: Histogram([]), "sample-histogram-empty"),
+        (lambda: Histogram([1.0], bins=0), "sample-histogram-empty"),
+    ],
+)
+def test_what_is_no_sample(make, code):
+    with raises_code(code):
+        make()
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    with pytest.raises(LearnerError, match="path separator"):
+        build_line(quiet(tmp_path).on_epoch_end(lambda info, model: {"a/b": "text"})).fit(batches())

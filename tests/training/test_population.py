@@ -1,0 +1,597 @@
+"""Populations: each member is the run by itself with the same settings, in a directory of its own."""
+
+import json
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from learner import (
+    ClassificationOutput,
+    LearnerBuilder,
+    Linen,
+    MetricEarlyStopping,
+    NonFiniteError,
+    load_checkpoint,
+    loguniform,
+    uniform,
+)
+from learner.metrics import Accuracy, MeanMetric
+from learner.renderers import PlainRenderer
+from learner.runs.find import find_runs
+from learner.runs.history import read_history
+from learner.training.population import population_of
+from learner.training.population_result import PopulationResult, Spread
+from tests.support.codes import raises_code
+from tests.support.runs import (
+    LastRow,
+    arrays,
+    checkpoint_bits,
+    class_step,
+    journal_of,
+    line,
+    logs_of,
+    model_bits,
+    numbers_of,
+    quiet,
+    saved_steps,
+    shuffled,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+VALID = arrays(10)
+
+
+class Norm(nnx.Module):
+    """The layer before the normalisation has no bias: its gradient is rounding noise, which Adam amplifies."""
+
+    def __init__(self, width: int = 4, *, rngs: nnx.Rngs):
+        self.hidden, self.norm = nnx.Linear(3, width, use_bias=False, rngs=rngs), nnx.BatchNorm(width, rngs=rngs)
+        self.drop, self.out = nnx.Dropout(0.3, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.drop(nnx.relu(self.norm(self.hidden(x)))))
+
+
+class Convolution(nnx.Module):
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.kernel = nnx.Conv(1, 4, (2,), rngs=rngs)
+        self.out = nnx.Linear(12, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.kernel(x[..., None])).reshape(x.shape[0], -1))
+
+
+class LinenNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Dense(4, use_bias=False)(x))
+        return nn.Dense(3)(nn.Dropout(0.3, deterministic=not train)(nn.relu(x)))
+
+
+class EquinoxNet(eqx.Module):
+    hidden: eqx.nn.Linear
+    drop: eqx.nn.Dropout
+    out: eqx.nn.Linear
+
+    def __init__(self, rngs):
+        self.hidden, self.out = eqx.nn.Linear(3, 4, key=rngs.params()), eqx.nn.Linear(4, 3, key=rngs.params())
+        self.drop = eqx.nn.Dropout(0.3)
+
+    def __call__(self, x, key):
+        return self.out(self.drop(jax.nn.relu(self.hidden(x)), key=key))
+
+
+def nnx_step(model, batch):
+    return ClassificationOutput.from_logits(model(batch["x"]), batch["y"])
+
+
+def linen_step(model, batch):
+    return ClassificationOutput.from_logits(model(batch["x"], train=model.train), batch["y"])
+
+
+def equinox_step(model, batch, rng):
+    keys = jax.random.split(rng, batch["x"].shape[0])
+    return ClassificationOutput.from_logits(jax.vmap(model)(batch["x"], keys), batch["y"])
+
+
+def make_linen(rngs):
+    module = LinenNorm()
+    return Linen(module, module.init(rngs.params(), jnp.ones((1, 3)), train=False))
+
+
+def momentum(lr, momentum=0.9):
+    return optax.sgd(lr, momentum=momentum)
+
+
+SCHEDULE = optax.cosine_decay_schedule(2e-2, 18)
+CASES = {
+    "nnx, AdamW, accumulation": (Norm, nnx_step, optax.adamw, 1e-2, {"weight_decay": [0.1, 0.3]}, 2),
+    "convolution, step by step": (Convolution, nnx_step, momentum, 1e-2, {"momentum": [0.5, 0.9]}, 1),
+    "linen, schedule": (make_linen, linen_step, optax.adam, SCHEDULE, {"lr": [0.5, 1.0]}, 1),
+    "Equinox, momentum": (EquinoxNet, equinox_step, momentum, 1e-2, {"lr": [0.05, 0.01], "momentum": 0.8}, 1),
+    "convolution, accumulation": (Convolution, nnx_step, momentum, 1e-2, {"lr": [0.05, 0.01]}, 2),
+}
+FULL = ("convolution, accumulation", "linen, schedule", "Equinox, momentum")
+
+
+def configured(directory, accumulate=1):
+    return quiet(directory).metrics(Accuracy(), LastRow()).num_epochs(2).grads_accumulation(accumulate)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in FULL else ()) for n in CASES])
+def test_each_member_is_the_run_by_itself(name, tmp_path):
+    """Of 22 rows in batches of 4: the last batch is ragged, and so is the last group of two."""
+    make, step, optimizer, lr, values, accumulate = CASES[name]
+    builder = configured(tmp_path / "all", accumulate).population(seed=[3, 8], **values, zipped=True)
+    built = builder.build(make, optimizer, lr, train_step=step, valid_step=step)
+    result = built.fit(shuffled(rows=22), shuffled(rows=10))
+    assert isinstance(result, PopulationResult)
+    assert len(result) == 2
+    for member in result:
+        given = dict(member.values)
+        seed, own = given.pop("seed"), given.pop("lr", None)
+        rate = lr if own is None else (lambda step, own=own: own * lr(step)) if callable(lr) else own
+        alone = configured(tmp_path / f"alone{member.index}", accumulate).seed(seed)
+        one = alone.build(
+            make, lambda lr, given=given: optimizer(lr, **given), rate, train_step=step, valid_step=step
+        ).fit(shuffled(rows=22), shuffled(rows=10))
+        for key in one.history:
+            np.testing.assert_allclose(member.history[key], one.history[key], rtol=2e-5, atol=1e-6, err_msg=key)
+        found, expected = (jax.tree.leaves(arrays_of(x.model)) for x in (member, one))
+        assert len(found) == len(expected) > 2
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+        assert read_history(member.directory).to_json() == member.history.to_json()
+        assert [*steps_in(member.directory)] == [*steps_in(tmp_path / f"alone{member.index}")]
+
+
+def arrays_of(model):
+    """All arrays, also the random streams of nnx, which are those of the seed."""
+    if isinstance(model, nnx.Module):
+        state = nnx.to_pure_dict(nnx.state(model))
+        return jax.tree.map(
+            lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, state
+        )
+    return model.variables if isinstance(model, Linen) else eqx.filter(model, eqx.is_array)
+
+
+def steps_in(directory):
+    """The number of lines of every metric file."""
+    for path in sorted(directory.glob("*/epoch-*/*.log")):
+        yield path.relative_to(directory), len(path.read_text().splitlines())
+
+
+def lines(directory, **values):
+    """A population of lines, whose updates are worked out by hand."""
+    builder = quiet(directory).metrics(Accuracy()).population(**values)
+    return builder, lambda builder: builder.build(
+        line(3, 3), optax.sgd, 0.1, train_step=class_step, valid_step=class_step
+    )
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory, compiled_once):
+    """Four members of two learning rates and two decays of momentum, which are equal at the first step."""
+    directory = tmp_path_factory.mktemp("four") / "run"
+    builder, build = lines(directory, lr=[0.0, 0.1], momentum=[0.0, 0.5])
+    return directory, build(builder.num_epochs(2)).fit(shuffled(), shuffled())
+
+
+def test_directories_are_ordinary_runs(four):
+    directory, result = four
+    names = ["000-lr=0.0-momentum=0.0", "001-lr=0.0-momentum=0.5", "002-lr=0.1-momentum=0.0", "003-lr=0.1-momentum=0.5"]
+    assert [member.name for member in result] == names
+    assert [run.directory.name for run in find_runs([directory])] == names  # and not the run with their means
+    for name, run in zip(names, find_runs([directory]), strict=True):
+        files = {path.name for path in (directory / name).iterdir()}
+        assert files >= {"journal.jsonl", "summary.json", "model.json", "train", "valid"}
+        assert "run.lock" not in files
+        start = json.loads((directory / name / "journal.jsonl").read_text().splitlines()[0])
+        assert start["config"]["lr"] == float(name[7:10])
+        assert start["config"]["optimizer"] == f"sgd(momentum={name[-3:]})"
+        assert run.status.word == "ended"
+    assert json.loads((directory / "model.json").read_text()) == json.loads(
+        (directory / names[0] / "model.json").read_text()
+    )
+    assert json.loads((directory / "population.json").read_text())["members"][3] == {
+        "directory": names[3],
+        "lr": 0.1,
+        "momentum": 0.5,
+        "seed": 0,
+    }
+
+
+def test_rates_and_keywords_act(four):
+    """With the rate 0 nothing is learnt, and the loss of equal logits of three classes is log 3."""
+    _, result = four
+    for member in (result[0], result[1]):
+        np.testing.assert_allclose(member.history["valid/Loss"], np.log(3), rtol=1e-6)
+    assert result[3].history["valid/Loss"] != result[2].history["valid/Loss"]
+    assert max(result[2].history["valid/Loss"]) < np.log(3)
+
+
+def test_the_run_has_the_means(four):
+    directory, result = four
+    for key in ("train/Loss", "valid/Accuracy"):
+        means = np.mean([member.history[key] for member in result], 0)
+        np.testing.assert_allclose(result.history[key], means, rtol=1e-6)
+    assert read_history(directory).to_json() == result.history.to_json()
+    assert result.stopped_by == "num_epochs"
+
+
+def test_statistics(four):
+    _, result = four
+    best = result.best("valid/Loss")
+    assert best.name == min(result, key=lambda member: min(member.history["valid/Loss"])).name
+    assert best.model["w"].shape == (3, 3)
+    summary = result.summary("valid/Loss", over="momentum")
+    assert [row.values for row in summary] == [{"lr": 0.0, "seed": 0}, {"lr": 0.1, "seed": 0}]
+    pair = [min(member.history["valid/Loss"]) for member in (result[2], result[3])]
+    assert summary[1].mean == pytest.approx(np.mean(pair))
+    assert summary[1].std == pytest.approx(np.std(pair, ddof=1))
+    # The 97.5 % quantile of Student's t with one degree of freedom is 12.706.
+    assert summary[1].high - summary[1].mean == pytest.approx(12.7062 * np.std(pair, ddof=1) / np.sqrt(2), rel=1e-4)
+    table = result.table().splitlines()
+    assert len(table) == 5
+    assert table[0].split()[:4] == ["member", "lr", "momentum", "seed"]
+    assert "95 % interval" in repr(summary)
+    with raises_code("population-metric-unknown", key="valid/Acc"):
+        result.best("valid/Acc")
+    with raises_code("population-summary-over", over="sed"):
+        result.summary("valid/Loss", over="sed")
+    with raises_code("population-one-model"):
+        _ = result.model
+
+
+def test_interval_of_five_seeds():
+    """The 97.5 % quantile of Student's t with four degrees of freedom is 2.776445."""
+    spread = Spread.of({}, [1.0, 2.0, 3.0, 4.0, 5.0, float("nan")])
+    assert (spread.count, spread.mean) == (5, 3.0)
+    assert spread.high - 3 == pytest.approx(2.776445 * np.sqrt(2.5) / np.sqrt(5), rel=1e-6)
+    assert np.isnan(Spread.of({}, [1.0]).low)
+
+
+def test_a_member_evaluates_and_predicts(four):
+    _, result = four
+    assert result[2].evaluate(shuffled())["Loss"] == pytest.approx(result[2].history["valid/Loss"][-1], rel=1e-5)
+    rows = sum(len(output.logits) for output in result[2].predict(shuffled()))
+    assert rows == 24
+
+
+def test_one_program_for_all_members(tmp_path):
+    """The training loop is compiled once, whatever the number of members."""
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2, 0.3])
+    result = build(builder).fit(shuffled())
+    one = quiet(tmp_path / "one").metrics(Accuracy())
+    one.build(line(3, 3), optax.sgd, 0.1, train_step=class_step).fit(shuffled())
+    compiled = [compilations_of(tmp_path / name) for name in ("run", "one")]
+    assert len(result) == 3
+    assert compiled[0] <= compiled[1] + 4  # the state of all members is made and copied
+
+
+def compilations_of(directory):
+    line = next(line for line in (directory / "experiment.log").read_text().splitlines() if "programs compiled" in line)
+    return int(line.split(" programs compiled")[0].split()[-1])
+
+
+def test_a_member_alone_has_the_bits_of_the_run_by_itself(tmp_path):
+    builder = configured(tmp_path / "all").population(seed=5)
+    found = builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step).fit(shuffled(), shuffled())
+    alone = configured(tmp_path / "alone").seed(5)
+    one = alone.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step).fit(shuffled(), shuffled())
+    assert found[0].history == one.history
+    assert model_bits(found[0].model) == model_bits(one.model)
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def seeds(directory, steps):
+    builder = quiet(directory).metrics(Accuracy(), LastRow()).num_steps(steps).population(seed=[1, 2], lr=[0.01, 0.1])
+    return builder.with_file_checkpointer()
+
+
+def fit_seeds(builder):
+    return builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step).fit(shuffled())
+
+
+def bits_of(directory, result):
+    last = saved_steps(directory)[-1]
+    own = {name: (logs_of(directory / name), numbers_of(directory / name)) for name in [m.name for m in result]}
+    summaries = {name: (directory / name / "summary.json").read_text() for name in own}
+    models = [model_bits(member.model) for member in result]
+    histories = [member.history.to_json() for member in result]
+    return own, summaries, models, histories, checkpoint_bits(directory, last), logs_of(directory)
+
+
+def test_resumes_to_the_bit_in_the_middle_of_an_epoch(tmp_path):
+    fit_seeds(seeds(tmp_path / "run", 9))
+    found = bits_of(tmp_path / "run", fit_seeds(seeds(tmp_path / "run", 15).resume()))
+    expected = bits_of(tmp_path / "whole", fit_seeds(seeds(tmp_path / "whole", 15)))
+    for part, other in zip(found, expected, strict=True):
+        assert part == other
+
+
+def test_an_ended_population_is_not_trained_again(tmp_path):
+    first = fit_seeds(seeds(tmp_path / "run", 3))
+    again = fit_seeds(seeds(tmp_path / "run", 3).resume())
+    assert [m.history for m in again] == [m.history for m in first]
+    assert [model_bits(m.model) for m in again] == [model_bits(m.model) for m in first]
+
+
+def test_a_member_is_loaded_by_its_directory(tmp_path):
+    result = fit_seeds(seeds(tmp_path / "run", 7))
+    for member in (result[1], result[3]):
+        make = lambda rngs: Norm(rngs=rngs)  # noqa: E731
+        loaded = load_checkpoint(member.directory, "latest", make)
+        for a, b in zip(*(jax.tree.leaves(nnx.state(x, nnx.Param)) for x in (loaded.model, member.model)), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert loaded.history["train/Loss"] == member.history["train/Loss"][:1]  # of the epoch that had ended
+        assert loaded.lr_scale == pytest.approx(member.values["lr"])
+    begun = quiet(tmp_path / "tuned").initial_from(result[1].directory, "latest")
+    tuned = begun.build(make, optax.sgd, 0.0, train_step=nnx_step).fit(shuffled())
+    np.testing.assert_array_equal(tuned.model.hidden.kernel[...], result[1].model.hidden.kernel[...])
+    with raises_code("checkpoint-of-population", "000-lr=0.01-seed=1"):
+        load_checkpoint(tmp_path / "run", "latest", make)
+
+
+def test_the_overview_of_a_population(tmp_path, capsys):
+    """The arrays of one member, and the operations of all: the line of 3 x 3 has 12 parameters."""
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+    build(builder.summary().renderer(PlainRenderer())).fit(shuffled())
+    shown = capsys.readouterr().out
+    assert "12 parameters" in shown
+    assert "a population of 2 members" in shown
+    assert "best train/Loss" in shown
+    assert "print(result.table())" in shown
+    assert "learner.evaluate" not in shown
+
+
+def test_another_population_does_not_resume(tmp_path):
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+    build(builder.num_steps(2).with_file_checkpointer()).fit(shuffled())
+    other, build = lines(tmp_path / "run", lr=[0.1, 0.3])
+    with raises_code("resume-population-differs", "001-lr=0.2", "001-lr=0.3"):
+        build(other.num_steps(4).resume()).fit(shuffled())
+    other, build = lines(tmp_path / "run", lr=[0.1])
+    with raises_code("resume-population-differs", "2 members", "1"):
+        build(other.num_steps(4).resume()).fit(shuffled())
+
+
+def test_overwriting_removes_the_members_of_before(tmp_path):
+    for lr in ([0.1, 0.2], [0.3]):
+        builder, build = lines(tmp_path / "run", lr=lr)
+        build(builder.num_steps(2)).fit(shuffled())
+        with raises_code("directory-holds-run"):
+            build(builder.num_steps(2)).fit(shuffled())
+        if len(lr) == 2:
+            (tmp_path / "run" / "000-lr=0.1" / "mine.txt").write_text("kept")
+        assert (tmp_path / "run" / f"000-lr={lr[0]}" / "journal.jsonl").exists()
+        quiet_overwriting = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(None)
+        build(quiet_overwriting.population(lr=0.7).num_steps(1)).fit(shuffled())
+        left = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir() and "lr" in path.name)
+        assert left == ["000-lr=0.1", "000-lr=0.7"]
+        assert [path.name for path in (tmp_path / "run" / "000-lr=0.1").iterdir()] == ["mine.txt"]
+        break
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(population):
+    return [dict(member.values) for member in population.members]
+
+
+def test_products_pairs_and_draws():
+    product = population_of({"lr": [0.1, 0.2], "seed": range(2)})
+    assert rows_of(product) == [{"lr": a, "seed": b} for a in (0.1, 0.2) for b in (0, 1)]
+    zipped = population_of({"lr": np.array([0.1, 0.2]), "b1": 0.5, "seed": (x for x in [7, 8])}, zipped=True)
+    assert rows_of(zipped) == [{"lr": 0.1, "b1": 0.5, "seed": 7}, {"lr": 0.2, "b1": 0.5, "seed": 8}]
+    drawn = {"lr": loguniform(1e-5, 1e-2), "weight_decay": uniform(0, 0.1), "seed": 0}
+    first, again = (rows_of(population_of(drawn, size=64)) for _ in range(2))
+    assert first == again
+    rates = np.array([row["lr"] for row in first])
+    assert ((rates >= 1e-5) & (rates <= 1e-2)).all()
+    assert 20 < (rates < 10**-3.5).sum() < 44  # half of the orders of magnitude
+    decays = np.array([row["weight_decay"] for row in first])
+    assert 0.03 < decays.mean() < 0.07
+    alone = rows_of(population_of({"lr": drawn["lr"], "seed": 0}, size=64))
+    assert [row["lr"] for row in alone] == [row["lr"] for row in first]
+    assert rows_of(population_of({**drawn, "seed": 1}, size=64))[0] != first[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({}, "population-empty"),
+        ({"lr": []}, "population-empty"),
+        ({"lr": ["fast"]}, "population-value"),
+        ({"lr": [-0.1]}, "population-value"),
+        ({"lr": [float("nan")]}, "population-value"),
+        ({"seed": [0.5]}, "population-value"),
+        ({"seed": [True]}, "population-value"),
+        ({"seed": uniform(0, 1), "size": 2}, "population-value"),
+        ({"lr": [0.1, 0.1]}, "population-twice"),
+        ({"lr": [0.1, 0.2], "seed": [1, 2, 3], "zipped": True}, "population-lengths"),
+        ({"lr": uniform(0, 1), "seed": [1, 2], "size": 3}, "population-lengths"),
+        ({"lr": uniform(0, 1)}, "population-size"),
+        ({"lr": [0.1, 0.2], "size": 3}, "population-size"),
+        ({"lr": [0.1], "size": 0}, "population-size"),
+    ],
+)
+def test_wrong_values(values, code, tmp_path):
+    with raises_code(code):
+        quiet(tmp_path / "run").population(**values)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("make", [lambda: uniform(1, 0), lambda: uniform(0, "1"), lambda: loguniform(0, 1)])
+def test_wrong_ranges(make):
+    with raises_code("population-range"):
+        make()
+
+
+def test_wrong_input_is_reported_together(tmp_path):
+    """The keyword, the model, and the hook: nothing is written."""
+    builder = quiet(tmp_path / "run").population(seed=[1, 2], weight_decoy=[0.1])
+    builder.on_epoch_end(lambda info, model: None)
+    with raises_code("population-key-unknown", "weight_decay", "weight_decoy") as raised:
+        builder.build(line(3, 3), optax.adamw, 0.1, train_step=class_step)
+    assert {"population-model-not-a-function", "population-unsupported"} <= set(raised.value.codes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_changes_the_program_is_no_number(tmp_path):
+    builder = quiet(tmp_path / "run").population(nesterov=[0, 1])
+    with raises_code("population-key-unknown", name="nesterov"):
+        builder.build(line(3, 3), optax.sgd, 0.1, train_step=class_step)
+
+    def powers(lr, power=2):
+        return optax.scale_by_learning_rate(lr * sum(1 for _ in range(power)))
+
+    builder = quiet(tmp_path / "run").population(power=[1, 2])
+    with raises_code("population-key-not-numeric", name="power"):
+        builder.build(line(3, 3), powers, 0.1, train_step=class_step)
+
+
+def test_functions_of_one_run_are_refused(tmp_path):
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+    learner = build(builder)
+    for call in (learner.init, lambda: learner.evaluate(VALID), lambda: learner.find_lr(VALID), learner.overview):
+        with raises_code("population-method"):
+            call()
+
+
+def test_steps_with_effects_on_the_host(tmp_path):
+    def step(model, batch):
+        jax.debug.print("{}", model["w"].sum())
+        return class_step(model, batch)
+
+    learner = quiet(tmp_path / "run").population(lr=[0.1, 0.2]).build(line(3, 3), optax.sgd, 0.1, train_step=step)
+    with raises_code("population-step-effects", split="train"):
+        learner.fit(shuffled())
+    assert not (tmp_path / "run").exists()
+
+
+class OnHost(MeanMetric):
+    name = "On Host"
+    higher_is_better = True
+    fields = ("logits",)
+
+    def update(self, state, output, info):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        value = jax.pure_callback(lambda x: np.float32(x[0, 0]), shape, output.logits)
+        return state.add(value, jnp.float32(1))
+
+
+def test_a_metric_that_cannot_be_mapped_is_named(tmp_path):
+    builder = quiet(tmp_path / "run").metrics(Accuracy()).metric_valid(OnHost()).population(lr=[0.1, 0.2])
+    learner = builder.build(line(3, 3), optax.sgd, 0.1, train_step=class_step, valid_step=class_step)
+    with raises_code("population-metric-not-mappable", name="On Host"):
+        learner.fit(shuffled(), shuffled())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_member_that_is_not_finite_ends_alone(tmp_path):
+    """A rate of 1e38 makes the second loss infinite or NaN; the others go on."""
+    builder, build = lines(tmp_path / "run", lr=[0.1, 1e38, 0.2])
+    result = build(builder.num_epochs(2)).fit(shuffled(), shuffled())
+    alone = quiet(tmp_path / "one").metrics(Accuracy()).num_epochs(2)
+    one = alone.build(line(3, 3), optax.sgd, 0.2, train_step=class_step, valid_step=class_step)
+    np.testing.assert_allclose(
+        result[2].history["valid/Loss"], one.fit(shuffled(), shuffled()).history["valid/Loss"], rtol=1e-5
+    )
+    assert result.stopped_by == result[0].stopped_by == "num_epochs"
+    assert result[1].stopped_by.startswith("on_nonfinite: the ")
+    assert not result[1].history
+    end = json.loads((result[1].directory / "journal.jsonl").read_text().splitlines()[-1])
+    assert (end["event"], end["stopped_by"]) == ("stop", result[1].stopped_by)
+    assert end["step"] < 6
+    assert np.isfinite(result.history["valid/Loss"]).all()
+    assert result.best("valid/Loss").index in (0, 2)
+
+
+def test_a_member_that_ended_stays_so_when_the_others_resume(tmp_path):
+    for steps in (8, 15):
+        builder, build = lines(tmp_path / "run", lr=[0.1, 1e38])
+        result = build(builder.num_steps(steps).with_file_checkpointer().resume()).fit(shuffled())
+    builder, build = lines(tmp_path / "whole", lr=[0.1, 1e38])
+    whole = build(builder.num_steps(15).with_file_checkpointer()).fit(shuffled())
+    assert [m.history for m in result] == [m.history for m in whole]
+    assert result[1].stopped_by == whole[1].stopped_by != "num_steps"
+    assert logs_of(result[1].directory) == logs_of(whole[1].directory)
+
+
+def stopped_early(directory, epochs, **values):
+    """The loss of the rate 0 never improves on its first value: it ends with the third epoch, and the other goes on."""
+    builder, build = lines(directory, lr=[0.0, 0.1], **values)
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(epochs)
+    return builder.with_file_checkpointer(keep_last=9), build
+
+
+def test_early_stopping_of_a_member(tmp_path):
+    builder, build = stopped_early(tmp_path / "run", 6)
+    result = build(builder).fit(shuffled(), shuffled())
+    assert [len(m.history["valid/Loss"]) for m in result] == [3, 6]
+    assert result[0].stopped_by.startswith("early stopping: valid/Loss has not improved")
+    assert result[0].summary["epochs"] == 3
+    assert result[1].stopped_by == result.stopped_by == "num_epochs"
+    one = quiet(tmp_path / "one").metrics(Accuracy()).num_epochs(6)
+    one = one.build(line(3, 3), optax.sgd, 0.1, train_step=class_step, valid_step=class_step)
+    np.testing.assert_allclose(
+        result[1].history["valid/Loss"], one.fit(shuffled(), shuffled()).history["valid/Loss"], rtol=1e-5
+    )
+    assert {path.name for path in (result[0].directory / "train").iterdir()} == {"epoch-1", "epoch-2", "epoch-3"}
+    events = [entry["event"] for entry in journal_of(result[0].directory)]
+    assert events == ["start", "epoch", "epoch", "epoch", "stop"]
+
+
+def test_the_state_of_a_member_that_ended_stays(tmp_path):
+    """A high rate first lowers the loss and then raises it; the state is the one after the epoch in which it ended."""
+    builder, build = lines(tmp_path / "run", lr=[0.1, 30.0])
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=1)).num_epochs(5)
+    result = build(builder.with_file_checkpointer(keep_last=9)).fit(shuffled(), shuffled())
+    ended = len(result[1].history["valid/Loss"])
+    assert 1 < ended < 5
+    kept = load_checkpoint(result[1].directory, ended, line(3, 3))
+    last = load_checkpoint(result[1].directory, "latest", line(3, 3))
+    assert model_bits(kept.model) == model_bits(last.model) == model_bits(result[1].model)
+    first = [load_checkpoint(result[0].directory, which, line(3, 3)).model for which in (ended, "latest")]
+    assert model_bits(first[0]) != model_bits(first[1])
+
+
+def test_resumes_with_a_member_that_has_ended(tmp_path):
+    for epochs in (4, 6):
+        builder, build = stopped_early(tmp_path / "run", epochs)
+        result = build(builder.resume()).fit(shuffled(), shuffled())
+    builder, build = stopped_early(tmp_path / "whole", 6)
+    whole = build(builder).fit(shuffled(), shuffled())
+    assert [m.history for m in result] == [m.history for m in whole]
+    assert [m.stopped_by for m in result] == [m.stopped_by for m in whole]
+    assert [model_bits(m.model) for m in result] == [model_bits(m.model) for m in whole]
+    builder, build = lines(tmp_path / "run", lr=[0.0, 0.1])
+    with raises_code("resume-population-differs"):
+        build(builder.num_epochs(8).resume()).fit(shuffled(), shuffled())
+
+
+def test_a_population_ends_with_its_last_member(tmp_path):
+    builder, build = lines(tmp_path / "run", lr=0.0, momentum=[0.1, 0.2])
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(9)
+    result = build(builder).fit(shuffled(), shuffled())
+    assert result.stopped_by == "early stopping: all 2 members have ended"
+    assert [len(m.history["valid/Loss"]) for m in result] == [3, 3]
+    again, build = lines(tmp_path / "run", lr=0.0, momentum=[0.1, 0.2])
+    again.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(9).resume()
+    assert build(again).fit(shuffled(), shuffled())[1].history == result[1].history
+
+
+def test_a_population_of_which_no_member_is_finite_fails(tmp_path):
+    builder, build = lines(tmp_path / "run", lr=[1e38, 2e38])
+    with pytest.raises(NonFiniteError):
+        build(builder).fit(shuffled())

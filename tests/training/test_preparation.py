@@ -1,0 +1,51 @@
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from learner import LearnerBuilder, RegressionOutput
+from learner.data import DataLoaderBuilder
+from learner.training.definition import TrainingDefinition
+from learner.util import executables
+from tests.support.codes import raises_code
+
+
+def step(model, batch):
+    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+
+
+def data():
+    x = np.float32(np.random.default_rng(0).normal(size=(12, 3)))
+    return DataLoaderBuilder().batch_size(4).build({"x": x, "y": x.sum(1)})
+
+
+def test_the_first_program_is_compiled_while_the_model_is_made(tmp_path, monkeypatch):
+    compiled, init_placed = threading.Event(), TrainingDefinition.init_placed
+
+    def on_event(event, seconds, fun_name="", **_):
+        if event == "/jax/core/compile/backend_compile_duration" and fun_name == "jit(train)":
+            compiled.set()
+
+    def late(definition):
+        assert compiled.wait(60)
+        return init_placed(definition)
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    monkeypatch.setattr(TrainingDefinition, "init_placed", late)
+    executables.clear()
+    built = LearnerBuilder(tmp_path / "run").renderer(None).with_batch_size(8)
+    result = built.build(lambda: {"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=step).fit(data())
+    assert len(result.history["train/Loss"]) == 1
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert log.index("WARNING") < log.index("dispatch of train") < log.index("start at epoch 1")
+
+
+def test_a_model_that_cannot_be_made_leaves_no_run(tmp_path):
+    built = LearnerBuilder(tmp_path / "run").renderer(None)
+    fitted = built.build(lambda: {"w": jnp.full(3, jnp.nan)}, optax.sgd, 0.1, train_step=step)
+    with raises_code("model-parameters-nonfinite"):
+        fitted.fit(data())
+    assert not list((tmp_path / "run").glob("*.log"))
+    assert not [t for t in threading.enumerate() if t.name.startswith("learner-compile")]

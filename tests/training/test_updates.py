@@ -1,0 +1,162 @@
+"""Hooks that change the model and the learning rate of a run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner import Updates
+from learner.optimizers import Ema
+from learner.schedules import ReduceOnPlateau
+from learner.strategies import Replicated, Sharded, fsdp
+from tests.support.codes import raises_code
+from tests.support.runs import (
+    Net,
+    T,
+    X,
+    batches,
+    build_line,
+    build_net,
+    checkpoint_bits,
+    journal_of,
+    line,
+    line_step,
+    logs_of,
+    model_bits,
+    quiet,
+    shuffled,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+BOUND = 0.15
+
+
+def clip(info, model):
+    return Updates(model={**model, "w": jnp.clip(model["w"], -BOUND, BOUND)}, values={"step": info.step})
+
+
+def by_hand(steps, *, lr=lambda step: 0.05, bound=np.inf, every=1, rows=4):
+    """The line by gradient descent in NumPy, clipped after every so many steps; 6 batches are an epoch."""
+    w, b = np.zeros((3, 1)), np.zeros(1)
+    for step in range(1, steps + 1):
+        i = (step - 1) % 6 * rows
+        x, t = X[i : i + rows].astype(np.float64), T[i : i + rows].astype(np.float64)
+        error = 2 * (x @ w + b - t) / rows
+        w, b = w - lr(step) * x.T @ error, b - lr(step) * error.sum(0)
+        if step % every == 0:
+            w = np.clip(w, -bound, bound)
+    return w, b
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_weights_are_clipped_as_by_hand(tmp_path, every):
+    builder = quiet(tmp_path).num_epochs(2).every(every, clip)
+    result = build_line(builder).fit(batches())
+    w, b = by_hand(12, bound=BOUND, every=every)
+    np.testing.assert_allclose(result.model["w"], w, atol=1e-6)
+    np.testing.assert_allclose(result.model["b"], b, atol=1e-6)
+    assert [point.step for point in result.history.points("custom/step")][:2] == [every, 2 * every]
+    lines = [line for line in journal_of(tmp_path) if line["event"] == "update"]
+    assert [line["step"] for line in lines] == list(range(every, 13, every))
+    assert (lines[0]["hook"], lines[0]["model"], lines[0]["lr_scale"]) == ("clip", True, None)
+
+
+def test_the_learning_rate_is_scaled_from_the_next_step_on(tmp_path):
+    def halve(info, model):
+        return Updates(lr_scale=0.5**info.epoch)
+
+    result = build_line(quiet(tmp_path).num_epochs(3).on_epoch_end(halve)).fit(batches())
+    w, b = by_hand(18, lr=lambda step: 0.05 * 0.5 ** ((step - 1) // 6))
+    np.testing.assert_allclose(result.model["w"], w, atol=1e-6)
+    np.testing.assert_allclose(result.model["b"], b, atol=1e-6)
+
+
+def test_hooks_see_what_the_one_before_has_changed(tmp_path):
+    seen = []
+    builder = quiet(tmp_path).every(6, clip).every(6, lambda info, model: seen.append(float(abs(model["w"]).max())))
+    build_line(builder).fit(batches())
+    assert seen == [np.float32(BOUND)]
+
+
+def test_the_callers_arrays_stay(tmp_path):
+    mine = {"w": jnp.ones((3, 1)), "b": np.zeros(1)}  # of float64
+    result = build_line(quiet(tmp_path).every(3, lambda info, model: Updates(model=mine))).fit(batches())
+    assert (np.asarray(mine["w"]) == 1).all()
+    assert result.model["b"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_resumed_run_has_the_updates_once(tmp_path, steps):
+    def update(info, model):
+        return Updates(model=jax.tree.map(lambda x: 0.9 * x, model), lr_scale=0.9**info.step)
+
+    def fit(name, stop_after, per_dispatch):
+        builder = quiet(tmp_path / name, saves=True).num_epochs(3).every(4, update).on_epoch_end(update).resume()
+        builder.with_file_checkpointer(keep_last=99, keep_best=0, every_steps=3).steps_per_dispatch(per_dispatch)
+        return build_line(builder.num_steps(stop_after)).fit(shuffled())
+
+    whole = fit("whole", 18, 4)
+    for stop_after in (steps, steps + 3, 8, 12, 18):
+        again = fit("again", stop_after, 1)
+    assert model_bits(again.model) == model_bits(whole.model)
+    assert logs_of(tmp_path / "again") == logs_of(tmp_path / "whole")
+    assert checkpoint_bits(tmp_path / "again", 18) == checkpoint_bits(tmp_path / "whole", 18)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        None,
+        lambda: Replicated(jax.devices()[:2]),
+        pytest.param(lambda: Sharded(rules=fsdp(1), devices=jax.devices()[:2]), marks=pytest.mark.full),
+    ],
+)
+def test_the_model_that_a_hook_got_changes_nothing(tmp_path, strategy):
+    """With running statistics, dropout and the state of Adam, on one device and on several."""
+
+    def fit(name, hook):
+        builder = quiet(tmp_path / name).num_epochs(2).every(2, hook)
+        if strategy is not None:
+            builder.strategy(strategy())
+        return build_net(builder).fit(shuffled())
+
+    same = fit("same", lambda info, model: Updates(model=model))
+    assert model_bits(same.model) == model_bits(fit("none", lambda info, model: None).model)
+
+
+def test_a_model_that_is_changed_in_place(tmp_path):
+    def reset(info, model):
+        model.out.kernel[...] = jnp.zeros_like(model.out.kernel[...])
+        return Updates(model=model)
+
+    result = build_net(quiet(tmp_path).num_epochs(1).on_epoch_end(reset), Net()).fit(batches(rows=24))
+    assert not np.asarray(result.model.out.kernel[...]).any()
+    assert np.asarray(result.model.hidden.kernel[...]).any()
+
+
+@pytest.mark.parametrize(
+    ("update", "code"),
+    [
+        (lambda model: Updates(model={**model, "w": jnp.zeros((2, 1))}), "step-hook-model"),
+        (lambda model: Updates(model={**model, "w": jnp.zeros((3, 1), jnp.int32)}), "step-hook-model"),
+        (lambda model: Updates(lr_scale=-1.0), "step-hook-lr-scale"),
+        (lambda model: Updates(lr_scale=float("nan")), "step-hook-lr-scale"),
+        (lambda model: Updates(values=3), "step-hook-returns"),
+    ],
+)
+def test_updates_that_are_refused(tmp_path, update, code):
+    with raises_code(code):
+        build_line(quiet(tmp_path).every(2, lambda info, model: update(model))).fit(batches())
+
+
+def test_a_plateau_scheduler_has_the_learning_rate_for_itself(tmp_path):
+    builder = quiet(tmp_path).on_epoch_end(lambda info, model: Updates(lr_scale=0.5))
+    with raises_code("step-hook-plateau"):
+        build_line(builder, lr=ReduceOnPlateau(0.1)).fit(batches(), batches())
+
+
+def test_an_average_is_not_what_is_trained(tmp_path):
+    learner = quiet(tmp_path).every(2, clip).build(line(), Ema(optax.sgd, 0.9), 0.05, train_step=line_step)
+    with raises_code("step-hook-averaged"):
+        learner.fit(batches())

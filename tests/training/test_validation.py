@@ -1,0 +1,177 @@
+"""When validations are made, of what rows, and what follows from them."""
+
+import itertools
+
+import numpy as np
+import optax
+import pytest
+
+from learner import Interrupter, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
+from learner.data import DataLoaderBuilder
+from learner.metrics import LearningRate
+from tests.support.codes import raises_code
+from tests.support.runs import (
+    STEPS,
+    LastRow,
+    T,
+    arrays,
+    batches,
+    build_line,
+    checkpoint_bits,
+    line,
+    line_step,
+    model_bits,
+    quiet,
+    scripted,
+    shuffled,
+)
+from tests.support.stopped import all_of, same, stopping_at
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def points(result, key="valid/Loss"):
+    return [(point.epoch, point.step) for point in result.history.points(key)]
+
+
+def scripted_step(model, batch):
+    return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
+
+
+# -- when --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_so_many_epochs_and_after_the_last_one(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_epochs(5).valid_every(epochs=2)).fit(shuffled(), batches(8))
+    assert points(result) == [(2, 2 * STEPS), (4, 4 * STEPS), (5, 5 * STEPS)]
+    assert len(result.history["train/Loss"]) == 5
+
+
+def test_by_steps_alone(tmp_path):
+    """Step 12 ends an epoch, and step 18 the run."""
+    builder = quiet(tmp_path / "run").num_epochs(3).valid_every(steps=4, epochs=0)
+    result = build_line(builder).fit(shuffled(), batches(8))
+    assert points(result) == [(1, 4), (2, 8), (2, 12), (3, 16), (3, 18)]
+
+
+def test_each_split_has_its_own_schedule(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(3).valid_every(epochs=2).valid_every(steps=4, epochs=0, split="ood")
+    result = build_line(builder).fit(shuffled(), {"iid": batches(8), "ood": batches(8)})
+    assert points(result, "valid-iid/Loss") == [(2, 12), (3, 18)]
+    assert points(result, "valid-ood/Loss") == [(1, 4), (2, 8), (2, 12), (3, 16), (3, 18)]
+
+
+def test_the_last_step_ends_with_a_validation(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(9).num_steps(2 * STEPS).valid_every(epochs=5)
+    assert points(build_line(builder).fit(shuffled(), batches(8))) == [(2, 2 * STEPS)]
+
+
+def test_before_the_first_step(tmp_path):
+    called = []
+    builder = quiet(tmp_path / "run").num_epochs(1).valid_first()
+    builder.every(3, lambda info, model: called.append(info.step))
+    result = build_line(builder).fit(shuffled(), batches(8))
+    assert points(result) == [(1, 0), (1, STEPS)]
+    assert result.history["valid/Loss"][0] == pytest.approx(np.mean(T**2), rel=1e-6)  # the line is zero at first
+    assert called == [3, 6]
+
+
+def test_the_model_before_the_first_step_may_be_the_best(tmp_path):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(2).valid_first().restore_best()
+    learner = builder.build(line(value=0.5), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
+    result = learner.fit(shuffled(), scripted(1.0, 2.0, 3.0))
+    assert (result.best_step, model_bits(result.model)) == (0, model_bits(line(value=0.5)))
+
+
+# -- what follows ------------------------------------------------------------------------------------------------------
+
+
+def test_decisions_are_made_where_their_metric_is_measured(tmp_path):
+    """Losses 1, 2, 3 and 4 at the epochs 2, 4, 6 and 8: the patience of 2 validations is over at epoch 6."""
+    plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=0)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(8).valid_every(epochs=2).metric_train(LearningRate())
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2))
+    learner = builder.build(line(), optax.sgd, plateau, train_step=line_step, valid_step=scripted_step)
+    result = learner.fit(shuffled(), scripted(1.0, 2.0, 3.0, 4.0))
+    assert result.stopped_by.startswith("early stopping")
+    assert result.summary["epochs"] == 6
+    assert result.history["train/Learning Rate"] == pytest.approx([0.04] * 4 + [0.02] * 2)
+    assert result.best_epoch == 2
+
+
+def test_the_monitor_may_be_of_the_rarer_split(tmp_path):
+    builder = (
+        quiet(tmp_path / "run", saves=True)
+        .num_epochs(3)
+        .with_file_checkpointer(monitor="valid-ood/Loss", every_epochs=9)
+    )
+    builder.valid_every(steps=4, epochs=0, split="ood")
+    learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
+    result = learner.fit(shuffled(), {"iid": scripted(*range(3, 0, -1)), "ood": scripted(5.0, 1.0, 2.0, 3.0, 4.0)})
+    assert (result.best_epoch, result.best_step) == (2, 8)
+
+
+# -- of what rows ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_of_rows_is_the_same_in_each_validation(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(2).seed(5).with_batch_size(4).metrics(LastRow())
+    result = build_line(builder.valid_batches(2, shuffle=True)).fit(arrays(), arrays())
+    loader = DataLoaderBuilder().batch_size(4).shuffle(5).build(arrays())
+    drawn = np.concatenate([batch["t"] for batch in itertools.islice(loader, 2)]).astype(np.float64)[:, 0]
+    assert not np.array_equal(drawn, T[:8, 0])
+    assert result.history["valid/Last Row"] == [pytest.approx(np.dot(np.arange(1, 9), drawn))] * 2
+
+
+def test_batches_cannot_be_drawn_from(tmp_path):
+    with raises_code("data-validation-not-shuffled", split="valid"):
+        build_line(quiet(tmp_path / "run").valid_batches(2, shuffle=True)).fit(batches(), batches())
+
+
+def test_the_log_tells_what_a_validation_reads(tmp_path):
+    build_line(quiet(tmp_path / "run").valid_batches(2)).fit(batches(), batches())
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert "each validation of valid reads at most 2 batches, the first ones" in log
+
+
+# -- resumed -----------------------------------------------------------------------------------------------------------
+
+
+def scheduled(directory):
+    builder = quiet(directory).num_epochs(4).with_file_checkpointer(every_epochs=9, keep_best=1, monitor="valid-b/Loss")
+    builder.valid_first().valid_every(epochs=3).valid_every(steps=4, split="b").resume()
+    return builder.early_stopping(MetricEarlyStopping("valid-a/Loss", patience=9))
+
+
+class Stopping:
+    """Validation data; the first reading that is not the first batch alone stops the run before its second batch."""
+
+    def __init__(self, interrupter):
+        self.interrupter = interrupter
+
+    def __call__(self):
+        for number, batch in enumerate(batches()):
+            if number == 1:
+                self.interrupter.stop("here")
+            yield batch
+
+
+def fit_scheduled(builder, second=None):
+    return build_line(builder).fit(shuffled(), {"a": batches(), "b": batches if second is None else second})
+
+
+@pytest.mark.parametrize("step", [pytest.param(s, marks=() if s == 8 else pytest.mark.full) for s in (3, 6, 8, 18)])
+def test_a_schedule_resumes_to_the_bit(tmp_path, step):
+    whole = fit_scheduled(scheduled(tmp_path / "whole"))
+    fit_scheduled(stopping_at(scheduled(tmp_path / "run"), step))
+    same(all_of(tmp_path / "run", fit_scheduled(scheduled(tmp_path / "run"))), all_of(tmp_path / "whole", whole))
+
+
+def test_a_stop_in_the_validation_before_the_first_step(tmp_path):
+    whole = fit_scheduled(scheduled(tmp_path / "whole"))
+    interrupter = Interrupter()
+    fit_scheduled(scheduled(tmp_path / "run").interrupter(interrupter), Stopping(interrupter))
+    assert checkpoint_bits(tmp_path / "run", 0)
+    result = fit_scheduled(scheduled(tmp_path / "run"))
+    assert points(result, "valid-a/Loss") == [(1, 0), (3, 18), (4, 24)]
+    same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", whole))
