@@ -9,18 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from learner.checkpoint.store import Entry
 from learner.data.workers import check_process
-from learner.diagnostics import trials
-from learner.diagnostics.check import check
-from learner.diagnostics.check_result import Answer, CheckResult
-from learner.diagnostics.overview import Overview, announce_overview, build_overview
-from learner.diagnostics.sharding_report import ShardingReport, build_sharding_report
 from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
 from learner.models.array_info import array_infos
@@ -42,6 +37,12 @@ from learner.training.signals import TERMINATED
 from learner.util.fragments import fragment, paragraph, table
 from learner.util.stages import enter_stage, stage_line
 from learner.util.text import size
+
+if TYPE_CHECKING:  # what few learners are asked for is imported when they are, as `import learner` must be fast
+    from learner.diagnostics import trials
+    from learner.diagnostics.check_result import Answer, CheckResult
+    from learner.diagnostics.overview import Overview
+    from learner.diagnostics.sharding_report import ShardingReport
 
 PyTree = Any
 ModelT = TypeVar("ModelT")
@@ -182,7 +183,7 @@ class Learner(Generic[ModelT]):
                         state = definition.init_placed()
                     self._fitted = True  # from here on files change, and data that can be read once is used up
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
-                    with open_run(plan, prepared, checkpoint, state, announce_overview) as run:
+                    with open_run(plan, prepared, checkpoint, state, _announce_overview) as run:
                         run.stop.finish(self.loop(run))
             self._evaluator.runner = run.runner
             # Asked once the run is closed, as SIGTERM may have come during the last save.
@@ -228,17 +229,19 @@ class Learner(Generic[ModelT]):
         self.definition.refuse_population("predict")
         return self._evaluator.predict(data)
 
-    def sharding_report(self, train: Any = None) -> ShardingReport:
+    def sharding_report(self, train: Any = None) -> "ShardingReport":
         """Return the placement of every array of the state and the memory of the compiled training. No state is created
         and nothing is written. `print` shows the report as tables.
 
         Args:
           train: as for `fit`; its first batches are read.
         """
+        from learner.diagnostics.sharding_report import build_sharding_report
+
         self.definition.refuse_population("sharding_report")
         return build_sharding_report(self.definition, self._train if train is None else train, self._valid)
 
-    def overview(self, train: Any = None, *, compiled: bool = True) -> Overview:
+    def overview(self, train: Any = None, *, compiled: bool = True) -> "Overview":
         """Return an overview of a run without training: the arrays of its model, the operations of a step, its length
         and its memory. No state is created and nothing is written. `learner.renderers.print_overview` prints it, as
         `summary()` of the builder does before a run.
@@ -247,6 +250,8 @@ class Learner(Generic[ModelT]):
           train: as for `fit`; its first batches are read.
           compiled: also compile the training, to get the memory that it needs while it runs.
         """
+        from learner.diagnostics.overview import build_overview
+
         self.definition.refuse_population("overview")
         return build_overview(self.definition, self._train if train is None else train, self._valid, compiled)
 
@@ -259,7 +264,7 @@ class Learner(Generic[ModelT]):
         steps: int = 100,
         smoothing: float = 0.8,
         diverges: float = 4.0,
-    ) -> trials.RangeTest:
+    ) -> "trials.RangeTest":
         """Run a learning-rate range test: train a copy of the model with a learning rate that grows at each step, and
         record the losses. The run is in a temporary directory, and neither the model nor the learner changes, which can
         be fitted afterwards. The learning rate given to `build` is not used.
@@ -278,6 +283,8 @@ class Learner(Generic[ModelT]):
         Raises:
           LearnerError: the input is wrong, or the first loss is not finite.
         """
+        from learner.diagnostics import trials
+
         self.definition.refuse_population("find_lr")
         return trials.find_lr(
             self.definition,
@@ -295,7 +302,7 @@ class Learner(Generic[ModelT]):
         *,
         steps: tuple[int, int | None] = (20, None),
         directory: str | os.PathLike[str] = "profile",
-    ) -> trials.Profile:
+    ) -> "trials.Profile":
         """Train a copy of the model for some steps, and return a profile of their time. Neither the model nor the
         learner changes, which can be fitted afterwards. Nothing is saved, validated or sent to loggers; to profile a
         run with them, use `LearnerBuilder.profile`.
@@ -311,6 +318,8 @@ class Learner(Generic[ModelT]):
         Raises:
           LearnerError: the input is wrong, or the data has too few steps.
         """
+        from learner.diagnostics import trials
+
         self.definition.refuse_population("profile")
         return trials.profile(self.definition, self._fit_trial(train), steps, Path(directory))
 
@@ -322,8 +331,8 @@ class Learner(Generic[ModelT]):
         only: Sequence[str] = (),
         skip: Sequence[str] = (),
         steps: int = 100,
-        on_answer: Callable[[Answer], None] = lambda answer: None,
-    ) -> CheckResult:
+        on_answer: "Callable[[Answer], None]" = lambda answer: None,
+    ) -> "CheckResult":
         """Ask questions before a long training: do rows of the training data occur in the validation data, do gradients
         reach all parameters, can the model learn one batch? They run single steps on one device, on a copy of the
         model. Nothing is written, and neither the model nor the learner changes, which can be fitted afterwards.
@@ -343,6 +352,8 @@ class Learner(Generic[ModelT]):
           LearnerError: the input is wrong: all that `fit` refuses, a question that does not exist, or an iterator that
             can be read only once.
         """
+        from learner.diagnostics.check import check
+
         self.definition.refuse_population("check")
         return check(
             self.definition,
@@ -355,6 +366,12 @@ class Learner(Generic[ModelT]):
             clock=time.perf_counter,
         )
 
-    def _fit_trial(self, train: Any) -> trials.Fit:
+    def _fit_trial(self, train: Any) -> "trials.Fit":
         train = self._train if train is None else train
         return lambda definition: Learner(definition, train).fit()
+
+
+def _announce_overview(planned: Any, run: Run) -> None:
+    from learner.diagnostics.overview import announce_overview
+
+    announce_overview(planned, run)

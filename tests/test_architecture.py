@@ -199,8 +199,8 @@ HEAVY = (
 )
 
 
-def loaded_by(statement):
-    program = f"import sys\n{statement}\nprint(*[name for name in {HEAVY} if name in sys.modules])"
+def loaded_by(statement, names=HEAVY):
+    program = f"import sys\n{statement}\nprint(*[name for name in {names} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent)
     assert ran.stderr == ""
     return ran.stdout.split()
@@ -208,6 +208,15 @@ def loaded_by(statement):
 
 def test_importing_learner_loads_nothing_that_a_run_may_not_need():
     assert loaded_by("import learner, learner.metrics, learner.data, learner.events") == []
+
+
+def test_a_script_imports_the_catalogs_only_where_it_uses_them():
+    """What the README's first script imports, with one module of each kind that it does not use."""
+    script = "from learner import ClassificationOutput, LearnerBuilder\nfrom learner.data import digits\n"
+    script += "from learner.metrics import Accuracy"
+    unused = ("diagnostics.check", "data.sources.database", "loggers.mlflow", "metrics.bleu", "renderers.rich")
+    names = [f"learner.{name}" for name in (*unused, "metrics.classification")]
+    assert loaded_by(script, names) == ["learner.metrics.classification"]
 
 
 def test_commands_that_read_the_files_of_runs_do_without_jax():

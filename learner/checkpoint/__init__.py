@@ -1,15 +1,23 @@
 """Checkpoints: their contents, when they are saved, which are kept, and how they are restored."""
 
-from learner.checkpoint.manifest import DamagedError
-from learner.checkpoint.retention import CheckpointOptions, Retention
-from learner.checkpoint.saver import Saver
-from learner.checkpoint.store import CheckpointStore, Entry
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CheckpointOptions",
-    "CheckpointStore",
-    "DamagedError",
-    "Entry",
-    "Retention",
-    "Saver",
-]
+from learner.util.discovery import import_lazily
+
+if TYPE_CHECKING:
+    from learner.checkpoint.manifest import DamagedError
+    from learner.checkpoint.retention import CheckpointOptions, Retention
+    from learner.checkpoint.saver import Saver
+    from learner.checkpoint.store import CheckpointStore, Entry
+
+    __all__ = [
+        "CheckpointOptions",
+        "CheckpointStore",
+        "DamagedError",
+        "Entry",
+        "Retention",
+        "Saver",
+    ]
+
+if not TYPE_CHECKING:
+    __getattr__ = import_lazily(__name__)

@@ -10,22 +10,28 @@ For each optimizer of optax there is a class, too, which a `learner.Config` can 
 
 from typing import TYPE_CHECKING, Any
 
-from learner.optimizers.base import OptimizerFactory
-from learner.optimizers.gradient_transforms import Clipped, Noisy, kernels
-from learner.optimizers.groups import Group, Groups
-from learner.optimizers.weight_averages import Ema, Swa
+from learner.util.discovery import import_lazily
 
 if TYPE_CHECKING:
+    from learner.optimizers.base import OptimizerFactory
     from learner.optimizers.configs import OptimizerConfig
+    from learner.optimizers.gradient_transforms import Clipped, Noisy, kernels
+    from learner.optimizers.groups import Group, Groups
+    from learner.optimizers.weight_averages import Ema, Swa
 
-__all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "OptimizerFactory", "Swa", "kernels"]
+    __all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "OptimizerFactory", "Swa", "kernels"]
+
+_import = import_lazily(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a class of `learner.optimizers.configs`, which are made when the first one is needed."""
-    if not name.startswith("_"):
-        import learner.optimizers.configs as configs
+    """Import a name at its first use. The classes of `learner.optimizers.configs` are made when the first is needed."""
+    try:
+        return _import(name)
+    except AttributeError:
+        if not name.startswith("_"):
+            import learner.optimizers.configs as configs
 
-        if name == "OptimizerConfig" or name in configs.OPTIMIZERS:
-            return getattr(configs, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            if name in configs.OPTIMIZERS:
+                return getattr(configs, name)
+        raise

@@ -6,24 +6,32 @@
 The extension chooses the format, and a recorder the precision.
 """
 
-from learner.records.fitting import LoadReport
-from learner.records.inference import export_model
-from learner.records.json import JsonRecorder
-from learner.records.messagepack import CompactRecorder, MessagePackRecorder
-from learner.records.model_files import load_model, recorder_for, save_model
-from learner.records.recorder import Recorder
-from learner.records.safetensors import BinRecorder, SafetensorsRecorder
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BinRecorder",
-    "CompactRecorder",
-    "JsonRecorder",
-    "LoadReport",
-    "MessagePackRecorder",
-    "Recorder",
-    "SafetensorsRecorder",
-    "export_model",
-    "load_model",
-    "recorder_for",
-    "save_model",
-]
+from learner.util.discovery import import_lazily
+
+if TYPE_CHECKING:
+    from learner.records.fitting import LoadReport
+    from learner.records.inference import export_model
+    from learner.records.json import JsonRecorder
+    from learner.records.messagepack import CompactRecorder, MessagePackRecorder
+    from learner.records.model_files import load_model, recorder_for, save_model
+    from learner.records.recorder import Recorder
+    from learner.records.safetensors import BinRecorder, SafetensorsRecorder
+
+    __all__ = [
+        "BinRecorder",
+        "CompactRecorder",
+        "JsonRecorder",
+        "LoadReport",
+        "MessagePackRecorder",
+        "Recorder",
+        "SafetensorsRecorder",
+        "export_model",
+        "load_model",
+        "recorder_for",
+        "save_model",
+    ]
+
+if not TYPE_CHECKING:
+    __getattr__ = import_lazily(__name__)

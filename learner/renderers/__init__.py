@@ -6,32 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from learner.events import Listener, Overview
-from learner.renderers.notebook import NotebookRenderer, in_notebook
-from learner.renderers.overview_text import overview_lines
-from learner.renderers.plain import PlainRenderer, write_lines
-from learner.renderers.summary_text import heading, summary_lines
+from learner.renderers.kernel import in_notebook
+from learner.util.discovery import import_lazily
 
 if TYPE_CHECKING:
+    from learner.renderers.notebook import NotebookRenderer
+    from learner.renderers.plain import PlainRenderer
     from learner.renderers.rich import RichRenderer, render_summary
 
-__all__ = [
-    "NotebookRenderer",
-    "PlainRenderer",
-    "RichRenderer",
-    "default_renderer",
-    "print_overview",
-    "print_summary",
-    "render_summary",
-]
+    __all__ = [
+        "NotebookRenderer",
+        "PlainRenderer",
+        "RichRenderer",
+        "default_renderer",
+        "print_overview",
+        "print_summary",
+        "render_summary",
+    ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the renderers that need rich at their first use: `import learner` must be fast."""
-    if name in ("RichRenderer", "render_summary"):
-        from learner.renderers import rich
-
-        return getattr(rich, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__ = import_lazily(__name__)
 
 
 def default_renderer(metrics: Sequence[str] = ()) -> Listener:
@@ -39,8 +33,12 @@ def default_renderer(metrics: Sequence[str] = ()) -> Listener:
     can move its cursor, and a `PlainRenderer` elsewhere. The latter two show the selected `metrics`, by default all.
     """
     if in_notebook():
+        from learner.renderers.notebook import NotebookRenderer
+
         return NotebookRenderer()
     if not _is_terminal(sys.stdout):
+        from learner.renderers.plain import PlainRenderer
+
         return PlainRenderer(metrics=metrics)
     from learner.renderers.rich import RichRenderer
 
@@ -57,6 +55,9 @@ def print_summary(
       stream: where to print; default: `sys.stdout`.
       directory: of the run; it is shown with the files.
     """
+    from learner.renderers.plain import write_lines
+    from learner.renderers.summary_text import heading, summary_lines
+
     write_lines([heading(summary)], stream)
     if not _is_terminal(stream or sys.stdout):
         write_lines(summary_lines(summary, directory), stream)
@@ -75,6 +76,9 @@ def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
       stream: where to print; default: `sys.stdout`.
     """
     if not _is_terminal(stream or sys.stdout):
+        from learner.renderers.overview_text import overview_lines
+        from learner.renderers.plain import write_lines
+
         write_lines(overview_lines(overview), stream)
         return
     from learner.renderers.consoles import print_rich

@@ -2,7 +2,6 @@
 
 import collections
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from learner.events import (
 )
 from learner.renderers import lines, page
 from learner.renderers.board import board
+from learner.renderers.kernel import in_notebook
 from learner.renderers.overview_text import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary_text import places
@@ -172,14 +172,6 @@ class NotebookRenderer(Listener):
         log_lines = [line for message in self._newest_messages for line in lines.message(message)]
         head = [*self._overview, self._heading, self._status()]
         return "\n".join([*head, *rows, *lines.texts(self._texts), *log_lines, *self._files])
-
-
-def in_notebook() -> bool:
-    """Return True inside the kernel of a notebook. Nothing is imported to find out: a kernel has imported IPython
-    already.
-    """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return any(base.__name__ == "ZMQInteractiveShell" for base in type(shell).__mro__)
 
 
 def _display(output: Mapping[str, str], identifier: str, update: bool) -> Any:

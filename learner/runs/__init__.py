@@ -7,9 +7,17 @@
 A directory may belong to another user, and the run in it may be training, or be damaged.
 """
 
-from learner.runs.comparison import Comparison, compare
-from learner.runs.find import each_run, find_runs
-from learner.runs.run_reader import RunReader, Status
-from learner.runs.thinning import Series
+from typing import TYPE_CHECKING
 
-__all__ = ["Comparison", "RunReader", "Series", "Status", "compare", "each_run", "find_runs"]
+from learner.util.discovery import import_lazily
+
+if TYPE_CHECKING:
+    from learner.runs.comparison import Comparison, compare
+    from learner.runs.find import each_run, find_runs
+    from learner.runs.run_reader import RunReader, Status
+    from learner.runs.thinning import Series
+
+    __all__ = ["Comparison", "RunReader", "Series", "Status", "compare", "each_run", "find_runs"]
+
+if not TYPE_CHECKING:
+    __getattr__ = import_lazily(__name__)

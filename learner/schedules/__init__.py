@@ -9,32 +9,40 @@ Each is an `optax.Schedule` and can be used with optax alone. Optax's own schedu
 are rates as well, alone and as parts of these.
 """
 
-from learner.schedules.base import Resolved, RunLength, Schedule
-from learner.schedules.combined import Mean, Product, Sequence, Sum
-from learner.schedules.cycles import CosineRestarts, OneCycle, WarmupStableDecay
-from learner.schedules.decays import Constant, Cosine, Exponential, InverseSqrt, Linear, Noam, Polynomial
-from learner.schedules.plateau import ReduceOnPlateau
-from learner.schedules.stairs import MultiStep, Step
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Constant",
-    "Cosine",
-    "CosineRestarts",
-    "Exponential",
-    "InverseSqrt",
-    "Linear",
-    "Mean",
-    "MultiStep",
-    "Noam",
-    "OneCycle",
-    "Polynomial",
-    "Product",
-    "ReduceOnPlateau",
-    "Resolved",
-    "RunLength",
-    "Schedule",
-    "Sequence",
-    "Step",
-    "Sum",
-    "WarmupStableDecay",
-]
+from learner.util.discovery import import_lazily
+
+if TYPE_CHECKING:
+    from learner.schedules.base import Resolved, RunLength, Schedule
+    from learner.schedules.combined import Mean, Product, Sequence, Sum
+    from learner.schedules.cycles import CosineRestarts, OneCycle, WarmupStableDecay
+    from learner.schedules.decays import Constant, Cosine, Exponential, InverseSqrt, Linear, Noam, Polynomial
+    from learner.schedules.plateau import ReduceOnPlateau
+    from learner.schedules.stairs import MultiStep, Step
+
+    __all__ = [
+        "Constant",
+        "Cosine",
+        "CosineRestarts",
+        "Exponential",
+        "InverseSqrt",
+        "Linear",
+        "Mean",
+        "MultiStep",
+        "Noam",
+        "OneCycle",
+        "Polynomial",
+        "Product",
+        "ReduceOnPlateau",
+        "Resolved",
+        "RunLength",
+        "Schedule",
+        "Sequence",
+        "Step",
+        "Sum",
+        "WarmupStableDecay",
+    ]
+
+if not TYPE_CHECKING:
+    __getattr__ = import_lazily(__name__)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from learner.errors import LearnerError, one_error
-from learner.loggers.tensorboard import remove_event_files
 from learner.runs.evaluations import NAME as EVALUATIONS
 from learner.runs.layout import MARK
 from learner.runs.log_cutting import metric_files
@@ -107,7 +106,10 @@ def remove_run(directory: Path) -> None:
         *directory.glob("experiment-[0-9]*.log"),
     ]:
         _remove_file(path)
-    remove_event_files(directory / "tensorboard")
+    if (directory / "tensorboard").is_dir():
+        from learner.loggers.tensorboard import remove_event_files
+
+        remove_event_files(directory / "tensorboard")
     _remove_profile(directory / "profile")
     _remove_samples(directory / SAMPLES)
     _remove_checkpoints(directory / "checkpoint")

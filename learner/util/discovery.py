@@ -1,14 +1,60 @@
-"""Public names of a package that follow from its modules, so that a new class is one new file."""
+"""Public names of a package: they are imported at their first use, and a new class is one new file."""
 
+import ast
+import functools
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
-def export_classes(package: str, base: type) -> None:
-    """Add the classes of all modules of a package to its attributes and to its `__all__`: those derived from `base`
-    that are concrete, have a public name, and are the base of no other class of the package.
+def import_lazily(package: str, base: str | None = None) -> Callable[[str], Any]:
+    """Return the function `__getattr__` of a package whose names are imported at their first use.
+
+    The package imports its names in a block `if TYPE_CHECKING:`, which also assigns `__all__`. Type checkers read it as
+    it is; at run time it is parsed when the first name is asked for.
+
+    Args:
+      package: its import path, `__name__`.
+      base: the import path of a class. The classes derived from it in any module of the package are names of it as
+        well; see `export_classes`.
+    """
+
+    @functools.cache
+    def listed() -> tuple[dict[str, str], list[str]]:
+        return _names_for_type_checkers(sys.modules[package])
+
+    @functools.cache
+    def discover() -> None:
+        if base is not None:
+            parent, _, name = base.rpartition(".")
+            export_classes(package, getattr(importlib.import_module(parent), name), listed()[1])
+
+    def get(name: str) -> Any:
+        module = sys.modules[package]
+        if name == "__all__":
+            discover()
+            return vars(module).setdefault(name, listed()[1])
+        if not name.startswith("_"):
+            if name in listed()[0]:
+                value = getattr(importlib.import_module(listed()[0][name]), name)
+                return vars(module).setdefault(name, value)
+            if importlib.util.find_spec(f"{package}.{name}") is not None:
+                return importlib.import_module(f"{package}.{name}")
+            discover()
+            if name in vars(module):
+                return vars(module)[name]
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get
+
+
+def export_classes(package: str, base: type, names: list[str]) -> None:
+    """Add the classes of all modules of a package to its attributes, and set its `__all__` to `names` and theirs: those
+    derived from `base` that are concrete, have a public name, and are the base of no other class of the package.
 
     Type checkers know only the names that the package imports itself.
     """
@@ -17,7 +63,30 @@ def export_classes(package: str, base: type) -> None:
         importlib.import_module(f"{package}.{info.name}")
     # After all imports: only then is it known which classes are bases of others.
     found = {value.__name__: value for value in _derived(base, f"{package}.") if _is_leaf(value, f"{package}.")}
-    vars(module).update(found, __all__=sorted({*vars(module)["__all__"], *found}))
+    vars(module).update(found, __all__=sorted({*names, *found}))
+
+
+def _names_for_type_checkers(module: Any) -> tuple[dict[str, str], list[str]]:
+    """Return the modules of the names that a package imports `if TYPE_CHECKING`, and its `__all__`."""
+    source = module.__spec__.loader.get_source(module.__name__)
+    if source is None:  # only compiled files are installed
+        return _names_of_modules(module)
+    (block,) = (x for x in ast.parse(source).body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
+    modules = {
+        name.name: statement.module
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for name in statement.names
+    }
+    (names,) = (statement.value for statement in block.body if isinstance(statement, ast.Assign))
+    return modules, ast.literal_eval(names)
+
+
+def _names_of_modules(package: Any) -> tuple[dict[str, str], list[str]]:
+    """Return the public names of all modules of a package with their modules, and the sorted names."""
+    modules = [importlib.import_module(f"{package.__name__}.{x.name}") for x in pkgutil.iter_modules(package.__path__)]
+    names = {name: module.__name__ for module in modules for name in vars(module) if not name.startswith("_")}
+    return names, sorted(names)
 
 
 def _derived(base: type, prefix: str) -> set[type]:

@@ -12,7 +12,7 @@ import pytest
 
 from learner.events import ArrayInfo, EpochEnded, Message, MetricInfo, Overview, RunFailed, SplitEnded
 from learner.renderers import NotebookRenderer, default_renderer
-from learner.renderers.notebook import in_notebook
+from learner.renderers.kernel import in_notebook
 from learner.util.chart import COLOURS
 from tests.support.codes import raises_code
 

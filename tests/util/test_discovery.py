@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import learner.loggers
 import learner.metrics
+import learner.schedules
 from learner import LearnerBuilder
 from learner.cli.config import RunConfig
 from learner.cli.main import main
@@ -17,7 +19,7 @@ from learner.config.mappings import read_mapping
 from learner.events import Listener
 from learner.metrics import MetricBase
 from learner.runs import RunReader
-from learner.util.discovery import export_classes
+from learner.util.discovery import export_classes, import_lazily
 from tests.support.runs import batches, build_line
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +82,7 @@ def new_files(tmp_path, monkeypatch):
         (folder / f"{name}.py").write_text(text)
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
         importlib.invalidate_caches()
-        export_classes(package.__name__, bases[package])
+        export_classes(package.__name__, bases[package], package.__all__)
     yield
     for package, (attributes, names) in before.items():
         for name in set(vars(package)) - set(attributes):
@@ -140,3 +142,42 @@ def test_the_reference_has_them():
 def test_bases_and_private_classes_are_not_exported():
     assert not {"RunLogger", "ExactlyOnceLogger"} & set(learner.loggers.__all__)
     assert not {"ClassMetric", "RankingMetric", "_Dice"} & set(learner.metrics.__all__)
+
+
+PACKAGES = [
+    "checkpoint",
+    "data",
+    "data.sources",
+    "loggers",
+    "metrics",
+    "optimizers",
+    "records",
+    "renderers",
+    "runs",
+    "schedules",
+]
+
+
+def test_names_are_imported_at_their_first_use():
+    """In a process of its own, where no test has asked for a name of these packages."""
+    program = f"""
+import importlib
+for package in map(importlib.import_module, {[f"learner.{name}" for name in PACKAGES]}):
+    wrong = [name for name in package.__all__ if getattr(getattr(package, name), "__name__", name) != name]
+    try:
+        package.nothing_of_the_kind
+    except AttributeError as error:
+        print(wrong, error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = [f"[] module 'learner.{name}' has no attribute 'nothing_of_the_kind'" for name in PACKAGES]
+    assert ran.stdout.splitlines() == lines
+
+
+def test_names_without_the_source(monkeypatch):
+    """Of installations that hold compiled files only."""
+    monkeypatch.setattr(type(learner.schedules.__spec__.loader), "get_source", lambda *_: None)
+    get = import_lazily("learner.schedules")
+    monkeypatch.delitem(vars(learner.schedules), "Cosine", raising=False)
+    assert get("Cosine") is learner.schedules.decays.Cosine
+    assert "Linear" in import_lazily("learner.schedules")("__all__")
