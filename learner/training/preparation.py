@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from learner.distributed.consensus import Consensus
 from learner.training.compilation import CompileTimes, compilation_cache
@@ -105,9 +105,10 @@ def prepare_programs(plan: RunPlan, step: int) -> Iterator[Preparation]:
         needs = MemoryFootprint(
             plan.inputs.first_batches, bytes_of(shapes), plan.options.accumulate, plan.step.update is None
         )
-        feeders = build_feeders(plan, runner, estimator, consensus, needs, messages)
+        built = build_feeders(plan, runner, estimator, consensus, needs, messages)
         compiling = stack.enter_context(contextlib.ExitStack())
-        programs = compile_in_background(runner, feeders, estimator.stepped, compiling, messages.report_compilation)
+        report = messages.report_compilation
+        feeders, programs = compile_in_background(runner, built, estimator.stepped, compiling, report)
         yield Preparation(runner, feeders, needs, estimator, consensus, times, programs, compiling, messages)
 
 
@@ -118,12 +119,11 @@ def build_feeders(
     consensus: Consensus | None,
     needs: MemoryFootprint,
     messages: EarlyMessages,
-) -> dict[str, Feeder]:
-    """Return the feeders by split, and set the steps that `needs` room. The programs are traced, and nothing is
+) -> Iterator[tuple[str, Feeder]]:
+    """Yield the feeder of each split, and set the steps that `needs` room. The programs are traced, and nothing is
     compiled.
     """
     options, inputs = plan.options, plan.inputs
-    feeders: dict[str, Feeder] = {}
     if text := unused_batch_size(options, inputs):
         messages.warn(text)
     # All processes have to dispatch the same numbers of steps, so several of them go by the consensus.
@@ -141,23 +141,23 @@ def build_feeders(
         if split != "train" and options.valid_batches is not None:
             rows = f"of rows drawn with seed {options.seed}" if options.valid_shuffle else "the first ones"
             messages.info(f"each validation of {split} reads at most {options.valid_batches} batches, {rows}")
-        feeders[split] = feeder
-    return feeders
+        yield split, feeder
 
 
 def compile_in_background(
     runner: Runner,
-    feeders: Mapping[str, Feeder],
+    built: Iterable[tuple[str, Feeder]],
     stepped: threading.Event,
     stack: contextlib.ExitStack,
     report: Callable[[int, int], None],
-) -> int:
+) -> tuple[dict[str, Feeder], int]:
     """Begin to compile the programs of these splits in another thread: that of the first step, and the others once
     `stepped` is set. When `stack` is closed, the rest is given up. `report` is called there with the number of each
-    of the others and how many they are, and at the end with 0. Return how many they are; 0 if none is compiled there.
+    of the others and how many they are, and at the end with 0. Return the feeders by split, and how many programs
+    there are; 0 if none is compiled there.
     """
     if runner.strategy.platform != "cpu":
-        return 0  # compilers for accelerators measure kernels on the device, which trains meanwhile
+        return dict(built), 0  # compilers for accelerators measure kernels on the device, which trains meanwhile
     compiler = stack.enter_context(compile_threads(1))  # XLA uses several cores for each program
 
     def end() -> None:
@@ -165,13 +165,21 @@ def compile_in_background(
         stepped.set()
 
     stack.callback(end)
-    kinds = {split: "train" if split == "train" else "valid" for split in feeders}
-    expected = [(kinds[split], *each) for split, feeder in feeders.items() for each in feeder.expected()]
-    for number, (kind, name, feed) in enumerate(expected, 1):
-        if number > 1:
-            compiler.submit(report, number, len(expected))
-        runner.compile_ahead(compiler, kind, name, feed)
-        if number == 1:
-            compiler.submit(stepped.wait)
-    compiler.submit(report, 0, len(expected))
-    return len(expected)
+    feeders: dict[str, Feeder] = {}
+    programs: list[str] = []
+
+    def report_program(number: int) -> None:
+        report(number, len(programs))  # which are all by now, as this runs after the first step
+
+    # The first program is compiled while those of the other splits are traced.
+    for split, feeder in built:
+        feeders[split] = feeder
+        for name, feed in feeder.expected():
+            programs.append(name)
+            if len(programs) > 1:
+                compiler.submit(report_program, len(programs))
+            runner.compile_ahead(compiler, "train" if split == "train" else "valid", name, feed)
+            if len(programs) == 1:
+                compiler.submit(stepped.wait)
+    compiler.submit(report_program, 0)
+    return feeders, len(programs)
