@@ -250,6 +250,31 @@ def test_data_that_ends_earlier_in_one_process_ends_all(tmp_path, lengths):
         assert re.search(ended, last_line(process)["error"])
 
 
+EVALUATIONS = {
+    "shorter data": ({"lengths": [5, 3]}, "process 1 at 'the end of the valid data after 3 batches'"),
+    "another batch": ({"batches": [24, 12]}, "the processes of the run differ in what they evaluate"),
+    "returned": ({"at": {"process": 1, "what": "exit early"}}, "process 1 ended before the run did"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("options", "cause"), EVALUATIONS.values(), ids=EVALUATIONS)
+def test_processes_that_do_not_evaluate_the_same_end(tmp_path, options, cause):
+    """Without a word they would wait for each other's devices for ever, or count the rows of one alone."""
+    first, _ = ended_soon(tmp_path / "run", "", "", evaluate=True, **options)
+    assert first.code == 2, f"{first.code}\n{first.out}\n{first.err[-3000:]}"
+    assert cause in last_line(first)["error"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lengths", [[5, 3], [3, 5]])
+def test_processes_that_predict_other_rows_end(tmp_path, lengths):
+    short = lengths.index(3)
+    for process in ended_soon(tmp_path / "run", "", "", predict=True, rules="fsdp", lengths=lengths):
+        cause = rf"process {short} ended after 3 batches|process {short} at 'the end of the given data after 3 batches'"
+        assert re.search(cause, process.out + process.err), f"{process.out}\n{process.err[-3000:]}"
+
+
 @pytest.mark.full
 def test_models_that_differ_in_a_value_are_refused(tmp_path):
     """Nothing but a constant inside of the programs differs."""
@@ -310,6 +335,7 @@ def test_the_commands_of_several_processes(tmp_path):
     for command in (
         ["fit", config, f"--directory={directory}"],
         ["resume", directory, "--num_epochs=2"],
+        ["evaluate", directory, "--follow"],
         ["evaluate", directory],
     ):
         first, second = start(["-m", "learner", *command, *process], 2)

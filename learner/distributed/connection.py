@@ -255,8 +255,10 @@ def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> N
                 answer = peer.recv(4096) or answer
             if answer == START or (answer and not answer.isascii()) or answer.startswith(b"\0"):
                 return  # the latter two: JAX's service is there already
-            if answer and answer != WAIT:
+            if answer.startswith(b"process"):
                 raise LearnerError(answer.decode(), code="process-start-missing")
+            if answer not in (b"", WAIT):
+                problem = ConnectionError(f"something else answers there: {answer[:60].decode()!r}")
         except OSError as error:
             problem = error
         time.sleep(min(WAIT_SECONDS if answer else POLL_SECONDS, timeout))

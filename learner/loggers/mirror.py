@@ -26,7 +26,7 @@ class RunMirror(Listener):
       url: `s3://bucket/runs/digits`, `gs://...` or another address that fsspec opens, or a path. Credentials are those
         that the store's own tools find.
       seconds: that the run waits at its end for the last copy.
-      retries: how often a copy that fails is tried again at once.
+      retries: how often a copy that fails is tried again at once: 6 times take a minute.
       sleep: what waits between them.
 
     Raises:
@@ -37,7 +37,7 @@ class RunMirror(Listener):
         self,
         url: str | os.PathLike[str],
         seconds: float = 600.0,
-        retries: int = 5,
+        retries: int = 6,
         sleep: Callable[[float], None] = time.sleep,
     ):
         if not (is_finite(seconds) and seconds > 0):
@@ -47,8 +47,10 @@ class RunMirror(Listener):
         self.seconds_to_close = float(seconds)
         self._retries = Retries(retries, sleep=sleep)
         self._remote = RemoteRun(url)
+        self.place = str(self._remote.url)
         self._remote.refuse_unwritable()
         self._directory: Path | None = None
+        self._warned = False
 
     def on_event(self, event: Event) -> None:
         """Copy what is new, after a checkpoint."""
@@ -57,9 +59,10 @@ class RunMirror(Listener):
                 raise LearnerError(
                     "RunMirror copies one run, and this is a member of a population", code="logger-mirror-population"
                 )
-            self._remote.refuse_another(event.directory, event.resumed)
+            self._retry(lambda: self._remote.refuse_another(event.directory, event.resumed))
             self._directory = event.directory
         if isinstance(event, Saved):
+            self._warn_of_another_place(event.path)
             try:
                 self._copy()
             except Exception as error:
@@ -69,13 +72,24 @@ class RunMirror(Listener):
                     stacklevel=2,
                 )
 
+    def _warn_of_another_place(self, checkpoint: Path) -> None:
+        """Warn once of checkpoints that are not in the directory of the run: they are not copied."""
+        if self._directory is None or self._warned or Path(checkpoint).is_relative_to(self._directory):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self._remote.url} gets no checkpoints, as they are in {Path(checkpoint).parent}, outside of the run's "
+            "directory: leave `directory` of the checkpointer out",
+            stacklevel=3,
+        )
+
     def close(self) -> None:
         """Make the last copy, with the end of the log."""
         self._copy()
 
     def _copy(self) -> None:
-        if self._directory is not None:
-            directory = self._directory
-            self._retries.call(
-                lambda: self._remote.upload(directory), lambda error: not isinstance(error, LearnerError)
-            )
+        if (directory := self._directory) is not None:
+            self._retry(lambda: self._remote.upload(directory))
+
+    def _retry(self, what: Callable[[], None]) -> None:
+        self._retries.call(what, lambda error: not isinstance(error, LearnerError))

@@ -90,7 +90,7 @@ def _add_to_summary(directory: Path) -> None:
 
 
 def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Return the evaluations of a run's checkpoints, in the order of their steps.
+    """Return the evaluations of a run's checkpoints, one for each split, in the order of their steps.
 
     Args:
       directory: of the run.
@@ -106,21 +106,29 @@ def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | Non
         journal = [entry for _, entry in read_journal(directory)] if (directory / MARK).exists() else []
     starts = [(entry.get("time"), entry.get("step")) for entry in journal if entry.get("event") == "start"]
     again = [(time, step) for time, step in starts if is_finite(time) and is_int(step)]
-    newest: dict[tuple[tuple[str, ...], int], dict[str, Any]] = {}
+    newest: dict[tuple[str, int], dict[str, Any]] = {}
     for entry in entries:
         if entry.get("event") != EVALUATION or any(
             time > entry["time"] and step < entry["step"] for time, step in again
         ):
             continue
-        newest[tuple(sorted(entry["values"])), entry["step"]] = entry
+        for split in _splits_of(entry):
+            of_split = {
+                name: {key: value for key, value in entry[name].items() if key.startswith(f"{split}/")}
+                for name in ("values", "metrics")
+            }
+            newest[split, entry["step"]] = {**entry, **of_split}
     return sorted(newest.values(), key=lambda entry: int(entry["step"]))
 
 
-def evaluated_steps(directory: Path, split: str) -> set[int]:
-    """Return the steps of the checkpoints that were evaluated on a split, or on parts of it."""
-    names = (f"{split}/", f"{split}-")
+def evaluated_steps(directory: Path, splits: Iterable[str]) -> set[int]:
+    """Return the steps of the checkpoints that were evaluated on all of these splits."""
     entries = read_evaluations(directory)
-    return {entry["step"] for entry in entries if any(key.startswith(names) for key in entry["values"])}
+    return set.intersection(*({entry["step"] for entry in entries if split in _splits_of(entry)} for split in splits))
+
+
+def _splits_of(entry: Mapping[str, Any]) -> set[str]:
+    return {key.split("/", 1)[0] for key in entry["values"]}
 
 
 def summaries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Copies of run directories in object stores, or wherever else fsspec writes."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -40,10 +41,11 @@ class RemoteRun:
     """
 
     def __init__(self, url: str | os.PathLike[str]):
+        scheme = os.fspath(url).partition("://")[0] if is_address(url) else "file"
         self.url = os.fspath(url).rstrip("/")
-        self._files, self._root = _open(self.url)
+        self._files, self._root = _open(self.url, scheme)
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of the files that were copied
-        self._checkpoints: set[str] = set()
+        self._checkpoints: dict[str, bytes] = {}  # the manifests of those that are there, by step
 
     def refuse_unwritable(self) -> None:
         """Raise `LearnerError` unless files can be written there and removed."""
@@ -60,6 +62,12 @@ class RemoteRun:
         """Raise `LearnerError` if another run has its copy there than the one in the directory, which is new unless it
         is resumed.
         """
+        if not is_address(self.url) and Path(self._root).resolve().is_relative_to(directory.resolve()):
+            raise LearnerError(
+                f"{self.url} is in {directory}, the directory of the run itself: choose another place for its copy",
+                code="remote-inside-run",
+                url=self.url,
+            )
         place = f"{self._root}/{MARK}"
         if not self._files.exists(place):
             return
@@ -78,41 +86,49 @@ class RemoteRun:
         thread may write there meanwhile.
         """
         # Listed before the logs are copied: these then hold all that the checkpoints rely on.
-        checkpoints = _complete_checkpoints(directory)
+        manifests = _manifests(directory)
         self._upload_files(directory)
-        if not self._checkpoints:
-            self._checkpoints = self._remote_checkpoints()
-        for name in sorted(checkpoints - self._checkpoints, key=int):
-            self._upload_checkpoint(directory / CHECKPOINTS / name, name)
+        self._checkpoints = self._checkpoints or self._remote_manifests()
+        for name in sorted(manifests, key=int):
+            # A run that resumed from an older checkpoint may have saved other values at the same step.
+            if self._checkpoints.get(name) != manifests[name]:
+                self._upload_checkpoint(directory / CHECKPOINTS / name, name, manifests[name])
         # Only now: a run that dies in between leaves one checkpoint too many, never one too few.
-        for name in sorted(self._checkpoints - _complete_checkpoints(directory), key=int):
+        for name in sorted(self._checkpoints.keys() - _manifests(directory).keys(), key=int):
             self._remove_checkpoint(name)
 
     def _upload_files(self, directory: Path) -> None:
         """Copy the files that have changed, all but those of checkpoints."""
-        found = {}
+        found = set()
         for path in _files_of(directory):
+            name = path.relative_to(directory).as_posix()
             try:
                 status = path.stat()
-                found[name := path.relative_to(directory).as_posix()] = (status.st_size, status.st_mtime_ns)
-                if self._copied.get(name) != found[name]:
+                if self._copied.get(name) != (state := (status.st_size, status.st_mtime_ns)):
                     self._put(path, name)
-            except FileNotFoundError:  # removed meanwhile: its copy goes below
-                continue
-        for name in self._copied.keys() - found.keys():
-            self._files.rm_file(f"{self._root}/{name}")
-        self._copied = found
+                    self._copied[name] = state
+            except FileNotFoundError:
+                if path.exists():  # it is the store that misses something: the bucket
+                    raise
+                continue  # removed meanwhile: its copy goes below
+            found.add(name)
+        for name in self._copied.keys() - found:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm_file(f"{self._root}/{name}")
+            del self._copied[name]
 
-    def _upload_checkpoint(self, directory: Path, name: str) -> None:
+    def _upload_checkpoint(self, directory: Path, name: str, manifest: bytes) -> None:
         self._remove_checkpoint(name)  # what a copy that was cut off has left
         try:
-            names = json.loads((directory / MANIFEST).read_text())["files"]
-            for each in (*names, MANIFEST):
+            for each in json.loads(manifest)["files"]:
                 self._put(directory / each, f"{CHECKPOINTS}/{name}/{each}")
-        except FileNotFoundError:  # the run has removed it meanwhile
-            self._remove_checkpoint(name)
+        except FileNotFoundError:
+            if (directory / MANIFEST).exists():
+                raise
+            self._remove_checkpoint(name)  # the run has removed it meanwhile
             return
-        self._checkpoints.add(name)
+        self._files.pipe_file(f"{self._root}/{CHECKPOINTS}/{name}/{MANIFEST}", manifest)
+        self._checkpoints[name] = manifest
 
     def _remove_checkpoint(self, name: str) -> None:
         place = f"{self._root}/{CHECKPOINTS}/{name}"
@@ -120,7 +136,7 @@ class RemoteRun:
             self._files.rm_file(f"{place}/{MANIFEST}")
         if self._files.exists(place):
             self._files.rm(place, recursive=True)
-        self._checkpoints.discard(name)
+        self._checkpoints.pop(name, None)
 
     def _put(self, path: Path, name: str) -> None:
         # Read at once: a log grows while it is copied, and stores refuse other lengths than were announced.
@@ -132,7 +148,7 @@ class RemoteRun:
     # -- from the store ------------------------------------------------------------------------------------------------
 
     def download(self, directory: Path, progress: Callable[[int, int], None] = lambda copied, total: None) -> None:
-        """Copy the run into a new directory, which gets its name when all of it is there.
+        """Copy the run into a new directory. It is there once all of it is.
 
         Args:
           directory: to make; it may exist if it is empty.
@@ -145,11 +161,17 @@ class RemoteRun:
             raise LearnerError(
                 f"{directory} exists already; name another directory", code="remote-directory-exists", path=directory
             )
-        sizes = self._sizes()
+        try:
+            sizes = self._sizes()
+        except Exception as error:
+            raise LearnerError(
+                f"{self.url} cannot be read: {_reason(error)}", code="remote-unreadable", url=self.url
+            ) from error
         if MARK not in sizes:
             raise LearnerError(f"there is no run at {self.url}", code="remote-run-missing", url=self.url)
-        partial = directory.with_name(f"{directory.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+        # An empty directory may be a disk of its own, so that its files are made and moved inside of it.
+        name = f"{uuid.uuid4().hex}.partial"
+        partial = directory / name if directory.exists() else directory.with_name(f"{directory.name}.{name}")
         try:
             copied = 0
             for name, size in sizes.items():
@@ -157,34 +179,32 @@ class RemoteRun:
                 self._files.get_file(f"{self._root}/{name}", str(partial / name))
                 copied += size
                 progress(copied, sum(sizes.values()))
-            if directory.exists():
-                directory.rmdir()
-            partial.rename(directory)
+            if partial.parent == directory:
+                for path in sorted(partial.iterdir(), key=lambda path: path.name == MARK):  # without it there is no run
+                    path.rename(directory / path.name)
+            else:
+                partial.rename(directory)
         except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
             raise LearnerError(
                 f"{self.url} cannot be copied to {directory}: {_reason(error)}", code="remote-unreadable", url=self.url
             ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # also after Ctrl-C
 
     def _sizes(self) -> dict[str, int]:
         """Return the sizes of the files of the run, but for those of checkpoints without a manifest, by name."""
-        try:
-            found = self._files.find(self._root, detail=True)
-        except Exception as error:
-            raise LearnerError(
-                f"{self.url} cannot be read: {_reason(error)}", code="remote-unreadable", url=self.url
-            ) from error
+        found = self._files.find(self._root, detail=True)
         sizes = {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}
         complete = {name.split("/")[1] for name in sizes if _is_manifest(name)}
         return {name: size for name, size in sizes.items() if _is_wanted(name, complete)}
 
-    def _remote_checkpoints(self) -> set[str]:
-        return {name.split("/")[1] for name in self._sizes() if _is_manifest(name)}
+    def _remote_manifests(self) -> dict[str, bytes]:
+        names = [name for name in self._sizes() if _is_manifest(name)]
+        return {name.split("/")[1]: self._files.cat_file(f"{self._root}/{name}") for name in names}
 
 
-def _open(url: str) -> tuple[Any, str]:
+def _open(url: str, scheme: str) -> tuple[Any, str]:
     """Return the file system of an address and the path in it."""
-    scheme = url.partition("://")[0] if is_address(url) else "file"
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise LearnerError(
             f"the address {scheme}://***@... has a user in it: put credentials where the store's own tools find them",
@@ -208,8 +228,14 @@ def _head(path: Path) -> bytes:
         return file.read(HEAD).partition(b"\n")[0]
 
 
-def _complete_checkpoints(directory: Path) -> set[str]:
-    return {path.parent.name for path in (directory / CHECKPOINTS).glob(f"*/{MANIFEST}") if _is_step(path.parent.name)}
+def _manifests(directory: Path) -> dict[str, bytes]:
+    """Return the manifests of the complete checkpoints of a run, by step."""
+    manifests = {}
+    for path in (directory / CHECKPOINTS).glob(f"*/{MANIFEST}"):
+        if _is_step(path.parent.name):
+            with contextlib.suppress(FileNotFoundError):  # the run removes it
+                manifests[path.parent.name] = path.read_bytes()
+    return manifests
 
 
 def _files_of(directory: Path) -> Iterator[Path]:

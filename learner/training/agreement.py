@@ -95,7 +95,7 @@ def propagate_failures(group: ProcessGroup) -> Iterator[None]:
     try:
         with peers_monitored(group):
             yield
-    except ProcessError:
+    except (ProcessError, GeneratorExit):  # an iterator that is closed has not failed
         raise
     except JaxRuntimeError as error:
         if group.count > 1:

@@ -10,18 +10,19 @@ import jax
 
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.data.batch_arrays import batch_arrays, refuse_wrapped
-from learner.distributed.process_group import hosts
+from learner.distributed.process_group import ProcessGroup, hosts
 from learner.errors import LearnerError, one_error
 from learner.events import MetricInfo
 from learner.loggers.application import close_application_log, open_application_log
 from learner.runs.evaluations import check_split, record_evaluation
 from learner.runs.history import History
+from learner.training.agreement import propagate_failures
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import holds_run
 from learner.training.dispatch_plan import build_feeder, in_flight_limit, make_runner
 from learner.training.executor import Runner
 from learner.training.feed.group import bytes_of
-from learner.training.inputs import Inputs, read_valid, refuse_endless
+from learner.training.inputs import Inputs, has_several, read_valid, refuse_endless
 from learner.training.model_loading import epoch_of, load_model_state
 from learner.training.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.reporter import Reporter
@@ -77,7 +78,9 @@ class Evaluator:
     ) -> dict[str, float | str]:
         """Return the metrics of the valid step over all of `data`, by name; see `Learner.evaluate`."""
         if split is None and checkpoint is None:
-            return evaluate(self._definition, self._loaded(), self._read(data, shared=True))
+            processes = hosts()
+            with propagate_failures(processes):
+                return evaluate(self._definition, self._loaded(processes), self._read(data, shared=True), processes)
         return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
 
     def choice(self, checkpoint: int | str | None = None) -> dict[str, Any]:
@@ -108,16 +111,18 @@ class Evaluator:
                 code="run-not-a-run",
                 directory=definition.options.directory,
             )
-        inputs = self._read(data, shared=True)
-        with contextlib.closing(open_store(definition.options)) as store:
-            entry = store.find(epoch, step)
-            with self._model_of(entry, store) as runner:
-                values = evaluate(definition, runner, inputs)
-            best, place = store.best(), store.path(entry.step)
-            evaluation = Evaluation(epoch_of(store, entry), entry.step, entry == best, str(place), values)
-        if split is not None:
-            processes = hosts()
-            processes.run_on_primary(lambda: self._record(split, evaluation, isinstance(data, dict)))
+        processes = hosts()
+        with propagate_failures(processes):
+            inputs = self._read(data, shared=True)
+            with contextlib.closing(open_store(definition.options, processes=processes)) as store:
+                # The run may save or remove one meanwhile, so that another process would find another.
+                entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
+                with self._model_of(entry, store) as runner:
+                    values = evaluate(definition, runner, inputs, processes)
+                best, place = store.best(), store.path(entry.step)
+                evaluation = Evaluation(epoch_of(store, entry), entry.step, entry == best, str(place), values)
+            if split is not None:
+                processes.run_on_primary(lambda: self._record(split, evaluation, has_several(data)))
         return evaluation
 
     @contextlib.contextmanager
@@ -156,18 +161,20 @@ class Evaluator:
 
     def predict(self, data: Any) -> Iterator[Any]:
         """Yield the outputs of the valid step on the host, batch by batch. Every process yields all rows."""
-        inputs = self._read(data, shared=False)
-        yield from predict(self._definition, self._loaded(), inputs)
+        processes = hosts()
+        with propagate_failures(processes):
+            inputs = self._read(data, shared=False)
+            yield from predict(self._definition, self._loaded(processes), inputs, processes)
 
     def _read(self, data: Any, shared: bool) -> Inputs:
         if self._definition.step.valid is None:
             raise LearnerError(no_step("valid_step"), code="step-valid-missing")
         return read_valid(self._definition.options, data, self._definition.strategy if shared else None)
 
-    def _loaded(self) -> Runner:
+    def _loaded(self, processes: ProcessGroup) -> Runner:
         if self.runner is None:
             definition = self._definition
-            restored = read_checkpoint(definition) if resumes(definition.options) else None
+            restored = read_checkpoint(definition, processes=processes) if resumes(definition.options) else None
             self.entry = None if restored is None else restored.entry
             definition.take_initial()
             state = definition.init_placed() if restored is None else restored.state
@@ -175,9 +182,13 @@ class Evaluator:
         return self.runner
 
 
-def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs) -> dict[str, float | str]:
-    """Return the metrics of the valid step over all batches, by name."""
+def evaluate(
+    definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup
+) -> dict[str, float | str]:
+    """Return the metrics of the valid step over all batches of all processes, by name."""
     refuse_endless(inputs)
+    sizes = {split: [inputs.batch_shapes(split), source.batches] for split, source in inputs.valid.items()}
+    processes.agree("what they evaluate", sizes)
     options, step = definition.options, definition.step
     first_batches = inputs.first_batches.items()
     if problems := [p for split, first in first_batches for p in check_valid(step, runner.state, first, split)]:
@@ -190,6 +201,8 @@ def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs) -> 
     try:
         for split, source in inputs.valid.items():
             feeder, _ = build_feeder(runner, inputs, split, options)
+            if processes.count > 1:
+                feeder.compare_lengths(processes)
             with explain_oom(needs, lambda: reporter.failure), OomContext(split):
                 validate_split(runner, feeder, reporter, timer, split, source.batches)
         with explain_oom(needs):
@@ -201,7 +214,7 @@ def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs) -> 
     return {key.removeprefix("valid/").removeprefix("valid-"): values[-1] for key, values in reporter.history.items()}
 
 
-def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs) -> Iterator[Any]:
+def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> Iterator[Any]:
     """Yield the outputs of the valid step on the host, batch by batch."""
     if len(inputs.valid) > 1:
         raise LearnerError(
@@ -210,10 +223,15 @@ def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs) -> I
         )
     check_predict(definition.step, runner.state, next(iter(inputs.first_batches.values())))
     (source,) = inputs.valid.values()
+    number = 0
     try:
-        for number, batch in enumerate(source.open(1)):
+        for number, batch in enumerate(source.open(1), 1):
             arrays = batch_arrays(batch, "given")
             refuse_wrapped(arrays, "given")
-            yield jax.device_get(runner.outputs(arrays, number))
+            # Before the devices, which wait for those of all processes.
+            processes.record_read("given", 1, number, ended=False)
+            yield jax.device_get(runner.outputs(arrays, number - 1))
+        processes.record_read("given", 1, number, ended=True)
+        processes.agree(f"the end of the given data after {number} batches", True)
     finally:
         source.close()

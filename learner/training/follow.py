@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from learner.checkpoint.manifest import DamagedError
+from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
 from learner.runs.evaluations import check_split, evaluated_steps
 from learner.runs.run_reader import RunReader
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluation, Evaluator
+from learner.training.inputs import has_several
 from learner.training.run_directory import open_store
 
 POLL_SECONDS = 10.0
@@ -39,12 +41,21 @@ def follow(
     check_split(split)
     directory, evaluator = definition.options.directory, Evaluator(definition)
     is_running = is_running or (lambda: RunReader(directory).status.word == "running")
+    splits = [f"{split}-{name}" for name in data] if has_several(data) else [split]
+
+    def pending() -> list[int]:
+        done = evaluated_steps(directory, splits)
+        return [step for step in _steps(definition) if step not in done]
+
     while True:
-        ends = not is_running()  # before the look, which then finds the last checkpoint
-        for step in _steps(definition):
-            if step not in evaluated_steps(directory, split):
-                with _removed(definition, step):
-                    yield evaluator.evaluate_checkpoint(data, split, step=step)
+        # One process looks for all of them, as the files of a run that trains are others at another moment. It asks
+        # whether the run is over before it looks, and so finds the last checkpoint. Each time they meet anew: that an
+        # evaluation has failed, as its checkpoint was removed, does not concern them.
+        processes = hosts()
+        ends = processes.run_on_primary(lambda: not is_running())
+        for step in processes.run_on_primary(pending):
+            with _removed(definition, step):
+                yield evaluator.evaluate_checkpoint(data, split, step=step)
         if ends:
             return
         sleep()

@@ -130,6 +130,11 @@ def read_valid(options: Options, valid: Any, strategy: Strategy | None, shuffle:
     return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
 
 
+def has_several(valid: Any) -> bool:
+    """Return True for a dict of loaders by name. One of arrays has the fields of a single dataset."""
+    return isinstance(valid, dict) and not any(isinstance(value, np.ndarray | jax.Array) for value in valid.values())
+
+
 def valid_sources(
     options: Options, valid: Any, share: ProcessShard | None, shuffle: int | None = None
 ) -> dict[str, Source]:
@@ -147,7 +152,7 @@ def valid_sources(
                 "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})), or by with_batch_size(n)",
                 code="data-validation-type",
             )
-        if not any(arrays):  # otherwise they are the fields of one dataset
+        if has_several(valid):
             named = {f"valid-{name}": loader for name, loader in valid.items()}
             refuse_same_files(list(named))
     size = options.batch_size

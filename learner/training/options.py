@@ -17,6 +17,7 @@ from learner.steps.remat import remat_name
 from learner.training.profile import Window
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod, ValidSchedule
+from learner.util.addresses import is_address
 
 LONGEST_CHAIN = 40  # of links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
@@ -169,7 +170,7 @@ def absolute(path: str | Path) -> str:
     >>> absolute("gs://bucket/run"), absolute("/runs/digits")
     ('gs://bucket/run', '/runs/digits')
     """
-    return str(path) if "://" in str(path) else str(Path(path).absolute())
+    return str(path) if is_address(path) else str(Path(path).absolute())
 
 
 def resolved(directory: str | Path) -> Path:

@@ -1,6 +1,7 @@
 """Addresses of object stores, where paths are expected."""
 
 import os
+import re
 
 from learner.errors import LearnerError
 from learner.util.optional import refuse_missing
@@ -12,10 +13,20 @@ MIRROR = "let the run write to a directory here, and learner.loggers.RunMirror c
 def is_address(place: str | os.PathLike[str]) -> bool:
     """Return True for `s3://bucket/run` and the like, False for a path.
 
+    Raises:
+      LearnerError: it is an address in a `pathlib.Path`, which would be taken for a directory `s3:`.
+
     >>> is_address("s3://bucket/run"), is_address("runs/digits")
     (True, False)
     """
-    return "://" in os.fspath(place)
+    text = os.fspath(place)
+    if not isinstance(place, str) and re.match(r"[A-Za-z][\w+.-]+:/(?!/)", text):
+        raise LearnerError(
+            f"{text} is an address that lost a slash, as pathlib.Path removes it: give the address as a str",
+            code="address-path",
+            place=text,
+        )
+    return "://" in text
 
 
 def refuse_address(place: str | os.PathLike[str]) -> None:

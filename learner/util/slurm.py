@@ -19,6 +19,9 @@ def job_end() -> float | None:
         return float(end)
     if not job.isdigit():
         return None
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    if array.isdigit() and task.isdigit():
+        job = f"{array}_{task}"  # one task of an array has the number of the array, which stands for all of its tasks
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)

@@ -1,5 +1,6 @@
 """Processes come to process 0 before JAX connects them. JAX itself is not used here."""
 
+import contextlib
 import socket
 import threading
 
@@ -70,6 +71,20 @@ def test_strangers_at_the_port_are_ignored(coordinator):
     for thread, outcome in (gather, come):
         thread.join(20)
         assert outcome == [None]
+
+
+def test_another_service_at_the_address_is_not_taken_for_process_0(coordinator):
+    with socket.create_server(("localhost", int(coordinator.rpartition(":")[2]))) as server:
+
+        def answer():
+            with contextlib.suppress(OSError):  # once the server is closed
+                while True:
+                    with server.accept()[0] as peer:
+                        peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with raises_code("process-coordinator-unreachable", "something else answers there: 'SSH-2.0-OpenSSH_9.2"):
+            _come_to_coordinator(coordinator, 1, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -69,6 +70,35 @@ def test_a_store_that_is_gone_for_a_while(tmp_path, url, monkeypatch):
     (tmp_path / "run" / "summary.json").write_text("{}")
     with pytest.raises(ConnectionResetError):  # the last chance: the run shows it
         mirror.close()
+
+
+@pytest.mark.parametrize("method", ["exists", "find"])
+def test_a_store_that_does_not_answer_once_is_asked_again(tmp_path, url, monkeypatch, method):
+    """Before the first copy and at the last one, too, as nothing comes after those."""
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
+    pauses, ask, failures = [], getattr(MemoryFileSystem, method), [ConnectionResetError(104, "reset")]
+
+    def gone(self, *args, **kw):
+        if failures:
+            raise failures.pop()
+        return ask(self, *args, **kw)
+
+    mirror = RunMirror(url, sleep=pauses.append)
+    monkeypatch.setattr(MemoryFileSystem, method, gone)
+    mirror.on_event(started(tmp_path / "run"))
+    mirror.close()
+    assert pauses == [1.0]
+    RemoteRun(url).download(tmp_path / "back")
+    assert journal_of(tmp_path / "back") == journal_of(tmp_path / "run")
+
+
+def test_checkpoints_elsewhere_are_not_copied_with_one_warning(tmp_path, url):
+    (tmp_path / "run").mkdir()
+    mirror, saved = RunMirror(url), Saved(1.0, 1, 6, Path("/scratch/6"), 0.1)
+    mirror.on_event(started(tmp_path / "run"))
+    with pytest.warns(UserWarning, match=f"{url} gets no checkpoints, as they are in /scratch"):
+        mirror.on_event(saved)
+    mirror.on_event(saved)  # a second warning would be an error
 
 
 def test_a_new_run_leaves_the_copy_of_another_alone(tmp_path, url):

@@ -20,8 +20,20 @@ def test_of_two_values_of_a_checkpoint_the_later_one_counts(tmp_path):
     for step, value in ((20, 0.5), (10, 0.75), (20, 0.25)):
         record(tmp_path, step, value)
     assert [(e["step"], e["values"]["test/Loss"]) for e in read_evaluations(tmp_path)] == [(10, 0.75), (20, 0.25)]
-    assert evaluated_steps(tmp_path, "test") == {10, 20}
-    assert evaluated_steps(tmp_path, "other") == set()
+    assert evaluated_steps(tmp_path, ["test"]) == {10, 20}
+    assert evaluated_steps(tmp_path, ["other"]) == set()
+
+
+def test_the_later_line_counts_with_other_metrics_and_splits_too(tmp_path):
+    both = [MetricInfo(f"test-{name}", "Loss", "", False) for name in ("clean", "noisy")]
+    record_evaluation(tmp_path, 1, 10, {info.key: 0.5 for info in both}, both, 100.0)
+    more = [both[0], MetricInfo("test-clean", "Accuracy", "", True)]
+    record_evaluation(tmp_path, 1, 10, {info.key: 0.25 for info in more}, more, 200.0)
+    found = [entry["values"] for entry in read_evaluations(tmp_path)]
+    assert found == [{"test-clean/Loss": 0.25, "test-clean/Accuracy": 0.25}, {"test-noisy/Loss": 0.5}]
+    assert evaluated_steps(tmp_path, ["test-clean", "test-noisy"]) == {10}
+    assert evaluated_steps(tmp_path, ["test-clean", "test-other"]) == set()
+    assert evaluated_steps(tmp_path, ["test"]) == set(), "test-clean is another split than test"
 
 
 def test_a_torn_line_is_left_out(tmp_path):

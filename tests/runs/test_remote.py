@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -61,7 +62,20 @@ def test_a_run_comes_back_as_it_was(tmp_path, store):
     RemoteRun(f"{store.url}/").download(tmp_path / "back", lambda done, total: sizes.append((done, total)))
     assert files_of(tmp_path / "back") == kept(run)
     assert sizes[-1] == (sum(map(len, kept(run).values())),) * 2
-    assert not (tmp_path / "back.partial").exists()
+    assert not [*tmp_path.glob("*.partial")]
+
+
+def test_an_empty_directory_is_filled_in_place(tmp_path, store, monkeypatch):
+    """Such as the working directory, or one on a disk of its own, where another cannot take its place."""
+    run = written(tmp_path / "run")
+    RemoteRun(store.url).upload(run)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    before = (tmp_path / "empty").stat().st_ino
+    RemoteRun(store.url).download(Path())
+    assert files_of(tmp_path / "empty") == kept(run)
+    assert (tmp_path / "empty").stat().st_ino == before
+    assert not [*tmp_path.rglob("*.partial")]
 
 
 def test_only_what_is_new_is_copied(tmp_path, store, monkeypatch):
@@ -118,6 +132,66 @@ def test_a_copy_that_is_cut_off_leaves_no_half_checkpoint(tmp_path, store, monke
     assert store() == kept(run)
 
 
+def test_a_checkpoint_that_was_saved_again_replaces_the_one_of_its_step(tmp_path, store):
+    """As by a run that resumed from an older checkpoint, in a new process or in the same one."""
+    run = written(tmp_path / "run", steps=(2, 4))
+    remote = RemoteRun(store.url)
+    remote.upload(run)
+    for content, uploads in ((b"again", RemoteRun(store.url)), (b"once more", remote)):
+        (run / "checkpoint" / "4" / "state" / "data").write_bytes(content)
+        facts = {"files": {"state/data": [len(content), content.decode()]}, "step": 4}
+        (run / "checkpoint" / "4" / "manifest.json").write_text(json.dumps(facts))
+        uploads.upload(run)
+        assert store() == kept(run)
+
+
+def test_a_store_that_has_vanished_is_an_error(tmp_path, store, monkeypatch):
+    """S3 reports a bucket that is gone as a file that is not found, as the disk reports one that the run removes."""
+    run = written(tmp_path / "run", steps=(2,))
+
+    def gone(self, path, *args, **kw):
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", gone)
+        with pytest.raises(FileNotFoundError, match="bucket"):
+            RemoteRun(store.url).upload(run)
+    remote, pipe = RemoteRun(store.url), MemoryFileSystem.pipe_file
+
+    def gone_later(self, path, *args, **kw):
+        (gone if "checkpoint" in path else pipe)(self, path, *args, **kw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", gone_later)
+        with pytest.raises(FileNotFoundError, match="bucket"):
+            remote.upload(run)
+    remote.upload(run)
+    assert store() == kept(run)
+
+
+@pytest.mark.parametrize("moment", ["before", "while", "after"])
+def test_a_file_that_the_run_removes_goes_from_the_copy(tmp_path, monkeypatch, moment):
+    run, copy = written(tmp_path / "run"), tmp_path / "copy"
+    remote, put = RemoteRun(copy), RemoteRun._put
+    passing = run / "summary.json.tmp"
+    passing.write_text("{}")
+
+    def removed(self, path, name):
+        if path == passing and moment == "before":
+            passing.unlink()
+        put(self, path, name)
+        if path == passing and moment == "while":
+            passing.unlink()
+
+    monkeypatch.setattr(RemoteRun, "_put", removed)
+    remote.upload(run)
+    passing.unlink(missing_ok=True)
+    (copy / passing.name).unlink(missing_ok=True)  # by an attempt that failed afterwards
+    for _ in range(2):
+        remote.upload(run)
+    assert files_of(copy) == kept(run)
+
+
 def test_files_of_other_lengths_and_links_are_read_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr("learner.runs.remote.WHOLE", 4)
     run = written(tmp_path / "run")
@@ -153,6 +227,14 @@ def test_another_run_is_refused(tmp_path, store):
             remote.refuse_another(directory, resumed=resumed)
 
 
+def test_the_copy_of_a_run_is_not_in_the_run(tmp_path):
+    run = written(tmp_path / "run")
+    for place in (run, run / "copy"):
+        with raises_code("remote-inside-run", url=str(place)):
+            RemoteRun(place).refuse_another(run, resumed=True)
+    RemoteRun(tmp_path / "run-copy").refuse_another(run, resumed=True)
+
+
 def test_wrong_places(tmp_path, store):
     with raises_code("remote-run-missing", url=store.url):
         RemoteRun(store.url).download(tmp_path / "back")
@@ -174,13 +256,18 @@ def test_a_place_that_cannot_be_written_is_an_error_at_once(tmp_path):
     assert files_of(tmp_path) == {"file": b""}
 
 
-def test_a_download_that_fails_leaves_nothing(tmp_path, store, monkeypatch):
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), KeyboardInterrupt()])
+def test_a_download_that_fails_leaves_nothing_and_removes_nothing_else(tmp_path, store, monkeypatch, error):
     RemoteRun(store.url).upload(written(tmp_path / "run"))
+    (tmp_path / "back.partial").mkdir()
+    (tmp_path / "back.partial" / "notes").write_text("of somebody else")
 
-    def reset(*args, **kw):
-        raise ConnectionResetError(104, "Connection reset by peer")
+    def fail(*args, **kw):
+        raise error
 
-    monkeypatch.setattr(MemoryFileSystem, "get_file", reset)
-    with raises_code("remote-unreadable", url=store.url):
+    monkeypatch.setattr(MemoryFileSystem, "get_file", fail)
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt) if is_interrupt else raises_code("remote-unreadable", url=store.url):
         RemoteRun(store.url).download(tmp_path / "back")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back.partial", "run"]
+    assert files_of(tmp_path / "back.partial") == {"notes": b"of somebody else"}

@@ -92,7 +92,8 @@ def train(coordinator, count, index, directory, kind, given):
     arrays = case.data(options["rows"], 1)
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan
-    data = DataLoaderBuilder().batch_size(options["batch"]).shuffle(3).build(arrays)
+    size = options.get("batches", [options["batch"]] * 9)[index]
+    data = DataLoaderBuilder().batch_size(size).shuffle(3).build(arrays)
     if "lengths" in options:
         batches = [jax.tree.map(lambda x, i=i: x[i * 24 : (i + 1) * 24], arrays) for i in range(5)]
         length = options["lengths"][index]
@@ -103,6 +104,12 @@ def train(coordinator, count, index, directory, kind, given):
         batches = [jax.tree.map(lambda x, i=i: x[i * 24 : (i + 1) * 24], arrays) for i in range(5)]
         data = PerProcess([jax.tree.map(lambda x: x[index * rows : (index + 1) * rows], batch) for batch in batches])
     try:
+        if options.get("evaluate"):
+            print(json.dumps(learner.evaluate(data)), flush=True)
+            return
+        if options.get("predict"):
+            print(json.dumps({"batches": len(list(learner.predict(data)))}), flush=True)
+            return
         result = learner.fit(data, valid)
     except LearnerError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)

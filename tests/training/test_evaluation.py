@@ -8,6 +8,7 @@ import pytest
 
 from learner import RegressionOutput
 from learner.data import DataLoaderBuilder
+from learner.distributed.process_group import SingleProcess
 from learner.reports import html_report
 from learner.runs import RunReader, compare
 from learner.training.evaluation import Evaluator
@@ -97,6 +98,14 @@ def test_several_sets_at_once(tmp_path, trained):
     assert {"test-clean/Loss", "test-noisy/Loss"} <= {*RunReader(tmp_path / "run").history}
 
 
+def test_a_dict_of_arrays_is_one_set(tmp_path, trained):
+    learner = build(quiet(tmp_path / "run").with_batch_size(4))
+    assert learner.evaluate(arrays(), split="test")["Loss"] == pytest.approx(loss(trained[2][2], arrays()), rel=1e-6)
+    assert "test/Loss" in RunReader(tmp_path / "run").history
+    followed = follow(learner.definition, arrays(), "test", is_running=lambda: False)
+    assert [each.epoch for each in followed] == [4]  # the other checkpoint that the run has kept
+
+
 @pytest.mark.parametrize("split", ["valid", "train", "custom", "valid-ood", "a/b", "", "../x", 3])
 def test_a_split_needs_a_name_of_its_own(trained, split):
     with raises_code("run-evaluation-split"):
@@ -143,6 +152,44 @@ def test_a_follower_evaluates_each_checkpoint_once(tmp_path):
     assert [epoch for epoch, _ in seen] == [1, 2, 3, 4]
     assert [value for _, value in seen] == [pytest.approx(loss(models[n], arrays()), rel=1e-6) for n in (1, 2, 3, 4)]
     assert RunReader(run).history["eval/Loss"] == [value for _, value in seen]
+
+
+def test_a_split_of_a_similar_name_does_not_count_for_a_follower(tmp_path):
+    learner = build_line(quiet(tmp_path / "run", saves=True).num_epochs(1))
+    learner.fit(shuffled(), batches())
+    learner.evaluate(batches(), split="eval-large")
+    for data, epochs in (
+        (batches(), [1]),
+        ({"large": batches(), "small": batches(8)}, [1]),
+        ({"large": batches()}, []),
+    ):
+        followed = follow(learner.definition, data, "eval", is_running=lambda: False)
+        assert [each.epoch for each in followed] == epochs
+
+
+class Second(SingleProcess):
+    """The second of two processes: it hears what the first one has found."""
+
+    index = 1
+
+    def __init__(self, *found):
+        self._found = list(found)
+
+    def run_on_primary(self, function):
+        return self._found.pop(0)
+
+
+def test_followers_of_several_processes_evaluate_the_same_checkpoints(tmp_path, monkeypatch):
+    """The first process alone looks for them, as the others may find more. They meet anew for each look: the failure of
+    an evaluation stays in the group of that one.
+    """
+    run = tmp_path / "run"
+    build_line(quiet(run).num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled(), batches())
+    groups = [Second(False, [STEPS]), Second(True, [3 * STEPS])]
+    monkeypatch.setattr("learner.training.follow.hosts", lambda: groups.pop(0))
+    definition = build_line(quiet(run)).definition
+    followed = follow(definition, batches(), "eval", is_running=lambda: pytest.fail("asked"), sleep=lambda: None)
+    assert [each.epoch for each in followed] == [1, 3]
 
 
 def test_a_checkpoint_that_the_run_removes_is_left_out(tmp_path, monkeypatch):

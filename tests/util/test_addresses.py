@@ -1,8 +1,11 @@
 """Addresses of stores where directories are expected: refused before anything is trained or read."""
 
+from pathlib import Path
+
 import pytest
 
 from learner import Checkpointer, LearnerBuilder, load_checkpoint
+from learner.loggers import RunMirror
 from tests.support.codes import raises_code
 
 
@@ -11,14 +14,22 @@ def test_a_run_writes_to_a_directory():
         LearnerBuilder("s3://bucket/run")
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda place: LearnerBuilder("runs/digits").with_file_checkpointer(directory=place),
-        Checkpointer,
-        lambda place: load_checkpoint(place, "best", {"w": 0.0}),
-    ],
-)
+USES = [
+    lambda place: LearnerBuilder("runs/digits").with_file_checkpointer(directory=place),
+    Checkpointer,
+    lambda place: load_checkpoint(place, "best", {"w": 0.0}),
+]
+
+
+@pytest.mark.parametrize("use", [*USES, LearnerBuilder, RunMirror])
+def test_an_address_as_a_path_has_lost_a_slash_and_makes_no_directory(use, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with raises_code("address-path", place="s3:/bucket/run"):
+        use(Path("s3://bucket/run"))
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("use", USES)
 def test_stores_that_orbax_cannot_write_to(use, monkeypatch):
     with raises_code("checkpoint-address", "RunMirror", place="s3://bucket/run"):
         use("s3://bucket/run")
