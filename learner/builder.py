@@ -37,7 +37,7 @@ from learner.strategies.choose import choose_devices
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
-from learner.training.population import optimizer_problems, option_problems, population_of
+from learner.training.population import member_problem, optimizer_problems, option_problems, population_of
 from learner.training.profile import Window, check_steps
 from learner.training.restore import ALLOWED
 from learner.training.step_checks import init_problems
@@ -743,9 +743,8 @@ class LearnerBuilder:
           trainable: the parameters to differentiate, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
         """
         options, parts = self._options, _ModelParts()
-        problems = [
-            problem for problem in [problem_with(options.directory) or wrong_name(options.checkpoint_place)] if problem
-        ]
+        wrong_place = problem_with(options.directory) or wrong_name(options.checkpoint_place)
+        problems = [problem for problem in (wrong_place or member_problem(options.directory),) if problem]
         definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)
         problems += problems_of_lr
         problems += parts.read(options, model, trainable, train_step, valid_step, update)

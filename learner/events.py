@@ -256,6 +256,8 @@ class Listener:
       monitors: metrics by key that it needs; a run without one of them does not start.
       secrets: texts that are masked in the warning about its exception, such as a token.
       seconds_to_close: for which a run that has ended waits for its last events.
+      place: a path or an address outside of the run's directory that it writes to, which two runs cannot share; None
+        if it has none.
 
     >>> class Printer(Listener):
     ...     def on_event(self, event):
@@ -267,6 +269,7 @@ class Listener:
     monitors: Sequence[str] = ()
     secrets: Sequence[str] = ()
     seconds_to_close: float = QUIET_SECONDS  # importing what talks to a server can take some
+    place: str | None = None
 
     def on_event(self, event: Event) -> None:
         """Handle an event."""

@@ -28,7 +28,7 @@ from learner.cli.sources import source
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 EVERY = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-ROOTS = ("index.md", "getting-started.md", "installation.md", "troubleshooting.md")
+ROOTS = ("index.md", "getting-started.md", "installation.md", "population.md", "troubleshooting.md")
 FOLDERS = ("howto/", "explanations/", "coming-from/")
 PAGES = [name for name in EVERY if name.startswith(FOLDERS) or name in ROOTS]
 FAST = ("index.md",)  # the others are run by `pytest -m full`

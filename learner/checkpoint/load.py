@@ -29,7 +29,7 @@ from learner.optimizers.schedule_resolution import with_placeholder_schedules
 from learner.records.model_files import load_model
 from learner.runs.history import History
 from learner.runs.journal import read_journal
-from learner.runs.population import member_index, read_members
+from learner.runs.population import member_index
 from learner.steps.eval_params import eval_leaves, has_eval_params
 from learner.steps.optimizer import check_optimizer, init_optimizer
 from learner.steps.train_state import TrainState
@@ -94,7 +94,7 @@ def load_checkpoint(
 
     Args:
       directory: of the run, or the one that holds its checkpoints where they lie elsewhere, or of a member of a
-        population, whose arrays it then has.
+        population, whose arrays it then has. Where its checkpoints lie elsewhere, the name of the member below them.
       which: `"best"` (of a population by the mean over its members), `"latest"`, or the epoch that it ends.
       model: as for `build`, an object or a function that makes one. It is not changed. None: only arrays.
       step: the optimizer step instead of `which`.
@@ -276,9 +276,9 @@ def store_of(directory: str | Path) -> CheckpointStore:
         if store.steps:
             return store
     if isinstance(place, Path) and (index := member_index(place)) is not None:
-        store = store_of(place.parent)
-        store.member = index
-        return store
+        return _of_population(place, index)
+    if (store_of_all := _population_saved_beside(str(place))) is not None:
+        return store_of_all
     if isinstance(place, Path) and not place.is_dir():
         raise LearnerError(
             f"there is no directory {directory} to take a checkpoint from",
@@ -299,6 +299,47 @@ def store_of(directory: str | Path) -> CheckpointStore:
         directory=directory,
         elsewhere=elsewhere,
     )
+
+
+def _of_population(directory: Path, index: int) -> CheckpointStore:
+    """Return the checkpoints of the population that a directory is a member of."""
+    try:
+        store = store_of(directory.parent)
+    except LearnerError as error:
+        if (elsewhere := error.fields.get("elsewhere")) is None:
+            raise
+        raise LearnerError(
+            f"the checkpoints of the population in {directory.parent} are in {elsewhere}: give "
+            f"{elsewhere}/{directory.name}",
+            code="checkpoint-missing",
+            directory=directory,
+            elsewhere=elsewhere,
+        ) from None
+    store.member = index
+    return store
+
+
+def _population_saved_beside(place: str) -> CheckpointStore | None:
+    """Return the checkpoints of a population that lie in the parent of a place, which names a member, or None. Where
+    they are not in the population's own directory, that is how a member is named.
+    """
+    parent, _, name = place.rpartition("/")
+    if not parent:
+        return None
+    store = CheckpointStore(parent if is_address(parent) else Path(parent))
+    with contextlib.suppress(DamagedError):
+        names = _names_of_members(store.progress(store.steps[-1])) if store.steps else []
+        if name in names:
+            store.member = names.index(name)
+            return store
+    return None
+
+
+def _names_of_members(progress: Mapping[str, Any]) -> list[str]:
+    """Return the directories of the members of a population, by the progress of a checkpoint."""
+    with contextlib.suppress(KeyError, TypeError):
+        return [str(member["directory"]) for member in progress["fingerprint"]["settings"]["population"]]
+    return []
 
 
 def _elsewhere(directory: Path) -> str | None:
@@ -341,10 +382,10 @@ def _of_member(
     if not members and index is None:
         return items, progress
     if index is None or not members:
-        first = next(iter(read_members(Path(str(store.path(entry.step))).parents[1])), {"directory": "000-..."})
+        first = next(iter(_names_of_members(progress)), "000-...")
         raise LearnerError(
             f"the checkpoint {store.path(entry.step)} is of a population: give the directory of a member, such as "
-            f"{first['directory']}",
+            f"{first}",
             code="checkpoint-of-population",
             path=str(store.path(entry.step)),
         )

@@ -1,11 +1,13 @@
 """`learner fit --watch` and `learner resume --watch`: the live view on the terminal, the run in another process."""
 
+import codecs
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 from learner.cli.overrides import apply_overrides, read_configs
@@ -55,7 +57,8 @@ def train_beside(command: str, words: Sequence[str]) -> int | None:
             raise
         if result in STOPPED:
             process.send_signal(STOPPED[result])
-        return _follow(process, output)
+        with _passing_on(process):  # now that the view, which has handlers of its own, is closed
+            return _follow(process, output)
 
 
 def _show(directory: str, process: subprocess.Popen[bytes]) -> int:
@@ -68,16 +71,29 @@ def _show(directory: str, process: subprocess.Popen[bytes]) -> int:
     return watch(watched, PlotView([]), 1.0, lambda: bool(process.poll()))
 
 
+@contextlib.contextmanager
+def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass SIGTERM and SIGHUP on to the run, which saves, and ends: in a session of its own it gets neither."""
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, lambda number, frame: process.send_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _follow(process: subprocess.Popen[bytes], output: IO[bytes]) -> int:
     """Print what the run has printed and prints, until it ends. Ctrl-C goes to the run. Return its exit code."""
-    place = 0
+    place, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
     while True:
         try:
             code = process.poll()
             # By its place: the file's own position is that of the run, which writes.
             while text := os.pread(output.fileno(), 1 << 16, place):
                 place += len(text)
-                sys.stdout.write(text.decode(errors="replace"))
+                sys.stdout.write(decoder.decode(text))
             sys.stdout.flush()
             if code is not None:
                 return code

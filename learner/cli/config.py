@@ -180,6 +180,19 @@ class RunConfig:
         """Raise `LearnerError` with all that is wrong with the config."""
         self._problems.raise_all()
 
+    def check_data(self) -> None:
+        """Raise `LearnerError` with all that is wrong with the options of the data. No data is read."""
+        for each in self.sources.values():
+            with self._problems.collect():
+                _of_each(each, DataSource.check_options)
+        self._problems.raise_all()
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits of a run with its data."""
+        valid = self.sources.get("valid", {})
+        return ["train", *([f"valid-{name}" for name in valid] if isinstance(valid, dict) else ["valid"])]
+
     def data(self, split: str) -> Any:
         """Return the loader of `train` or `valid`, a dict of loaders, or None."""
         return _of_each(self.sources[split], DataSource.make) if split in self.sources else None

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def new(words: Sequence[str]) -> int:
         raise LearnerError(
             f"{project} cannot be written: {error.strerror}", code="cli-project-unwritable", path=project
         ) from error
-    print(f"next:\n  cd {project}\n  learner fit config.yaml\n  python -m pytest")
+    print(f"next:\n  cd {shlex.quote(str(project))}\n  learner fit config.yaml\n  python -m pytest")
     return 0
 
 

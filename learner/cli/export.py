@@ -123,9 +123,9 @@ def _inputs(config: RunConfig, field: str | None) -> Any:
         return batch
     if field is None or field not in batch:
         known = list(batch) if isinstance(batch, dict) else []
-        problem = "is missing" if field is None else f"is {field!r}"
+        problem, hint = "is missing" if field is None else f"is {field!r}", near(field or "", known)
         raise LearnerError(
-            f"--inputs {problem}; it needs the field of a batch that the model is called with: {near('', known)}",
+            f"--inputs {problem}; it needs the field of a batch that the model is called with: {hint}",
             code="cli-inputs-field",
         )
     return batch[field]

@@ -10,6 +10,8 @@ from learner.cli.trust import require_trust
 from learner.diagnostics.replay import Replay, RunInputs, replay
 from learner.errors import LearnerError
 from learner.runs.run_reader import RunReader
+from learner.training.hooks import UPDATE
+from learner.util.number_checks import is_int
 
 LOSS = "train/Loss"
 
@@ -29,7 +31,7 @@ def replayed(a: RunReader, b: RunReader, step: int, trust: bool) -> Replay:
     for run in (a, b):
         require_trust(str(run.directory), trust)
         _check_step(run, step)
-    first, second = (_inputs(str(run.directory)) for run in (a, b))
+    first, second = map(_inputs, (a, b))
     return replay(first, second, step)
 
 
@@ -62,8 +64,9 @@ def _check_step(run: RunReader, step: int) -> None:
         )
 
 
-def _inputs(directory: str) -> RunInputs:
+def _inputs(run: RunReader) -> RunInputs:
     """Return what the config of a run describes."""
+    directory = str(run.directory)
     try:
         content = saved_config(directory, "is replayed", call="")
     except LearnerError as error:
@@ -80,4 +83,5 @@ def _inputs(directory: str) -> RunInputs:
     own = {"directory": directory, "resume": True, "renderer": None, "metric_loggers": None}
     config = RunConfig({**content, **own})
     learner = config.learner(with_data=False)
-    return RunInputs(learner.definition, config.data("train"), config.data("valid"))
+    updates = [entry["step"] for entry in run.journal if entry.get("event") == UPDATE and is_int(entry.get("step"))]
+    return RunInputs(learner.definition, config.data("train"), config.data("valid"), updates)

@@ -1,15 +1,16 @@
 """Places outside of the directory of a run, which each member of a sweep needs for itself."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-PLACES = {"RunMirror": "url", "TensorBoard": "directory"}
-"""Loggers that write to a place of their own, and the argument that names it."""
+PLACES = {"RunMirror": "url", "TensorBoard": "directory", "JsonLines": "path", "Csv": "path"}
+"""Loggers that write to a place of their own, and the argument that names it: a file if it is `path`."""
 
 
 def separate_places(content: Mapping[str, Any], name: str) -> None:
     """Append the name of a member to the places that its config names, in the config. Otherwise a member would resume
-    from the checkpoints of another one.
+    from the checkpoints of another one, and replace its files.
 
     >>> content = {"with_file_checkpointer": {"directory": "gs://bucket/digits", "keep_last": 2}}
     >>> separate_places(content, "000-lr=0.1")
@@ -25,7 +26,8 @@ def separate_places(content: Mapping[str, Any], name: str) -> None:
 
 def _append(arguments: Any, key: str, name: str) -> None:
     if isinstance(arguments, dict) and isinstance(arguments.get(key), str):
-        arguments[key] = f"{arguments[key].rstrip('/')}/{name}"
+        stem, suffix = os.path.splitext(arguments[key]) if key == "path" else (arguments[key], "")
+        arguments[key] = f"{stem}-{name}{suffix}" if key == "path" else f"{stem.rstrip('/')}/{name}"
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:

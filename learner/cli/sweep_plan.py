@@ -17,6 +17,7 @@ from learner.cli.problems import problems_of
 from learner.cli.schema import NEEDED, PARTS, PROCESS, SWEEP
 from learner.cli.sweep_groups import SweepGroup, groups_of
 from learner.cli.sweep_places import separate_places
+from learner.cli.sweep_report import Outcome, metric_of
 from learner.cli.sweep_values import OPTIONS, SweepValues
 from learner.config.distributions import Distribution
 from learner.config.sweep_space import SweepMember, SweepSpace
@@ -71,9 +72,7 @@ class SweepPlan:
     @property
     def monitor(self) -> tuple[str | None, str | None]:
         """The metric by which members choose their best checkpoint and its mode, each None if the config has none."""
-        options = self.content.get("with_file_checkpointer")
-        options = options if isinstance(options, Mapping) else {}
-        return options.get("monitor"), options.get("mode")
+        return monitor_in(self.content)
 
     def command(self, member: SweepMember) -> str:
         """Return the command that trains a member by itself, without listeners, as addresses may be secret."""
@@ -113,17 +112,17 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     content = read_configs(paths)
     values = SweepValues.read(content.pop(SWEEP, None), line)
     content = {key: value for key, value in content.items() if key not in PROCESS}  # each member resumes
-    problems, groups = list(values.problems), list[SweepGroup]()
+    problems, members, groups = list(values.problems), list[SweepMember](), list[SweepGroup]()
     if not problems:
         try:
-            groups += groups_of(values.space.members(), together=values.together)
+            members += values.space.members()
+            groups += groups_of(members, together=values.together)
         except LearnerError as error:
             problems += problems_of(error)
     for key, value in values.shared.items():
         override(content, key, value)
-    members = [member for group in groups for member in group.members]
     trials = list(_covering(members, values.space)) or [_first_values(values.space.columns)]
-    problems += _config_problems(content, trials, values.broken)
+    problems += _config_problems(content, trials, values.broken, values.metric)
     if problems:
         raise one_error(problems, "this sweep cannot be trained", code="sweep-invalid")
     suffix = "" if "directory" in values.shared else "-sweep"
@@ -133,6 +132,13 @@ def sweep_plan(line: Namespace) -> SweepPlan:
         if group.traced:
             plan.learner(group, with_data=False)  # raises
     return plan
+
+
+def monitor_in(content: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the monitor and the mode of the checkpoints in a config; see `SweepPlan.monitor`."""
+    options = content.get("with_file_checkpointer")
+    options = options if isinstance(options, Mapping) else {}
+    return options.get("monitor"), options.get("mode")
 
 
 # -- checks of the configs ---------------------------------------------------------------------------------------------
@@ -172,7 +178,7 @@ def _first_values(columns: Mapping[str, Sequence[Any] | Distribution]) -> dict[s
 
 
 def _config_problems(
-    content: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], broken: Sequence[str]
+    content: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], broken: Sequence[str], metric: str | None
 ) -> list[Problem]:
     """Return the problems of configs with these values, each once. No data is read, and nothing is written.
 
@@ -180,6 +186,7 @@ def _config_problems(
       content: that they share.
       trials: the values that they differ in.
       broken: keys whose values are not known; only their names are checked.
+      metric: that decides about members, or None.
     """
     known = [*PARTS, "overwrite", *methods(LearnerBuilder)]
     unknown = {name: None for key in broken if (name := key.partition(".")[0]) not in known}
@@ -188,10 +195,20 @@ def _config_problems(
     for values in trials:
         try:
             config = _config({**unknown, **content}, values, needed=needed)
-            config.check() if broken else config.learner(with_data=False)
+            config.check() if broken else _check(config, metric, *monitor_in(content))
         except LearnerError as error:
             problems |= {str(problem): problem for problem in problems_of(error)}
     return list(problems.values())
+
+
+def _check(config: RunConfig, metric: str | None, monitor: str | None, mode: str | None) -> None:
+    """Raise `LearnerError` with what is wrong with a config, the options of its data, and the metric."""
+    learner = config.learner(with_data=False)
+    config.check_data()
+    if metric is not None and not metric.startswith("custom/"):  # those of hooks are known once they are logged
+        infos = learner.definition.options.metric_infos(config.splits)
+        measured = {info.key: {"higher_is_better": info.higher_is_better} for info in infos}
+        metric_of(Outcome(SweepMember("", {}), {"metrics": measured}), metric, monitor, mode)
 
 
 def _option_text(value: Any) -> str:

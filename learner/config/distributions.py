@@ -23,18 +23,25 @@ class Distribution:
     high: float
     log: bool
 
-    def draw(self, generator: random.Random) -> float:
-        """Return the next number, with 4 significant digits, so that names of directories stay short."""
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        number = generator.uniform(low, high)
-        return min(max(float(f"{math.exp(number) if self.log else number:.4g}"), self.low), self.high)
-
     def draws(self, name: str, seed: int, count: int) -> list[float]:
         """Return numbers for a name. Each name has a generator of its own, so that adding one leaves the draws of the
         others.
         """
         generator = random.Random(f"{seed}/{name}")
-        return [self.draw(generator) for _ in range(count)]
+        numbers: list[float] = []
+        drawn: set[float] = set()
+        for _ in range(count):
+            number = self._draw(generator)
+            rounded = min(max(float(f"{number:.4g}"), self.low), self.high)  # for short names of directories
+            # A number that was drawn before keeps all of its digits: between narrow bounds, many round to the same.
+            numbers.append(number if rounded in drawn else rounded)
+            drawn.add(rounded)
+        return numbers
+
+    def _draw(self, generator: random.Random) -> float:
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        number = generator.uniform(low, high)
+        return min(max(math.exp(number) if self.log else number, self.low), self.high)
 
 
 def uniform(low: float, high: float) -> Distribution:

@@ -62,6 +62,7 @@ def selected_questions(only: Sequence[str], skip: Sequence[str], steps: int) -> 
     >>> [question.name for question in selected_questions(["memory", "overlap"], ["memory"], 100)]
     ['overlap']
     """
+    only, skip = ([names] if isinstance(names, str) else names for names in (only, skip))
     names = [question.name for question in QUESTIONS]
     problems = [
         Problem(f"there is no question {name!r}: {near(str(name), names)}", code="check-question-unknown", name=name)

@@ -10,6 +10,7 @@ import numpy as np
 
 from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding
 from learner.diagnostics.check_trial import CheckTrial
+from learner.diagnostics.output_questions import NOT_FINITE
 from learner.diagnostics.rate_range import RangeTest, diverged_after
 from learner.steps.tree_math import rows_of
 from learner.util.text import count
@@ -34,6 +35,8 @@ def one_batch(trial: CheckTrial) -> Finding:
     lr = trial.definition.optimizer.lr
     steps, rows = count(len(losses), "step"), count(rows_of(batch), "row")
     text = f"The loss of {rows} goes from {losses[0]:.3g} to {losses[-1]:.3g} in {steps} at the rate {lr:.2g}"
+    if not math.isfinite(losses[0]):
+        return Finding(FAILED, left, f"The first loss is {losses[0]}: {NOT_FINITE}.")
     if not math.isfinite(left):
         return Finding(FAILED, left, f"{text}: lower the learning rate, or clip gradients.")
     if left > HARDLY:
@@ -76,7 +79,7 @@ def learning_rate(trial: CheckTrial) -> Finding:
         if end is not None:
             break
     if end == 0:
-        return Finding(FAILED, losses[0], f"The first loss is {losses[0]}.")
+        return Finding(FAILED, losses[0], f"The first loss is {losses[0]}: {NOT_FINITE}.")
     kept = len(losses) if end is None else end
     test = RangeTest(rates[:kept], np.array(losses[:kept]), RANGE_STEPS, SMOOTHING)
     highest = math.inf if end is None else float(rates[end - 1])

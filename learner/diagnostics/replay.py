@@ -39,11 +39,13 @@ class RunInputs:
       definition: of the learner. It is changed.
       train: the training data, as for `Learner.fit`.
       valid: the validation data, as for `Learner.fit`.
+      updates: the steps after which hooks changed the run.
     """
 
     definition: TrainingDefinition
     train: Any
     valid: Any
+    updates: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,8 @@ def replay(a: RunInputs, b: RunInputs, stop: int) -> Replay:
     """
     runs = a, b
     start = common_start([run.definition for run in runs], stop)
+    for run in runs:
+        _refuse_updates(run, start, stop)
     with contextlib.ExitStack() as stack:
         replayed = []
         for run in runs:
@@ -134,6 +138,18 @@ def common_start(definitions: Sequence[TrainingDefinition], stop: int) -> int:
         code="replay-checkpoint-missing",
         stop=stop,
     )
+
+
+def _refuse_updates(run: RunInputs, start: int, stop: int) -> None:
+    """Raise `LearnerError` if hooks changed the run after the state of `start` and before step `stop`."""
+    if between := [step for step in run.updates if start < step < stop]:
+        first, directory = min(between), run.definition.options.directory
+        raise LearnerError(
+            f"{directory} was changed by a hook (Updates) after step {first}, which a replay does not repeat: replay a "
+            f"step up to {first}, or runs with checkpoints after it",
+            code="replay-updates",
+            step=first,
+        )
 
 
 class ReplayedRun:

@@ -31,19 +31,35 @@ def gradients(trial: CheckTrial) -> Finding:
         sums, _ = step.accumulate_micro_batch(state, step.begin(state), batch, jnp.int32(0))
         return jax.tree.map(lambda g: jnp.abs(g).max(initial=0).astype(jnp.float32), sums.grads)
 
-    probe, state = jax.jit(largest), trial.state
+    compiled, state = jax.jit(largest), trial.state
+
+    def probe(state: TrainState, batch: PyTree) -> dict[str, float]:
+        return {name: float(x) for name, x in named_leaves(jax.device_get(compiled(state, batch))).items()}
+
     batches = trial.regular_batches(GRADIENT_STEPS)
     norms = {name: 0.0 for name, x in named_leaves(state.params).items() if x.size}
     # Updates in between: a layer that begins with zeros passes no gradient on in the first step.
     for number in range(GRADIENT_STEPS):
         batch = batches[number % len(batches)]
-        new = named_leaves(jax.device_get(probe(state, batch)))
-        norms = {name: max(norm, float(new[name])) for name, norm in norms.items()}
+        new = probe(state, batch)
+        # In float16 the first steps may do nothing but lower the loss scale, until the gradients are finite.
+        while not all(map(math.isfinite, new.values())) and (lowered := _with_lower_scale(trial, state, batch)):
+            state, new = lowered, probe(lowered, batch)
+        norms = {name: max(norm, new[name]) for name, norm in norms.items()}
         if not all(map(math.isfinite, new.values())):
-            norms = {name: float(new[name]) for name in norms}
+            norms = {name: new[name] for name in norms}
             break  # the update would spread it over all parameters
         state, _ = trial.train(state, batch)
     return _gradient_finding(norms, len(frozen_leaves(step.adapter, trial.state.model_state)))
+
+
+def _with_lower_scale(trial: CheckTrial, state: TrainState, batch: PyTree) -> TrainState | None:
+    """Return the state after a step that lowers the loss scale, or None if the step does not."""
+    if trial.definition.step.policy.scaling is None:
+        return None
+    new, _ = trial.train(state, batch)
+    before, after = (float(each.extra["loss_scale"]["scale"]) for each in (state, new))
+    return new if after < before else None
 
 
 def _gradient_finding(norms: dict[str, float], frozen: int) -> Finding:

@@ -38,12 +38,12 @@ class JsonLines(RunLogger):
 
     def __init__(self, path: str | None = None, every_steps: int | None = EVERY, every_epochs: int = 1):
         super().__init__(every_steps, every_epochs)
-        self._path = resolve(path)
+        self.place = resolve(path)
         self._file: AppendedFile | None = None
 
     def started(self, event: RunStarted) -> None:
         """Open the file, and truncate it if the run is resumed."""
-        path = Path(self._path) if self._path is not None else event.directory / "metrics.jsonl"
+        path = Path(self.place) if self.place is not None else event.directory / "metrics.jsonl"
         keep = keeps(event)
 
         def verdict(line: bytes) -> bool | None:

@@ -55,14 +55,14 @@ class TensorBoard(RunLogger):
     ):
         super().__init__(every_steps, every_epochs)
         refuse_missing("tensorboardX", "tensorboard", "TensorBoard")
-        self._directory, self._clock = resolve(directory), clock
+        self.place, self._clock = resolve(directory), clock
         self._files: dict[str, Any] = {}
         self._records: dict[str, Records] = {}
         self._written = clock()
 
     def started(self, event: RunStarted) -> None:
         """Open the next file of the run and of each split."""
-        folder = Path(self._directory) if self._directory is not None else event.directory / "tensorboard"
+        folder = Path(self.place) if self.place is not None else event.directory / "tensorboard"
         refuse_special(folder)
         if not event.resumed:
             remove_event_files(folder)

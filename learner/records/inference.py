@@ -68,10 +68,10 @@ def export_model(
             f"batch_size is {batch_size!r}; it needs a whole number, 1 or more, or None for any number",
             code="export-batch-size",
         )
-    unknown = [platform for platform in platforms if platform not in KNOWN]
-    if unknown or not platforms:
+    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(KNOWN):
+        shown = platforms if isinstance(platforms, str) else list(platforms)
         raise LearnerError(
-            f"platforms is {list(platforms)!r}; it needs one or more of {', '.join(KNOWN)}", code="export-platforms"
+            f"platforms is {shown!r}; it needs a list of one or more of {', '.join(KNOWN)}", code="export-platforms"
         )
     call = function or (lambda model, inputs: model(inputs))
     adapter = adapter_of(model)

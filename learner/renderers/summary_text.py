@@ -4,8 +4,10 @@ import importlib.util
 import os
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from learner.runs.population import member_index
 from learner.util.json_values import decode
 from learner.util.metric_order import ordered
 from learner.util.number_checks import is_finite
@@ -85,17 +87,20 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
         return []
     path, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
     commands = []
-    if "population.json" in summary["artifacts"]:  # evaluated member by member
+    is_member = member_index(Path(directory)) is not None  # which the population evaluates and resumes
+    if is_member:
+        commands.append(f"learner compare {shlex.quote(printable(os.fspath(Path(directory).parent)))}")
+    elif "population.json" in summary["artifacts"]:  # evaluated member by member
         commands += ["print(result.table())", f"learner compare {path}"]
     elif summary["checkpoints"] and any(key.startswith("valid") for key in summary["metrics"]):
         commands.append(f"learner evaluate {path}" if has_config else "learner.evaluate(data)")
     why = str(summary["stopped_by"])
-    if summary["checkpoints"] and why in LENGTHS:
+    if summary["checkpoints"] and why in LENGTHS and not is_member:
         longer = 2 * summary[LENGTHS[why]]
         commands.append(
             f"learner resume {path} --{why}={longer}" if has_config else f"builder.{why}({longer}).resume()"
         )
-    elif summary["checkpoints"] and not why.startswith("early stopping"):
+    elif summary["checkpoints"] and not why.startswith("early stopping") and not is_member:
         commands.append(f"learner resume {path}" if has_config else "builder.resume()")
     if importlib.util.find_spec("plotly") is not None:  # advice that this installation can follow
         commands.append(f"learner report {path}")

@@ -81,12 +81,12 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
     Args:
       a: a run.
       b: another one.
-      metric: whose values of single steps are compared, by key.
+      metric: whose values are compared, by key: those of single steps in training, otherwise those of whole splits.
       tolerance: the relative difference of values that still counts as none; 0 compares all digits of the logs, which
         are those of float32.
 
     Raises:
-      LearnerError: one of the runs has no such values.
+      LearnerError: one of the runs has no such values, or they have none of the same steps.
     """
     series = []
     for run in (a, b):
@@ -96,9 +96,14 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
                 code="run-metric-unknown",
                 key=metric,
             )
-        values = run.steps(metric)
-        series.append(dict(zip(values.step.tolist(), values.mean.tolist(), strict=True)))
+        series.append(_values(run, metric))
     common = sorted(series[0].keys() & series[1].keys())
+    if not common:
+        raise LearnerError(
+            f"{a.directory} and {b.directory} have no numbers of {metric} at the same steps: compare another metric",
+            code="run-metric-no-common-steps",
+            key=metric,
+        )
     first, second = (np.array([each[step] for step in common], np.float64) for each in series)
     same = (first == second) | (np.isnan(first) & np.isnan(second))
     with np.errstate(invalid="ignore"):
@@ -121,6 +126,14 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
         len(common),
         parting,
     )
+
+
+def _values(run: RunReader, metric: str) -> dict[int, float]:
+    """Return the numbers of a metric by optimizer step: of single steps in training, otherwise of whole splits."""
+    if metric.startswith("train/") and len(series := run.steps(metric)):
+        return dict(zip(series.step.tolist(), series.mean.tolist(), strict=True))
+    points = run.points(metric) if metric in run.history else []
+    return {point.step: point.value for point in points if not isinstance(point.value, str)}
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -184,7 +184,15 @@ class Runner:
                 "and others are trained",
                 code="step-hook-averaged",
             )
-        params, model_state = self._step.adapter.read_all(model)
+        try:
+            params, model_state = self._step.adapter.read_all(model)
+        except (LearnerError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise LearnerError(
+                f"a hook returned another model than it got, a {type(model).__name__}: return the one that it got, "
+                "with other values in its arrays",
+                code="step-hook-model",
+                names=[],
+            ) from error
         old, new = (state.params, state.model_state), (params, model_state)
         shapes, expected = (
             {n: _shape(x) for tree in trees for n, x in named_leaves(tree).items()} for trees in (new, old)

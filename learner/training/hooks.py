@@ -18,6 +18,8 @@ from learner.util.number_checks import is_finite
 from learner.util.samples import Histogram, Image, Sample
 from learner.util.trees import named_leaves
 
+UPDATE = "update"
+"""The event of the journal about what a hook changed."""
 LONGEST_SHOWN = 500  # characters of what a hook returned
 
 
@@ -115,7 +117,7 @@ def _update(
         runner.scale_lr(scale)
         p.lr_factor = float(scale)
     replaced = updates.model is not None
-    reporter.journal("update", epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
+    reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
 
 
 def parameter_histograms(info: EpochInfo, model: Any) -> dict[str, Histogram]:

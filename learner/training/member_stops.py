@@ -13,6 +13,11 @@ from learner.training.reporter import Reporter
 from learner.training.stopping import MetricEarlyStopping
 
 
+def all_ended_text(members: int) -> str:
+    """Return why a population ends with the last of its members, the first word of which makes its run an ended one."""
+    return f"early stopping: all {members} members have ended"
+
+
 class MemberStops:
     """Decide which members of a population end. It belongs to the loop's thread.
 
@@ -44,7 +49,7 @@ class MemberStops:
         after = self._active()
         if (active != after).any():
             self._runner.set_active(after)
-        return None if after.any() else f"early stopping: all {len(after)} members have ended"
+        return None if after.any() else all_ended_text(len(after))
 
     def _active(self) -> np.ndarray:
         self._reporter.wait()

@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from learner.config.distributions import Distribution
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.models.adapters import ModelAdapter
+from learner.runs.population import member_index
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import init_optimizer, update_params
 from learner.steps.population import Start
@@ -28,6 +30,8 @@ OTHERS = (
     "Members of a population differ in seed, lr and numbers of the optimizer; anything else (layers, batch size) "
     "changes the program and needs a run of its own for each value"
 )
+
+COPY = "make what it holds in on_event, when it gets RunStarted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,6 +307,29 @@ def _not_traceable(optimizer: Any, values: Mapping[str, float], name: str, param
     return None
 
 
+def _not_copyable(logger: Any) -> str | None:
+    """Return why a logger cannot be copied, or None."""
+    try:
+        copy.deepcopy(logger)
+    except Exception as error:
+        return first_line(error)
+    return None
+
+
+def member_problem(directory: Path) -> str | None:
+    """Return why no run may be built in a directory that is a member's of a population, or None if it is not. Its
+    checkpoint is that of the population: the run would begin anew, and replace what the member has left.
+    """
+    if member_index(directory) is None:
+        return None
+    return Problem(
+        f"{directory} is a member of the population in {directory.parent}, which resumes as a whole: build that with "
+        f"resume(). A run in another directory can begin with the member: initial_from({str(directory)!r}, 'latest')",
+        code="directory-of-member",
+        directory=directory,
+    )
+
+
 def option_problems(
     options: Options, model: Any, adapter: ModelAdapter, lr: Any, update: Callable[..., Any] | None
 ) -> list[str]:
@@ -325,6 +352,14 @@ def option_problems(
         )
     if options.on_epoch_end or options.every:
         refuse("has no hooks (on_epoch_end, every)", "read the history of each member in the result")
+    for logger in options.loggers:
+        if logger.place is not None:
+            refuse(
+                f"shares no place that {name_of(logger)} writes to",
+                "leave its path or the logger out; each member writes into its own directory",
+            )
+        elif reason := _not_copyable(logger):
+            refuse(f"copies its loggers for each member, and {name_of(logger)} cannot be copied ({reason})", COPY)
     if isinstance(lr, ReduceOnPlateau):
         refuse("has no ReduceOnPlateau", "use a schedule of the step")
     if options.restore_best:

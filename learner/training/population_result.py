@@ -67,11 +67,32 @@ class MemberResult(LearningResult[Any]):
         return self._evaluator.predict(data)
 
     def best(self, key: str) -> Point | None:
-        """Return the best value of a metric, in its own direction, or None."""
-        return self.history.best(key, bool(self.summary["metrics"][key]["higher_is_better"]))
+        """Return the best value of a metric, in its own direction, or None if it has no value.
+
+        Raises:
+          LearnerError: there is no such metric, or it has no direction.
+        """
+        return self.history.best(key, _direction(self.summary["metrics"], key))
 
     def __repr__(self) -> str:
         return f"MemberResult({self.name!r}, stopped_by={self.stopped_by!r})"
+
+
+def _direction(metrics: Mapping[str, Any], key: str) -> bool:
+    """Return True if a higher value of a metric is better. `metrics`: of a summary."""
+    if key not in metrics:
+        raise LearnerError(
+            f"there is no metric {key!r}: {near(key, list(metrics))}", code="population-metric-unknown", key=key
+        )
+    higher = metrics[key]["higher_is_better"]
+    if higher is None:
+        directed = join_names([k for k in metrics if metrics[k]["higher_is_better"] is not None], 8)
+        raise LearnerError(
+            f"no value of {key} is better than another; there are {directed}",
+            code="population-metric-unknown",
+            key=key,
+        )
+    return bool(higher)
 
 
 def _no_best_model() -> Any:
@@ -262,7 +283,7 @@ class PopulationResult(LearningResult[Any]):
             for key in keys:
                 point = history.best(key, self._direction(key))
                 cells += ["", ""] if point is None else [short(point.value), str(point.epoch)]
-            values = [f"{member.all_values[name]:g}" for name in names]
+            values = [_cell(member.all_values[name]) for name in names]
             rows.append([f"{index:03d}", *values, *cells, str(summary["stopped_by"])])
         return rows
 
@@ -276,20 +297,7 @@ class PopulationResult(LearningResult[Any]):
         return [math.nan if point is None else float(point.value) for point in points]
 
     def _direction(self, key: str) -> bool:
-        metrics = self._of_members[0][1]["metrics"]
-        if key not in metrics:
-            raise LearnerError(
-                f"there is no metric {key!r}: {near(key, list(metrics))}", code="population-metric-unknown", key=key
-            )
-        higher = metrics[key]["higher_is_better"]
-        if higher is None:
-            directed = join_names([k for k in metrics if metrics[k]["higher_is_better"] is not None], 8)
-            raise LearnerError(
-                f"no value of {key} is better than another; there are {directed}",
-                code="population-metric-unknown",
-                key=key,
-            )
-        return bool(higher)
+        return _direction(self._of_members[0][1]["metrics"], key)
 
     def _repr_html_(self) -> str:
         head, *rows = self._rows()

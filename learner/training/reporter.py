@@ -333,6 +333,11 @@ class Reporter(ThreadOwned):
         """Return True unless a member of a population has ended. Other threads may ask after `wait`."""
         return self._members[member].is_active()
 
+    @property
+    def has_stopped_members(self) -> bool:
+        """Return True if early stopping has ended a member of a population; see `is_active`."""
+        return any(member.stopped is not None for member in self._members)
+
     def stopped_of(self, member: int) -> MemberStop | None:
         """Return the end of a member of a population by early stopping, or None; see `is_active`."""
         return self._members[member].stopped

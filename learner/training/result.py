@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from learner.records.inference import export_model
 from learner.runs.history import History, Point
 from learner.steps.eval_params import eval_params
 from learner.steps.train_state import TrainState
@@ -59,12 +58,14 @@ class LearningResult(Generic[ModelT]):
         stopped_by: str,
         summary: Mapping[str, Any],
         load_best: Callable[[], BestModel[ModelT]],
+        model_step: int | None = None,
     ):
         self.model = model
         self.history = history
         self.stopped_by = stopped_by
         self.summary = summary
         self._load_best = load_best
+        self._model_step = summary["steps"] if model_step is None else model_step
 
     @cached_property
     def _best(self) -> BestModel[ModelT]:
@@ -102,7 +103,9 @@ class LearningResult(Generic[ModelT]):
         Raises:
           LearnerError: the model cannot be exported, or there is no best model.
         """
-        metrics = numbers_at(self.history, self.best_step if best else self.summary["steps"])
+        metrics = numbers_at(self.history, self.best_step if best else self._model_step)
+        from learner.records.inference import export_model
+
         return export_model(path, self.best_model if best else self.model, inputs, metrics=metrics, **options)
 
     def _repr_html_(self) -> str:
@@ -132,11 +135,13 @@ def result_of(
         state, epoch, step = load_best_state(definition, definition.placed_shapes())
         return BestModel(rebuild(definition, state), epoch, step)
 
+    model_step = None
     if definition.options.restore_best:
         # The other parts stay: the optimizer's state of the last step has nothing to do with the best parameters.
-        runner.leaves = jax.tree.leaves(load_best_state(definition, runner.state)[0])
+        state, _, model_step = load_best_state(definition, runner.state)
+        runner.leaves = jax.tree.leaves(state)
     model = rebuild(definition, runner.copy(runner.state))
-    return LearningResult(model, history, summary["stopped_by"], summary, load_best)
+    return LearningResult(model, history, summary["stopped_by"], summary, load_best, model_step)
 
 
 def finished_runner(plan: RunPlan, restored: Restored) -> tuple[Runner, Mapping[str, Any]] | None:

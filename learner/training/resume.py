@@ -20,6 +20,7 @@ from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.executor import MetricAccumulator, Runner, scaled
 from learner.training.fingerprints import changes, metrics_in_flight, saved_fingerprint
+from learner.training.member_stops import all_ended_text
 from learner.training.options import Options
 from learner.training.position import Position
 from learner.training.preflight import RunPlan
@@ -85,8 +86,8 @@ def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | N
     past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
         options.num_steps is not None and position.step >= options.num_steps
     )
-    ended = [member["halted"] or member["stopped"] for member in restored.progress.get("members", ())]
-    if not past and not any(stopping.reason for stopping in options.early_stopping) and not (ended and all(ended)):
+    ended = all_ended_reason(restored.progress.get("members", ()))
+    if not past and not any(stopping.reason for stopping in options.early_stopping) and not ended:
         return None
     summary = read_summary(options.directory)
     if summary is None or not str(summary.get("stopped_by")).startswith(ENDS):
@@ -94,6 +95,12 @@ def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | N
     if summary.get("steps") != position.step or position.pending:
         return None
     return summary
+
+
+def all_ended_reason(members: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why a population has ended if all its members have by themselves, or None. `members`: of a checkpoint."""
+    ended = bool(members) and all(member["halted"] or member["stopped"] for member in members)
+    return all_ended_text(len(members)) if ended else None
 
 
 def first_state(plan: RunPlan, restored: Restored) -> TrainState:
@@ -308,7 +315,7 @@ def restore_decisions(options: Options, plateau: ReduceOnPlateau | None, restore
     members of a population have their own.
     """
     if options.population is not None:
-        return []
+        return [reason] if (reason := all_ended_reason(restored.progress["members"])) else []
     set_stopping(options.early_stopping, restored.progress["early_stopping"])
     if plateau is not None and restored.progress["plateau"] is not None:
         plateau.set_state(restored.progress["plateau"])

@@ -10,6 +10,7 @@ from learner.steps.finite import advice, nonfinite_text
 from learner.training.executor import MetricAccumulator, Runner
 from learner.training.feed.dispatches import Dispatch, Feeder
 from learner.training.hooks import EpochInfo, call_hooks
+from learner.training.member_stops import all_ended_text
 from learner.training.messages import EpochFinished, NonFiniteStop, SplitFinished, StepsDispatched
 from learner.training.oom import CHECKPOINT, OomContext
 from learner.training.options import Options
@@ -219,6 +220,9 @@ class Run(ThreadOwned):
         if halted is None or self.stop.decision is not None:
             return
         text = nonfinite_text(halted.kind, halted.step)
+        if self.reporter.has_stopped_members:  # early stopping ended some: results that an error would withhold
+            self.stop.decide(all_ended_text(self.runner.members or 0))
+            return
         if self.options.on_nonfinite.policy != "stop":
             # The loop is ahead of the device: the journal and listeners name the step that the error names.
             self.position.epoch, self.position.step = halted.epoch, halted.step
@@ -315,9 +319,9 @@ class Run(ThreadOwned):
             p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps were in vain
             return self.stop.decision or reason
         inside = p.batch > 0
-        if inside and reason == "num_steps" and self.validator.feeders and self.validator.validated_step != p.step:
+        if inside and reason == "num_steps" and (left := self.validator.unvalidated(p.step)):
             saved = self.saver is not None and self.saver.is_saved(p)
-            p.pending, p.remaining_splits = "validation", tuple(self.validator.feeders)
+            p.pending, p.remaining_splits = "validation", left
             complete = self.validator.validate(p, at_step=p.step)
             if not complete:
                 reason = self.stop_reason() or reason

@@ -79,6 +79,14 @@ class Validator(ThreadOwned):
         """Return True if a validation split was validated after this step, which ended `epoch` or none."""
         return self.validated_step == step and (step == 0 or split in self.due(step, epoch))
 
+    def unvalidated(self, step: int) -> tuple[str, ...]:
+        """Return the splits that were not validated after a step inside an epoch."""
+        if self.validated_step != step:
+            return tuple(self.feeders)
+        # Where none was due, the last step of a run was validated, with all splits.
+        due = self.due(step) or self.feeders
+        return tuple(split for split in self.feeders if split not in due)
+
     @property
     def sets_lr(self) -> bool:
         """Return True if a plateau scheduler sets the learning rate."""

@@ -1,12 +1,15 @@
 """`--watch` of `learner fit` and `learner resume`."""
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
-from learner.cli.beside import _follow
+from learner.cli.beside import _follow, _passing_on
 from tests.support.pseudoterminal import Terminal
 
 
@@ -16,6 +19,24 @@ def test_what_a_run_prints_is_printed_from_its_beginning_to_its_end(capsys):
         process = subprocess.Popen([sys.executable, "-c", code], stdout=output)
         assert _follow(process, output) == 3
     assert capsys.readouterr().out.splitlines() == ["line 0", "line 1", "line 2"]
+
+
+def test_a_letter_that_is_written_in_two_parts(capsys):
+    code = "import os, time\nos.write(1, b'caf\\xc3')\ntime.sleep(0.5)\nos.write(1, b'\\xa9')"
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=output)
+        assert _follow(process, output) == 0
+    assert capsys.readouterr().out == "caf\u00e9"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_after_the_view_end_the_run(number):
+    code = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\nprint('ready', flush=True)\n"
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-c", f"{code}time.sleep(60)"], stdout=output)
+        with _passing_on(process):
+            threading.Timer(1.0, os.kill, [os.getpid(), number]).start()
+            assert _follow(process, output) == 7
 
 
 def test_it_needs_a_terminal_and_false_is_none(learner, config):

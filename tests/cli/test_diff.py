@@ -32,7 +32,12 @@ def test_two_runs(learner, tmp_path, monkeypatch):
 RANDOM = """
 import jax
 
+from learner import Updates
 from mymodule import step
+
+
+def halve(info, model):
+    return Updates(lr_scale=0.5)
 
 
 def drawn(rngs):
@@ -53,6 +58,7 @@ def runs(shared_workplace, compiled_once):
             ("seed", drawn, "--seed=1", "--train.shuffle=false"),
             ("order", drawn, "--train.shuffle=false"),
             ("rate", drawn, "--lr=0.2"),
+            ("updated", drawn, "--every={steps: 4, fn: random_line.halve}"),
             ("slow", f"--lr={rate % 0.05}"),
             ("slower", f"--lr={rate % 0.01}"),
         ):
@@ -124,6 +130,14 @@ def test_a_replay_of_code_that_changed(learner, runs, fresh_modules, tmp_path, m
     assert ["the loss of step 1 is" in note for note in replay["notes"]] == [True, True]
     assert [note.split(":")[0] for note in replay["notes"]] == ["one", "twin"]
     assert "code, data, devices or versions are not those of the run" in learner("diff", "one", "twin", "--replay=2")[1]
+
+
+def test_steps_after_the_update_of_a_hook_are_refused(learner, among_runs):
+    """The hook changes the run after step 4, and the checkpoints are of step 3."""
+    assert learner("diff", "one", "updated", "--replay=4", "--tolerance=9")[0] == 0
+    for pair in (("one", "updated"), ("updated", "one")):
+        code, _, err = learner("diff", *pair, "--replay=5")
+        assert (code, "updated was changed by a hook (Updates) after step 4" in err) == (2, True)
 
 
 def test_wrong_replays(learner, among_runs, tmp_path):

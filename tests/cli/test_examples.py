@@ -50,5 +50,10 @@ def test_a_project_can_be_trained_and_tested(learner, tmp_path, monkeypatch):
     assert ran.returncode == 0, ran.stdout
 
 
+def test_a_directory_with_a_space_is_quoted(learner, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "\n  cd 'my project'\n" in learner("new", "my project")[1]
+
+
 def test_the_version_of_the_package():
     assert package.__version__ == VERSION

@@ -162,10 +162,12 @@ def test_members_do_not_share_the_places_of_checkpoints_and_loggers(learner, lin
     mirror = {"class_path": "learner.loggers.RunMirror", "init_args": {"url": str(workplace / "copy")}}
     events = {"class_path": "TensorBoard", "init_args": {"directory": "events/"}}
     checkpoints = {"keep_last": 1, "directory": str(workplace / "saved")}
-    path = write(line_config, with_file_checkpointer=checkpoints, metric_loggers=[mirror, events, "JsonLines"])
+    rows = {"class_path": "Csv", "init_args": {"path": str(workplace / "values.csv")}}
+    path = write(line_config, with_file_checkpointer=checkpoints, metric_loggers=[mirror, events, rows, "JsonLines"])
     assert learner("sweep", path, "--lr=0.1,0.2")[0] == 0
     for place in ("saved", "copy", "events"):
         assert sorted(path.name for path in (workplace / place).iterdir()) == ["000-lr=0.1", "001-lr=0.2"]
+    assert sorted(path.name for path in workplace.glob("values*")) == ["values-000-lr=0.1.csv", "values-001-lr=0.2.csv"]
     assert [read_summary(run.directory)["epochs"] for run in find_runs(["run-sweep"])] == [2, 2]
     assert best("run-sweep/000-lr=0.1") != best("run-sweep/001-lr=0.2")
 
@@ -279,6 +281,8 @@ def test_json(learner, config):
         (["--lr=1,2", "--directory=a,b"], ["sweep-key-fixed"]),
         (["--lr=1,2", "--metric_loggers.url=a,b"], ["sweep-key-fixed"]),
         (["--lrr=1,2"], ["config-key-unknown"]),
+        (["--lr=1,2", "--metric=valid/Accurcy"], ["sweep-metric-unknown"]),
+        (["--train.batch_size=2,0"], ["data-number-value"]),
         (
             ["--lr=1,2", "--optimizer.momentun=0,1", "--num_epochs=0,1"],
             ["config-arguments-mismatch", "builder-number-value"],

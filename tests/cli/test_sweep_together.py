@@ -135,6 +135,20 @@ def test_a_population_resumes(learner, write):
     assert [len(values) for values in losses("run-sweep").values()] == [20, 20]
 
 
+def test_one_of_its_runs_resumes_with_the_others_only(learner, write):
+    path = write()
+    assert learner("sweep", path, "--lr=0.1,0.05", "--together")[0] == 0
+    before = tree_of(Path("run-sweep"))
+    for command in ("resume", "evaluate"):
+        for directory in ("run-sweep", "run-sweep/000-lr=0.1"):
+            code, _, err = learner(command, directory)
+            assert (code, "run-sweep resumes as a whole, by the same learner sweep command" in err) == (2, True)
+    assert tree_of(Path("run-sweep")) == before
+    shown = learner("summary", "run-sweep/000-lr=0.1")[1]
+    assert "learner compare run-sweep" in shown
+    assert "resume" not in shown
+
+
 def test_a_member_that_diverges_ends_alone(learner, write):
     code, out, _ = learner("sweep", write(optimizer="mymodule.explode"), "--lr=0.1,2.0", "--together", "--json")
     members = json.loads(out)["members"]
@@ -147,8 +161,10 @@ def test_a_member_that_diverges_ends_alone(learner, write):
     ("changes", "words", "code"),
     [
         ({"on_epoch_end": "mymodule.hook"}, ["--lr=0.1,0.2"], "population-unsupported"),
+        ({}, ["--lr=0.1,0.2", "--metric_loggers=JsonLines", "--metric_loggers.path=x.jsonl"], "population-unsupported"),
         ({"model": "mymodule.of_seed"}, ["--seed=0,1"], "sweep-together-seed"),
         ({}, ["--optimizer=SGD,Adam"], "sweep-together-nothing"),
+        ({}, ["--lr=0.1,.inf"], "config-lr-type"),
         ({}, ["--lr=0.1,-1"], "learning-rate-value"),
         ({}, ["--seed=0,4294967296"], "population-value"),
         ({"optimizer": "AdamW"}, ["--optimizer.clip_norm=1.0,2.0"], "population-key-not-numeric"),

@@ -84,6 +84,15 @@ def test_draws_are_the_same_each_time_and_do_not_depend_on_other_keys():
     assert [member.values["lr"] for member in other.members()] != lr
 
 
+def test_draws_between_narrow_bounds_differ():
+    """Four digits make 900 numbers between these bounds, of which 300 draws repeat some."""
+    lr = uniform(0.9, 0.99).draws("b1", 0, 300)
+    assert len(set(lr)) == 300
+    assert all(0.9 <= x <= 0.99 for x in lr)
+    assert lr[:20] == uniform(0.9, 0.99).draws("b1", 0, 20)
+    assert max(len(str(x)) for x in lr[:5]) <= 6
+
+
 def test_lists_multiply_draws_and_zipped_lists_pair_with_them():
     columns = {"seed": [0, 1], "lr": uniform(0, 1), "decay": uniform(0, 1)}
     product = rows(SweepSpace(columns, size=2))

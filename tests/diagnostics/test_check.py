@@ -76,6 +76,11 @@ def test_questions_are_selected_and_answers_come_one_by_one(tmp_path):
     assert "in 3 steps" in result["one-batch"].text
 
 
+def test_the_name_of_a_single_question(tmp_path):
+    result = build_line(quiet(tmp_path / "run")).check(batches(), only="memory", skip="overlap")
+    assert [answer.name for answer in result.answers] == ["memory"]
+
+
 def test_wrong_arguments_are_reported_together(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     with raises_code("check-question-unknown", "'gradient'", "'gradients'") as error:

@@ -169,6 +169,15 @@ def test_a_train_step_in_eval_mode_is_a_warning(answer, model, verdict):
     assert (found.verdict, "pass the mode on" in found.text) == (verdict, verdict == "warning")
 
 
+def test_weak_dropout_is_no_warning(answer):
+    """The loss of a model that begins with zeros is that of a uniform guess, whatever dropout does; here nearly so."""
+    model = OnlyDropped(0.1)
+    model.line.kernel[...] *= 1e-3
+    found = answer("train-mode", model, None)
+    assert abs(found.number) < 1e-3
+    assert (found.verdict, "draws random numbers" in found.text) == ("ok", True)
+
+
 def test_losses_that_are_not_finite_are_not_compared(answer):
     def generating(model, batch):
         return dataclasses.replace(line_step(model, batch), loss=jnp.float32(math.nan))

@@ -75,6 +75,17 @@ def test_gradients_that_are_not_finite(answer):
     assert "gradients of b are not finite" in found.text
 
 
+def test_the_loss_scale_is_lowered_first(answer, tmp_path):
+    """The gradient of b is 4000: times 32768 and times 16 it is above the largest float16, and times 8 it is not."""
+
+    def step(model, batch):
+        output = line_step(model, batch)
+        return dataclasses.replace(output, loss=output.loss + (4000 * model["b"][0]).astype(jnp.float32))
+
+    found = answer("gradients", line(), step, lr=1e-6, builder=quiet(tmp_path / "run").precision("float16"))
+    assert found.verdict == "ok"
+
+
 def test_a_batch_of_other_shapes_is_left_out(answer):
     ragged = [*batches()[:1], {name: x[:1] for name, x in batches()[0].items()}]
     assert answer("gradients", line(), line_step, train=ragged).verdict == "ok"
@@ -143,6 +154,15 @@ def test_the_share_of_the_loss_that_is_left(answer):
     assert answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=0.01, steps=10).verdict == "warning"
     assert answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=1e-5, steps=10).verdict == "failed"
     assert answer("one-batch", {"w": jnp.float32(0)}, square_step, steps=3).verdict == "failed"  # nothing to learn
+
+
+def test_a_first_loss_that_is_not_finite_is_no_matter_of_the_rate(answer):
+    def step(model, batch):
+        return dataclasses.replace(square_step(model, batch), loss=jnp.log(-1 - model["w"] ** 2))
+
+    for question in ("one-batch", "learning-rate"):
+        found = answer(question, {"w": jnp.float32(3)}, step)
+        assert (found.verdict, "look for NaN in the data" in found.text) == ("failed", True)
 
 
 def test_a_loss_that_diverges_fails(answer):

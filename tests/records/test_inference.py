@@ -13,10 +13,21 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from learner import Linen
+from learner import Linen, RegressionOutput
 from learner.records import export_model
 from tests.support.codes import raises_code
-from tests.support.runs import STEPS, X, build_line, line, line_predictions, line_step, quiet, shuffled, valid_data
+from tests.support.runs import (
+    STEPS,
+    X,
+    build_line,
+    line,
+    line_predictions,
+    line_step,
+    quiet,
+    scripted,
+    shuffled,
+    valid_data,
+)
 
 pytest.importorskip("flatbuffers")
 
@@ -113,6 +124,7 @@ def test_a_fixed_number_of_rows_and_one_platform(tmp_path):
         (Net, X, {"batch_size": 0}, "export-batch-size"),
         (Net, X[:, :2], {}, "export-impossible"),
         (Net, X, {"platforms": ["abacus"]}, "export-platforms"),
+        (Net, X, {"platforms": "cpu"}, "export-platforms"),
         (Net, X, {"function": lambda model, x: model(x)[: int(x.shape[0])]}, "export-impossible"),
     ],
 )
@@ -138,3 +150,14 @@ def test_the_last_model_of_a_run_without_checkpoints(tmp_path):
     with raises_code("learner-best-not-kept"):
         result.export(tmp_path / "out", X, function=predict)
     assert result.export(tmp_path / "out", {"x": X}, best=False, function=predict).is_dir()
+
+
+def test_the_card_of_a_restored_model_has_the_numbers_of_its_step(tmp_path):
+    def scripted_step(model, batch):
+        return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
+
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(3).restore_best()
+    learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
+    result = learner.fit(shuffled(), scripted(9.0, 1.0, 4.0))
+    path = result.export(tmp_path / "out", X, best=False, function=line_predictions)
+    assert "| valid/Loss | 1 |" in (path / "README.md").read_text()

@@ -57,6 +57,26 @@ def test_a_tolerance_and_a_metric(runs):
         difference(runs("a"), runs("b"), "train/Los")
 
 
+def test_a_metric_of_whole_splits_is_compared_where_it_was_measured(tmp_path):
+    """Validations of two batches each, at steps 2, 4, 6 and 3, 6: of the batches nothing is compared."""
+    for name, every, lr in (("a", 2, 0.05), ("b", 3, 0.1)):
+        builder = quiet(tmp_path / name).valid_every(steps=every, epochs=0)
+        build_line(builder, lr).fit(batches(), batches(8))
+    a, b = (RunReader(tmp_path / name) for name in "ab")
+    found = difference(a, b, "valid/Loss")
+    expected = tuple(run.points("valid/Loss")[-1].value for run in (a, b))
+    assert (found.steps, found.parting.step, found.parting.values) == (1, 6, expected)
+
+
+def test_nothing_to_compare(tmp_path):
+    """Step 5 of one run, and steps 3 and 6 of the other."""
+    for name, every, steps in (("a", 5, 5), ("b", 3, 6)):
+        builder = quiet(tmp_path / name).num_steps(steps).valid_every(steps=every, epochs=0)
+        build_line(builder).fit(batches(), batches(8))
+    with raises_code("run-metric-no-common-steps", key="valid/Loss"):
+        difference(RunReader(tmp_path / "a"), RunReader(tmp_path / "b"), "valid/Loss")
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

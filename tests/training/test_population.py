@@ -1,6 +1,7 @@
 """Populations: each member is the run by itself with the same settings, in a directory of its own."""
 
 import json
+import threading
 
 import equinox as eqx
 import flax.linen as nn
@@ -21,10 +22,12 @@ from learner import (
     loguniform,
     uniform,
 )
+from learner.loggers import Csv, JsonLines, MetricLogger
 from learner.metrics import Accuracy, MeanMetric
 from learner.renderers import PlainRenderer
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
+from learner.runs.layout import read_summary
 from learner.training.population import population_of
 from learner.training.population_result import PopulationResult, Spread
 from tests.support.codes import raises_code
@@ -41,6 +44,7 @@ from tests.support.runs import (
     quiet,
     saved_steps,
     shuffled,
+    tree_of,
 )
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -237,6 +241,9 @@ def test_statistics(four):
     assert summary[1].std == pytest.approx(np.std(pair, ddof=1))
     # The 97.5 % quantile of Student's t with one degree of freedom is 12.706.
     assert summary[1].high - summary[1].mean == pytest.approx(12.7062 * np.std(pair, ddof=1) / np.sqrt(2), rel=1e-4)
+    assert best.best("valid/Loss").value == min(best.history["valid/Loss"])
+    with raises_code("population-metric-unknown", key="valid/Los"):
+        best.best("valid/Los")
     table = result.table().splitlines()
     assert len(table) == 5
     assert table[0].split()[:4] == ["member", "lr", "momentum", "seed"]
@@ -318,6 +325,16 @@ def test_resumes_to_the_bit_in_the_middle_of_an_epoch(tmp_path):
         assert part == other
 
 
+def test_a_member_is_no_run_to_resume(tmp_path):
+    """It has no checkpoint of its own: a run there would begin anew, and replace its files."""
+    member = fit_seeds(seeds(tmp_path / "run", 3))[1].directory
+    before = tree_of(member)
+    for builder in (quiet(member).resume(), LearnerBuilder(member, overwrite=True)):
+        with raises_code("directory-of-member", directory=str(member)):
+            builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step)
+    assert tree_of(member) == before
+
+
 def test_an_ended_population_is_not_trained_again(tmp_path):
     first = fit_seeds(seeds(tmp_path / "run", 3))
     again = fit_seeds(seeds(tmp_path / "run", 3).resume())
@@ -339,6 +356,18 @@ def test_a_member_is_loaded_by_its_directory(tmp_path):
     np.testing.assert_array_equal(tuned.model.hidden.kernel[...], result[1].model.hidden.kernel[...])
     with raises_code("checkpoint-of-population", "000-lr=0.01-seed=1"):
         load_checkpoint(tmp_path / "run", "latest", make)
+
+
+def test_members_of_a_population_that_saves_elsewhere(tmp_path):
+    """The checkpoints know the names of the members."""
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+    result = build(builder.with_file_checkpointer(directory=str(tmp_path / "saved"))).fit(shuffled())
+    with raises_code("checkpoint-missing", f"{tmp_path}/saved/001-lr=0.2"):
+        load_checkpoint(result[1].directory, "latest", line(3, 3))
+    with raises_code("checkpoint-of-population", "000-lr=0.1"):
+        load_checkpoint(tmp_path / "saved", "latest", line(3, 3))
+    loaded = load_checkpoint(tmp_path / "saved" / "001-lr=0.2", "latest", line(3, 3))
+    assert model_bits(loaded.model) == model_bits(result[1].model) != model_bits(result[0].model)
 
 
 def test_the_overview_of_a_population(tmp_path, capsys):
@@ -458,6 +487,20 @@ def test_what_changes_the_program_is_no_number(tmp_path):
     builder = quiet(tmp_path / "run").population(power=[1, 2])
     with raises_code("population-key-not-numeric", name="power"):
         builder.build(line(3, 3), powers, 0.1, train_step=class_step)
+
+
+class Holding(MetricLogger):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("make", [lambda: JsonLines("all.jsonl"), lambda: Csv("all.csv"), Holding])
+def test_loggers_that_members_cannot_have_each(make, tmp_path):
+    """Members would replace the values of each other in one file; and a lock cannot be copied."""
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+    with raises_code("population-unsupported", type(make()).__name__):
+        build(builder.metric_loggers(make()))
+    assert not (tmp_path / "run").exists()
 
 
 def test_functions_of_one_run_are_refused(tmp_path):
@@ -586,9 +629,33 @@ def test_a_population_ends_with_its_last_member(tmp_path):
     result = build(builder).fit(shuffled(), shuffled())
     assert result.stopped_by == "early stopping: all 2 members have ended"
     assert [len(m.history["valid/Loss"]) for m in result] == [3, 3]
-    again, build = lines(tmp_path / "run", lr=0.0, momentum=[0.1, 0.2])
-    again.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(9).resume()
-    assert build(again).fit(shuffled(), shuffled())[1].history == result[1].history
+    for killed in (False, True):
+        if killed:  # before the summary was written
+            (tmp_path / "run" / "summary.json").unlink()
+        again, build = lines(tmp_path / "run", lr=0.0, momentum=[0.1, 0.2])
+        again.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(9).resume()
+        ended = build(again).fit(shuffled(), shuffled())
+        assert (ended.stopped_by, ended[1].history) == (result.stopped_by, result[1].history)
+
+
+def test_a_member_that_is_not_finite_leaves_those_that_ended_their_results(tmp_path):
+    """The loss of the rate 0 does not improve in the second validation, after 24 steps. The other rate is NaN from the
+    26th step on, so that the loss of the 27th is not finite.
+    """
+    builder = quiet(tmp_path / "run").metrics(Accuracy()).population(lr=[0.0, 1.0]).num_steps(29)
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=1)).valid_every(epochs=2)
+    schedule = lambda step: jnp.where(step < 25, 0.01, jnp.nan)  # noqa: E731
+    built = builder.build(line(3, 3), optax.sgd, schedule, train_step=class_step, valid_step=class_step)
+    result = built.fit(shuffled(), shuffled())
+    assert result[0].stopped_by.startswith("early stopping")
+    assert result[1].stopped_by == "on_nonfinite: the loss of step 27 is not finite"
+    assert result.stopped_by == "early stopping: all 2 members have ended"
+    assert read_summary(tmp_path / "run" / "000-lr=0.0")["steps"] == 24
+
+
+def test_the_table_shows_seeds_in_full(tmp_path):
+    result = fit_seeds(quiet(tmp_path / "run").num_steps(1).population(seed=4294967295))
+    assert "4294967295" in result.table()
 
 
 def test_a_population_of_which_no_member_is_finite_fails(tmp_path):

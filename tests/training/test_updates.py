@@ -139,6 +139,8 @@ def test_a_model_that_is_changed_in_place(tmp_path):
     ("update", "code"),
     [
         (lambda model: Updates(model={**model, "w": jnp.zeros((2, 1))}), "step-hook-model"),
+        (lambda model: Updates(model={"w": model["w"]}), "step-hook-model"),
+        (lambda model: Updates(model=3.0), "step-hook-model"),
         (lambda model: Updates(model={**model, "w": jnp.zeros((3, 1), jnp.int32)}), "step-hook-model"),
         (lambda model: Updates(lr_scale=-1.0), "step-hook-lr-scale"),
         (lambda model: Updates(lr_scale=float("nan")), "step-hook-lr-scale"),

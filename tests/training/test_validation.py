@@ -66,6 +66,14 @@ def test_the_last_step_ends_with_a_validation(tmp_path):
     assert points(build_line(builder).fit(shuffled(), batches(8))) == [(2, 2 * STEPS)]
 
 
+def test_the_last_step_ends_with_a_validation_of_all_splits(tmp_path):
+    """Step 4 lies inside the epoch, and one of the splits is due there."""
+    builder = quiet(tmp_path / "run").num_steps(4).valid_every(steps=2, epochs=0, split="ood")
+    result = build_line(builder).fit(shuffled(), {"iid": batches(8), "ood": batches(8)})
+    assert points(result, "valid-ood/Loss") == [(1, 2), (1, 4)]
+    assert points(result, "valid-iid/Loss") == [(1, 4)]
+
+
 def test_before_the_first_step(tmp_path):
     called = []
     builder = quiet(tmp_path / "run").num_epochs(1).valid_first()
