@@ -177,10 +177,10 @@ class Learner(Generic[ModelT]):
                 if checkpoint is None:
                     definition.take_initial()
                 enter_stage("tracing")
-                with prepare_programs(plan, 0 if checkpoint is None else checkpoint.position.step) as prepared:
+                with prepare_programs(plan, checkpoint) as prepared:
                     if state is None:
                         enter_stage("making the model")
-                        state = definition.init_placed()
+                        state = prepared.init()
                     self._fitted = True  # from here on files change, and data that can be read once is used up
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
                     with open_run(plan, prepared, checkpoint, state, _announce_overview) as run:

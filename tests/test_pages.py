@@ -61,7 +61,8 @@ def run_command(line):
 def check_part(text):
     """A part of a config is what the builder takes."""
     builder = LearnerBuilder("unused")
-    for key, value in yaml.safe_load(text).items():
+    # Objects are made, and a bucket would be asked for: the store of this process takes its place.
+    for key, value in yaml.safe_load(text.replace("s3://", "memory://")).items():
         if key in OBJECTS:
             recipe(value, key, names_for(key), **OBJECTS[key]).make()
         elif key in ("train", "valid"):

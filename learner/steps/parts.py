@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ Atom = Any  # a `Var` or a `Literal`
 Compiled = Callable[[Any], Any]
 PyTree = Any
 OF_KEYS = "random_bits", "random_fold_in", "random_split"
+CompiledPart = tuple[Any, "_Part"]  # a program, and what it is of
 LEAST_REPEATED = 4  # arrays whose draws are compiled already; with fewer, one program is compiled sooner
 
 
@@ -41,16 +43,58 @@ def call_in_parts(
     >>> print((jax.numpy.stack(in_parts) == jax.numpy.stack(make(7))).all(), len(programs))
     True 5
     """
-    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    if traced.effects:  # which have an order
-        return compiled(jax.jit(function))(*arguments)
-    kinds = [_draw(x).kind for x in traced.jaxpr.eqns if _is_draw(x) and x.primitive.name not in OF_KEYS]
-    inputs = [*traced.consts, *jax.tree.leaves(arguments)]
-    if len(kinds) - len(set(kinds)) < LEAST_REPEATED:
-        results = compiled(jax.jit(lambda *inputs: _call(traced.jaxpr, inputs, _with_barrier)))(*inputs)
-    else:
-        results = _call(traced.jaxpr, inputs, compiled)
-    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    programs = TracedCall(function, arguments).in_parts(compiled)
+    with compile_threads() as threads:
+        programs.compile_ahead(threads)
+        return programs()
+
+
+class TracedCall:
+    """A function of arrays, traced with its arguments; see `call_in_parts`.
+
+    Attributes:
+      shapes: of its results.
+    """
+
+    def __init__(self, function: Callable[..., PyTree], arguments: Sequence[PyTree]) -> None:
+        self._function, self._arguments = function, arguments
+        self._traced, self.shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+
+    def in_parts(self, compiled: Compiled) -> "Programs":
+        """Return its programs. `compiled` makes them of jitted functions."""
+        traced, inputs = self._traced, jax.tree.leaves(self._arguments)
+        if traced.effects:  # which have an order
+            tree = jax.tree.structure(tuple(self._arguments))
+            function = lambda *leaves: jax.tree.leaves(self._function(*jax.tree.unflatten(tree, leaves)))  # noqa: E731
+            parts = [(compiled(jax.jit(function)), _Part(function, traced.jaxpr.invars, traced.jaxpr.outvars))]
+        else:
+            draws = [_draw(x).kind for x in traced.jaxpr.eqns if _is_draw(x) and x.primitive.name not in OF_KEYS]
+            if len(draws) - len(set(draws)) < LEAST_REPEATED:
+                parts = [_whole(traced.jaxpr, compiled)]
+            else:
+                parts = list(_compiled_parts(traced.jaxpr, compiled))
+        variables = [*traced.jaxpr.constvars, *traced.jaxpr.invars]
+        values = dict(zip(variables, [*traced.consts, *inputs], strict=True))
+        return Programs(parts, values, jax.tree.structure(self.shapes))
+
+
+class Programs:
+    """The programs of a traced function in the order in which they are called; see `call_in_parts`."""
+
+    def __init__(self, parts: Sequence[CompiledPart], values: Mapping[Atom, Any], tree: Any) -> None:
+        self._parts, self._values, self._tree = parts, values, tree
+
+    def compile_ahead(self, threads: Executor) -> None:
+        """Compile all programs in other threads. Each call waits for its own."""
+        # Where arguments belong on a device, their results do as well, and shapes do not show that.
+        if any(getattr(x, "committed", False) for x in self._values.values()):
+            return
+        for program, part in {id(program): (program, part) for program, part in self._parts}.values():
+            compile_ahead(program, threads, *(_known(x, self._values) for x in part.inputs))
+
+    def __call__(self) -> PyTree:
+        """Return the results of the function."""
+        return jax.tree.unflatten(self._tree, _call(self._parts, self._values))
 
 
 def with_barriers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -67,7 +111,7 @@ def with_barriers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         if traced.effects:
             return function(*arguments)
-        results = _call(traced.jaxpr, [*traced.consts, *jax.tree.leaves(arguments)], _with_barrier)
+        results = _call_inline(traced.jaxpr, [*traced.consts, *jax.tree.leaves(arguments)])
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return separated
@@ -102,25 +146,47 @@ class _Part:
         return cls(functools.partial(jax.core.eval_jaxpr, part, []), inputs, outputs)
 
 
-def _call(jaxpr: Jaxpr, inputs: Sequence[Any], compiled: Compiled) -> list[Any]:
-    values: dict[Atom, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+def _whole(jaxpr: Jaxpr, compiled: Compiled) -> CompiledPart:
+    """Return one program of everything, with barriers behind its draws."""
 
-    def read(part: _Part) -> list[Any]:
-        return [_array(x) if isinstance(x, Literal) else values[x] for x in part.inputs]
+    def everything(*inputs: Any) -> list[Any]:
+        return _call_inline(jaxpr, inputs)
 
+    return compiled(jax.jit(everything)), _Part(everything, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+
+
+def _call_inline(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[Any]:
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+    return _call(_compiled_parts(jaxpr, _with_barrier), values)
+
+
+def _compiled_parts(jaxpr: Jaxpr, compiled: Compiled) -> Iterator[CompiledPart]:
+    """Yield the parts in the order in which they are called, with their programs."""
     programs: dict[Hashable, Any] = {}
-    results: list[Any] = []
-    with compile_threads() as threads:
-        for between, draws in _steps(jaxpr):
-            results = compiled(jax.jit(between.function))(*read(between))
-            values.update((x, y) for x, y in zip(between.outputs, results, strict=True) if not isinstance(x, Literal))
-            for draw in draws:
-                if draw.kind not in programs:
-                    programs[draw.kind] = compiled(jax.jit(draw.function))
-                    compile_ahead(programs[draw.kind], threads, *read(draw))
-            for draw in draws:
-                values.update(zip(draw.outputs, programs[draw.kind](*read(draw)), strict=True))
+    for between, draws in _steps(jaxpr):
+        yield compiled(jax.jit(between.function)), between
+        for draw in draws:
+            if draw.kind not in programs:
+                programs[draw.kind] = compiled(jax.jit(draw.function))
+            yield programs[draw.kind], draw
+
+
+def _call(parts: Iterable[CompiledPart], values: Mapping[Atom, Any]) -> list[Any]:
+    """Call the parts, and return the results of the last one. `values`: those of the variables so far."""
+    values, results = dict(values), list[Any]()
+    for program, part in parts:
+        results = program(*(_known(x, values) for x in part.inputs))
+        values.update((x, y) for x, y in zip(part.outputs, results, strict=True) if not isinstance(x, Literal))
     return results
+
+
+def _known(atom: Atom, values: Mapping[Atom, Any]) -> Any:
+    """Return the value of an atom, or its shape if that is not known yet."""
+    if isinstance(atom, Literal):
+        return _array(atom)
+    if atom in values:
+        return values[atom]
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, weak_type=atom.aval.weak_type)
 
 
 def _array(literal: Any) -> np.ndarray:

@@ -1,8 +1,9 @@
 """What a learner trains: the options, the step and its optimizer, and the state before the first step."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from learner.data.source import source_of
 from learner.data.workers import check_process
 from learner.errors import LearnerError, one_error
 from learner.optimizers.schedule_resolution import OptimizerDefinition, ResolvedOptimizer
-from learner.steps.parts import call_in_parts
+from learner.steps.parts import TracedCall, call_in_parts
 from learner.steps.population import Start, as_member, init_population, stacked_shapes
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import StepDefinition
@@ -23,7 +24,7 @@ from learner.training.initialization import InitReport, take_initial
 from learner.training.inputs import run_length
 from learner.training.options import Options
 from learner.training.step_checks import init_problems
-from learner.util.executables import share
+from learner.util.executables import compile_ahead, compile_threads, share
 
 
 class TrainingDefinition:
@@ -66,6 +67,7 @@ class TrainingDefinition:
         """
         self._definition = dataclasses.replace(self._definition, **changes)
         self._shapes: TrainState | None = None
+        self._init: TracedCall | None = None
         optimizer = self._resolved or self.optimizer.without_run_length()
         self.step = StepFunctions.of(self._definition, optimizer.optimizer, optimizer.schedule)
 
@@ -131,16 +133,39 @@ class TrainingDefinition:
 
     def init_placed(self) -> TrainState:
         """Return the state before the first step, placed by the strategy."""
+        with self.init_ahead() as init:
+            return init()
+
+    @contextlib.contextmanager
+    def init_ahead(self, threads: int | None = None) -> Iterator[Callable[[], TrainState]]:
+        """Compile what makes the state before the first step in so many threads, and yield the function that returns
+        it, placed by the strategy.
+        """
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
-        state: TrainState
-        if self.strategy.resident:
-            state = call_in_parts(*self._init_function(), compiled)
-        else:
-            program, arguments = self.step.init_program(self.optimizer.lr, self.options.seed, self.strategy)
-            state = compiled(program)(*arguments)
-        if self.step.adapter.fresh is not None and (problems := init_problems(state.params)):
-            raise one_error(problems, code="learner-untrainable")
-        return state
+        with compile_threads(threads) as executor:
+            if self.strategy.resident:
+                programs = self._traced_init().in_parts(compiled)
+                programs.compile_ahead(executor)
+                make: Callable[[], TrainState] = programs
+            else:
+                program, arguments = self.step.init_program(self.optimizer.lr, self.options.seed, self.strategy)
+                shared = compiled(program)
+                compile_ahead(shared, executor, *arguments)
+                make = functools.partial(shared, *arguments)
+
+            def init() -> TrainState:
+                state = make()
+                if self.step.adapter.fresh is not None and (problems := init_problems(state.params)):
+                    raise one_error(problems, code="learner-untrainable")
+                return state
+
+            yield init
+
+    def _traced_init(self) -> TracedCall:
+        """Return the function that makes the state, traced once for its shapes and its programs."""
+        if self._init is None:
+            self._init = TracedCall(*self._init_function())
+        return self._init
 
     def _init_function(self) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:
         """Return the function that makes the state, of all members of a population, and its arguments."""
@@ -158,15 +183,17 @@ class TrainingDefinition:
         """Return the shapes of the state before the first step, in a population that of one member. Nothing is
         computed.
         """
-        start = (self.starts or [Start(self.optimizer.lr, self.options.seed, {})])[0]
+        if self._shapes is None:
+            self._shapes = self._traced_init().shapes if self.starts is None else self._member_shapes(self.starts[0])
+        return self._shapes
 
+    def _member_shapes(self, start: Start) -> TrainState:
         def init() -> TrainState:
             make, arguments = self.step.init_function(start.lr_scale, start.seed, start.hyperparameters)
-            return make(*arguments) if self.starts is None else as_member(make(*arguments))
+            return as_member(make(*arguments))
 
-        if self._shapes is None:
-            self._shapes = jax.eval_shape(init)
-        return self._shapes
+        shapes: TrainState = jax.eval_shape(init)
+        return shapes
 
     def placed_shapes(self) -> TrainState:
         """Return the shapes of the state before the first step, with the shardings of the strategy."""

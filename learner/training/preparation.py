@@ -1,14 +1,16 @@
-"""What a run needs besides its first state: programs and feeders. They follow from shapes, so that a CPU compiles the
-first program while the model is made.
+"""What a run needs before its first step: programs, feeders and the first state. Programs follow from shapes, so that a
+CPU compiles some while others are traced, and the first step while the model is made.
 """
 
 import contextlib
 import dataclasses
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from learner.distributed.consensus import Consensus
+from learner.steps.train_state import TrainState
 from learner.training.compilation import CompileTimes, compilation_cache
 from learner.training.dispatch_plan import StepLimit, build_feeder, make_runner
 from learner.training.executor import Runner
@@ -18,6 +20,7 @@ from learner.training.inputs import unused_batch_size
 from learner.training.oom import MemoryFootprint
 from learner.training.preflight import RunPlan
 from learner.training.run_outputs import Outputs
+from learner.training.spec import Restored
 from learner.training.timing import StepTimeEstimator
 from learner.util.executables import compile_threads
 
@@ -59,7 +62,7 @@ class EarlyMessages:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Programs and feeders of a run.
+    """Programs and feeders of a run, and its first state.
 
     Attributes:
       runner: the programs; it has shapes in the place of a state.
@@ -71,6 +74,7 @@ class Preparation:
       programs: the number of those that are compiled in the background.
       compiling: ends that when it is closed.
       messages: about all of this.
+      init: returns the first state of a new run, whose programs are compiled in the background as well.
     """
 
     runner: Runner
@@ -82,15 +86,16 @@ class Preparation:
     programs: int
     compiling: contextlib.ExitStack
     messages: EarlyMessages
+    init: Callable[[], TrainState]
 
 
 @contextlib.contextmanager
-def prepare_programs(plan: RunPlan, step: int) -> Iterator[Preparation]:
+def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Preparation]:
     """Build programs and feeders, and begin to compile in the background. Nothing is written but compiled programs.
 
     Args:
       plan: of the run.
-      step: the number of steps before the run begins or resumes.
+      restored: the checkpoint that the run resumes from. None: `init` makes the first state.
     """
     definition, messages = plan.definition, EarlyMessages()
     with contextlib.ExitStack() as stack:
@@ -98,7 +103,12 @@ def prepare_programs(plan: RunPlan, step: int) -> Iterator[Preparation]:
         cache = stack.enter_context(compilation_cache(plan.strategy.platform, plan.options.compilation_cache))
         if cache:
             messages.info(f"compilations are kept in {cache}")
+        making, init = stack.enter_context(contextlib.ExitStack()), definition.init_placed
+        if restored is None:
+            # While Python traces the steps, the other cores compile what makes the model.
+            init = making.enter_context(definition.init_ahead(max(1, (os.cpu_count() or 1) - 1)))
         estimator = StepTimeEstimator(compilations=lambda: times.count)
+        step = 0 if restored is None else restored.position.step
         consensus = None if plan.processes.count == 1 else Consensus(plan.processes, step)
         shapes = definition.placed_shapes()
         runner = make_runner(plan.step, shapes, plan.strategy, plan.options)
@@ -109,7 +119,12 @@ def prepare_programs(plan: RunPlan, step: int) -> Iterator[Preparation]:
         compiling = stack.enter_context(contextlib.ExitStack())
         report = messages.report_compilation
         feeders, programs = compile_in_background(runner, built, estimator.stepped, compiling, report)
-        yield Preparation(runner, feeders, needs, estimator, consensus, times, programs, compiling, messages)
+
+        def init_once() -> TrainState:
+            with making:  # which ends its threads
+                return init()
+
+        yield Preparation(runner, feeders, needs, estimator, consensus, times, programs, compiling, messages, init_once)
 
 
 def build_feeders(

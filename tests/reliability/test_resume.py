@@ -46,7 +46,7 @@ from tests.support.runs import (
 )
 from tests.support.stopped import CrashError, all_of, crashing_at, same, some, stopping_at
 
-NOTHING_DUE = {"due": "", "left": []}
+NOTHING_DUE = {"due": "", "left": [], "lr_factor": 1.0}
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NAN = float("nan")

@@ -116,6 +116,7 @@ def test_an_interrupt_ends_the_run(tmp_path):
     program = f"""
         import os, signal
         from learner import RunWriter
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
         with RunWriter({str(tmp_path / "run")!r}) as run:
             run.end_epoch(1, {{"train": {{"Loss": 0.5}}}})
             os.kill(os.getpid(), signal.SIGINT)
