@@ -138,7 +138,7 @@ class Reads:
         return [name for where, name in self.seen if where is thread]
 
 
-OF_STATE = {"stage", "_threefry_seed", "<lambda>"}  # the root key, and the program of the state
+OF_STATE = {"stage", "_threefry_seed", "all_parts", "_same"}  # the root key, the state, and what places a batch
 COMPILED = []  # the names of all programs that were compiled so far, in any thread; JAX takes no listener back
 
 
@@ -168,9 +168,14 @@ class Watched:
             end_epoch(run)
             marks.append(len(COMPILED))
 
-        def compile_in_background(*args):
-            marks.append(len(COMPILED))
-            return in_background(*args)
+        def compile_in_background(runner, feeders, *args):
+            def marked():  # behind the first feeder, with what every split needs
+                for split, feeder in feeders:
+                    if not marks:
+                        marks.append(len(COMPILED))
+                    yield split, feeder
+
+            return in_background(runner, marked(), *args)
 
         def loop(run):
             with Reads() as reads, jax.transfer_guard("disallow"):

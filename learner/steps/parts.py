@@ -149,10 +149,10 @@ class _Part:
 def _whole(jaxpr: Jaxpr, compiled: Compiled) -> CompiledPart:
     """Return one program of everything, with barriers behind its draws."""
 
-    def everything(*inputs: Any) -> list[Any]:
+    def all_parts(*inputs: Any) -> list[Any]:
         return _call_inline(jaxpr, inputs)
 
-    return compiled(jax.jit(everything)), _Part(everything, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+    return compiled(jax.jit(all_parts)), _Part(all_parts, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
 
 
 def _call_inline(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[Any]:

@@ -115,13 +115,13 @@ def test_a_request_while_a_run_begins_is_served(tmp_path, monkeypatch):
     directory = tmp_path / "run"
 
     learner = build_line(quiet(directory).num_epochs(1_000_000))
-    init = learner.definition.init_placed  # called while the directory is the run's and nothing is opened
+    init_ahead = learner.definition.init_ahead  # called while the directory is the run's and nothing is opened
 
-    def ask_and_init():
+    def ask_and_init(threads):
         asking.ask(directory, "stop")
-        return init()
+        return init_ahead(threads)
 
-    monkeypatch.setattr(learner.definition, "init_placed", ask_and_init)
+    monkeypatch.setattr(learner.definition, "init_ahead", ask_and_init)
     assert learner.fit(batches()).stopped_by.startswith("asked by ")
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import threading
 
 import jax
@@ -22,24 +23,42 @@ def data():
 
 
 def test_the_first_program_is_compiled_while_the_model_is_made(tmp_path, monkeypatch):
-    compiled, init_placed = threading.Event(), TrainingDefinition.init_placed
+    compiled, init_ahead = threading.Event(), TrainingDefinition.init_ahead
 
     def on_event(event, seconds, fun_name="", **_):
         if event == "/jax/core/compile/backend_compile_duration" and fun_name == "jit(train)":
             compiled.set()
 
-    def late(definition):
-        assert compiled.wait(60)
-        return init_placed(definition)
+    @contextlib.contextmanager
+    def late(definition, threads):
+        with init_ahead(definition, threads) as init:
+            yield lambda: (waited.append(compiled.wait(60)), init())[1]
 
     jax.monitoring.register_event_duration_secs_listener(on_event)
-    monkeypatch.setattr(TrainingDefinition, "init_placed", late)
+    waited = []
+    monkeypatch.setattr(TrainingDefinition, "init_ahead", late)
     executables.clear()
     built = LearnerBuilder(tmp_path / "run").renderer(None).with_batch_size(8)
     result = built.build(lambda: {"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=step).fit(data())
     assert len(result.history["train/Loss"]) == 1
+    assert waited == [True]
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert log.index("WARNING") < log.index("dispatch of train") < log.index("start at epoch 1")
+
+
+def test_what_makes_the_model_is_compiled_while_steps_are_traced(tmp_path, monkeypatch):
+    """It is in a thread before the first program of the run is; both are compiled once."""
+    order, compile_ahead = [], executables._SharedProgram.compile_ahead
+
+    def recorded(program, *arguments):
+        order.append(program._jitted.__name__)
+        compile_ahead(program, *arguments)
+
+    monkeypatch.setattr(executables._SharedProgram, "compile_ahead", recorded)
+    executables.clear()
+    built = LearnerBuilder(tmp_path / "run").renderer(None).num_steps(1)
+    built.build(lambda: {"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=step).fit(data())
+    assert order[:2] == ["all_parts", "train"]
 
 
 def test_a_model_that_cannot_be_made_leaves_no_run(tmp_path):
