@@ -87,7 +87,7 @@ class Programs:
     def compile_ahead(self, threads: Executor) -> None:
         """Compile all programs in other threads. Each call waits for its own."""
         # Where arguments belong on a device, their results do as well, and shapes do not show that.
-        if any(getattr(x, "committed", False) for x in self._values.values()):
+        if any(isinstance(x, jax.core.Tracer) or getattr(x, "committed", False) for x in self._values.values()):
             return
         for program, part in {id(program): (program, part) for program, part in self._parts}.values():
             compile_ahead(program, threads, *(_known(x, self._values) for x in part.inputs))

@@ -164,7 +164,9 @@ class TrainingDefinition:
     def _traced_init(self) -> TracedCall:
         """Return the function that makes the state, traced once for its shapes and its programs."""
         if self._init is None:
-            self._init = TracedCall(*self._init_function())
+            with jax.ensure_compile_time_eval():  # the step may be traced at this moment, and this is kept
+                function, arguments = self._init_function()
+            self._init = TracedCall(function, arguments)
         return self._init
 
     def _init_function(self) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:

@@ -56,3 +56,9 @@ def test_the_pure_functions_begin_with_the_state_of_fit(tmp_path):
     assert jax.eval_shape(learner.init) == jax.eval_shape(lambda: pure)
     for x, y in zip(jax.tree.leaves(jax.jit(learner.init)().params), jax.tree.leaves(pure.params), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+def test_shapes_that_are_asked_for_inside_a_trace_are_of_no_trace(tmp_path):
+    learner = quiet(tmp_path / "run").build(layers, optax.sgd, 0.1, train_step=line_step)
+    jax.eval_shape(lambda: jnp.zeros(len(jax.tree.leaves(learner.definition.shapes()))))
+    assert bits(learner.definition.init_placed()) == bits(learner.init())
