@@ -22,7 +22,11 @@ def merge(base: Any, other: Any) -> Any:
     {'lr': 0.1, 'model': {'class_path': 'A', 'init_args': {'n': 1, 'm': 2}}}
     >>> merge({"model": {"class_path": "A", "init_args": {"n": 1}}}, {"model": {"class_path": "B"}})
     {'model': {'class_path': 'B'}}
+    >>> merge({"optimizer": "AdamW"}, {"optimizer": {"init_args": {"b1": 0.8}}})   # the name alone is a class, too
+    {'optimizer': {'class_path': 'AdamW', 'init_args': {'b1': 0.8}}}
     """
+    if isinstance(base, str) and isinstance(other, dict) and "init_args" in other:
+        base = {"class_path": base}
     if not (isinstance(base, dict) and isinstance(other, dict)):
         return other
     merged = dict(base)

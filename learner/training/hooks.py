@@ -136,9 +136,7 @@ def _values(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32 | S
         return {}
     try:
         return {
-            str(name): value
-            if isinstance(value, str | Image | Histogram)
-            else np.float32(np.asarray(value, np.float32).item())
+            str(name): value if isinstance(value, str | Image | Histogram) else _number(value)
             for name, value in dict(returned).items()
         }
     except (TypeError, ValueError, OverflowError):  # OverflowError: of an integer beyond all floats
@@ -149,6 +147,12 @@ def _values(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32 | S
             code="step-hook-returns",
             name=name,
         ) from None
+
+
+def _number(value: Any) -> np.float32:
+    if value is None:  # which NumPy takes for NaN
+        raise TypeError
+    return np.float32(np.asarray(value, np.float32).item())
 
 
 def _name_of(hook: Callable[..., Any]) -> str:

@@ -71,7 +71,9 @@ class Histogram:
     nonfinite: int
 
     def __init__(self, values: Any, bins: int = BINS):
-        numbers = np.asarray(values).astype(np.float64).ravel()
+        # As float32, which no bins are too many for: those of float64 can be closer than the limits of bins.
+        with np.errstate(over="ignore"):
+            numbers = np.asarray(values).astype(np.float32).astype(np.float64).ravel()
         if not numbers.size or bins < 1:
             raise LearnerError("a histogram needs values and bins, one or more of each", code="sample-histogram-empty")
         finite = numbers[np.isfinite(numbers)]

@@ -87,6 +87,12 @@ def test_what_is_no_sample(make, code):
         make()
 
 
+def test_histograms_of_float64():
+    """NumPy refuses to make bins between neighbors, and beyond the range of a difference."""
+    assert Histogram([1.0, np.nextafter(1.0, 2.0)]).counts.sum() == 2
+    assert Histogram([1e308, -1e308, 2.0]).nonfinite == 2
+
+
 def test_names_that_no_file_can_have(tmp_path):
     with pytest.raises(LearnerError, match="path separator"):
         build_line(quiet(tmp_path).on_epoch_end(lambda info, model: {"a/b": "text"})).fit(batches())

@@ -213,8 +213,8 @@ class Unshowable:
 
 @pytest.mark.parametrize(
     "returned",
-    [3.0, "text", {"a": np.zeros(2)}, [1.0, 2.0], {"a": 10**400}, {"a": -(10**5000)}, Unshowable()],
-    ids=["number", "text", "array", "list", "too large", "too large to be written", "no repr"],
+    [3.0, "text", {"a": np.zeros(2)}, {"a": None}, [1.0, 2.0], {"a": 10**400}, {"a": -(10**5000)}, Unshowable()],
+    ids=["number", "text", "array", "nothing", "list", "too large", "too large to be written", "no repr"],
 )
 def test_a_hook_that_returns_something_else(returned):
     runner = types.SimpleNamespace(model=dict)
