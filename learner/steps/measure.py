@@ -43,7 +43,7 @@ class MetricCollection:
         return cls(traced, tuple(m for m in metrics if isinstance(m, CollectingMetric)))
 
     @functools.cached_property
-    def _state_of(self) -> tuple[int, ...]:
+    def state_of(self) -> tuple[int, ...]:
         """The index of the state of each metric."""
         indices: dict[Hashable, int] = {}
         return tuple(
@@ -54,7 +54,7 @@ class MetricCollection:
     @functools.cached_property
     def stateful(self) -> tuple[Metric, ...]:
         """The first metric of each state."""
-        return tuple(self.metrics[self._state_of.index(index)] for index in range(max(self._state_of, default=-1) + 1))
+        return tuple(self.metrics[self.state_of.index(index)] for index in range(max(self.state_of, default=-1) + 1))
 
     @functools.cached_property
     def _computes(self) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ class MetricCollection:
     def share(self, separate: Packed) -> Packed:
         """Return the packed states of this collection, from those of one that is `separate`."""
         states = dataclasses.replace(self, separate=True)._unpack(separate)
-        return self._pack(tuple(states[self._state_of.index(index)] for index in range(len(self.stateful))))
+        return self._pack(tuple(states[self.state_of.index(index)] for index in range(len(self.stateful))))
 
     @property
     def step_names(self) -> tuple[str, ...]:
@@ -184,13 +184,13 @@ class MetricCollection:
 
     def step_values(self, state: PyTree) -> Array:
         """Return the values of one step, float32 `[len(step_names)]`."""
-        rows = zip(self.metrics, self._computes, self._state_of, strict=True)
+        rows = zip(self.metrics, self._computes, self.state_of, strict=True)
         values = [jnp.asarray(compute(state[index]), jnp.float32) for m, compute, index in rows if m.numeric]
         return jnp.stack(values) if values else jnp.zeros((0,), jnp.float32)
 
     def values(self, state: PyTree) -> dict[str, PyTree]:
         """Return every metric's value by name: float32 scalars, or arrays of those that are not numeric."""
-        rows = zip(self.metrics, self._computes, self._state_of, strict=True)
+        rows = zip(self.metrics, self._computes, self.state_of, strict=True)
         return {m.name: compute(state[index]) for m, compute, index in rows}
 
     def collect(self, output: Any) -> tuple[PyTree, ...]:

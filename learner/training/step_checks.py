@@ -433,7 +433,8 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
     weight, known = jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale
     info = Info(state.step, weight, known, known, **dict.fromkeys(measure.requires, known))
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
-    for metric in metrics:
+    states: dict[int | None, PyTree] = {}  # by index: metrics may share one, which is traced once
+    for metric, index in zip(metrics, (*measure.state_of, *[None] * len(measure.collecting)), strict=True):
         missing = [f for f in metric.fields if getattr(output, f, None) is None]
         if missing:
             has = ", ".join(_fields(output))
@@ -447,7 +448,7 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
             )
             continue
         try:
-            problems.extend(_tried(metric, output, info))
+            problems.extend(_tried(metric, output, info, states, index))
         except Exception as error:
             text = f"the metric {metric.name} cannot be computed from {name}'s output: {error}"
             code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
@@ -455,23 +456,30 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
     return problems
 
 
-def _tried(metric: Metric | CollectingMetric, output: Any, info: Info) -> list[str]:
+def _tried(
+    metric: Metric | CollectingMetric, output: Any, info: Info, states: dict[int | None, PyTree], index: int | None
+) -> list[str]:
+    """Return the problems of a metric. `states` has those after this output that metrics before it were tried with, by
+    `index`.
+    """
     if isinstance(metric, CollectingMetric):
         metric.collect(output)
         return []
-    first = jax.tree.map(jnp.asarray, metric.init())
-    state = metric.update(first, None if metric.per_step else output, info)
-    for method, new in (("update", state), ("merge", metric.merge(first, first))):
-        if _types(new) != _types(first):
-            return [
-                Problem(
-                    f"{method} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
-                    "they must be the same",
-                    code="metric-state-changes",
-                    name=metric.name,
-                )
-            ]
-    value = metric.compute(state)
+    if index not in states:
+        first = jax.tree.map(jnp.asarray, metric.init())
+        state = metric.update(first, None if metric.per_step else output, info)
+        for method, new in (("update", state), ("merge", metric.merge(first, first))):
+            if _types(new) != _types(first):
+                return [
+                    Problem(
+                        f"{method} of the metric {metric.name} changed its state from {_types(first)} to "
+                        f"{_types(new)}; they must be the same",
+                        code="metric-state-changes",
+                        name=metric.name,
+                    )
+                ]
+        states[index] = state
+    value = metric.compute(states[index])
     if metric.numeric and jnp.shape(value) != ():
         return [
             Problem(
