@@ -43,28 +43,28 @@ def call_in_parts(
     >>> print((jax.numpy.stack(in_parts) == jax.numpy.stack(make(7))).all(), len(programs))
     True 5
     """
-    programs = TracedCall(function, arguments).in_parts(compiled)
+    programs = TracedCall(function, arguments).in_parts(arguments, compiled)
     with compile_threads() as threads:
         programs.compile_ahead(threads)
         return programs()
 
 
 class TracedCall:
-    """A function of arrays, traced with its arguments; see `call_in_parts`.
+    """A function of arrays, traced with its arguments or their shapes; see `call_in_parts`.
 
     Attributes:
       shapes: of its results.
     """
 
     def __init__(self, function: Callable[..., PyTree], arguments: Sequence[PyTree]) -> None:
-        self._function, self._arguments = function, arguments
+        self._function = function
         self._traced, self.shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
 
-    def in_parts(self, compiled: Compiled) -> "Programs":
-        """Return its programs. `compiled` makes them of jitted functions."""
-        traced, inputs = self._traced, jax.tree.leaves(self._arguments)
+    def in_parts(self, arguments: Sequence[PyTree], compiled: Compiled) -> "Programs":
+        """Return its programs for these arguments. `compiled` makes them of jitted functions."""
+        traced, inputs = self._traced, jax.tree.leaves(arguments)
         if traced.effects:  # which have an order
-            tree = jax.tree.structure(tuple(self._arguments))
+            tree = jax.tree.structure(tuple(arguments))
             function = lambda *leaves: jax.tree.leaves(self._function(*jax.tree.unflatten(tree, leaves)))  # noqa: E731
             parts = [(compiled(jax.jit(function)), _Part(function, traced.jaxpr.invars, traced.jaxpr.outvars))]
         else:

@@ -144,7 +144,7 @@ class TrainingDefinition:
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
         with compile_threads(threads) as executor:
             if self.strategy.resident:
-                programs = self._traced_init().in_parts(compiled)
+                programs = self._traced_init().in_parts(self._init_function()[1], compiled)
                 programs.compile_ahead(executor)
                 make: Callable[[], TrainState] = programs
             else:
@@ -164,9 +164,15 @@ class TrainingDefinition:
     def _traced_init(self) -> TracedCall:
         """Return the function that makes the state, traced once for its shapes and its programs."""
         if self._init is None:
-            with jax.ensure_compile_time_eval():  # the step may be traced at this moment, and this is kept
-                function, arguments = self._init_function()
-            self._init = TracedCall(function, arguments)
+            functions: list[Callable[..., TrainState]] = []
+
+            def arguments() -> tuple[Any, ...]:
+                function, values = self._init_function()
+                functions.append(function)
+                return values
+
+            shapes = jax.eval_shape(arguments)  # to make a random key, programs are compiled
+            self._init = TracedCall(functions[0], shapes)
         return self._init
 
     def _init_function(self) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:

@@ -101,7 +101,7 @@ class _SharedProgram:
     ) -> None:
         self._jitted, self._devices, self._varying, self._options = jitted, devices, varying, dict(options)
         self._own: dict[Hashable, Any] = {}
-        self._ahead: dict[Hashable, concurrent.futures.Future[Any]] = {}
+        self._ahead: dict[Hashable, tuple[concurrent.futures.Future[Any], tuple[Any, Hashable]]] = {}
         self.trace, self.lower = jitted.trace, jitted.lower
 
     def __call__(self, *arguments: Any) -> Any:
@@ -115,12 +115,18 @@ class _SharedProgram:
         """Compile in another thread; see `compile_ahead`."""
         key = self._key(arguments)
         if key not in self._own and key not in self._ahead:
-            self._ahead[key] = threads.submit(self._compile, *self._lower(arguments))
+            lowered = self._lower(arguments)
+            self._ahead[key] = threads.submit(self._compile, *lowered), lowered
 
     def _wait(self, key: Hashable) -> Any:
-        """Return the executable that another thread compiles. Return None if none has begun to."""
-        future = self._ahead.pop(key, None)
-        return None if future is None or future.cancel() else _result(future)
+        """Return the executable that another thread compiles, or compile what it has not begun with. Return None if it
+        was not asked to.
+        """
+        if key not in self._ahead:
+            return None
+        future, lowered = self._ahead.pop(key)
+        # As it was lowered for the thread: with other arguments its executable would be shared under another key.
+        return self._compile(*lowered) if future.cancel() else _result(future)
 
     def _key(self, arguments: tuple[Any, ...]) -> Hashable:
         return tuple(self._types(arguments[index]) for index in self._varying)

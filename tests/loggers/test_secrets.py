@@ -44,9 +44,9 @@ def test_what_is_no_address_is_secret_as_a_whole(text):
 @pytest.mark.parametrize(
     ("make", "attribute"),
     [
-        (lambda text: JsonLines(text), "_path"),
-        (lambda text: Csv(text), "_path"),
-        (lambda text: TensorBoard(text), "_directory"),
+        (lambda text: JsonLines(text), "place"),
+        (lambda text: Csv(text), "place"),
+        (lambda text: TensorBoard(text), "place"),
         pytest.param(lambda text: MLflow(text), "_uri", marks=pytest.mark.full),  # its package is not in `test`
         pytest.param(lambda text: WandB(text), "_project", marks=pytest.mark.full),
     ],

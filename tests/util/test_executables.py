@@ -229,6 +229,19 @@ class TestCompileAhead:
         began.set()
         np.testing.assert_array_equal(program(x), [9.5] * 3)
 
+    def test_what_was_given_up_is_shared_as_what_a_thread_compiles(self):
+        """Its arguments were shapes, which have no device, and the call has arrays."""
+        shape, x = jax.ShapeDtypeStruct((3,), jnp.float32), jnp.ones(3)
+        program, began, given_up = times(10.5), threading.Event(), concurrent.futures.ThreadPoolExecutor(1)
+        given_up.submit(began.wait)
+        executables.compile_ahead(program, given_up, shape)
+        given_up.shutdown(wait=False, cancel_futures=True)
+        began.set()
+        program(x)
+        with CompileTimes() as found, concurrent.futures.ThreadPoolExecutor(1) as threads:
+            executables.compile_ahead(times(10.5), threads, shape)
+        assert found.count == 0
+
     def test_settings_of_the_thread_that_asks_count(self):
         program, x, y = share(jax.jit(lambda x, y: x + y), DEVICES[:1]), jnp.bfloat16(1), jnp.float32(2)
         with concurrent.futures.ThreadPoolExecutor(1) as threads, jax.numpy_dtype_promotion("standard"):
