@@ -60,7 +60,7 @@ class TracedCall:
         self._function = function
         self._traced, self.shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
 
-    def in_parts(self, arguments: Sequence[PyTree], compiled: Compiled) -> "Programs":
+    def in_parts(self, arguments: Sequence[PyTree], compiled: Compiled) -> "PartPrograms":
         """Return its programs for these arguments. `compiled` makes them of jitted functions."""
         traced, inputs = self._traced, jax.tree.leaves(arguments)
         if traced.effects:  # which have an order
@@ -75,10 +75,10 @@ class TracedCall:
                 parts = list(_compiled_parts(traced.jaxpr, compiled))
         variables = [*traced.jaxpr.constvars, *traced.jaxpr.invars]
         values = dict(zip(variables, [*traced.consts, *inputs], strict=True))
-        return Programs(parts, values, jax.tree.structure(self.shapes))
+        return PartPrograms(parts, values, jax.tree.structure(self.shapes))
 
 
-class Programs:
+class PartPrograms:
     """The programs of a traced function in the order in which they are called; see `call_in_parts`."""
 
     def __init__(self, parts: Sequence[CompiledPart], values: Mapping[Atom, Any], tree: Any) -> None:
