@@ -98,5 +98,6 @@ def _train(config: RunConfig) -> int:
 
 def _interrupted(directory: str, code: int = 130) -> int:
     going_on = f"; resume with: learner resume {directory}" if Path(directory, "config.yaml").is_file() else ""
+    end_stages()
     print(f"learner: interrupted{going_on}", file=sys.stderr)
     return code

@@ -5,6 +5,7 @@ import importlib
 import os
 import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ USAGES: dict[str, Callable[[], str]] = {
 }
 """The help that is printed without importing JAX, which takes a second."""
 
+NARROWEST = 24  # characters of a description beside a command
+
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
@@ -90,7 +93,7 @@ usage: learner COMMAND ...
 
 {commands}
 
-  learner help COMMAND                      more about a command
+  learner help COMMAND    more about a command
   learner --version
 """
 
@@ -219,13 +222,25 @@ def _plain_warnings(everywhere: bool) -> Iterator[None]:
         yield
 
 
+def _command_lines(width: int) -> str:
+    """Return the commands and what they do, in lines of at most `width` characters: side by side if there is room."""
+    abouts = {f"  learner {name} {arguments}": about for name, (_, arguments, about) in COMMANDS.items()}
+    column = max(map(len, abouts)) + 2
+    beside = width >= column + NARROWEST
+    indent = " " * (column if beside else 6)
+    firsts = {start: start.ljust(column) if beside else f"{start}\n{indent}" for start in abouts}
+    return "\n".join(
+        firsts[start] + textwrap.fill(about, width - len(indent)).replace("\n", f"\n{indent}")
+        for start, about in abouts.items()
+    )
+
+
 def _run(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command == "help" and rest:
         command, rest = rest[0], [*rest[1:], "--help"]
     if command in ("-h", "--help", "help"):
-        lines = [f"  {f'learner {name} {arguments}':<42}{about}" for name, (_, arguments, about) in COMMANDS.items()]
-        print(USAGE.format(commands="\n".join(lines)), end="")
+        print(USAGE.format(commands=_command_lines(shutil.get_terminal_size((120, 24)).columns)), end="")
         return 0
     if command in ("--version", "version"):
         print("learner", VERSION)

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 
 from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, near
 from learner.events import Message, RunEnded, RunFailed, RunStarted
-from learner.util.metric_order import is_selected, ordered
+from learner.util.metric_order import by_importance, is_selected, ordered
 from learner.util.text import abbreviate, count, duration, printable, short
 
 LONGEST_ERROR = 400  # characters: that of XLA holds a traceback of several screens
+TYPICAL = 7  # characters of a number: fewer do not make room for another metric, so that lines have the same ones
 OWN_ERRORS = {kind.__name__ for kind in (LearnerError, NonFiniteError, OutOfMemoryError)}
 
 
@@ -59,19 +60,32 @@ def message(event: Message) -> list[str]:
     return [printable(line) for line in (level + event.text).splitlines()]
 
 
-def values(values: Mapping[str, float | str], monitor: str | None = None) -> str:
-    """Return the numbers among values by key, grouped by split, in the order of `learner.util.metric_order`.
+def values(values: Mapping[str, float | str], monitor: str | None = None, width: int | None = None) -> tuple[str, int]:
+    """Return the numbers among values by key, grouped by split, in the order of `learner.util.metric_order`, and how
+    many are left out: the least important ones, if they might be wider than `width` characters.
 
-    >>> values({"train/Loss": 0.5, "train/Accuracy": 0.75, "valid/Loss": 0.625, "valid/Confusion": "4 1 0 5"})
-    'valid Loss 0.625 | train Loss 0.5  Accuracy 0.75'
+    >>> numbers = {"train/Loss": 0.5, "train/Accuracy": 0.75, "valid/Loss": 0.625, "valid/Confusion": "4 1 0 5"}
+    >>> values(numbers)
+    ('valid Loss 0.625 | train Loss 0.5  Accuracy 0.75', 0)
+    >>> values(numbers, width=40)
+    ('valid Loss 0.625 | train Loss 0.5', 1)
     """
-    keys = ordered((key for key, value in values.items() if not isinstance(value, str)), monitor)
-    groups = itertools.groupby(keys, lambda key: key.partition("/")[0])
+    cells = {
+        key: f"{printable(key.partition('/')[2])} {short(value)}"
+        for key, value in values.items()
+        if not isinstance(value, str)
+    }
+    important = by_importance(cells, monitor)
 
-    def cell(key: str) -> str:
-        return f"{printable(key.partition('/')[2])} {short(values[key])}"
+    def joined(number: int, cells: Mapping[str, str]) -> str:
+        groups = itertools.groupby(ordered(important[:number], monitor), lambda key: key.partition("/")[0])
+        return " | ".join(f"{printable(split)} {'  '.join(cells[key] for key in inside)}" for split, inside in groups)
 
-    return " | ".join(f"{printable(split)} {'  '.join(map(cell, inside))}" for split, inside in groups)
+    wide = {key: cell.ljust(cell.rindex(" ") + 1 + TYPICAL) for key, cell in cells.items()}
+    fitting = len(important)
+    while fitting > 1 and width is not None and len(joined(fitting, wide)) > width:
+        fitting -= 1
+    return joined(fitting, cells), len(important) - fitting
 
 
 def texts(values: Mapping[str, float | str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Renderer that writes lines of text, for files and pipes."""
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from learner.events import (
     StepsEnded,
 )
 from learner.renderers import lines
+from learner.renderers.board import hidden_text
 from learner.renderers.overview_text import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary_text import summary_lines
@@ -29,6 +31,7 @@ from learner.util.text import duration
 
 class PlainRenderer(Listener):
     """Write one line for each epoch, and one each `every_seconds` within long epochs, without control characters.
+    On a terminal, a line has the most important metrics that fit; in files and pipes, all.
 
     Args:
       stream: where to write; default: the current `sys.stdout`.
@@ -58,6 +61,7 @@ class PlainRenderer(Listener):
         self._progress = Progress(clock)
         self._directory: str | os.PathLike[str] | None = None
         self._validated: dict[str, float | str] = {}  # inside this epoch, not written yet
+        self._hidden = 0  # metrics without room on a line, as reported
 
     def on_event(self, event: Event) -> None:
         """Write the event's lines, if any."""
@@ -67,7 +71,7 @@ class PlainRenderer(Listener):
         elif isinstance(event, SplitEnded):
             values = {f"{event.split}/{name}": value for name, value in event.values.items()}
             if event.at_step == 0:  # not of the epoch that follows
-                self._write([f"step 0  {self._values(values)}"])
+                self._write_values(["step 0"], values)
             elif event.at_step is not None:
                 self._validated |= values
         elif isinstance(event, EpochEnded):
@@ -76,7 +80,7 @@ class PlainRenderer(Listener):
                 **{key: value for key, value in self._validated.items() if key not in event.values},
             }
             self._validated.clear()
-            self._write([f"{self._progress.label()}  {self._values(values)}  {duration(event.seconds)}"])
+            self._write_values([self._progress.label()], values, [duration(event.seconds)])
         else:
             self._write(self._about_run(event))
 
@@ -84,13 +88,29 @@ class PlainRenderer(Listener):
         if self._clock() - self._written_at < self._every_seconds:
             return
         loss = self._progress.train_loss
-        values = self._values(({} if loss is None else {"train/Loss": loss}) | self._validated)
+        values = ({} if loss is None else {"train/Loss": loss}) | self._validated
         position, speed, left = self._progress.texts()
         self._validated.clear()
-        self._write(["  ".join(filter(None, (self._progress.label(), position, values, speed, left)))])
+        self._write_values([self._progress.label(), position], values, [speed, left])
 
-    def _values(self, values: Mapping[str, float | str]) -> str:
-        return lines.values({k: v for k, v in values.items() if is_selected(k, self._metrics)}, self._monitor)
+    def _write_values(
+        self, before: Sequence[str], values: Mapping[str, float | str], after: Sequence[str] = ()
+    ) -> None:
+        """Write one line: the texts before, the numbers for which there is room, and the texts after."""
+        selected = {key: value for key, value in values.items() if is_selected(key, self._metrics)}
+        width = self._width()
+        room = width and width - sum(len(text) + len("  ") for text in (*before, *after) if text)
+        shown, hidden = lines.values(selected, self._monitor, room)
+        line = "  ".join(filter(None, (*before, shown, *after)))
+        hint = hidden_text(hidden, width) if width and hidden > self._hidden else ""
+        self._hidden = max(self._hidden, hidden)
+        self._write([*filter(None, [hint]), line])
+
+    def _width(self) -> int | None:
+        """Return the width of the terminal, in characters. Return None if the lines go to a file or a pipe."""
+        stream = self._stream or sys.stdout
+        is_terminal = getattr(stream, "isatty", bool)()
+        return shutil.get_terminal_size().columns if is_terminal else None
 
     def _about_run(self, event: Event) -> list[str]:
         if isinstance(event, RunStarted):

@@ -34,8 +34,9 @@ from learner.renderers.consoles import standard_output
 from learner.renderers.epoch_table import EpochTable
 from learner.renderers.grids import grid, render_overview
 from learner.renderers.progress import Progress
-from learner.renderers.summary_text import LENGTHS, endings, table
+from learner.renderers.summary_text import endings, table
 from learner.renderers.trends import ASCII, BLOCKS, Trends
+from learner.runs.layout import ENDS
 from learner.util.metric_order import is_selected
 from learner.util.text import wrapped
 
@@ -149,7 +150,7 @@ class RichRenderer(Listener):
             self._write([lines.failed(event)], style="red")
             return
         self._pending += map(Text, lines.texts(self._text_values))
-        self._write([lines.ended(event)], style="green" if event.stopped_by in LENGTHS else "yellow")
+        self._write([lines.ended(event)], style="green" if event.stopped_by.startswith(ENDS) else "yellow")
         if event.show_summary:
             self._area.print(render_summary(event.summary, self._directory))
 
@@ -218,7 +219,7 @@ class RichRenderer(Listener):
         """Return the texts beside the bar, as far as they fit (in characters)."""
         position, speed, left = self._progress.texts()
         loss = self._progress.train_loss
-        shown_loss = "" if loss is None else lines.values({"train/Loss": loss})
+        shown_loss = "" if loss is None else lines.values({"train/Loss": loss})[0]
         kept: list[str] = []
         for text in filter(None, (position, left, shown_loss, speed)):
             room -= len(text) + 2

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from learner.reports.confusion_matrices import monitor_of
 from learner.runs.flat_config import text_of
 from learner.runs.run_reader import RunReader
 from learner.runs.thinning import Series, group_size, thin
+from learner.util.metric_order import ordered
 from learner.util.text import short
 from learner.util.ticks import ticks
 
@@ -26,7 +28,7 @@ Curve = dict[str, Any]
 
 
 def curves(runs: Sequence[RunReader]) -> dict[str, Any]:
-    """Return the numeric metrics of runs, in the order in which they appear.
+    """Return the numeric metrics of runs, in the order of `learner.util.metric_order`.
 
     Returns:
       `axes`: mappings with the positions by axis (`step`, `epoch`, `time` in minutes), which curves share; and
@@ -52,7 +54,9 @@ def curves(runs: Sequence[RunReader]) -> dict[str, Any]:
             if len(runs) == 1 and not np.array_equal(series.low, series.high, equal_nan=True):
                 curve |= {"low": _numbers(series.low), "high": _numbers(series.high)}
             metrics.setdefault(name, {"name": name, "unit": run.info(key).unit, "curves": []})["curves"].append(curve)
-    return {"axes": positions, "metrics": list(metrics.values())}
+    keys = ordered(dict.fromkeys(key for run in runs for key in run.keys), monitor_of(runs[0]))
+    names = dict.fromkeys(key.partition("/")[2] for key in keys)
+    return {"axes": positions, "metrics": [metrics[name] for name in names if name in metrics]}
 
 
 def _series(run: RunReader, key: str, most: int) -> Series:

@@ -105,14 +105,14 @@
 
   function look_of(title) {
     const style = getComputedStyle(root);
-    const [text, line] = ["--text", "--line"].map((name) => style.getPropertyValue(name).trim());
+    const [text, line, back] = ["--text", "--line", "--back"].map((name) => style.getPropertyValue(name).trim());
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, exponentformat: "e" };
     const layout = {
       title: { text: plain(title), font: { size: 15 }, x: 0, xanchor: "left", y: 0.98, yanchor: "top" },
       margin: { t: 32, r: 12, b: 40, l: 48 }, showlegend: false, hovermode: "closest", hoverdistance: 40,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, family: "system-ui, sans-serif" },
     };
-    return { axis, layout };
+    return { axis, layout, back };
   }
 
   // What was zoomed into stays, as long as the axis does.
@@ -124,7 +124,7 @@
 
   function curves_of(chart, metric) {
     const { axis, layout } = look_of(metric.name);
-    const xaxis = { ...axis, title: { text: titles[view.axis] }, ...zoom(chart) };
+    const xaxis = { ...axis, exponentformat: "none", title: { text: titles[view.axis] }, ...zoom(chart) };
     return [traces(metric), { ...layout, xaxis, yaxis: { ...axis, title: { text: plain(metric.unit) },
       type: view.log ? "log" : "linear" } }];
   }
@@ -142,12 +142,12 @@
 
   function parallel() {
     const shown = [...data.settings.slice(0, MOST_SETTINGS), data.results[get("result").value]];
-    const { axis, layout } = look_of("Settings and results");
+    const { axis, layout, back } = look_of("Settings and results");
     const found = [...view.runs].map((run) => ({ x: shown.map((_, at) => at), y: shown.map((each) => each.at[run]),
       mode: "lines", line: { color: view.colour[run], width: 1.5 }, hoverinfo: "none", connectgaps: true,
       meta: { run, name: data.runs[run].name } }));
     const annotations = shown.flatMap((each, x) => each.ticks[0].map((y, at) => ({ x, y, text: plain(each.ticks[1][at]),
-      showarrow: false, xanchor: x ? "right" : "left", font: { size: 11 } })));
+      showarrow: false, xanchor: x ? "right" : "left", font: { size: 11 }, bgcolor: back, borderpad: 0 })));
     const names = { tickvals: shown.map((_, at) => at), ticktext: shown.map((each) => plain(each.name)) };
     return [found, { ...layout, annotations, margin: { ...layout.margin, r: 48 }, xaxis: { ...axis, ...names, range: [-0.1, shown.length - 0.9], ticklabeloverflow: "allow", tickangle: 0 },
       yaxis: { visible: false, range: [-0.05, 1.05] } }];

@@ -10,6 +10,7 @@ from learner.reports.confusion_matrices import monitor_of
 from learner.reports.html import scrolled
 from learner.runs.flat_config import text_of
 from learner.runs.history import Point
+from learner.runs.layout import ENDS
 from learner.runs.run_reader import RunReader, Status, time_of
 from learner.util.text import count, duration, short
 
@@ -67,8 +68,10 @@ def card(run: RunReader) -> str:
 
 
 def _chip(status: Status) -> str:
-    word = status.word if status.word in ("running", "ended", "failed") else "died"
-    return f'<span class="chip {word}">{escape(status.word)}</span> {escape(status.why)}'
+    """Return the status in its colour: that of an end only if nothing is left to train."""
+    kind = status.word if status.word in ("running", "ended", "failed") else "died"
+    kind = "stopped" if kind == "ended" and not status.why.startswith(ENDS) else kind
+    return f'<span class="chip {kind}">{escape(status.word)}</span> {escape(status.why)}'
 
 
 def value_text(point: Point | None, run: RunReader, key: str) -> str:

@@ -155,7 +155,7 @@ class History(Mapping[str, list[float | str]]):
                 rows.setdefault((epoch, step), {})[key] = value
         places = sorted(rows)
         index = pandas.MultiIndex.from_tuples(places, names=["epoch", "step"])
-        return pandas.DataFrame([rows[place] for place in places], index, list(self._points))
+        return pandas.DataFrame([rows[place] for place in places], index, ordered(self._points))
 
     def html(self, best: Mapping[str, Point | None] | None = None) -> str:
         """Return a table and the curves of the numeric metrics as HTML for a notebook.

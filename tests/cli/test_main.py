@@ -1,5 +1,6 @@
 """The command from its words to its exit code and what it prints and leaves."""
 
+import io
 import json
 import os
 import re
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 import yaml
 
+from learner.cli.fit import _train
 from learner.cli.main import COMMANDS, main
+from learner.util.stages import stage_line
 from tests.support.codes import named_case
 from tests.support.pseudoterminal import Terminal
 from tests.support.stopped import some
@@ -47,6 +50,15 @@ def test_help(learner):
         assert out.startswith(f"usage: learner {command} ")
 
 
+@pytest.mark.parametrize("width", [50, 60, 80, 200])
+def test_help_fits_the_terminal(learner, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = learner("help")[1]
+    assert max(map(len, out.splitlines())) <= max(width, len("  learner export-model DIR OUT --inputs=FIELD"))
+    words = " ".join(out.split())
+    assert all(about in words for _, _, about in COMMANDS.values())
+
+
 def test_a_topic_of_the_help(learner):
     for words in (["--help=strategies"], ["--help", "strategies"]):
         code, out, _ = learner("fit", *words)
@@ -59,6 +71,10 @@ def test_a_topic_of_the_help(learner):
 
 def test_help_is_a_command_too(learner):
     assert learner("help") == learner("--help")
+    out = learner("help")[1]
+    assert all(
+        re.search(rf"^  learner {name}( .*)?  {re.escape(about)}$", out, re.M) for name, (*_, about) in COMMANDS.items()
+    )
     for command in ("fit", "summary"):
         assert learner("help", command) == learner(command, "--help")
 
@@ -306,6 +322,24 @@ def test_ctrl_c_before_a_run(learner, config, workplace):
     (workplace / "slow.py").write_text("raise KeyboardInterrupt\n")
     code, out, err = learner("fit", config, "--model=slow.Model")
     assert (code, out, err) == (130, "", "learner: interrupted\n")
+
+
+def test_ctrl_c_while_a_stage_is_shown_has_a_line_of_its_own(monkeypatch, tmp_path):
+    class Config:
+        directory, resumes = str(tmp_path), False
+
+        def learner(self):
+            raise KeyboardInterrupt
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    with stage_line(out, "", iter([0.0, 1.0]).__next__):
+        assert _train(Config()) == 130
+    assert out.getvalue() == "reading the data 1.0 s\nlearner: interrupted\n"
 
 
 def test_sigterm_before_a_run(learner, config, workplace):

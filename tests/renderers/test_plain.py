@@ -150,6 +150,32 @@ def test_a_selection_without_a_metric_is_reported(renderer, out, clock, play):
     assert "Los:" in lines_of(out)[1]
 
 
+def test_a_line_on_a_terminal_has_the_metrics_that_fit_and_a_hint_at_the_others(clock, play, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out, file = Terminal(), io.StringIO()
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["Loss", *(f"Metric {number}" for number in range(24))]
+    values = {f"{split}/{name}": 0.123456 for split in ("train", "valid") for name in names}
+    for stream in (out, file):
+        renderer = PlainRenderer(stream, clock)
+        play.start(renderer)
+        for epoch, each in ((1, values), (2, dict.fromkeys(values, 1.0)), (3, values)):
+            renderer.on_event(EpochEnded(0.0, epoch, 45 * epoch, each, 1.5))
+    rest = "valid Loss 0.1235  Metric 0 0.1235 | train Loss 0.1235  1.5 s"  # another metric makes it 83 characters
+    hint = "and 47 more: --renderer.metrics=[NAME, ...] selects"
+    assert lines_of(out)[1:] == [
+        hint,
+        f"epoch 1/3  {rest}",
+        f"epoch 2/3  {rest.replace('0.1235', '1')}",
+        f"epoch 3/3  {rest}",
+    ]
+    assert max(map(len, lines_of(out))) <= 80
+    assert lines_of(file)[1].count("Metric") == 48
+
+
 def test_texts_do_not_enter_the_line_of_an_epoch(renderer, out):
     renderer.on_event(EpochEnded(0.0, 1, 45, {"valid/Loss": 0.5, "valid/Confusion": "1 0\n0 1"}, 1.0))
     assert lines_of(out) == ["epoch 1  valid Loss 0.5  1.0 s"]

@@ -1,5 +1,7 @@
 """The curves of a report, by hand."""
 
+import json
+
 import pytest
 
 from learner.reports.curves import FEWEST, curves, dimension, groups
@@ -30,6 +32,18 @@ def test_metrics_share_their_positions(tmp_path):
         write_run(tmp_path / name, {"valid/Loss": [1.0, 2.0], "valid/Accuracy": [0.5, 0.25], "train/Loss": [1.0]})
     found = curves(find_runs([tmp_path]))
     assert [[curve["axes"] for curve in metric["curves"]] for metric in found["metrics"]] == [[0, 1, 2, 3], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("config", "first"),
+    [(None, ["Loss", "Accuracy"]), ("with_file_checkpointer: {monitor: valid/Recall}", ["Recall", "Loss"])],
+)
+def test_the_chart_of_the_monitor_comes_first(tmp_path, config, first):
+    names = ("Accuracy", "Recall", "Loss")
+    run = write_run(tmp_path / "a", {f"valid/{name}": [1.0, 2.0] for name in names}, config=config)
+    infos = {f"valid/{name}": {"higher_is_better": name != "Loss"} for name in names}
+    (run / "summary.json").write_text(json.dumps({"metrics": infos}))
+    assert [metric["name"] for metric in curves(find_runs([tmp_path]))["metrics"]][:2] == first
 
 
 def test_texts_have_no_curve(tmp_path):

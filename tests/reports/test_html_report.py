@@ -254,6 +254,7 @@ for (const id of ["scatter", "parallel"]) {
   await until(() => get(id).querySelector(".points path, path.js-line"));
 }
 seen.settings = [get("scatter").querySelectorAll(".points path").length, lines("parallel")];
+seen.covered = [...get("parallel").querySelectorAll(".annotation .bg")].map((box) => getComputedStyle(box).fillOpacity);
 get("chart-0").scrollIntoView();
 await wait(500);
 const chart = get("chart-0"), area = chart.querySelector(".nsewdrag").getBoundingClientRect();
@@ -355,6 +356,7 @@ def test_the_controls_of_many_runs(runs, tmp_path, width, theme):
     assert (seen["one"], seen["all"]) == (2, 4)
     assert seen["filtered"] == [["run-1"], 2, "1 of 2 shown"]
     assert seen["order"] == [["ascending", ["run-0", "run-1"]], ["descending", ["run-1", "run-0"]]]
+    assert set(seen["covered"]) == {"1"}  # the lines behind the values of the settings
     assert seen["settings"] == [2, 2]  # points of the scatter plot, lines of the parallel coordinates
     assert re.fullmatch(r"run-[01], (train|valid): .* at step \d+", seen["tip"])
     assert seen["inside"]
@@ -401,6 +403,17 @@ def test_a_sweep(tmp_path, count, width):
     assert seen["lines"] == min(count, 20)
     assert 1 <= seen["drawn"] < 20
     assert seen["wide"] is False
+
+
+@pytest.mark.full
+def test_steps_are_whole_numbers_without_an_exponent(tmp_path):
+    run = write_run(tmp_path / "a", {"valid/Loss": [1.0, 0.5, 0.25]}, steps=50_000)
+    act = """<script>(async () => {
+      await until(lines); await wait(); report(texts("#chart-0 .xtick"));
+    })();</script>"""
+    seen = seen_of(report(find_runs([run])), act, tmp_path)
+    assert "100,000" in seen
+    assert all(text.replace(",", "").isdigit() for text in seen)
 
 
 @pytest.mark.full

@@ -26,11 +26,19 @@ def test_every_run_has_a_colour_of_its_own():
     assert min(contrast(each, back) for each in colours for back in ("#ffffff", "#16181c")) >= 3
 
 
-@pytest.mark.parametrize(("ending", "word"), [("num_epochs", "ended"), (None, "died")])
-def test_the_status_has_a_word_and_a_colour(tmp_path, ending, word):
+@pytest.mark.parametrize(
+    ("ending", "word", "kind"),
+    [
+        ("num_epochs", "ended", "ended"),
+        ("early stopping: valid/Loss", "ended", "ended"),
+        ("ctrl-c", "ended", "stopped"),
+        (None, "died", "died"),
+    ],
+)
+def test_the_status_has_a_word_and_a_colour(tmp_path, ending, word, kind):
     (run,) = find_runs([write_run(tmp_path / "a", ending=ending)])
     page = Page(card(run))
-    assert [attrs["class"] for attrs in page.all("span")] == [f"chip {word}"]
+    assert [attrs["class"] for attrs in page.all("span")] == [f"chip {kind}"]
     assert word in page.texts
 
 

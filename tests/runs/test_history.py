@@ -115,7 +115,7 @@ def test_a_data_frame():
     history.record("valid", 1, 10, {"Loss": 0.25, "Text": "a"})
     frame = history.to_pandas()
     assert (list(frame.columns), list(frame.index), list(frame.index.names)) == (
-        ["valid/Loss", "train/Loss", "valid/Text"],
+        ["valid/Loss", "valid/Text", "train/Loss"],
         [(1, 5), (1, 10)],
         ["epoch", "step"],
     )
