@@ -10,8 +10,10 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from learner.util.distribution import VERSION  # noqa: E402
 
-for package in ("learner.optimizers", "learner.renderers"):  # names that are imported when they are used
-    module = importlib.import_module(package)
+# Names that are imported when they are used.
+LAZY = "checkpoint data data.sources loggers metrics optimizers records renderers runs schedules"
+for package in LAZY.split():
+    module = importlib.import_module(f"learner.{package}")
     vars(module).update({name: getattr(module, name) for name in module.__all__})
 
 project = "learner"
