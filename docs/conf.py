@@ -1,6 +1,5 @@
 """The site: `sphinx-build -W --keep-going -b html docs site`. It needs no network, neither to build nor to read."""
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -9,12 +8,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # modules are imported for their 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from learner.util.distribution import VERSION  # noqa: E402
-
-# Names that are imported when they are used.
-LAZY = "checkpoint data data.sources loggers metrics optimizers records renderers runs schedules"
-for package in LAZY.split():
-    module = importlib.import_module(f"learner.{package}")
-    vars(module).update({name: getattr(module, name) for name in module.__all__})
 
 project = "learner"
 copyright = "the authors of learner"

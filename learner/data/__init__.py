@@ -74,4 +74,4 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:
     import learner.data.sources.foreign  # noqa: F401  # registers adapters; see `learner.data.dataset.adapter`
 
-    __getattr__ = import_lazily(__name__)
+    __getattr__, __dir__ = import_lazily(__name__)

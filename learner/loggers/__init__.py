@@ -35,4 +35,4 @@ if TYPE_CHECKING:
     ]
 
 if not TYPE_CHECKING:
-    __getattr__ = import_lazily(__name__, "learner.events.Listener")
+    __getattr__, __dir__ = import_lazily(__name__, "learner.events.Listener")

@@ -142,4 +142,4 @@ if TYPE_CHECKING:
     ]
 
 if not TYPE_CHECKING:
-    __getattr__ = import_lazily(__name__, "learner.metrics.base.MetricBase")
+    __getattr__, __dir__ = import_lazily(__name__, "learner.metrics.base.MetricBase")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     __all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "OptimizerFactory", "Swa", "kernels"]
 
-_import = import_lazily(__name__)
+_import, __dir__ = import_lazily(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     ]
 
 if not TYPE_CHECKING:
-    __getattr__ = import_lazily(__name__)
+    __getattr__, __dir__ = import_lazily(__name__)
 
 
 def default_renderer(metrics: Sequence[str] = ()) -> Listener:

@@ -20,4 +20,4 @@ if TYPE_CHECKING:
     __all__ = ["Comparison", "RunReader", "Series", "Status", "compare", "each_run", "find_runs"]
 
 if not TYPE_CHECKING:
-    __getattr__ = import_lazily(__name__)
+    __getattr__, __dir__ = import_lazily(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def import_lazily(package: str, base: str | None = None) -> Callable[[str], Any]:
-    """Return the function `__getattr__` of a package whose names are imported at their first use.
+def import_lazily(package: str, base: str | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the functions `__getattr__` and `__dir__` of a package whose names are imported at their first use.
 
     The package imports its names in a block `if TYPE_CHECKING:`, which also assigns `__all__`. Type checkers read it as
     it is; at run time it is parsed when the first name is asked for.
@@ -49,7 +49,10 @@ def import_lazily(package: str, base: str | None = None) -> Callable[[str], Any]
                 return vars(module)[name]
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *get("__all__")})
+
+    return get, names
 
 
 def export_classes(package: str, base: type, names: list[str]) -> None:
