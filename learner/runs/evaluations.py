@@ -127,8 +127,9 @@ def evaluated_steps(directory: Path, splits: Iterable[str]) -> set[int]:
     return set.intersection(*({entry["step"] for entry in entries if split in _splits_of(entry)} for split in splits))
 
 
-def _splits_of(entry: Mapping[str, Any]) -> set[str]:
-    return {key.split("/", 1)[0] for key in entry["values"]}
+def _splits_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return the splits of an evaluation in the order of its values: a set of strings has another in each process."""
+    return list(dict.fromkeys(key.split("/", 1)[0] for key in entry["values"]))
 
 
 def summaries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
