@@ -18,6 +18,7 @@ from learner.learner import Learner
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.metrics.base import MetricBase
 from learner.metrics.losses import Loss
+from learner.metrics.monitor import Monitor
 from learner.models.adapters import ModelAdapter, NothingToTrainError, abstract_adapter, adapter_of, refuse_abstract
 from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, trained_of
 from learner.models.matching import Match, matcher
@@ -40,6 +41,7 @@ from learner.training.options import Options, absolute
 from learner.training.population import member_problem, optimizer_problems, option_problems, population_of
 from learner.training.profile import Window, check_steps
 from learner.training.restore import ALLOWED
+from learner.training.selection import Exploit, Halving, Selection
 from learner.training.step_checks import init_problems
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod
@@ -47,6 +49,7 @@ from learner.util.addresses import refuse_address
 from learner.util.slurm import job_end
 
 ModelT = TypeVar("ModelT")
+SelectionT = TypeVar("SelectionT", bound=Selection)
 
 
 class LearnerBuilder:
@@ -315,6 +318,46 @@ class LearnerBuilder:
         given = {"lr": lr, **optimizer, "seed": seed}
         values = {name: value for name, value in given.items() if value is not None}
         return self._set(population=population_of(values, zipped=bool(zipped), size=size))
+
+    def halving(self, monitor: str, every_epochs: int = 1, keep: float = 0.5, mode: str | None = None) -> Self:
+        """Train a population by successive halving: every few epochs, the members with the worst values end, and the
+        others continue in a program without them. The last epoch ends none.
+
+        Args:
+          monitor: the metric that ranks the members, by key, such as `valid/Loss`.
+          every_epochs: epochs between two selections.
+          keep: the part of the members that continues, between 0 and 1; rounded up.
+          mode: `"min"` or `"max"`; None: the metric's own direction.
+
+        >>> builder = LearnerBuilder("runs/rates").population(lr=loguniform(1e-4, 1e-1), size=27)
+        >>> builder = builder.num_epochs(9).halving("valid/Loss", every_epochs=2, keep=1 / 3)
+        """
+        return self._set(halving=_selection(Halving(Monitor(monitor, mode), every_epochs, keep)))
+
+    def exploit(
+        self,
+        monitor: str,
+        every_epochs: int = 1,
+        part: float = 0.25,
+        factors: Sequence[float] = (0.8, 1.25),
+        mode: str | None = None,
+    ) -> Self:
+        """Train a population by population-based training: every few epochs, the members with the worst values take
+        over the states of some of the best ones, and the learning rates of those times a factor. The journal of a
+        member tells whose state it took over. The last epoch replaces none.
+
+        Args:
+          monitor: the metric that ranks the members, by key, such as `valid/Loss`.
+          every_epochs: epochs between two replacements.
+          part: the part of the members that is replaced, at most 0.5; as many of the best replace them.
+          factors: of the learning rate; one is drawn for each replacement, by the builder's seed.
+          mode: `"min"` or `"max"`; None: the metric's own direction.
+
+        >>> builder = LearnerBuilder("runs/rates").population(lr=loguniform(1e-4, 1e-1), size=8)
+        >>> builder = builder.num_epochs(20).exploit("valid/Loss", every_epochs=2)
+        """
+        factors = tuple(factors) if isinstance(factors, Sequence) else (factors,)
+        return self._set(exploit=_selection(Exploit(Monitor(monitor, mode), every_epochs, part, factors)))
 
     def devices(self, devices: int | str | Sequence[Any]) -> Self:
         """Set the devices: their number, `"all"`, or a list of `jax.Device` objects or ids. Default: one device.
@@ -754,6 +797,11 @@ class LearnerBuilder:
             problems += _optimizer_problems(optimizer, parts.adapter, parts.train, options)
         if options.population is not None and parts.adapter is not None:
             problems += option_problems(options, model, parts.adapter, lr, update)
+        selections = [x.name for x in (options.halving, options.exploit) if x is not None]
+        if selections and options.population is None:
+            names = " and ".join(selections)
+            text = f"{names} ranks the members of a population, and there is none: call population(lr=[...]) too"
+            problems.append(Problem(text, code="population-selection-alone", name=names))
         if options.restore_best and options.checkpoints is None:
             text = "restore_best needs the best checkpoint, and with_file_checkpointer(None) turns saving off"
             problems.append(Problem(f"{text}: leave one of them out", code="checkpoint-restore-best-unsaved"))
@@ -764,11 +812,16 @@ class LearnerBuilder:
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
                 self._add(loss, kind)
         # Copies, as a run changes the state of its early stopping and its plateau, and the builder may build again.
-        options = dataclasses.replace(self._options, early_stopping=copy.deepcopy(self._options.early_stopping))
+        copied = {
+            name: copy.deepcopy(getattr(self._options, name)) for name in ("early_stopping", "halving", "exploit")
+        }
+        options = dataclasses.replace(self._options, **copied)
         if options.num_epochs is None and options.num_steps is None:
             options = dataclasses.replace(options, num_epochs=1)
         if options.population is not None:
             options = dataclasses.replace(options, population=options.population.with_seed(options.seed))
+        if options.exploit is not None:
+            options = dataclasses.replace(options, exploit=dataclasses.replace(options.exploit, seed=options.seed))
         make: type[Learner[Any]] = options.learner_class or Learner
         step = parts.define(parts.adapter, options, update)
         return make(TrainingDefinition(options, step, copy.deepcopy(definition)), train, valid)
@@ -879,6 +932,12 @@ def _one_recorder(first: Recorder, record: Recorder | None) -> Recorder:
 def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
     words = (allow,) if isinstance(allow, str) else tuple(allow)
     return {"allow": tuple(_one_of("allow=", word, tuple(ALLOWED)) for word in words)} if words else {}
+
+
+def _selection(selection: SelectionT) -> SelectionT:
+    if problems := selection.problems():
+        raise one_error(problems, code="population-selection")
+    return selection
 
 
 def _one_of(name: str, value: Any, words: Sequence[str]) -> str:

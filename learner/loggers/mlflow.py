@@ -18,6 +18,7 @@ from learner.loggers.flat_settings import plain_settings
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
+from learner.runs.layout import ENDS
 from learner.runs.samples import histogram_json
 from learner.util.json_values import encode
 from learner.util.optional import refuse_missing
@@ -36,7 +37,6 @@ QUIET = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-ENDED = ("num_epochs", "num_steps", "early stopping")
 
 
 class MLflow(ExactlyOnceLogger):
@@ -186,7 +186,7 @@ class MLflow(ExactlyOnceLogger):
         self._send_messages()
         self._keep("summary.json", event.summary)
         self._log(tags={"learner.stopped_by": event.stopped_by})
-        status = "FINISHED" if event.stopped_by.startswith(ENDED) else "KILLED"
+        status = "FINISHED" if event.stopped_by.startswith(ENDS) else "KILLED"
         self._ask(self._client.set_terminated, self.handed.id, status=status)
 
     def failed(self, event: RunFailed) -> None:

@@ -9,7 +9,7 @@ from learner.errors import LearnerError
 from learner.util.disk import read_bytes
 
 MARK = "journal.jsonl"
-ENDS = ("num_epochs", "num_steps", "early stopping")
+ENDS = ("num_epochs", "num_steps", "early stopping", "halving")
 """The beginnings of `stopped_by` in the summaries of runs that have nothing left to train."""
 
 

@@ -1,5 +1,6 @@
 """A scheduler with a state, which follows the values of validations and lowers the learning rate."""
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -84,6 +85,12 @@ class ReduceOnPlateau:
         """
         numbers = {"factor": self._factor, "patience": self._patience, "cooldown": self._cooldown}
         return {**numbers, "min_lr": self._min_lr, "monitor": self._best.monitor, "min_delta": self._best.min_delta}
+
+    def with_lr(self, lr: float) -> "ReduceOnPlateau":
+        """Return a scheduler with the same settings and this first rate."""
+        other = copy.deepcopy(self)
+        other._lr = float(lr)
+        return other
 
     @property
     def monitor(self) -> Monitor:

@@ -1,13 +1,17 @@
 """The parts of a run, each built from the parts before it. `learner.training.session` calls these in order."""
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from learner.distributed.consensus import Consensus
+from learner.training.dispatch_plan import step_work
 from learner.training.executor import Runner
 from learner.training.feed.dispatches import Feeder
-from learner.training.member_stops import MemberStops
+from learner.training.inputs import run_length
+from learner.training.member_decisions import MemberDecisions
+from learner.training.population_runner import PopulationRunner
 from learner.training.position import Position
 from learner.training.profiler import Profiler
 from learner.training.reporter import Reporter
@@ -18,6 +22,9 @@ from learner.training.spec import RunSpec
 from learner.training.stopping import StopController, StopRequest
 from learner.training.timing import StepTimer
 from learner.training.validation import Validator
+
+LEAST_FLOPS = 1e11  # what a CPU computes in the few seconds that compiling takes
+LEAST_FLOPS_OF_ACCELERATORS = 1e14
 
 
 def build_stop(
@@ -53,10 +60,15 @@ def build_validator(
     """Return what validates. `feeders`: of the validation splits."""
     options, restored = spec.options, spec.restored
     members = None
-    if spec.members and options.early_stopping:
-        members = MemberStops(options.early_stopping, len(spec.members), runner, reporter)
+    plateaus = [] if spec.plateau is None else [spec.plateau.with_lr(s.lr_scale) for s in spec.definition.starts or ()]
+    decides = bool(options.early_stopping or options.halving or options.exploit or plateaus)
+    if isinstance(runner, PopulationRunner) and decides:
+        pays = functools.partial(compaction_pays, spec)
+        members = MemberDecisions(options, plateaus, runner, reporter, pays)
         if restored is not None:
-            set_stopping(members.every, restored.progress["early_stopping"])
+            set_stopping(members.early_stopping, restored.progress["early_stopping"])
+            for plateau, state in zip(plateaus, restored.progress.get("plateaus", ()), strict=False):
+                plateau.set_state(state)
     return Validator(
         runner,
         reporter,
@@ -67,12 +79,28 @@ def build_validator(
         schedule=options.valid_schedule(list(feeders)),
         accumulate=options.accumulate,
         early_stopping=() if spec.members else options.early_stopping,
-        plateau=spec.plateau,
+        plateau=None if spec.members else spec.plateau,
         log=outputs.log,
         warn=outputs.warn,
         validated_step=None if restored is None else restored.progress["validated_step"],
         members=members,
     )
+
+
+def compaction_pays(spec: RunSpec, ended: int, step: int) -> bool:
+    """Return True if programs without members that have ended save more than it takes to compile them.
+
+    It depends on the work that is left and not on a clock, as the number of members may change last bits.
+
+    Args:
+      spec: of the run.
+      ended: the number of members that have ended.
+      step: of the run.
+    """
+    steps = run_length(spec.options, spec.inputs.source("train").batches).steps
+    flops = step_work(spec.step, spec.member_state, spec.inputs, spec.strategy).flops()
+    least = LEAST_FLOPS if spec.strategy.platform == "cpu" else LEAST_FLOPS_OF_ACCELERATORS
+    return steps is None or flops * ended * (steps - step) > least
 
 
 def build_profiler(spec: RunSpec, position: Position, timer: StepTimer, reporter: Reporter) -> Profiler | None:

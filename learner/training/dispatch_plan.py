@@ -1,7 +1,7 @@
 """The programs of a run, the feeders of its data, and the number of steps in each dispatch."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from learner.metrics.base import CollectingMetric, StepWork
 from learner.steps.axis import Axis
 from learner.steps.buffers import Feed
 from learner.steps.flops import step_flops
-from learner.steps.population import count_members, population_programs
+from learner.steps.population import count_members
 from learner.steps.program import Programs, has_convolution
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
@@ -24,6 +24,7 @@ from learner.training.feed.group import DispatchGrouping, bytes_of, steps_for
 from learner.training.in_flight import InFlightLimiter
 from learner.training.inputs import Inputs
 from learner.training.options import Options
+from learner.training.population_runner import PopulationRunner
 from learner.training.timing import StepTimeEstimator
 
 PyTree = Any
@@ -133,14 +134,28 @@ def in_flight_limit(strategy: Strategy) -> InFlightLimiter:
     return InFlightLimiter(1, least=1) if strategy.one_at_a_time else InFlightLimiter()
 
 
-def make_runner(step: StepFunctions, state: TrainState, strategy: Strategy, options: Options | None = None) -> Runner:
-    """Return the programs of a run with the state placed on the devices. `options`: of a run that trains."""
+def make_runner(
+    step: StepFunctions,
+    state: TrainState,
+    strategy: Strategy,
+    options: Options | None = None,
+    lanes: Sequence[int] | None = None,
+) -> Runner:
+    """Return the programs of a run with the state placed on the devices.
+
+    Args:
+      step: the definition of its steps.
+      state: the first one, or its shapes.
+      strategy: the devices.
+      options: of a run that trains.
+      lanes: the members of a population that the programs have; default: all.
+    """
     axis = None if strategy.axis is None else Axis(strategy.axis, strategy.sync_batch_norm)
     step = dataclasses.replace(step, axis=axis, gather=strategy.gather(state))
-    programs, members = Programs(step, jax.tree.structure(state)), count_members(state)
-    if members is not None:
-        programs = population_programs(programs, members, options is not None and bool(options.early_stopping))
-    return Runner(programs, strategy, state)
+    programs = Programs(step, jax.tree.structure(state))
+    if count_members(state) is None:
+        return Runner(programs, strategy, state)
+    return PopulationRunner(programs, strategy, state, lanes, options is not None and bool(options.early_stopping))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,8 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer, Feed, StepOutputs
 from learner.steps.eval_params import eval_leaves, eval_params
-from learner.steps.population import count_members, member_shapes
+from learner.steps.population import member_shapes
 from learner.steps.program import Programs
-from learner.steps.step import ACTIVE
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.compiled_programs import CompiledPrograms, Leaves, StateLeaves
@@ -49,17 +48,24 @@ class Runner:
 
     Attributes:
       strategy: where the arrays are.
+      lanes: in a population, the member that each place on the leading axis of the arrays belongs to; None in one run.
     """
+
+    lanes: tuple[int, ...] | None = None
 
     def __init__(self, programs: Programs, strategy: Strategy, state: TrainState):
         self.strategy = strategy
         self._step = programs.step
-        shapes = isinstance(state.step, jax.ShapeDtypeStruct)
-        self._state = StateLeaves(programs.tree, state if shapes else self._placed(state))
-        self._programs = CompiledPrograms(programs, strategy, self._state)
-        self._spare: dict[str, PyTree] = {}
         self._lr: Any = None
         self._copy = jax.jit(_copy)
+        shapes = isinstance(state.step, jax.ShapeDtypeStruct)
+        self._use(programs, state if shapes else self._placed(state))
+
+    def _use(self, programs: Programs, state: TrainState) -> None:
+        """Continue with these programs and a state of their shapes."""
+        self._state = StateLeaves(programs.tree, state)
+        self._programs = CompiledPrograms(programs, self.strategy, self._state)
+        self._spare: dict[str, PyTree] = {}
 
     def begin(self, state: TrainState, lr: np.ndarray) -> None:
         """Set the first state, or one of a checkpoint. `lr`: the learning rate that hooks scale, float32."""
@@ -158,10 +164,10 @@ class Runner:
         """Return a copy with arrays of its own: the originals are donated to the next dispatch."""
         return self._copy(self.strategy.to_single_device(tree))
 
-    @property
-    def members(self) -> int | None:
-        """The number of members of a population, or None."""
-        return count_members(self.state)
+    def copied_state(self) -> TrainState:
+        """Return the state with arrays of its own; see `copy`. That of a population has all members."""
+        state: TrainState = self.copy(self.state)
+        return state
 
     def model(self) -> Any:
         """Return the user's model of the current state, in eval mode, with arrays of its own."""
@@ -213,16 +219,10 @@ class Runner:
         self.set_lr_scale(scaled(self._lr, factor))
 
     def set_lr_scale(self, scale: float | np.ndarray) -> None:
-        """Set the factor of the learning rate, in a population that of each member."""
+        """Set the factor of the learning rate, in a population that of each lane."""
         # Placed as the old one was: another sharding would compile every program again.
         placed = self.strategy.place(np.asarray(scale, np.float32))
         self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=placed))
-
-    def set_active(self, active: np.ndarray) -> None:
-        """Set which members of a population train, bool `[members]`."""
-        state = self.state
-        extra = {**state.extra, ACTIVE: self.strategy.place(np.asarray(active, bool))}
-        self.leaves = jax.tree.leaves(dataclasses.replace(state, extra=extra))
 
     def row_trees(self, batch: PyTree) -> list[Any]:
         """Return the structures of the rows that each collecting metric of the train split collects of a
@@ -235,7 +235,7 @@ class Runner:
                 return step.custom(state, batch)[3]
             return step.accumulate_micro_batch(state, step.begin(state), batch, jnp.int32(0))[1]
 
-        state = self.state if self.members is None else member_shapes(self.state)
+        state = self.state if self.lanes is None else member_shapes(self.state)
         return [jax.tree.structure(tree) for tree in jax.eval_shape(rows, state, batch)]
 
     def traced(self, kind: str, feed: Feed) -> Any:

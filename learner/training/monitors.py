@@ -26,6 +26,8 @@ def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnP
     monitors: list[tuple[str, Monitor]] = [("early stopping", stopping.monitor) for stopping in options.early_stopping]
     if plateau is not None:
         monitors.append(("ReduceOnPlateau", plateau.monitor))
+    selections = [x for x in (options.halving, options.exploit) if x is not None]
+    monitors += [(selection.name, selection.monitor) for selection in selections]
     problems: list[str] = []
     for what, monitor in monitors:
         direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)

@@ -15,6 +15,7 @@ from learner.steps.finite import RAISES, NonFinitePolicy
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import remat_name
 from learner.training.profile import Window
+from learner.training.selection import Exploit, Halving
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod, ValidSchedule
 from learner.util.addresses import is_address
@@ -65,6 +66,8 @@ class Options:
     seed: int = option(0, journal="seed", agreement="seed", resume="seed")
     batch_size: int | None = option(None, journal="with_batch_size", agreement="batch_size")
     population: Any = None  # a `learner.training.population.Population`, whose members have options of their own
+    halving: Halving | None = None
+    exploit: Exploit | None = None
     checkpoints: CheckpointOptions | None = DEFAULT_CHECKPOINTS
     restore_best: bool | None = option(None, journal="restore_best")
     devices: Any = None

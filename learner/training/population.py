@@ -360,8 +360,8 @@ def option_problems(
             )
         elif reason := _not_copyable(logger):
             refuse(f"copies its loggers for each member, and {name_of(logger)} cannot be copied ({reason})", COPY)
-    if isinstance(lr, ReduceOnPlateau):
-        refuse("has no ReduceOnPlateau", "use a schedule of the step")
+    if isinstance(lr, ReduceOnPlateau) and options.exploit is not None:
+        refuse("with exploit has no ReduceOnPlateau", "both set the rate of a member; leave one of them out")
     if options.restore_best:
         refuse("has no restore_best", "the best epoch differs between members; leave it out")
     if options.learner_class is not None:

@@ -28,9 +28,11 @@ class PopulationDelivery(Delivery):
 
     Attributes:
       members: the deliveries of the members. It belongs to the reporter's thread, as they do.
+      lanes: the member of each place on the leading axis of what is read.
     """
 
     members: Sequence[Delivery] = ()
+    lanes: Sequence[int] = ()
 
     def claim(self) -> None:
         """See `Delivery`."""
@@ -38,20 +40,23 @@ class PopulationDelivery(Delivery):
         for member in self.members:
             member.claim()
 
-    def _active(self, item: Item | None = None) -> list[tuple[int, Delivery]]:
-        return [(i, member) for i, member in enumerate(self.members) if member.is_active(item)]
+    def _active(self) -> list[tuple[int, Delivery]]:
+        """Return the members that train, each with its lane."""
+        lanes = [(lane, self.members[index]) for lane, index in enumerate(self.lanes)]
+        return [(lane, member) for lane, member in lanes if member.is_active()]
 
     def deliver_one(self, item: Item) -> None:
         """See `Delivery`."""
         if isinstance(item, EpochFinished | ValidationAborted | EpochStarted):
-            for _, member in self._active(item):
-                member.deliver_one(item)
+            for member in self.members:
+                if member.is_active(item):
+                    member.deliver_one(item)
         super().deliver_one(item)
 
     def _measure(self, read: StepsRead) -> tuple[dict[str, np.ndarray], np.ndarray]:
         measured = []
-        for index, member in self._active():
-            pairs = [(dispatched, member_of(values, index)) for dispatched, values in read.pairs]
+        for lane, member in self._active():
+            pairs = [(dispatched, member_of(values, lane)) for dispatched, values in read.pairs]
             measured.append(member.deliver_group(dataclasses.replace(read, pairs=pairs)))
             if member.nonfinite.halted is not None and not self._active():
                 self.nonfinite.halted = member.nonfinite.halted
@@ -65,8 +70,8 @@ class PopulationDelivery(Delivery):
     def _compute(self, finished: SplitFinished) -> tuple[Values, Pictures]:
         on_host = jax.device_get(dict(finished.values))
         of_members = []
-        for index, member in self._active():
-            values = {name: member_of(value, index) for name, value in on_host.items()}
+        for lane, member in self._active():
+            values = {name: member_of(value, lane) for name, value in on_host.items()}
             of_members.append(member.finish_split(dataclasses.replace(finished, values=values)))
         return _means(of_members), {}
 

@@ -339,5 +339,5 @@ def _result(
     options = definition.options
     if options.population is None:
         return result_of(definition, runner, history, summary)
-    state = runner.copy(runner.state)
+    state = runner.copied_state()
     return PopulationResult(definition, options.population, state, history, str(summary["stopped_by"]), of_members)

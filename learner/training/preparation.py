@@ -111,7 +111,8 @@ def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Prepa
         step = 0 if restored is None else restored.position.step
         consensus = None if plan.processes.count == 1 else Consensus(plan.processes, step)
         shapes = definition.placed_shapes()
-        runner = make_runner(plan.step, shapes, plan.strategy, plan.options)
+        lanes = None if restored is None else restored.progress.get("lanes")
+        runner = make_runner(plan.step, shapes, plan.strategy, plan.options, lanes)
         needs = MemoryFootprint(
             plan.inputs.first_batches, bytes_of(shapes), plan.options.accumulate, plan.step.update is None
         )

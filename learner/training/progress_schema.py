@@ -60,9 +60,16 @@ def _halted(x: Any) -> bool:
 
 
 def _stopped(x: Any) -> bool:
-    """Return True for the end of a member of a population by early stopping."""
+    """Return True for the end of a member of a population by early stopping or halving."""
     is_end = _fields(reason=_is(str), epoch=_count, step=_count, ends_epoch=_is(bool))
     return is_end(x) and len(x) == 4
+
+
+def _lanes(x: Any, members: int) -> bool:
+    """Return True for the members of a population that its programs have, in order."""
+    if x is None:
+        return True
+    return isinstance(x, list) and bool(x) and all(map(_count, x)) and x == sorted(set(x)) and x[-1] < members
 
 
 def _number(x: Any) -> bool:
@@ -92,6 +99,7 @@ REPORTED: dict[str, Callable[[Any], bool]] = {
 }
 """The part of a run's reporter, and in a population that of each member."""
 
+PLATEAU = _fields(best=_optional(_number), rate=_rate_value, without=_count, resting=_count)
 PROGRESS: dict[str, Callable[[Any], bool]] = {
     "position": _position,
     "monitor": _is(str),
@@ -100,7 +108,7 @@ PROGRESS: dict[str, Callable[[Any], bool]] = {
     "root_key": _keys,
     **REPORTED,
     "early_stopping": lambda x: isinstance(x, list) and all(map(STOPPING, x)),
-    "plateau": _optional(_fields(best=_optional(_number), rate=_rate_value, without=_count, resting=_count)),
+    "plateau": _optional(PLATEAU),
     "validated_step": _optional(_count),
     "ends_epoch": _optional(_count),
     "at_stop": _is(bool),
@@ -129,6 +137,11 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
         and all(map(_fields(**REPORTED, halted=_optional(_halted), stopped=_optional(_stopped)), members))
     ):
         malformed.append("members")
+    if not _lanes(progress.get("lanes"), len(members)):
+        malformed.append("lanes")
+    plateaus = progress.get("plateaus", [])
+    if not (isinstance(plateaus, list) and all(map(PLATEAU, plateaus)) and len(plateaus) in (0, len(members))):
+        malformed.append("plateaus")
     if not malformed and progress["position"]["step"] != step:
         malformed = ["position"]
     if malformed:

@@ -120,6 +120,7 @@ class Reporter(ThreadOwned):
       now: the clock of steps, in seconds.
       steps_per_epoch: None if that is not known.
       members: of a population, whose means the run then has.
+      lanes: the member of each place on the leading axis of the values.
 
     Attributes:
       log: see above.
@@ -148,6 +149,7 @@ class Reporter(ThreadOwned):
         now: Callable[[], float] = time.perf_counter,
         steps_per_epoch: int | None = None,
         members: Sequence[MemberValues] = (),
+        lanes: Sequence[int] | None = None,
     ):
         self.log, self.warn = log or logging.getLogger(__name__), warn
         self.steps_per_epoch = steps_per_epoch
@@ -168,10 +170,10 @@ class Reporter(ThreadOwned):
 
         own = MemberValues(files, listeners, warn, metrics, history, collected, row_trees, epoch_values)
         self._members = [delivery(Delivery, of) for of in members]
-        if self._members:
-            population = delivery(PopulationDelivery, own)
-            population.members = self._members
-        self._delivery: Delivery = population if self._members else delivery(Delivery, own)
+        self._population = delivery(PopulationDelivery, own) if self._members else None
+        if self._population is not None:
+            self._population.members, self._population.lanes = self._members, lanes or ()
+        self._delivery: Delivery = self._population or delivery(Delivery, own)
         self._error: BaseException | None = None
         self._loop = _LoopSide()
         self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
@@ -335,17 +337,21 @@ class Reporter(ThreadOwned):
 
     @property
     def has_stopped_members(self) -> bool:
-        """Return True if early stopping has ended a member of a population; see `is_active`."""
+        """Return True if early stopping or halving has ended a member of a population; see `is_active`."""
         return any(member.stopped is not None for member in self._members)
 
     def stopped_of(self, member: int) -> MemberStop | None:
-        """Return the end of a member of a population by early stopping, or None; see `is_active`."""
+        """Return the end of a member of a population by early stopping or halving, or None; see `is_active`."""
         return self._members[member].stopped
 
     def stop_member(self, member: int, stopped: MemberStop) -> None:
         """End a member of a population, in order, and wait for it."""
         self.put(Callback(lambda: self._members[member].stop(stopped)))
         self.wait()
+
+    def set_lanes(self, lanes: Sequence[int]) -> None:
+        """Set the member of each place on the leading axis of values that are put from now on."""
+        self.put(Callback(lambda: setattr(self._population, "lanes", lanes)))
 
     def summary_of(self, member: int) -> Mapping[str, Any]:
         """Return the summary of a member of a population, once it has ended."""

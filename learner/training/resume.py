@@ -20,7 +20,7 @@ from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.executor import MetricAccumulator, Runner, scaled
 from learner.training.fingerprints import changes, metrics_in_flight, saved_fingerprint
-from learner.training.member_stops import all_ended_text
+from learner.training.member_decisions import all_ended_text
 from learner.training.options import Options
 from learner.training.position import Position
 from learner.training.preflight import RunPlan
@@ -49,7 +49,9 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
     def differing(progress: Mapping[str, Any]) -> list[str]:
         if problem := population_difference(progress, plan.fingerprint):
             return [problem]
-        if any(member["stopped"] for member in progress.get("members", ())) and not options.early_stopping:
+        members = progress.get("members", ())
+        lanes = progress.get("lanes") or range(len(members))
+        if any(members[lane]["stopped"] for lane in lanes) and not options.early_stopping:
             text = "members of the population have ended by early stopping: resume with early_stopping"
             return [Problem(text, code="resume-population-differs")]
         return differences(progress, plan.fingerprint, plan.inputs.source("train").shares, allowed(options))
@@ -112,7 +114,8 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
     definition = plan.definition
     position, data = restored.position, data_of(restored.progress, plan.processes.index)
     plan.inputs.source("train").refuse_position(position.epoch, position.batch, data)
-    if plan.plateau is not None and restored.progress["plateau"] is not None:
+    of_plateau = restored.progress["plateau"] is not None or restored.progress.get("plateaus")
+    if (plan.plateau is not None and of_plateau) or plan.options.exploit is not None:
         return restored.state
     # The learning rate of the builder may have changed; what hooks have made of it stays.
     lr_scale = plan.strategy.place(scaled(definition.lr_scale, position.lr_factor))
@@ -248,7 +251,7 @@ def accumulator_in_flight(restored: Restored | None, runner: Runner, options: Op
     separate = dataclasses.replace(measure, separate=True)
     states = restored.metrics["states"]
     saved = [x for i in range(len(states)) if (x := states.get(str(i))) is not None]
-    members = runner.members
+    members = None if runner.lanes is None else len(runner.lanes)
     for layout in (measure, separate) if members is None else (measure,):
         shapes = jax.eval_shape(layout.fresh)
         leaves, tree = jax.tree.flatten(shapes if members is None else stacked_shapes(shapes, members))

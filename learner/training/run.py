@@ -10,7 +10,7 @@ from learner.steps.finite import advice, nonfinite_text
 from learner.training.executor import MetricAccumulator, Runner
 from learner.training.feed.dispatches import Dispatch, Feeder
 from learner.training.hooks import EpochInfo, call_hooks
-from learner.training.member_stops import all_ended_text
+from learner.training.member_decisions import all_ended_text
 from learner.training.messages import EpochFinished, NonFiniteStop, SplitFinished, StepsDispatched
 from learner.training.oom import CHECKPOINT, OomContext
 from learner.training.options import Options
@@ -171,15 +171,16 @@ class Run(ThreadOwned):
         # After the hooks, whose numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
+        # After the validation, which may have ended members of a population.
+        self.accumulator = self.runner.start("train")
 
     def _close_train(self) -> None:
-        """Report the train split's values over the epoch, and reset its metrics."""
+        """Report the train split's values over the epoch."""
         p = self.position
         with OomContext("train"):
-            # Donates the metrics' states: `start` begins the next epoch with the buffers that come back.
+            # Donates the metrics' states: `end_epoch` begins the next epoch with the buffers that come back.
             values = self.runner.values("train", self.accumulator)
         self.reporter.put(SplitFinished("train", p.epoch, p.step, None, values))
-        self.accumulator = self.runner.start("train")
 
     # -- for loops of the user's ---------------------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Run(ThreadOwned):
             return
         text = nonfinite_text(halted.kind, halted.step)
         if self.reporter.has_stopped_members:  # early stopping ended some: results that an error would withhold
-            self.stop.decide(all_ended_text(self.runner.members or 0))
+            self.stop.decide(all_ended_text(len(self.options.population)))
             return
         if self.options.on_nonfinite.policy != "stop":
             # The loop is ahead of the device: the journal and listeners name the step that the error names.
@@ -300,10 +301,11 @@ class Run(ThreadOwned):
         p = dataclasses.replace(self.position)
         with OomContext(CHECKPOINT), self.timer.spent.saving():
             # Copies, as the next dispatch donates these arrays; they are made on the device, so nothing waits here.
-            state = self.runner.copy(self.runner.state)
+            state = self.runner.copied_state()
             metrics = self.runner.copy(self.accumulator.metrics) if p.batch and p.pending != "epoch" else None
         data = self.saver.gather_data_state(self.data_state)
-        return StateCopy(state, metrics, p, {**kind, "data": data, **self.validator.get_state()})
+        fields = {**kind, "data": data, "lanes": self.runner.lanes, **self.validator.get_state()}
+        return StateCopy(state, metrics, p, fields)
 
     def finish(self, reason: str) -> str:
         """End training: the last validation and checkpoint of a run by steps, a checkpoint where none was made yet.

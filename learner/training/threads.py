@@ -79,6 +79,7 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
         now=timer.now,
         steps_per_epoch=None if batches is None else -(-batches // spec.options.accumulate),
         members=members,
+        lanes=runner.lanes,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.training.executor import Runner
 from learner.training.feed.dispatches import Feeder
-from learner.training.member_stops import MemberStops
+from learner.training.member_decisions import MemberDecisions
 from learner.training.messages import SplitFinished, StepsDispatched, ValidationAborted
 from learner.training.oom import OomContext
 from learner.training.position import Position
@@ -37,7 +37,7 @@ class Validator(ThreadOwned):
       log: of the application.
       warn: shows a warning to people.
       validated_step: the optimizer step of the last complete validation, or None.
-      members: early stopping of a population, in place of `early_stopping`.
+      members: the decisions about the members of a population, in place of `early_stopping` and `plateau`.
 
     Attributes:
       feeders: see above.
@@ -60,7 +60,7 @@ class Validator(ThreadOwned):
         log: logging.Logger,
         warn: Callable[[str], None],
         validated_step: int | None = None,
-        members: MemberStops | None = None,
+        members: MemberDecisions | None = None,
     ):
         self._runner, self._reporter, self._timer, self._stop = runner, reporter, timer, stop
         self.feeders, self._batches = feeders, batches
@@ -175,13 +175,12 @@ class Validator(ThreadOwned):
 
     def get_state(self) -> dict[str, object]:
         """Return the state of all decisions for a checkpoint, as JSON."""
-        return {
-            "early_stopping": [stopping.get_state() for stopping in self._early_stopping]
-            if self._members is None
-            else self._members.get_state(),
+        own = {
+            "early_stopping": [stopping.get_state() for stopping in self._early_stopping],
             "plateau": None if self._plateau is None else self._plateau.get_state(),
-            "validated_step": self.validated_step,
         }
+        of_members = {} if self._members is None else self._members.get_state()
+        return {**own, **of_members, "validated_step": self.validated_step}
 
 
 def validate_split(

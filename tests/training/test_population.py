@@ -18,6 +18,7 @@ from learner import (
     Linen,
     MetricEarlyStopping,
     NonFiniteError,
+    ReduceOnPlateau,
     load_checkpoint,
     loguniform,
     uniform,
@@ -28,6 +29,7 @@ from learner.renderers import PlainRenderer
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
+from learner.training import assembly
 from learner.training.population import population_of
 from learner.training.population_result import PopulationResult, Spread
 from tests.support.codes import raises_code
@@ -41,6 +43,7 @@ from tests.support.runs import (
     logs_of,
     model_bits,
     numbers_of,
+    progress_of,
     quiet,
     saved_steps,
     shuffled,
@@ -656,6 +659,178 @@ def test_a_member_that_is_not_finite_leaves_those_that_ended_their_results(tmp_p
 def test_the_table_shows_seeds_in_full(tmp_path):
     result = fit_seeds(quiet(tmp_path / "run").num_steps(1).population(seed=4294967295))
     assert "4294967295" in result.table()
+
+
+RATES = [0.1, 0.0, 0.4, 0.01]
+
+
+def test_halving_ends_the_worst_members(tmp_path):
+    """Each member is the run by itself, up to the epoch in which these runs tell that it is one of the worst."""
+    builder, build = lines(tmp_path / "run", lr=RATES)
+    builder.halving("train/Loss", every_epochs=1, keep=0.5).num_epochs(3).with_file_checkpointer()
+    result = build(builder).fit(shuffled(), shuffled())
+
+    def alone(index, epochs):
+        one = quiet(tmp_path / f"one{index}", overwrite=True).metrics(Accuracy()).num_epochs(epochs)
+        built = one.build(line(3, 3), optax.sgd, RATES[index], train_step=class_step, valid_step=class_step)
+        return built.fit(shuffled(), shuffled())
+
+    whole = [alone(index, 3).history["train/Loss"] for index in range(4)]
+    first = sorted(range(4), key=lambda i: whole[i][0])
+    second = sorted(first[:2], key=lambda i: whole[i][1])
+    epochs = {first[2]: 1, first[3]: 1, second[1]: 2, second[0]: 3}
+    places = {first[2]: "3 of 4", first[3]: "4 of 4", second[1]: "2 of 2"}
+    for index, member in enumerate(result):
+        why = f"halving: place {places[index]} by train/Loss" if index in places else "num_epochs"
+        assert member.stopped_by.startswith(why)
+        expected = alone(index, epochs[index])
+        assert len(member.history["valid/Loss"]) == epochs[index] == member.summary["epochs"]
+        for key in expected.history:
+            np.testing.assert_allclose(member.history[key], expected.history[key], rtol=1e-5, err_msg=key)
+        np.testing.assert_allclose(member.model["w"], expected.model["w"], rtol=1e-5, atol=1e-7)
+        loaded = load_checkpoint(member.directory, "latest", line(3, 3))
+        assert model_bits(loaded.model) == model_bits(member.model)
+        assert [*steps_in(member.directory)] == [*steps_in(tmp_path / f"one{index}")]
+    assert [entry["event"] for entry in journal_of(result[first[3]].directory)] == ["start", "epoch", "stop"]
+    # The run has the means of the members that trained.
+    means = [np.mean([whole[i][0] for i in range(4)]), np.mean([whole[i][1] for i in first[:2]]), whole[second[0]][2]]
+    np.testing.assert_allclose(result.history["train/Loss"], means, rtol=1e-5)
+
+
+def test_ties_and_values_that_are_not_finite_in_halving(tmp_path):
+    """The rates 0 have equal losses: the first of them continues. The NaN member has ended by itself before."""
+    builder, build = lines(tmp_path / "run", lr=[1e38, 0.0], momentum=[0.1, 0.2])
+    result = build(builder.halving("valid/Loss", every_epochs=2, keep=0.5).num_epochs(4)).fit(shuffled(), shuffled())
+    assert [m.stopped_by.split(":")[0] for m in result] == ["on_nonfinite", "on_nonfinite", "num_epochs", "halving"]
+    assert [len(m.history["valid/Loss"]) if m.history else 0 for m in result] == [0, 0, 4, 2]
+
+
+@pytest.mark.parametrize("steps", [9, 12, 15], ids=["within the 2nd epoch", "after it", "within the 3rd"])
+def test_halving_resumes_to_the_bit(tmp_path, steps, whole_halving):
+    """Also inside an epoch after half of the members have ended, whose metrics have lanes for the others alone."""
+
+    def fit(directory, steps):
+        builder = seeds(directory, steps).halving("train/Loss", keep=0.5).resume()
+        return bits_of(directory, fit_seeds(builder))
+
+    if not whole_halving:
+        whole_halving.append(fit(tmp_path / "whole", 20))
+    fit(tmp_path / "run", steps)
+    for part, other in zip(fit(tmp_path / "run", 20), whole_halving[0], strict=True):
+        assert part == other
+
+
+@pytest.fixture(scope="module")
+def whole_halving():
+    return []
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "code"),
+    [
+        ("halving", {"every_epochs": 0}, "population-selection-epochs"),
+        ("halving", {"every_epochs": 1.5}, "population-selection-epochs"),
+        ("halving", {"keep": 1}, "population-selection-fraction"),
+        ("halving", {"keep": 0.0}, "population-selection-fraction"),
+        ("halving", {"keep": "half"}, "population-selection-fraction"),
+        ("halving", {"keep": float("nan")}, "population-selection-fraction"),
+        ("halving", {"mode": "least"}, "metric-mode-unknown"),
+        ("exploit", {"part": 0.6}, "population-selection-fraction"),
+        ("exploit", {"factors": ()}, "population-exploit-factors"),
+        ("exploit", {"factors": (0.8, -1)}, "population-exploit-factors"),
+        ("exploit", {"factors": "faster"}, "population-exploit-factors"),
+        ("exploit", {"every_epochs": None}, "population-selection-epochs"),
+    ],
+)
+def test_wrong_selections(method, arguments, code, tmp_path):
+    with raises_code(code):
+        getattr(quiet(tmp_path / "run"), method)("valid/Loss", **arguments)
+
+
+def test_selections_without_members_or_metric(tmp_path):
+    with raises_code("population-selection-alone", name="halving"):
+        quiet(tmp_path / "run").halving("valid/Loss").build(line(3, 3), optax.sgd, 0.1, train_step=class_step)
+    for method in ("halving", "exploit"):
+        builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+        with raises_code("monitor-metric", name=method):
+            build(getattr(builder, method)("valid/Lost")).fit(shuffled(), shuffled())
+    assert not (tmp_path / "run").exists()
+
+
+def test_exploit_replaces_the_worst_by_the_best(tmp_path):
+    """After the first epoch, the member with the highest loss continues where the best is, with half of its rate."""
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.02, 0.01, 0.05])
+    builder.exploit("train/Loss", every_epochs=1, part=0.25, factors=(0.5,)).num_epochs(2).with_file_checkpointer()
+    result = build(builder).fit(shuffled(), shuffled())
+
+    def alone(rates):
+        one = quiet(tmp_path / "one", overwrite=True).metrics(Accuracy()).num_epochs(2)
+        rate = lambda step: jnp.where(step < 6, *rates)  # noqa: E731
+        built = one.build(line(3, 3), optax.sgd, rate, train_step=class_step, valid_step=class_step)
+        return built.fit(shuffled(), shuffled())
+
+    first = {index: member.history["train/Loss"][0] for index, member in enumerate(result)}
+    best, worst = min(first, key=first.get), max(first, key=first.get)
+    rate = result[best].values["lr"]
+    expected = alone((rate, rate / 2))
+    np.testing.assert_allclose(result[worst].history["train/Loss"][1], expected.history["train/Loss"][1], rtol=1e-5)
+    np.testing.assert_allclose(result[worst].model["w"], expected.model["w"], rtol=1e-5)
+    (entry,) = [entry for entry in journal_of(result[worst].directory) if entry["event"] == "exploit"]
+    assert (entry["source"], entry["epoch"], entry["step"]) == (result[best].name, 1, 6)
+    np.testing.assert_allclose(entry["lr_scale"], rate / 2, rtol=1e-6)
+    kept = [m for m in result if m.index != worst]
+    assert all(entry["event"] != "exploit" for m in kept for entry in journal_of(m.directory))
+
+
+def test_exploit_resumes_to_the_bit(tmp_path):
+    """The members keep their own random keys and the rates that they took over. Draws do not depend on the start."""
+
+    def fit(directory, steps):
+        return bits_of(directory, fit_seeds(seeds(directory, steps).exploit("train/Loss", part=0.5).resume()))
+
+    fit(tmp_path / "run", 9)
+    for part, other in zip(fit(tmp_path / "run", 20), fit(tmp_path / "whole", 20), strict=True):
+        assert part == other
+
+
+def test_each_member_has_its_own_plateau(tmp_path):
+    """The loss of a tiny rate improves at each validation, that of the rate 1 does not: its rate falls, as alone."""
+
+    def plateau(rate):
+        return ReduceOnPlateau(rate, "valid/Loss", factor=0.5, patience=0)
+
+    def fit(directory, epochs):
+        builder, _ = lines(directory, lr=[0.001, 1.0])
+        builder.num_epochs(epochs).with_file_checkpointer().resume()
+        built = builder.build(line(3, 3), optax.sgd, plateau(0.1), train_step=class_step, valid_step=class_step)
+        return built.fit(shuffled(), shuffled())
+
+    fit(tmp_path / "run", 3)
+    result = fit(tmp_path / "run", 6)
+    for index, rate in enumerate([0.001, 1.0]):
+        one = quiet(tmp_path / f"one{index}").metrics(Accuracy()).num_epochs(6)
+        built = one.build(line(3, 3), optax.sgd, plateau(rate), train_step=class_step, valid_step=class_step)
+        expected = built.fit(shuffled(), shuffled())
+        np.testing.assert_allclose(result[index].history["valid/Loss"], expected.history["valid/Loss"], rtol=1e-5)
+    rates = [state["rate"] for state in progress_of(tmp_path / "run", 36)["plateaus"]]
+    assert rates[0] == 0.001
+    assert rates[1] < 0.5
+
+
+def test_a_population_is_compacted_where_half_of_it_has_ended(tmp_path, monkeypatch):
+    """The numbers are those of the programs with all members."""
+    results = []
+    for least in (1e11, 0.0):
+        monkeypatch.setattr(assembly, "LEAST_FLOPS", least)
+        builder, build = stopped_early(tmp_path / f"{least}", 6)
+        results.append(build(builder).fit(shuffled(), shuffled()))
+    frozen, compacted = results
+    assert [m.stopped_by for m in compacted] == [m.stopped_by for m in frozen]
+    for one, other in zip(compacted, frozen, strict=True):
+        np.testing.assert_allclose(one.history["valid/Loss"], other.history["valid/Loss"], rtol=1e-6)
+        np.testing.assert_allclose(one.model["w"], other.model["w"], rtol=1e-6)
+    lanes = [progress_of(tmp_path / f"{least}", 36)["lanes"] for least in (1e11, 0.0)]
+    assert lanes == [[0, 1], [1]]
 
 
 def test_a_population_of_which_no_member_is_finite_fails(tmp_path):

@@ -1,0 +1,145 @@
+"""What follows from the values of the members of a population, each by its own: ends, rates, and states of others."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.schedules.plateau import ReduceOnPlateau
+from learner.training.messages import MemberStop
+from learner.training.options import Options
+from learner.training.population_runner import PopulationRunner
+from learner.training.position import Position
+from learner.training.reporter import Reporter
+from learner.training.selection import Selection
+from learner.util.text import count, short
+
+
+def all_ended_text(members: int) -> str:
+    """Return why a population ends with the last of its members, the first word of which makes its run an ended one."""
+    return f"early stopping: all {members} members have ended"
+
+
+class MemberDecisions:
+    """Decide about the members of a population. It belongs to the loop's thread.
+
+    Args:
+      options: of the builder. Each member has copies of its early stopping.
+      plateaus: the scheduler of each member that has one.
+      runner: has the states of the members.
+      reporter: knows their values.
+      pays: returns True if programs without so many members are worth compiling, given the optimizer step.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        plateaus: Sequence[ReduceOnPlateau],
+        runner: PopulationRunner,
+        reporter: Reporter,
+        pays: Callable[[int, int], bool],
+    ):
+        self._names = [member.name for member in options.population.members]
+        self._early_stopping = [copy.deepcopy(list(options.early_stopping)) for _ in self._names]
+        self._halving, self._exploit, self._last_epoch = options.halving, options.exploit, options.num_epochs
+        self._plateaus, self._runner, self._reporter, self._pays = plateaus, runner, reporter, pays
+
+    @property
+    def early_stopping(self) -> list[Any]:
+        """That of all members, the first member's first."""
+        return [stopping for of_member in self._early_stopping for stopping in of_member]
+
+    def update(self, p: Position) -> str | None:
+        """Apply the values of a validation. Return why the population ends, or None."""
+        for index in self._active_members():
+            values = self._reporter.newest(p.step, index)
+            reasons = [reason for stopping in self._early_stopping[index] if (reason := stopping.update(values))]
+            if reasons:
+                self._stop(index, f"early stopping: {reasons[0]}", p)
+        halved = self._halve(p)
+        active = self._active()
+        if not active.any():
+            return all_ended_text(len(active))
+        if (active != self._runner.active()).any():
+            self._continue_with(active, p, halved)
+        self._take_over(p)
+        self._follow_plateaus(p)
+        return None
+
+    def _ranked(self, selection: Selection | None, p: Position) -> tuple[list[int], dict[int, float]]:
+        """Return the members that train from the best to the worst, and their values, if it is time to rank them."""
+        if selection is None or p.pending != "epoch" or not selection.is_due(p.epoch, self._last_epoch):
+            return [], {}
+        key, values = selection.monitor.monitor, {}
+        for index in self._active_members():
+            newest = self._reporter.newest(p.step, index)
+            if key not in newest:
+                return [], {}  # the metric was not measured here: the next ranking decides
+            values[index] = float(newest[key])
+        return selection.ranking(values), values
+
+    def _halve(self, p: Position) -> bool:
+        """End the worst members if it is time. Return True if any has ended."""
+        ranking, values = self._ranked(self._halving, p)
+        if self._halving is None or (left := self._halving.count(len(ranking))) >= len(ranking):
+            return False
+        key = self._halving.monitor.monitor
+        for place, index in enumerate(ranking[left:], left + 1):
+            self._stop(index, f"halving: place {place} of {len(ranking)} by {key} {short(values[index])}", p)
+        return True
+
+    def _stop(self, index: int, reason: str, p: Position) -> None:
+        self._reporter.stop_member(index, MemberStop(reason, p.epoch, p.step, p.pending == "epoch"))
+
+    def _continue_with(self, active: np.ndarray, p: Position, halved: bool) -> None:
+        """Freeze the members that have ended, or continue with programs without them."""
+        lanes, left = len(self._runner.lanes), int(active.sum())
+        # Only between epochs: within one, the metrics of the lanes are in flight.
+        compact = p.pending == "epoch" and (halved or (2 * left <= lanes and self._pays(lanes - left, p.step)))
+        self._runner.set_active(active, compact)
+        if compact:
+            self._reporter.set_lanes(self._runner.lanes)
+            text = f"epoch {p.epoch}: {count(left, 'member')} of {lanes} continue{'s' if left == 1 else ''}"
+            self._reporter.notify(f"{text}, in a program of their own", log=True)
+
+    def _take_over(self, p: Position) -> None:
+        """Replace the worst members by the best if it is time."""
+        ranking, _ = self._ranked(self._exploit, p)
+        if self._exploit is None or not (replaced := self._exploit.replaced(ranking, p.epoch)):
+            return
+        rates = self._runner.take_over(replaced)
+        for index, (source, _) in replaced.items():
+            taken = {"epoch": p.epoch, "step": p.step, "source": self._names[source], "lr_scale": rates[index]}
+            self._reporter.journal("exploit", index, **taken)
+            text = f"epoch {p.epoch}: {self._names[index]} takes over the state of {self._names[source]}"
+            self._reporter.log.info("%s, with the rate %g", text, rates[index])
+        self._reporter.notify(f"epoch {p.epoch}: {count(len(replaced), 'member')} replaced by better ones")
+
+    def _follow_plateaus(self, p: Position) -> None:
+        changed = False
+        for index in self._active_members() if self._plateaus else ():
+            plateau = self._plateaus[index]
+            before = plateau.lr
+            if plateau.update(self._reporter.newest(p.step, index)) != before:
+                text = "%s: step %d: learning rate %g -> %g"
+                self._reporter.log.info(text, self._names[index], p.step, before, plateau.lr)
+                changed = True
+        if changed:
+            self._runner.set_lr_scale(np.array([self._plateaus[lane].lr for lane in self._runner.lanes]))
+
+    def _active(self) -> np.ndarray:
+        self._reporter.wait()
+        return np.array([self._reporter.is_active(i) for i in range(len(self._names))])
+
+    def _active_members(self) -> list[int]:
+        members: list[int] = np.flatnonzero(self._active()).tolist()
+        return members
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the states for a checkpoint, as JSON."""
+        return {
+            "early_stopping": [stopping.get_state() for stopping in self.early_stopping],
+            "plateau": None,
+            "plateaus": [plateau.get_state() for plateau in self._plateaus],
+        }

@@ -1,0 +1,124 @@
+"""Selection among the members of a population by their values: which of them end, and which take over from others."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.errors import Problem
+from learner.metrics.monitor import Monitor
+from learner.util.number_checks import is_finite, is_int
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """A ranking of the members every few epochs, except after the last one.
+
+    Args:
+      monitor: the metric that ranks them.
+      every_epochs: epochs between two rankings, 1 or more.
+    """
+
+    monitor: Monitor
+    every_epochs: int
+
+    @property
+    def name(self) -> str:
+        """The method of the builder."""
+        return type(self).__name__.lower()
+
+    def problems(self) -> list[str]:
+        """Return everything that is wrong with the arguments."""
+        if is_int(self.every_epochs) and self.every_epochs >= 1:
+            return []
+        text = f"every_epochs of {self.name} is {self.every_epochs!r}; it needs a whole number, 1 or more"
+        return [Problem(text, code="population-selection-epochs", name=self.name)]
+
+    def _fraction_problem(self, name: str, value: Any, least: str) -> list[str]:
+        """Return the problem of an argument that needs a number between 0 and 1."""
+        if is_finite(value) and 0 < value < 1:
+            return []
+        text = f"{name} of {self.name} is {value!r}; it needs a number between 0 and 1, such as {least}"
+        return [Problem(text, code="population-selection-fraction", name=name)]
+
+    def is_due(self, epoch: int, last_epoch: int | None) -> bool:
+        """Return True if members are ranked at the end of an epoch."""
+        return epoch % self.every_epochs == 0 and epoch != last_epoch
+
+    def ranking(self, values: Mapping[int, float]) -> list[int]:
+        """Return the members from the best to the worst. Values that are not finite come last, equal ones by index.
+
+        >>> Selection(Monitor("valid/Accuracy", "max"), 1).ranking({0: 0.5, 1: float("nan"), 2: 0.7, 3: 0.5})
+        [2, 0, 3, 1]
+        """
+        sign = -1.0 if self.monitor.mode == "max" else 1.0
+        return sorted(values, key=lambda i: (0, sign * values[i], i) if math.isfinite(values[i]) else (1, 0.0, i))
+
+
+@dataclasses.dataclass(frozen=True)
+class Halving(Selection):
+    """Successive halving (Jamieson and Talwalkar, 2016): the members with the worst values end.
+
+    Args:
+      keep: the part of the members that continues, between 0 and 1.
+    """
+
+    keep: float
+
+    def problems(self) -> list[str]:
+        """See `Selection`."""
+        return super().problems() + self._fraction_problem("keep", self.keep, "1/3")
+
+    def count(self, members: int) -> int:
+        """Return how many of so many members continue: at least one.
+
+        >>> halving = Halving(Monitor("valid/Loss", "min"), 2, 1 / 3)
+        >>> [halving.count(n) for n in (9, 4, 3, 1)]
+        [3, 2, 1, 1]
+        """
+        # Rounded up, but for what 1/3 loses as a float.
+        return max(1, math.ceil(members * self.keep - 1e-9))
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploit(Selection):
+    """Population-based training (Jaderberg et al., 2017): the members with the worst values take over the states of
+    those with the best, with other learning rates.
+
+    Args:
+      part: the part of the members that is replaced, and from which they are, between 0 and 0.5.
+      factors: of the learning rate, one of which is drawn.
+      seed: of the draws.
+    """
+
+    part: float
+    factors: Sequence[float]
+    seed: int = 0
+
+    def problems(self) -> list[str]:
+        """See `Selection`."""
+        problems = super().problems() + self._fraction_problem("part", self.part, "0.25")
+        if not problems and self.part > 0.5:
+            text = f"part of exploit is {self.part!r}; it needs 0.5 or less, as the best replace the worst"
+            problems.append(Problem(text, code="population-selection-fraction", name="part"))
+        if not self.factors or not all(is_finite(x) and x > 0 for x in self.factors):
+            text = f"factors of exploit are {self.factors!r}; it needs positive numbers, such as (0.8, 1.25)"
+            problems.append(Problem(text, code="population-exploit-factors"))
+        return problems
+
+    def replaced(self, ranking: Sequence[int], epoch: int) -> dict[int, tuple[int, float]]:
+        """Return the members that are replaced, each with the member whose state it takes over and the factor of that
+        member's learning rate. The draws depend on the seed, the epoch and the member.
+
+        >>> exploit = Exploit(Monitor("valid/Loss", "min"), 1, 0.25, (0.5, 2.0))
+        >>> exploit.replaced([2, 0, 3, 1], epoch=1)
+        {1: (2, 0.5)}
+        """
+        count = max(1, math.floor(len(ranking) * self.part + 1e-9)) if len(ranking) > 1 else 0
+        taken = {}
+        for member in ranking[len(ranking) - count :]:
+            draws = np.random.default_rng([self.seed, epoch, member])
+            taken[member] = ranking[int(draws.integers(count))], float(draws.choice(self.factors))
+        return taken
