@@ -800,7 +800,8 @@ class LearnerBuilder:
         selections = [x.name for x in (options.halving, options.exploit) if x is not None]
         if selections and options.population is None:
             names = " and ".join(selections)
-            text = f"{names} ranks the members of a population, and there is none: call population(lr=[...]) too"
+            text = f"{names} ranks the members of a population, and there is none: call population(lr=[...]) too, "
+            text += "or use learner sweep"
             problems.append(Problem(text, code="population-selection-alone", name=names))
         if options.restore_best and options.checkpoints is None:
             text = "restore_best needs the best checkpoint, and with_file_checkpointer(None) turns saving off"

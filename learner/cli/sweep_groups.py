@@ -74,7 +74,8 @@ def groups_of(members: Sequence[SweepMember], *, together: bool = False) -> list
     traced = [key for key in members[0].values if keyword_of(key) and all(is_number(m.values[key]) for m in members)]
     if not traced:
         raise LearnerError(
-            "together needs numbers for seed, lr or arguments of the optimizer among the values: leave it out",
+            "members that train together, as with halving and exploit, differ in numbers for seed, lr or arguments of "
+            "the optimizer, and there are none: leave these options out",
             code="sweep-together-nothing",
         )
     grouped: dict[str, list[SweepMember]] = {}

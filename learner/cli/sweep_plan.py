@@ -29,6 +29,8 @@ from learner.util.json_values import encode
 from learner.util.number_checks import is_number
 
 MANY = 8  # numbers of a key
+SELECTIONS = ("halving", "exploit")
+"""Keys of a config that rank members, which train together then."""
 
 
 class QuietBuilder(LearnerBuilder):
@@ -77,7 +79,9 @@ class SweepPlan:
     def command(self, member: SweepMember) -> str:
         """Return the command that trains a member by itself, without listeners, as addresses may be secret."""
         settings = {**self.shared, **member.values, "directory": f"{self.directory}-best"}
-        shown = {key: value for key, value in settings.items() if key.partition(".")[0] not in OBSERVER_KEYS}
+        shown = {
+            key: value for key, value in settings.items() if key.partition(".")[0] not in (*OBSERVER_KEYS, *SELECTIONS)
+        }
         words = ["learner", "fit", *self.paths, *(f"--{key}={_option_text(x)}" for key, x in shown.items())]
         return " ".join(map(shlex.quote, words))
 
@@ -113,16 +117,19 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     values = SweepValues.read(content.pop(SWEEP, None), line)
     content = {key: value for key, value in content.items() if key not in PROCESS}  # each member resumes
     problems, members, groups = list(values.problems), list[SweepMember](), list[SweepGroup]()
+    keys = {key.partition(".")[0] for key in (*content, *values.shared)}
+    together = values.together or not keys.isdisjoint(SELECTIONS)
     if not problems:
         try:
             members += values.space.members()
-            groups += groups_of(members, together=values.together)
+            groups += groups_of(members, together=together)
         except LearnerError as error:
             problems += problems_of(error)
     for key, value in values.shared.items():
         override(content, key, value)
     trials = list(_covering(members, values.space)) or [_first_values(values.space.columns)]
-    problems += _config_problems(content, trials, values.broken, values.metric)
+    of_one = {key: value for key, value in content.items() if key not in SELECTIONS}
+    problems += _config_problems(of_one, trials, values.broken, values.metric)
     if problems:
         raise one_error(problems, "this sweep cannot be trained", code="sweep-invalid")
     suffix = "" if "directory" in values.shared else "-sweep"

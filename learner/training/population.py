@@ -362,6 +362,8 @@ def option_problems(
             refuse(f"copies its loggers for each member, and {name_of(logger)} cannot be copied ({reason})", COPY)
     if isinstance(lr, ReduceOnPlateau) and options.exploit is not None:
         refuse("with exploit has no ReduceOnPlateau", "both set the rate of a member; leave one of them out")
+    elif isinstance(lr, ReduceOnPlateau) and min(s.lr_scale for s in population.starts(lr.lr)) < lr.settings["min_lr"]:
+        refuse("has rates below min_lr of its ReduceOnPlateau", "which would raise them; lower it")
     if options.restore_best:
         refuse("has no restore_best", "the best epoch differs between members; leave it out")
     if options.learner_class is not None:

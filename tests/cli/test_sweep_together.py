@@ -1,6 +1,7 @@
 """`learner sweep --together`: members that differ in what a population can trace train in one program."""
 
 import json
+import shlex
 from pathlib import Path
 
 import jax
@@ -122,6 +123,21 @@ def test_what_cannot_be_traced_makes_populations_of_their_own(learner, write):
     before = tree_of(Path("run-sweep"))
     assert learner(*words)[1].count(", kept\n") == 4
     assert tree_of(Path("run-sweep")) == before
+
+
+def test_halving_ends_members_of_a_sweep(learner, write):
+    """The rate 0 learns nothing. The command that trains the best member by itself has no halving."""
+    words = ("sweep", write(num_epochs=2), "--lr=0.0,0.05", "--halving.monitor=train/Loss", "--halving.keep=0.5")
+    code, out, err = learner(*words)
+    assert (code, err) == (0, "")
+    assert ", halving: place 2 of 2 by train/Loss " in out.splitlines()[0]
+    assert [len(values) for values in losses("run-sweep").values()] == [1, 2]
+    command = next(line for line in out.splitlines() if line.startswith("by itself: "))
+    assert learner(*shlex.split(command)[3:])[0] == 0
+    (alone,) = losses("run-sweep-best").values()
+    np.testing.assert_allclose(alone, losses("run-sweep")["001-lr=0.05"], rtol=1e-5)
+    code, _, err = learner("fit", "line.yaml", "--halving.monitor=train/Loss")
+    assert (code, "use learner sweep" in err) == (2, True)
 
 
 def test_a_population_resumes(learner, write):

@@ -747,6 +747,15 @@ def test_wrong_selections(method, arguments, code, tmp_path):
         getattr(quiet(tmp_path / "run"), method)("valid/Loss", **arguments)
 
 
+def test_rates_that_a_plateau_would_raise_or_exploit_sets(tmp_path):
+    plateau = ReduceOnPlateau(0.1, min_lr=0.01)
+    for values, method in (({"lr": [0.1, 0.001]}, lambda b: b), ({"seed": 1}, lambda b: b.exploit("valid/Loss"))):
+        with raises_code("population-unsupported", "min_lr" if "lr" in values else "exploit"):
+            method(quiet(tmp_path / "run").population(**values)).build(
+                line(3, 3), optax.sgd, plateau, train_step=class_step, valid_step=class_step
+            )
+
+
 def test_selections_without_members_or_metric(tmp_path):
     with raises_code("population-selection-alone", name="halving"):
         quiet(tmp_path / "run").halving("valid/Loss").build(line(3, 3), optax.sgd, 0.1, train_step=class_step)
