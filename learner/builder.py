@@ -35,6 +35,8 @@ from learner.steps.remat import remat_of
 from learner.steps.step_definition import StepDefinition, StepFn, step_fn
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
+from learner.strategies.members import Members
+from learner.strategies.replicated import Replicated
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
@@ -302,7 +304,7 @@ class LearnerBuilder:
 
         A list has the values of the members; several lists make their product. A single number is that of all members.
         Each member computes, up to rounding, what a run by itself with its values does. The data and its order are
-        shared: they belong to the builder's seed.
+        shared: they belong to the builder's seed. `devices(n)` spreads the members over devices.
 
         Args:
           seed: of initialisation, dropout and every other random key. With several, `build` needs a function of the
@@ -786,6 +788,9 @@ class LearnerBuilder:
           trainable: the parameters to differentiate, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
         """
         options, parts = self._options, _ModelParts()
+        if options.population is not None and isinstance(options.devices, Replicated):
+            # The members are spread over the devices, rather than the rows of batches.
+            options = dataclasses.replace(options, devices=Members(options.devices.devices))
         wrong_place = problem_with(options.directory) or wrong_name(options.checkpoint_place)
         problems = [problem for problem in (wrong_place or member_problem(options.directory),) if problem]
         definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)
@@ -816,7 +821,7 @@ class LearnerBuilder:
         copied = {
             name: copy.deepcopy(getattr(self._options, name)) for name in ("early_stopping", "halving", "exploit")
         }
-        options = dataclasses.replace(self._options, **copied)
+        options = dataclasses.replace(self._options, devices=options.devices, **copied)
         if options.num_epochs is None and options.num_steps is None:
             options = dataclasses.replace(options, num_epochs=1)
         if options.population is not None:

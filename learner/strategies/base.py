@@ -12,7 +12,10 @@ Kind = str
 """The kind of an argument or a result of a program, which determines its sharding.
 
 - `state`: leaves of the run's state that steps change.
-- `same`: small, and replicated.
+- `fixed`: its other leaves.
+- `metrics`: states of metrics.
+- `outputs`: values of steps.
+- `same`: small, and replicated, also between the members of a population; the three before it are so in one run.
 - `batch`: rows, as `Strategy.put` made it.
 - `sums`: sums over micro-batches so far, on each device separately if it has its own rows.
 """
@@ -89,6 +92,15 @@ class Strategy(abc.ABC):
     def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
         """Place arrays on the devices: with `shardings`, or else replicated."""
         return jax.device_put(tree, self.replicated_sharding if shardings is None else shardings)
+
+    @property
+    def member_shares(self) -> int:
+        """The number of devices that the members of a population are spread over."""
+        return 1
+
+    def place_members(self, tree: PyTree) -> PyTree:
+        """Place arrays with a leading axis of members, or those of one run."""
+        return self.place(tree)
 
     @abc.abstractmethod
     def divides(self, rows: int) -> bool:

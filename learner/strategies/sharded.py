@@ -194,8 +194,9 @@ class Sharded(Strategy):
         """See `Strategy`. The shardings of the results are fixed, so that XLA chooses no others for the arguments of
         the next dispatch.
         """
-        by_kind = {"same": self.replicated_sharding, **(shardings or {})}
-        out = by_kind[results] if isinstance(results, str) else tuple(by_kind[kind] for kind in results)
+        by_kind, same = shardings or {}, self.replicated_sharding
+        each = [by_kind.get(kind, same) for kind in ([results] if isinstance(results, str) else results)]
+        out = each[0] if isinstance(results, str) else tuple(each)
         return jax.jit(program, donate_argnums=donate, out_shardings=out, keep_unused=True)
 
 

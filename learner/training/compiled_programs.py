@@ -15,7 +15,7 @@ from learner.util.executables import share
 
 PyTree = Any
 Leaves = list[Any]
-SPLIT_ARGUMENTS: tuple[Kind, ...] = ("same", "batch", "same", "same")  # metrics, feed, cursor, count or number
+SPLIT_ARGUMENTS: tuple[Kind, ...] = ("metrics", "batch", "same", "same")  # the last: the count, or the number
 
 
 class StateLeaves:
@@ -88,29 +88,32 @@ class CompiledPrograms:
         compiled = functools.partial(_compile, strategy, leaves, shardings)
         compiled_step = functools.partial(_compile_step, strategy, leaves, shardings)
 
-        changes: tuple[Kind, ...] = ("state", "same", "same", "same")
+        changes: tuple[Kind, ...] = ("state", "metrics", "same", "outputs")
         train = {"loop": programs.train, "single": programs.train_single, "tail": programs.train_tail}
         # Donated: the leaves, and the metrics' states behind the two lists of leaves.
         self.train = {kind: compiled_step(fn, SPLIT_ARGUMENTS, changes, (0, 2)) for kind, fn in train.items()}
         # A validation reads the state, which the next training dispatch needs: it donates the metrics' states only.
-        results: tuple[Kind, ...] = ("same",) * 4
+        results: tuple[Kind, ...] = ("metrics", "same", "same", "outputs")
         self.valid = {
             "loop": compiled(programs.valid, (*SPLIT_ARGUMENTS, "same"), results, (2,)),
             "single": compiled(programs.valid_single, SPLIT_ARGUMENTS, results, (2,)),
             "tail": compiled(programs.valid_tail, SPLIT_ARGUMENTS, results, (2,)),
         }
         self.begin = compiled(programs.begin, (), "sums")
-        self.finish = compiled_step(programs.finish, ("sums", "same"), ("state", "same", "same"), (0, 3))
-        add = ("sums", "batch", "same", "same"), ("sums", "same", "same", "same")
+        self.finish = compiled_step(programs.finish, ("sums", "metrics"), ("state", "metrics", "outputs"), (0, 3))
+        add = ("sums", "batch", "same", "same"), ("sums", "same", "same", "outputs")
         self.add = {False: compiled(programs.add, *add, (2,)), True: compiled(programs.add_tail, *add, (2,))}
         # Its batches are replicated, so it takes them as it takes the index.
-        self.outputs = compiled(programs.outputs, ("same", "same"), varying=[2])
+        self.outputs = compiled(programs.outputs, ("same", "same"), "outputs", varying=[2])
         # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
         shared = functools.partial(share, devices=strategy.devices)
         kinds = "train", "valid"
-        self.fresh = {kind: shared(strategy.compile(functools.partial(programs.fresh, kind))) for kind in kinds}
+        self.fresh = {
+            kind: shared(strategy.compile(functools.partial(programs.fresh, kind), (), "metrics")) for kind in kinds
+        }
+        totals: tuple[Kind, ...] = ("outputs", "metrics")
         self.values = {
-            kind: shared(strategy.compile(functools.partial(programs.totals, kind), ("same",), donate=(0,)))
+            kind: shared(strategy.compile(functools.partial(programs.totals, kind), ("metrics",), totals, (0,)))
             for kind in kinds
         }
 
@@ -131,7 +134,7 @@ def _compile(
         return program(leaves.join(moving, fixed), *rest)
 
     split.__name__ = program.__name__  # for profiles
-    jitted = strategy.compile(split, ("state", "same", *takes), gives, donate, shardings)
+    jitted = strategy.compile(split, ("state", "fixed", *takes), gives, donate, shardings)
     # Batches differ in shape; everything else has the shapes and the places of the first dispatch.
     batches = [index for index, kind in enumerate(takes, 2) if kind == "batch"]
     return share(jitted, strategy.devices, batches if varying is None else varying)

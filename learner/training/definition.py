@@ -1,6 +1,7 @@
 """What a learner trains: the options, the step and its optimizer, and the state before the first step."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from learner.steps.step_definition import StepDefinition
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
+from learner.strategies.single import SingleDevice
 from learner.training.initialization import InitReport, take_initial
 from learner.training.inputs import run_length
 from learner.training.options import Options
@@ -74,6 +76,14 @@ class TrainingDefinition:
     def trial(self, options: Options, optimizer: OptimizerDefinition, **changes: Any) -> "TrainingDefinition":
         """Return the definition of a short run of the same model with other options."""
         return TrainingDefinition(options, dataclasses.replace(self._definition, **changes), optimizer)
+
+    def on_one_device(self) -> "TrainingDefinition":
+        """Return the definition of a run on the first of the devices."""
+        if len(self.strategy.devices) == 1:
+            return self
+        other = copy.copy(self)
+        other.strategy = SingleDevice(self.strategy.devices[0])
+        return other
 
     def take_initial(self) -> None:
         """Read the checkpoint that `initial_from` names, once. A run that resumes from a checkpoint of its own never

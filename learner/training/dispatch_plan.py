@@ -1,7 +1,7 @@
 """The programs of a run, the feeders of its data, and the number of steps in each dispatch."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -155,7 +155,23 @@ def make_runner(
     programs = Programs(step, jax.tree.structure(state))
     if count_members(state) is None:
         return Runner(programs, strategy, state)
-    return PopulationRunner(programs, strategy, state, lanes, options is not None and bool(options.early_stopping))
+    ends = options is not None and keeps_ended(options, strategy)
+    return PopulationRunner(programs, strategy, state, lanes, ends)
+
+
+def keeps_ended(options: Options, strategy: Strategy) -> bool:
+    """Return True if the programs of a population may have members that have ended. It depends on nothing else, as such
+    programs may differ in last bits.
+    """
+    return bool(options.early_stopping) or (options.halving is not None and strategy.member_shares > 1)
+
+
+def lanes_of(progress: Mapping[str, Any], options: Options, strategy: Strategy) -> list[int] | None:
+    """Return the members of a population that programs have when it resumes from a checkpoint."""
+    lanes: list[int] | None = progress.get("lanes")
+    if lanes is None or keeps_ended(options, strategy):
+        return lanes
+    return [lane for lane in lanes if not progress["members"][lane]["stopped"]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,12 +93,12 @@ class Runner:
     def start(self, kind: str, metrics: PyTree = None) -> MetricAccumulator:
         """Begin a split, or continue it from the metrics' states of a checkpoint."""
         if metrics is not None:
-            states = self.strategy.place(metrics)
+            states = self.strategy.place_members(metrics)
         elif kind in self._spare:
             # Popped: the states are donated to the next dispatch, and must not be used by another split.
             states = self._spare.pop(kind)
         else:
-            states = self.strategy.place(self._programs.fresh[kind]())
+            states = self.strategy.place_members(self._programs.fresh[kind]())
         return MetricAccumulator(states, number=self.strategy.scalar(0))
 
     def train(self, accumulator: MetricAccumulator, dispatch: Dispatch) -> StepOutputs:
@@ -221,7 +221,7 @@ class Runner:
     def set_lr_scale(self, scale: float | np.ndarray) -> None:
         """Set the factor of the learning rate, in a population that of each lane."""
         # Placed as the old one was: another sharding would compile every program again.
-        placed = self.strategy.place(np.asarray(scale, np.float32))
+        placed = self.strategy.place_members(np.asarray(scale, np.float32))
         self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=placed))
 
     def row_trees(self, batch: PyTree) -> list[Any]:

@@ -377,7 +377,11 @@ def option_problems(
     if options.checkpoints is not None and options.checkpoints.record is not None:
         refuse("writes no records beside its checkpoints", "save_model(result[i].model, path) does")
     if options.devices is not None and not options.devices.resident:
-        refuse("trains on one device", "leave devices and strategy out, or choose SingleDevice(device)")
+        refuse("spreads its members over devices, each with all of the data", "leave strategy out, and call devices(n)")
+    shares = 1 if options.devices is None else options.devices.member_shares
+    if len(population) % shares:
+        counts = [n for n in range(1, shares) if len(population) % n == 0]
+        refuse(f"of {len(population)} does not divide over {shares} devices", f"choose devices(n) of {counts}")
     if str(jax.config.values["jax_default_prng_impl"]) != "threefry2x32":
         refuse(
             "needs the random keys of threefry2x32, whose numbers do not depend on the other members",

@@ -55,8 +55,9 @@ class MemberResult(LearningResult[Any]):
         super().__init__(model, history, str(summary["stopped_by"]), summary, _no_best_model)
         self.index, self.name, self.directory = member.index, member.name, definition.options.directory / member.name
         self.values = member.all_values
-        self._evaluator = Evaluator(definition)
-        self._evaluator.runner = make_runner(definition.step, state, definition.strategy)
+        alone = definition.on_one_device()
+        self._evaluator = Evaluator(alone)
+        self._evaluator.runner = make_runner(alone.step, state, alone.strategy)
 
     def evaluate(self, data: Any) -> dict[str, float | str]:
         """Return the metrics of the member's valid step over all of `data`, by name; see `Learner.evaluate`."""

@@ -26,7 +26,8 @@ class PopulationRunner(Runner):
       programs: of one member.
       strategy: where the arrays are.
       state: of all members, or their shapes.
-      lanes: the members that the programs have; None: all.
+      lanes: the members that the programs have; None: all. Members that have ended fill them up to a number that
+        divides over the devices.
       ends: see `population_programs`.
 
     Attributes:
@@ -43,16 +44,24 @@ class PopulationRunner(Runner):
         lanes: Sequence[int] | None = None,
         ends: bool = False,
     ):
-        self._of_one, self._ends = programs, ends
+        self._of_one, self._ends, self._shares = programs, ends, strategy.member_shares
         self._parked: TrainState | None = None
         self._count = count_members(state) or 0
-        self.lanes = tuple(range(self._count) if lanes is None else lanes)
+        self.lanes = self._filled(range(self._count) if lanes is None else lanes)
         self._merge = jax.jit(_merge)
         if isinstance(state.step, jax.ShapeDtypeStruct):
             state = jax.tree.map(self._lane_shapes, state)
         else:
             state = self._park(state)
-        super().__init__(population_programs(programs, len(self.lanes), ends), strategy, state)
+        super().__init__(self._programs_of_lanes(strategy), strategy, state)
+
+    def _programs_of_lanes(self, strategy: Strategy) -> Programs:
+        """Return the programs of the lanes of one device."""
+        return population_programs(self._of_one, len(self.lanes) // strategy.member_shares, self._ends)
+
+    def _filled(self, lanes: Sequence[int]) -> tuple[int, ...]:
+        others = [member for member in range(self._count) if member not in lanes]
+        return tuple(sorted([*lanes, *others[: -len(lanes) % self._shares]]))
 
     def begin(self, state: TrainState, lr: np.ndarray) -> None:
         """See `Runner`. `state`: of all members."""
@@ -92,13 +101,13 @@ class PopulationRunner(Runner):
           compact: continue with programs that have only these members. They are compiled, and metrics begin anew.
         """
         state = self.state
-        flags = self.strategy.place(np.asarray(active[list(self.lanes)], bool))
+        flags = self.strategy.place_members(np.asarray(active[list(self.lanes)], bool))
         self.leaves = jax.tree.leaves(dataclasses.replace(state, extra={**state.extra, ACTIVE: flags}))
         if compact:
             state = self.copied_state()
-            self.lanes = tuple(np.flatnonzero(active).tolist())
+            self.lanes = self._filled(np.flatnonzero(active).tolist())
             state = self._placed(self._park(state))
-            self._use(population_programs(self._of_one, len(self.lanes), self._ends), state)
+            self._use(self._programs_of_lanes(self.strategy), state)
 
     def take_over(self, replaced: Mapping[int, tuple[int, float]]) -> dict[int, float]:
         """Give members the states of others, but for their random keys. Return their factors of the learning rate.
@@ -113,7 +122,7 @@ class PopulationRunner(Runner):
         taken = _picked(state, sources)
         rates = np.asarray(taken.lr_scale) * factors
         extra = {**taken.extra, ACTIVE: state.extra[ACTIVE]}
-        taken = dataclasses.replace(taken, rng=state.rng, extra=extra, lr_scale=self.strategy.place(rates))
+        taken = dataclasses.replace(taken, rng=state.rng, extra=extra, lr_scale=self.strategy.place_members(rates))
         self.leaves = jax.tree.leaves(self._placed(taken))
         return {member: float(rates[self.lanes.index(member)]) for member in replaced}
 

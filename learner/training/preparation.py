@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from learner.distributed.consensus import Consensus
 from learner.steps.train_state import TrainState
 from learner.training.compilation import CompileTimes, compilation_cache
-from learner.training.dispatch_plan import StepLimit, build_feeder, make_runner
+from learner.training.dispatch_plan import StepLimit, build_feeder, lanes_of, make_runner
 from learner.training.executor import Runner
 from learner.training.feed.dispatches import Feeder
 from learner.training.feed.group import bytes_of
@@ -111,7 +111,7 @@ def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Prepa
         step = 0 if restored is None else restored.position.step
         consensus = None if plan.processes.count == 1 else Consensus(plan.processes, step)
         shapes = definition.placed_shapes()
-        lanes = None if restored is None else restored.progress.get("lanes")
+        lanes = None if restored is None else lanes_of(restored.progress, plan.options, plan.strategy)
         runner = make_runner(plan.step, shapes, plan.strategy, plan.options, lanes)
         needs = MemoryFootprint(
             plan.inputs.first_batches, bytes_of(shapes), plan.options.accumulate, plan.step.update is None

@@ -51,7 +51,7 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
             return [problem]
         members = progress.get("members", ())
         lanes = progress.get("lanes") or range(len(members))
-        if any(members[lane]["stopped"] for lane in lanes) and not options.early_stopping:
+        if any(members[lane]["stopped"] for lane in lanes) and not (options.early_stopping or options.halving):
             text = "members of the population have ended by early stopping: resume with early_stopping"
             return [Problem(text, code="resume-population-differs")]
         return differences(progress, plan.fingerprint, plan.inputs.source("train").shares, allowed(options))

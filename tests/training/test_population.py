@@ -52,6 +52,7 @@ from tests.support.runs import (
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 VALID = arrays(10)
+VALID_BATCHES = [VALID]
 
 
 class Norm(nnx.Module):
@@ -840,6 +841,63 @@ def test_a_population_is_compacted_where_half_of_it_has_ended(tmp_path, monkeypa
         np.testing.assert_allclose(one.model["w"], other.model["w"], rtol=1e-6)
     lanes = [progress_of(tmp_path / f"{least}", 36)["lanes"] for least in (1e11, 0.0)]
     assert lanes == [[0, 1], [1]]
+
+
+SPREAD = {
+    "nnx, accumulation": (Norm, nnx_step, optax.adamw, 1e-2, 2),
+    "convolution, step by step": (Convolution, nnx_step, momentum, 1e-2, 1),
+    "linen, schedule": (make_linen, linen_step, optax.adam, SCHEDULE, 1),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_members_on_several_devices_compute_what_they_do_on_one(name, tmp_path):
+    """Ragged last batches and groups, metrics that collect rows, dropout."""
+    make, step, optimizer, lr, accumulate = SPREAD[name]
+    results = {}
+    for devices in (1, 2):
+        builder = configured(tmp_path / f"{devices}", accumulate).population(seed=[3, 8, 9, 1]).devices(devices)
+        built = builder.build(make, optimizer, lr, train_step=step, valid_step=step)
+        results[devices] = built.fit(shuffled(rows=22), shuffled(rows=10))
+    for one, spread in zip(results[1], results[2], strict=True):
+        for key in one.history:
+            np.testing.assert_allclose(spread.history[key], one.history[key], rtol=2e-5, atol=1e-6, err_msg=key)
+        for found, expected in zip(*(jax.tree.leaves(arrays_of(x.model)) for x in (spread, one)), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+        assert spread.evaluate(VALID_BATCHES) == pytest.approx(one.evaluate(VALID_BATCHES), rel=1e-5)
+    found, expected = (logs_of(tmp_path / f"{n}").keys() for n in (2, 1))
+    assert found == expected
+
+
+def spread_halving(directory, steps, devices):
+    builder = quiet(directory).metrics(Accuracy(), LastRow()).num_steps(steps).population(lr=[0.3, 0.1, 0.01, 0.0])
+    builder.halving("train/Loss", keep=0.2).devices(devices).with_file_checkpointer().resume()
+    result = builder.build(line(3, 3), optax.sgd, 0.1, train_step=class_step, valid_step=class_step).fit(shuffled())
+    return result, progress_of(directory, steps)["lanes"]
+
+
+def test_halving_on_several_devices_resumes_also_on_one(tmp_path):
+    """One member continues on two devices, beside one that has ended, and keeps its state."""
+    result, lanes = spread_halving(tmp_path / "run", 12, devices=2)
+    (best,) = [member for member in result if member.stopped_by == "num_steps"]
+    assert len(lanes) == 2
+    assert best.index in lanes
+    others = [model_bits(member.model) for member in result if member.index != best.index]
+    for steps, devices, count in ((18, 1, 1), (24, 2, 2)):
+        result, lanes = spread_halving(tmp_path / "run", steps, devices)
+        assert len(lanes) == count
+        assert [model_bits(m.model) for m in result if m.index != best.index] == others
+    whole, _ = spread_halving(tmp_path / "whole", 24, devices=1)
+    np.testing.assert_allclose(
+        result[best.index].history["train/Loss"], whole[best.index].history["train/Loss"], rtol=1e-5
+    )
+    np.testing.assert_allclose(result[best.index].model["w"], whole[best.index].model["w"], rtol=1e-5)
+
+
+def test_members_that_do_not_divide_over_the_devices(tmp_path):
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    with raises_code("population-unsupported", "[1, 2, 3]"):
+        build(builder.devices(4))
 
 
 def test_a_population_of_which_no_member_is_finite_fails(tmp_path):

@@ -1,0 +1,80 @@
+"""The members of a population on several devices: each device steps its own members."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from learner.strategies.base import Kind, PyTree, Strategy
+
+AXIS = "members"
+SHARED = ("same", "batch")  # kinds that every device has whole
+
+
+class Members(Strategy):
+    """`jax.shard_map` over several devices of this process, each of which has an equal number of members and all of the
+    data. Nothing is sent between them.
+
+    Args:
+      devices: which.
+
+    >>> Members(jax.devices()[:1]).description
+    'members over 1 device (cpu)'
+    """
+
+    resident: ClassVar[bool] = True
+
+    def __init__(self, devices: Sequence[Any]):
+        self._mesh = Mesh(np.array(devices), (AXIS,))
+        super().__init__(devices, NamedSharding(self._mesh, PartitionSpec()))
+        self._of_members = NamedSharding(self._mesh, PartitionSpec(AXIS))
+
+    @property
+    def description(self) -> str:
+        """See `Strategy`."""
+        count = len(self.devices)
+        return f"members over {count} device{'s' if count > 1 else ''} ({self.platform})"
+
+    @property
+    def member_shares(self) -> int:
+        """See `Strategy`."""
+        return len(self.devices)
+
+    def shardings(self, state: PyTree) -> PyTree:
+        """See `Strategy`. All leaves of a population have a leading axis of members."""
+        return jax.tree.map(lambda _: self._of_members, state)
+
+    def place_members(self, tree: PyTree) -> PyTree:
+        """See `Strategy`."""
+        return jax.device_put(tree, self._of_members)
+
+    def divides(self, rows: int) -> bool:
+        """See `Strategy`."""
+        return True
+
+    def put(self, tree: PyTree, axis: int = 0, replicated: bool = False, one_off: bool = False) -> PyTree:
+        """See `Strategy`."""
+        return self.place(tree)
+
+    def compile(
+        self,
+        program: Callable[..., Any],
+        arguments: Sequence[Kind] = (),
+        results: Sequence[Kind] | Kind = "same",
+        donate: tuple[int, ...] = (),
+        shardings: Mapping[str, PyTree] | None = None,
+    ) -> Any:
+        """See `Strategy`. The program is that of the members of one device."""
+        if results == "same":  # it has no members
+            return jax.jit(program, donate_argnums=donate, out_shardings=self.replicated_sharding, keep_unused=True)
+        out_specs = _spec(results) if isinstance(results, str) else tuple(map(_spec, results))
+        mapped = jax.shard_map(
+            program, mesh=self._mesh, in_specs=tuple(map(_spec, arguments)), out_specs=out_specs, check_vma=False
+        )
+        return jax.jit(mapped, donate_argnums=donate, keep_unused=True)
+
+
+def _spec(kind: Kind) -> PartitionSpec:
+    return PartitionSpec() if kind in SHARED else PartitionSpec(AXIS)
