@@ -11,6 +11,7 @@ from learner.diagnostics.check_trial import CheckTrial, bytes_by_leaf
 from learner.diagnostics.sharding_report import memory_of
 from learner.models.freezing import frozen_leaves
 from learner.steps.train_state import TrainState
+from learner.strategies.device_lookup import memory_limit
 from learner.training.dispatch_plan import planned
 from learner.util.text import count, join_names, size
 from learner.util.trees import named_leaves
@@ -103,9 +104,3 @@ def memory(trial: CheckTrial) -> Finding:
         return Finding(OK, float(peak), f"{text}, which has {size(limit)}.")
     remedy = "use smaller batches with grads_accumulation(n), lower precision, or remat"
     return Finding(FAILED if peak > limit else WARNING, float(peak), f"{text}, which has {size(limit)}: {remedy}.")
-
-
-def memory_limit(device: Any) -> int | None:
-    """Return the memory of a device in bytes, or None if it does not report it."""
-    limit: int | None = (device.memory_stats() or {}).get("bytes_limit")
-    return limit

@@ -67,3 +67,9 @@ def _by_name(devices: Sequence[Any], available: list[Any]) -> list[Any]:
 
 def _listed(devices: Sequence[Any]) -> str:
     return join_names([f"{device.platform}:{device.id}" for device in devices], most=8)
+
+
+def memory_limit(device: Any) -> int | None:
+    """Return the memory that JAX may use on a device, in bytes, or None if it is not known, as on a CPU."""
+    limit: int | None = (device.memory_stats() or {}).get("bytes_limit")
+    return limit

@@ -20,12 +20,13 @@ from learner.training.inputs import run_length
 from learner.training.monitors import monitor_of
 from learner.training.options import Options
 from learner.training.population import Member
+from learner.training.population_checks import state_bytes
 from learner.training.run import Run
 from learner.training.run_metadata import run_metadata
 from learner.training.run_outputs import Outputs
 from learner.training.spec import RunSpec
 from learner.training.timing import format_breakdown
-from learner.util.text import count, short
+from learner.util.text import count, short, size
 
 
 def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -> None:
@@ -52,7 +53,9 @@ def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -
 def population_text(spec: RunSpec) -> str:
     """Return the line about the members of a population."""
     order = f"they share the data and its order (seed {spec.options.seed}); values below are their means"
-    return f"a population of {count(len(spec.members), 'member')} in one program: {order}"
+    each, members = state_bytes(spec.member_state), len(spec.members)
+    memory = f"{size(each)} of parameters, gradients and optimizer state each, {size(each * members)} together"
+    return f"a population of {count(members, 'member')} in one program, with {memory}: {order}"
 
 
 def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member: Member | None) -> None:

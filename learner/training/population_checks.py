@@ -12,9 +12,12 @@ from learner.metrics.base import MetricBase
 from learner.steps.measure import MetricCollection
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
+from learner.strategies.base import Strategy
+from learner.strategies.device_lookup import memory_limit
+from learner.training.feed.group import bytes_of
 from learner.training.inputs import Inputs
 from learner.training.step_checks import trace_train, trace_valid
-from learner.util.text import first_line
+from learner.util.text import first_line, size
 
 MEMBERS = 2  # of the population that is traced: which number is the same
 
@@ -42,6 +45,35 @@ def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) 
         elif reason := _not_mappable(program, state):
             problems.append(_explain(step, state, inputs, split, reason))
     return problems
+
+
+def memory_problems(state: TrainState, members: int, strategy: Strategy) -> list[str]:
+    """Return the problem of members that do not fit into the memory of their device, where that is known.
+
+    Args:
+      state: the shapes of the state of a member.
+      members: their number.
+      strategy: their devices.
+    """
+    limit, shares = memory_limit(strategy.devices[0]), strategy.member_shares
+    each = state_bytes(state)
+    if limit is None or each * (members // shares) <= limit:
+        return []
+    return [
+        Problem(
+            f"{members} members need at least {size(each * members // shares)} on each device, {size(each)} of "
+            f"parameters, gradients and optimizer state a member, and a device has {size(limit)}: at most "
+            f"{limit // each * shares} members fit; devices(n) spreads them over more devices",
+            code="population-memory",
+            members=members,
+            most=limit // each * shares,
+        )
+    ]
+
+
+def state_bytes(state: TrainState) -> int:
+    """Return the memory that a member needs for its state and its gradients, in bytes."""
+    return bytes_of(state) + bytes_of(state.params)
 
 
 def _kind(split: str) -> str:

@@ -29,7 +29,7 @@ from learner.renderers import PlainRenderer
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
-from learner.training import assembly
+from learner.training import assembly, population_checks
 from learner.training.population import population_of
 from learner.training.population_result import PopulationResult, Spread
 from tests.support.codes import raises_code
@@ -892,6 +892,17 @@ def test_halving_on_several_devices_resumes_also_on_one(tmp_path):
         result[best.index].history["train/Loss"], whole[best.index].history["train/Loss"], rtol=1e-5
     )
     np.testing.assert_allclose(result[best.index].model["w"], whole[best.index].model["w"], rtol=1e-5)
+
+
+def test_members_that_have_no_room_on_the_device(tmp_path, monkeypatch):
+    """A member has 12 parameters with gradients, 96 bytes, and less than 64 of counters and its key: three fit."""
+    monkeypatch.setattr(population_checks, "memory_limit", lambda device: 500)
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2, 0.3, 0.4])
+    with raises_code("population-memory", members=4, most=3):
+        build(builder).fit(shuffled())
+    assert not (tmp_path / "run").exists()
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2, 0.3, 0.4])
+    assert len(build(builder.devices(2).num_steps(1)).fit(shuffled())) == 4
 
 
 def test_members_that_do_not_divide_over_the_devices(tmp_path):
