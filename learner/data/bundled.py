@@ -1,5 +1,7 @@
 """Small data sets that come with Python or with scikit-learn: nothing is downloaded."""
 
+import importlib.util
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from learner.data.array_dataset import ArrayDataset
 from learner.data.sources.input_files import check_split
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
-from learner.util.optional import import_optional
+from learner.util.optional import refuse_missing
 
 __all__ = ["diabetes", "digits", "stdlib_text"]
 
@@ -43,10 +45,10 @@ def digits(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDatas
     360
     """
     check_split("digits", split, SPLITS)
-    data = _sklearn("datasets").load_digits()
-    rows = _rows(split, data.target, valid_fraction, seed, stratified=True)
-    images = (data.images / 16).astype(np.float32)
-    return ArrayDataset({"image": images[rows], "label": data.target.astype(np.int32)[rows]})
+    table = _table("digits.csv.gz", delimiter=",")
+    images, labels = (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int32)
+    rows = _split(len(labels), valid_fraction, seed, labels)[split]
+    return ArrayDataset({"image": images.reshape(-1, 8, 8)[rows], "label": labels[rows]})
 
 
 def diabetes(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDataset:
@@ -69,11 +71,11 @@ def diabetes(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDat
     ArrayDataset(353 rows: features float32 [10], target float32 [])
     """
     check_split("diabetes", split, SPLITS)
-    data = _sklearn("datasets").load_diabetes(scaled=False)
-    rows, train = (_rows(name, data.target, valid_fraction, seed, stratified=False) for name in (split, "train"))
-    columns = {"features": data.data, "target": data.target}
+    columns = {"features": _table("diabetes_data_raw.csv.gz"), "target": _table("diabetes_target.csv.gz")}
+    rows = _split(len(columns["target"]), valid_fraction, seed)
+    train = rows["train"]
     standard = {name: (column - column[train].mean(0)) / column[train].std(0) for name, column in columns.items()}
-    return ArrayDataset({name: column[rows].astype(np.float32) for name, column in standard.items()})
+    return ArrayDataset({name: column[rows[split]].astype(np.float32) for name, column in standard.items()})
 
 
 def stdlib_text(split: str, length: int = 128, stride: int | None = None, max_rows: int | None = None) -> ArrayDataset:
@@ -129,28 +131,56 @@ def _codes(modules: tuple[str, ...]) -> np.ndarray:
     return np.where(codes < 128, codes, np.int32(0))
 
 
-def _sklearn(module: str) -> Any:
-    return import_optional(f"sklearn.{module}", "examples", "this data set", "scikit-learn")
+def _table(name: str, delimiter: str | None = None) -> np.ndarray:
+    """Return a file of numbers from scikit-learn, whose import takes longer than training on it."""
+    refuse_missing("sklearn", "examples", "this data set", "scikit-learn")
+    spec = importlib.util.find_spec("sklearn")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    path = Path(spec.submodule_search_locations[0], "datasets", "data", name)
+    table: np.ndarray = np.loadtxt(path, delimiter=delimiter)
+    return table
 
 
-def _rows(split: str, target: np.ndarray, valid_fraction: float, seed: int, stratified: bool) -> np.ndarray:
+def _split(count: int, valid_fraction: float, seed: int, labels: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Return the rows of both splits: those of scikit-learn's `train_test_split(test_size=valid_fraction,
+    random_state=seed, stratify=labels)`. With labels, both have each of them in the same proportion.
+    """
     if not isinstance(valid_fraction, int | float) or not 0 < valid_fraction < 1:
-        raise LearnerError(
-            f"valid_fraction is {valid_fraction!r}: give a number between 0 and 1",
-            code="data-valid-fraction-value",
-            valid_fraction=valid_fraction,
-        )
-    seed = check_int("seed", seed, least=0)
-    rows = np.arange(len(target))
-    try:
-        train, valid = _sklearn("model_selection").train_test_split(
-            rows, test_size=valid_fraction, random_state=seed, stratify=target if stratified else None
-        )
-    except ValueError as error:
-        raise LearnerError(
-            f"valid_fraction is {valid_fraction} of {len(rows)} rows: {error}",
-            code="data-valid-fraction-value",
-            valid_fraction=valid_fraction,
-        ) from error
-    rows = train if split == "train" else valid
-    return np.sort(rows)
+        raise _wrong_fraction(valid_fraction, "give a number between 0 and 1")
+    random = np.random.RandomState(check_int("seed", seed, least=0))
+    of_valid = math.ceil(valid_fraction * count)
+    if labels is None:
+        valid = random.permutation(count)[:of_valid]
+    else:
+        rows = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+        of_train = _proportional(np.array([*map(len, rows)]), count - of_valid, random)
+        valid = np.concatenate([x[random.permutation(len(x))[n:]] for x, n in zip(rows, of_train, strict=True)])
+        if not of_train.all() or len(np.unique(labels[valid])) < len(rows):
+            raise _wrong_fraction(valid_fraction, "it leaves one of the splits without rows of some label")
+    if of_valid == count:
+        raise _wrong_fraction(valid_fraction, f"it leaves none of {count} rows to train on")
+    is_valid = np.isin(np.arange(count), valid)
+    return {"train": np.flatnonzero(~is_valid), "valid": np.flatnonzero(is_valid)}
+
+
+def _wrong_fraction(valid_fraction: Any, why: str) -> LearnerError:
+    return LearnerError(
+        f"valid_fraction is {valid_fraction!r}: {why}",
+        code="data-valid-fraction-value",
+        valid_fraction=valid_fraction,
+    )
+
+
+def _proportional(counts: np.ndarray, total: int, random: np.random.RandomState) -> np.ndarray:
+    """Return how many of each label are among `total` rows. The largest remainders round up, equal ones by lot."""
+    exact = counts / counts.sum() * total
+    shares: np.ndarray = np.floor(exact)
+    remainders = exact - shares
+    for remainder in np.unique(remainders)[::-1]:
+        left = int(total - shares.sum())
+        if left == 0:
+            break
+        equal = np.flatnonzero(remainders == remainder)
+        shares[random.choice(equal, min(len(equal), left), replace=False)] += 1
+    return shares.astype(int)

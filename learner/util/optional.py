@@ -41,7 +41,7 @@ def import_optional(module: str, extra: str, what: str, package: str | None = No
         raise _missing(package or root, extra, what) from error
 
 
-def refuse_missing(module: str, extra: str, what: str) -> None:
+def refuse_missing(module: str, extra: str, what: str, package: str | None = None) -> None:
     """Raise the error of `import_optional` if a package is not installed, without importing it, which can take seconds.
 
     >>> refuse_missing("no_such_module", "wandb", "NoLogger")  # doctest: +ELLIPSIS
@@ -50,7 +50,7 @@ def refuse_missing(module: str, extra: str, what: str) -> None:
     """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:  # a directory of that name is no package
-        raise _missing(module, extra, what)
+        raise _missing(package or module, extra, what)
 
 
 def _missing(package: str, extra: str, what: str) -> LearnerError:

@@ -1,5 +1,6 @@
 import os
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -35,8 +36,32 @@ def test_digits_are_split_by_class_and_always_alike():
     assert len(digits("valid", valid_fraction=0.5)) == 899
 
 
+@pytest.mark.parametrize("fraction", [0.2, 0.1, 0.33, 0.5])
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_rows_are_those_of_scikit_learns_split(fraction, seed):
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits().images, load_digits().target
+    train, valid = train_test_split(np.arange(1797), test_size=fraction, random_state=seed, stratify=labels)
+    for split, rows in (("train", train), ("valid", valid)):
+        found = digits(split, valid_fraction=fraction, seed=seed).arrays
+        np.testing.assert_array_equal(found["image"] * 16, images[np.sort(rows)])
+        np.testing.assert_array_equal(found["label"], labels[np.sort(rows)])
+    lengths = [len(diabetes(split, valid_fraction=fraction, seed=seed)) for split in ("train", "valid")]
+    assert lengths == [*map(len, train_test_split(np.arange(442), test_size=fraction, random_state=seed))]
+
+
+def test_scikit_learn_is_not_imported():
+    """Its import takes a second, which is a fifth of a first run on the digits."""
+    code = "import sys; from learner.data import digits, diabetes; digits('train'), diabetes('valid')"
+    code += "; assert 'sklearn' not in sys.modules and 'scipy.sparse' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_diabetes_is_standardised_by_the_training_rows():
     from sklearn.datasets import load_diabetes
+    from sklearn.model_selection import train_test_split
 
     train, valid = diabetes("train").arrays, diabetes("valid").arrays
     assert (len(train["target"]), len(valid["target"])) == (353, 89)
@@ -44,6 +69,11 @@ def test_diabetes_is_standardised_by_the_training_rows():
     for name in ("features", "target"):
         np.testing.assert_allclose(train[name].mean(0, dtype=np.float64), 0, atol=1e-6)
         np.testing.assert_allclose(train[name].std(0, dtype=np.float64), 1, atol=1e-6)
+    rows = train_test_split(np.arange(442), test_size=0.2, random_state=0)
+    for data, own in zip((train, valid), rows, strict=True):
+        raw = load_diabetes(scaled=False).data
+        standard = (raw - raw[rows[0]].mean(0)) / raw[rows[0]].std(0)
+        np.testing.assert_allclose(data["features"], standard[np.sort(own)], rtol=1e-5, atol=1e-6)
     original = load_diabetes(scaled=False).target
     target = np.concatenate([train["target"], valid["target"]]).astype(np.float64)
     slope, offset = np.polyfit(np.sort(target), np.sort(original), 1)
@@ -119,6 +149,7 @@ def test_wrong_sizes(option, value):
 
 @pytest.mark.parametrize("source", [digits, diabetes])
 def test_without_scikit_learn_the_error_says_what_to_install(source, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     with pytest.raises(LearnerError, match=re.escape(install_hint("examples"))):
         source("train")
