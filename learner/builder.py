@@ -331,6 +331,7 @@ class LearnerBuilder:
           keep: the part of the members that continues, between 0 and 1; rounded up.
           mode: `"min"` or `"max"`; None: the metric's own direction.
 
+        >>> from learner import loguniform
         >>> builder = LearnerBuilder("runs/rates").population(lr=loguniform(1e-4, 1e-1), size=27)
         >>> builder = builder.num_epochs(9).halving("valid/Loss", every_epochs=2, keep=1 / 3)
         """
@@ -355,6 +356,7 @@ class LearnerBuilder:
           factors: of the learning rate; one is drawn for each replacement, by the builder's seed.
           mode: `"min"` or `"max"`; None: the metric's own direction.
 
+        >>> from learner import loguniform
         >>> builder = LearnerBuilder("runs/rates").population(lr=loguniform(1e-4, 1e-1), size=8)
         >>> builder = builder.num_epochs(20).exploit("valid/Loss", every_epochs=2)
         """

@@ -112,9 +112,9 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool) -> int:
         return 1
     report = SweepReport(*progress.metric, progress.outcomes)
     best = report.best()
-    command = None if best is None else plan.command(best[1].member)
+    command = None if best is None or plan.takes_over else plan.command(best[1].member)
     if as_json:
         print(json.dumps(report.to_json(plan.directory, command), indent=2, allow_nan=False))
     else:
-        print("", *map(printable, report.lines(plan.directory, command or "")), sep="\n")
+        print("", *map(printable, report.lines(plan.directory, command)), sep="\n")
     return 0

@@ -29,7 +29,8 @@ from learner.util.json_values import encode
 from learner.util.number_checks import is_number
 
 MANY = 8  # numbers of a key
-SELECTIONS = ("halving", "exploit")
+EXPLOIT = "exploit"
+SELECTIONS = ("halving", EXPLOIT)
 """Keys of a config that rank members, which train together then."""
 
 
@@ -75,6 +76,11 @@ class SweepPlan:
     def monitor(self) -> tuple[str | None, str | None]:
         """The metric by which members choose their best checkpoint and its mode, each None if the config has none."""
         return monitor_in(self.content)
+
+    @property
+    def takes_over(self) -> bool:
+        """True if members take over the states of others, so that none trains by itself as in the sweep."""
+        return EXPLOIT in self.content
 
     def command(self, member: SweepMember) -> str:
         """Return the command that trains a member by itself, without listeners, as addresses may be secret."""

@@ -129,8 +129,8 @@ class SweepReport:
             return None
         return spread, min(group, key=lambda outcome: self._rank(outcome.best(self.key)[0]))
 
-    def lines(self, directory: Path, command: str) -> list[str]:
-        """Return the table of the configurations, the best one, and the command that trains it alone."""
+    def lines(self, directory: Path, command: str | None) -> list[str]:
+        """Return the table of the configurations, the best one, and the command that trains it alone, if any does."""
         rows = [spread for spread, _ in self.configurations()]
         lines = [*repr(PopulationSummary(self.key, SEED, rows)).split("\n"), ""]
         best = self.best()
@@ -143,7 +143,7 @@ class SweepReport:
             *lines,
             f"best configuration: {values or 'the only one'}",
             f"its best member: {directory / outcome.member.name}, {self.key} {short(value)} at epoch {epoch}",
-            f"by itself: {command}",
+            *([] if command is None else [f"by itself: {command}"]),
         ]
 
     def to_json(self, directory: Path, command: str | None) -> dict[str, Any]:

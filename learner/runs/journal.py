@@ -22,6 +22,7 @@ from learner.util.disk import read_lines
 from learner.util.number_checks import is_finite
 
 NUMBERS = ("epoch", "validation")
+ENDS = ("stop", "end")
 EVALUATION = "evaluation"
 """The event of the lines of `learner.runs.evaluations`."""
 OBSERVER_KEYS = ("metric_loggers", "renderer")

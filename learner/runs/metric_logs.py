@@ -29,7 +29,7 @@ from learner.runs.appended import (
     weight_texts,
 )
 from learner.runs.file_names import file_name, folded_name
-from learner.runs.journal import NUMBERS, read_journal
+from learner.runs.journal import ENDS, NUMBERS, read_journal
 from learner.runs.log_cutting import cut_back, refuse_short, what_is_left
 from learner.runs.samples import EVENT, FOLDER, contents
 from learner.util.disk import checksum, is_full, to_disk, truncate
@@ -47,6 +47,9 @@ class RunFiles:
       directory: of the run. It need not exist, and nothing is opened before the first write.
       clock: returns the seconds since 1970 (UTC).
       make_room: called if the disk is full, before the write is retried.
+
+    Attributes:
+      has_ended: True once the journal has the end of the run.
 
     Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
     with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
@@ -85,6 +88,7 @@ class RunFiles:
         self._journal: AppendedFile | None = None
         self._epoch_lines = 0
         self._make_room = make_room
+        self.has_ended = False
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
         """Append a line `value,weight` for each step of a dispatch.
@@ -136,6 +140,7 @@ class RunFiles:
         self._journal.pending.append(line + "\n")
         self._with_room(self._journal.write)
         self._epoch_lines += event in NUMBERS
+        self.has_ended = self.has_ended or event in ENDS
 
     def flush(self) -> None:
         """Pass all lines to the operating system, where they survive this process."""
@@ -326,6 +331,8 @@ class RunFiles:
 
 class NoFiles:
     """Metric files of a process that writes none: another process writes the files of the run."""
+
+    has_ended = False
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
         """See `RunFiles`."""

@@ -14,7 +14,6 @@ from learner.optimizers.schedule_resolution import schedules_in
 from learner.runs.evaluations import read_evaluations, summaries
 from learner.runs.history import summarize
 from learner.schedules.resolve import early_end, not_reached
-from learner.steps.finite import nonfinite_text
 from learner.training.dispatch_plan import Planned
 from learner.training.inputs import run_length
 from learner.training.monitors import monitor_of
@@ -39,6 +38,7 @@ def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -
         reporter.notify(population_text(spec), log=True)
     _announce_initial(run, spec)
     _log_early_end(run, spec)
+    _warn_of_selections(run, spec)
     if not options.metric_files:
         reporter.log.info(
             "values of single steps go to loggers only: metric_loggers(only=...) replaces the metric files"
@@ -62,15 +62,19 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
     """Announce the start in the files and for the listeners of a run, or of a member of a population."""
     p, resumed, reporter = run.position, spec.restored is not None, run.reporter
     index = None if member is None else member.index
+    ended = reporter.end_of(index)  # before the checkpoint that the others resume from
+    epoch, step = (p.epoch, p.step) if ended is None else (ended.epoch, ended.step)
     infos, history = _metric_infos(spec, member), reporter.history_of(index)
     metadata = _metadata(spec, options, member) if spec.processes.index == 0 else {}
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
-    fields = {"epoch": p.epoch, "step": p.step, "resumed": resumed, "metrics": metrics, **metadata}
+    fields = {"epoch": epoch, "step": step, "resumed": resumed, "metrics": metrics, **metadata}
     fields |= {"steps_per_epoch": reporter.steps_per_epoch, "fingerprint": spec.fingerprint}
     reporter.write_model(
         model_json(array_infos(spec.step.adapter, spec.member_state.params, spec.member_state.model_state)), index
     )
     reporter.journal("start", member=index, **fields)
+    if index is not None:
+        reporter.journal_end(index)
     if options.show_summary and member is None:
         spec.overview(Planned(options, spec.step, spec.state, spec.inputs, run.runner, run.feeder), run)
     reporter.emit(
@@ -82,8 +86,8 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
             reporter.steps_per_epoch,
             infos,
             parameters,
-            p.epoch,
-            p.step,
+            epoch,
+            step,
             resumed,
             history={key: tuple(history.points(key)) for key in history},
             monitor=monitor_of(options, list(spec.inputs.valid))[0],
@@ -144,6 +148,21 @@ def _log_early_end(run: Run, spec: RunSpec) -> None:
             run.reporter.log.info("%s%s", before, text)
 
 
+def _warn_of_selections(run: Run, spec: RunSpec) -> None:
+    """Warn people about halving and exploit that would do nothing."""
+    options, per_epoch = run.options, run.reporter.steps_per_epoch
+    steps = run_length(options, spec.inputs.source("train").batches).steps
+    if steps is None or per_epoch is None:
+        return
+    schedule = options.valid_schedule(list(spec.inputs.valid))
+    for selection in (options.halving, options.exploit):
+        if selection is not None and not selection.is_ever_due(schedule, steps, per_epoch):
+            run.warn(
+                f"{selection.name} ranks no members: before the last epoch, none of those that every_epochs="
+                f"{selection.every_epochs} chooses ends with a value of {selection.monitor.monitor}"
+            )
+
+
 def announce_end(run: Run, spec: RunSpec, outputs: Outputs) -> None:
     """Announce the end: in `summary.json`, in the journal, in the log and for the listeners."""
     reporter, p = run.reporter, run.position
@@ -178,14 +197,10 @@ def _announce_end(
     reporter, p, reason = run.reporter, run.position, run.stop.stopped_by
     index = None if member is None else member.index
     epoch, step, epochs = p.shown_epoch, p.step, p.epoch - 1
-    halted = None if index is None else reporter.halted_of(index)
-    stopped = None if index is None else reporter.stopped_of(index)
-    if stopped is not None:
-        epoch, step, reason = stopped.epoch, stopped.step, stopped.reason
-        epochs = epoch if stopped.ends_epoch else epoch - 1
-    if halted is not None:
-        epoch, step, epochs = halted.epoch, halted.step, halted.epoch - 1
-        reason = f"on_nonfinite: {nonfinite_text(halted.kind, halted.step)}"
+    ended = reporter.end_of(index)
+    if ended is not None:
+        epoch, step, reason = ended.epoch, ended.step, ended.reason
+        epochs = epoch if ended.ends_epoch else epoch - 1
     summary = summarize(
         reporter.history_of(index),
         _metric_infos(spec, member),
@@ -198,7 +213,8 @@ def _announce_end(
     summary["metrics"] |= summaries(read_evaluations(options.directory))
     reporter.write_summary(summary, index)
     event = "end" if reason in ("num_epochs", "num_steps") else "stop"
-    reporter.journal(event, member=index, epoch=epoch, step=step, stopped_by=reason, seconds=parts)
+    if ended is None:  # otherwise the journal has it
+        reporter.journal(event, member=index, epoch=epoch, step=step, stopped_by=reason, seconds=parts)
     shown = {**summary, "seconds": parts}
     reporter.emit(RunEnded(time.time(), epoch, step, reason, shown, seconds, options.show_summary), index)
 

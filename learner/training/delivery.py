@@ -9,6 +9,7 @@ import numpy as np
 from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SamplesLogged, SplitEnded, StepsEnded
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.steps.finite import nonfinite_text
 from learner.training.host_metrics import HostMetrics, Pictures, Values
 from learner.training.messages import (
     Callback,
@@ -89,6 +90,21 @@ class Delivery(ThreadOwned):
     def stop(self, stopped: MemberStop) -> None:
         """End a member of a population: nothing more is delivered to it than the end of its epoch."""
         self.stopped = stopped
+        if not stopped.ends_epoch:
+            self.journal_end()
+
+    @property
+    def end(self) -> MemberStop | None:
+        """The end of a member of a population, or None while it trains."""
+        if (halted := self.nonfinite.halted) is None:
+            return self.stopped
+        reason = f"on_nonfinite: {nonfinite_text(halted.kind, halted.step)}"
+        return MemberStop(reason, halted.epoch, halted.step, ends_epoch=False)
+
+    def journal_end(self) -> None:
+        """Write the end of a member of a population to its journal, as the others may train for long."""
+        if (end := self.end) is not None:
+            self.journal("stop", {"epoch": end.epoch, "step": end.step, "stopped_by": end.reason})
 
     def claim(self) -> None:
         """Make the current thread the owner of this and its parts."""
@@ -212,6 +228,7 @@ class Delivery(ThreadOwned):
         seconds, self._epoch_began = now - self._epoch_began, now
         if self._files is not None:
             self._files.journal("epoch", epoch=finished.epoch, step=finished.step, values=values)
+        self.journal_end()
         self.emit(EpochEnded(self._clock(), finished.epoch, finished.step, values, seconds))
 
     # -- the files -----------------------------------------------------------------------------------------------------

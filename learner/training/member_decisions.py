@@ -1,6 +1,7 @@
 """What follows from the values of the members of a population, each by its own: ends, rates, and states of others."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class MemberDecisions:
     ):
         self._names = [member.name for member in options.population.members]
         self._early_stopping = [copy.deepcopy(list(options.early_stopping)) for _ in self._names]
-        self._halving, self._exploit, self._last_epoch = options.halving, options.exploit, options.num_epochs
+        self._options, self._halving, self._exploit = options, options.halving, options.exploit
         self._plateaus, self._runner, self._reporter, self._pays = plateaus, runner, reporter, pays
 
     @property
@@ -69,7 +70,7 @@ class MemberDecisions:
 
     def _ranked(self, selection: Selection | None, p: Position) -> tuple[list[int], dict[int, float]]:
         """Return the members that train from the best to the worst, and their values, if it is time to rank them."""
-        if selection is None or p.pending != "epoch" or not selection.is_due(p.epoch, self._last_epoch):
+        if selection is None or p.pending != "epoch" or not selection.is_due(p.epoch) or self._is_last(p):
             return [], {}
         key, values = selection.monitor.monitor, {}
         for index in self._active_members():
@@ -78,6 +79,11 @@ class MemberDecisions:
                 return [], {}  # the metric was not measured here: the next ranking decides
             values[index] = float(newest[key])
         return selection.ranking(values), values
+
+    def _is_last(self, p: Position) -> bool:
+        """Return True if the run ends here: nobody would train what a selection makes of the members."""
+        epochs, steps = self._options.num_epochs, self._options.num_steps
+        return p.epoch == epochs or (steps is not None and p.step >= steps)
 
     def _halve(self, p: Position) -> bool:
         """End the worst members if it is time. Return True if any has ended."""
@@ -94,26 +100,32 @@ class MemberDecisions:
 
     def _continue_with(self, active: np.ndarray, p: Position, halved: bool) -> None:
         """Freeze the members that have ended, or continue with programs without them."""
-        lanes, left = len(self._runner.lanes), int(active.sum())
+        lanes, before, left = len(self._runner.lanes), int(self._runner.active().sum()), int(active.sum())
         # Only between epochs: within one, the metrics of the lanes are in flight.
-        compact = p.pending == "epoch" and (halved or (2 * left <= lanes and self._pays(lanes - left, p.step)))
+        compact = p.pending == "epoch" and self._runner.saves_lanes(left)
+        compact = compact and (halved or (2 * left <= lanes and self._pays(lanes - left, p.step)))
         self._runner.set_active(active, compact)
+        text = f"epoch {p.epoch}: {count(left, 'member')} of {before} continue{'s' if left == 1 else ''}"
         if compact:
             self._reporter.set_lanes(self._runner.lanes)
-            text = f"epoch {p.epoch}: {count(left, 'member')} of {lanes} continue{'s' if left == 1 else ''}"
             self._reporter.notify(f"{text}, in a program of their own", log=True)
+        elif halved:
+            self._reporter.notify(text, log=True)
 
     def _take_over(self, p: Position) -> None:
         """Replace the worst members by the best if it is time."""
-        ranking, _ = self._ranked(self._exploit, p)
-        if self._exploit is None or not (replaced := self._exploit.replaced(ranking, p.epoch)):
+        ranking, values = self._ranked(self._exploit, p)
+        replaced = {} if self._exploit is None else self._exploit.replaced(ranking, p.epoch)
+        replaced = {index: taken for index, taken in replaced.items() if math.isfinite(values[taken[0]])}
+        if not replaced:
             return
-        rates = self._runner.take_over(replaced)
+        numbers = self._runner.take_over(replaced)
         for index, (source, _) in replaced.items():
-            taken = {"epoch": p.epoch, "step": p.step, "source": self._names[source], "lr_scale": rates[index]}
-            self._reporter.journal("exploit", index, **taken)
+            fields = {"epoch": p.epoch, "step": p.step, "source": self._names[source], **numbers[index]}
+            self._reporter.journal("exploit", index, **fields)
+            now = ", ".join(f"{name} {x:g}" for name, x in numbers[index].items())
             text = f"epoch {p.epoch}: {self._names[index]} takes over the state of {self._names[source]}"
-            self._reporter.log.info("%s, with the rate %g", text, rates[index])
+            self._reporter.log.info("%s, with %s", text, now)
         self._reporter.notify(f"epoch {p.epoch}: {count(len(replaced), 'member')} replaced by better ones")
 
     def _follow_plateaus(self, p: Position) -> None:

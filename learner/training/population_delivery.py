@@ -58,8 +58,9 @@ class PopulationDelivery(Delivery):
         for lane, member in self._active():
             pairs = [(dispatched, member_of(values, lane)) for dispatched, values in read.pairs]
             measured.append(member.deliver_group(dataclasses.replace(read, pairs=pairs)))
-            if member.nonfinite.halted is not None and not self._active():
-                self.nonfinite.halted = member.nonfinite.halted
+            if (halted := member.nonfinite.halted) is not None:
+                member.journal_end()
+                self.nonfinite.halted = None if self._active() else halted
         count = max(len(weights) for _, weights in measured)
         if not self.has_listeners:
             return {}, measured[0][1][:count]

@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.steps.population import count_members, population_programs
 from learner.steps.program import Programs
-from learner.steps.step import ACTIVE
+from learner.steps.step import ACTIVE, HYPERPARAMETERS
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.executor import Runner
@@ -93,6 +93,10 @@ class PopulationRunner(Runner):
         active[list(self.lanes)] = np.asarray(self.state.extra[ACTIVE])
         return active
 
+    def saves_lanes(self, members: int) -> bool:
+        """Return True if the programs of so many members have fewer lanes."""
+        return members + -members % self._shares < len(self.lanes)
+
     def set_active(self, active: np.ndarray, compact: bool) -> None:
         """Set which members train, bool `[members]`: some of those that trained before. The others keep their state.
 
@@ -109,8 +113,9 @@ class PopulationRunner(Runner):
             state = self._placed(self._park(state))
             self._use(self._programs_of_lanes(self.strategy), state)
 
-    def take_over(self, replaced: Mapping[int, tuple[int, float]]) -> dict[int, float]:
-        """Give members the states of others, but for their random keys. Return their factors of the learning rate.
+    def take_over(self, replaced: Mapping[int, tuple[int, float]]) -> dict[int, dict[str, float]]:
+        """Give members the states of others, but for their random keys. Return the factor of the learning rate and the
+        keywords of the optimizer that each has from here on, by name.
 
         Args:
           replaced: for each member the one whose state it takes over, and the factor of that one's learning rate.
@@ -124,7 +129,8 @@ class PopulationRunner(Runner):
         extra = {**taken.extra, ACTIVE: state.extra[ACTIVE]}
         taken = dataclasses.replace(taken, rng=state.rng, extra=extra, lr_scale=self.strategy.place_members(rates))
         self.leaves = jax.tree.leaves(self._placed(taken))
-        return {member: float(rates[self.lanes.index(member)]) for member in replaced}
+        numbers = {"lr_scale": rates, **jax.device_get(taken.extra.get(HYPERPARAMETERS, {}))}
+        return {m: {name: float(x[self.lanes.index(m)]) for name, x in numbers.items()} for m in replaced}
 
 
 def _picked(tree: PyTree, members: Sequence[int]) -> PyTree:

@@ -320,11 +320,7 @@ class Reporter(ThreadOwned):
     @property
     def halted(self) -> NonFiniteStop | None:
         """The step that ended the run, or None. Steps that were dispatched after it leave no trace."""
-        return self.halted_of(None)
-
-    def halted_of(self, member: int | None) -> NonFiniteStop | None:
-        """Return the step that ended a member of a population, or the run, or None. See `halted`."""
-        return self._delivery_of(member).nonfinite.halted
+        return self._delivery.nonfinite.halted
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -340,9 +336,13 @@ class Reporter(ThreadOwned):
         """Return True if early stopping or halving has ended a member of a population; see `is_active`."""
         return any(member.stopped is not None for member in self._members)
 
-    def stopped_of(self, member: int) -> MemberStop | None:
-        """Return the end of a member of a population by early stopping or halving, or None; see `is_active`."""
-        return self._members[member].stopped
+    def end_of(self, member: int | None) -> MemberStop | None:
+        """Return the end of a member of a population while others train, or None; see `is_active`."""
+        return None if member is None else self._members[member].end
+
+    def journal_end(self, member: int) -> None:
+        """Write the end of a member of a population to its journal, in order, if it has ended."""
+        self.put(Callback(self._members[member].journal_end))
 
     def stop_member(self, member: int, stopped: MemberStop) -> None:
         """End a member of a population, in order, and wait for it."""

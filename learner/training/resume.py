@@ -251,6 +251,8 @@ def accumulator_in_flight(restored: Restored | None, runner: Runner, options: Op
     separate = dataclasses.replace(measure, separate=True)
     states = restored.metrics["states"]
     saved = [x for i in range(len(states)) if (x := states.get(str(i))) is not None]
+    if runner.lanes is not None:
+        saved = _in_lanes(saved, restored.progress, runner.lanes)
     members = None if runner.lanes is None else len(runner.lanes)
     for layout in (measure, separate) if members is None else (measure,):
         shapes = jax.eval_shape(layout.fresh)
@@ -263,6 +265,22 @@ def accumulator_in_flight(restored: Restored | None, runner: Runner, options: Op
         "metrics have now; go on from the end of an epoch: checkpoint(epoch)",
         code="resume-metric-state-differs",
     )
+
+
+def _in_lanes(saved: list[Any], progress: Mapping[str, Any], lanes: Sequence[int]) -> list[Any]:
+    """Return the metric states of a population for these lanes, which other devices may fill with other members.
+
+    Args:
+      saved: a state of each lane of the checkpoint.
+      progress: of the checkpoint.
+      lanes: the member of each lane now.
+    """
+    before = list(progress.get("lanes") or range(len(progress["members"])))
+    if before == list(lanes) or any(len(x) != len(before) for x in saved):  # the latter are refused by their shapes
+        return saved
+    # A member without a lane before has ended: nobody reads its state.
+    places = np.array([before.index(member) if member in before else 0 for member in lanes])
+    return [x[places] for x in saved]
 
 
 def reporter_values(

@@ -84,7 +84,8 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
             log.error("failed: %r", error, exc_info=error)
             for each in every:
                 with contextlib.suppress(Exception):
-                    each.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
+                    if not each.files.has_ended:  # as a member of a population that ended while others trained
+                        each.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
                 for listener in each.listeners:
                     listener.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
             raise

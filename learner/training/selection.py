@@ -9,6 +9,7 @@ import numpy as np
 
 from learner.errors import Problem
 from learner.metrics.monitor import Monitor
+from learner.training.valid_schedule import ValidPeriod, ValidSchedule  # noqa: F401 (the first is of the doctest)
 from learner.util.number_checks import is_finite, is_int
 
 
@@ -43,9 +44,25 @@ class Selection:
         text = f"{name} of {self.name} is {value!r}; it needs a number between 0 and 1, such as {least}"
         return [Problem(text, code="population-selection-fraction", name=name)]
 
-    def is_due(self, epoch: int, last_epoch: int | None) -> bool:
-        """Return True if members are ranked at the end of an epoch."""
-        return epoch % self.every_epochs == 0 and epoch != last_epoch
+    def is_due(self, epoch: int) -> bool:
+        """Return True if members are ranked at the end of an epoch, unless it is the last one."""
+        return epoch % self.every_epochs == 0
+
+    def is_ever_due(self, schedule: ValidSchedule, steps: int, steps_per_epoch: int) -> bool:
+        """Return True if an epoch before the last one ends with a ranking and a value of the monitored metric.
+
+        Args:
+          schedule: of the validations.
+          steps: of the run.
+          steps_per_epoch: of each of its epochs.
+
+        >>> schedule = ValidSchedule({"valid": ValidPeriod(epochs=2)}, num_epochs=4)
+        >>> [Selection(Monitor("valid/Loss"), every).is_ever_due(schedule, 40, 10) for every in (1, 2, 3, 4)]
+        [True, True, False, False]
+        """
+        split = self.monitor.monitor.partition("/")[0]
+        epochs = range(self.every_epochs, math.ceil(steps / steps_per_epoch), self.every_epochs)
+        return any(split not in schedule.periods or split in schedule.due(e * steps_per_epoch, e) for e in epochs)
 
     def ranking(self, values: Mapping[int, float]) -> list[int]:
         """Return the members from the best to the worst. Values that are not finite come last, equal ones by index.
@@ -114,7 +131,7 @@ class Exploit(Selection):
 
         >>> exploit = Exploit(Monitor("valid/Loss", "min"), 1, 0.25, (0.5, 2.0))
         >>> exploit.replaced([2, 0, 3, 1], epoch=1)
-        {1: (2, 0.5)}
+        {1: (2, 2.0)}
         """
         count = max(1, math.floor(len(ranking) * self.part + 1e-9)) if len(ranking) > 1 else 0
         taken = {}

@@ -140,6 +140,14 @@ def test_halving_ends_members_of_a_sweep(learner, write):
     assert (code, "use learner sweep" in err) == (2, True)
 
 
+def test_no_command_trains_the_best_member_of_exploit_by_itself(learner, write):
+    """The rate 0 continues as the other member after the first epoch, with half of its rate."""
+    words = ("sweep", write(num_epochs=2), "--lr=0.0,0.05", "--exploit.monitor=train/Loss", "--exploit.part=0.5")
+    code, out, err = learner(*words, "--exploit.factors=[0.5]")
+    assert (code, err, out.count("by itself: ")) == (0, "", 0)
+    assert json.loads(learner(*words, "--exploit.factors=[0.5]", "--json")[1])["command"] is None
+
+
 def test_a_population_resumes(learner, write):
     path = write(num_epochs=20, train="mymodule.Pressing")
     words = ("sweep", path, "--lr=0.1,0.05", "--together")

@@ -698,6 +698,65 @@ def test_halving_ends_the_worst_members(tmp_path):
     np.testing.assert_allclose(result.history["train/Loss"], means, rtol=1e-5)
 
 
+def test_a_member_has_ended_while_others_train(tmp_path):
+    """The rate 1 ends with the first epoch, the rate 1e38 with a step of it. A run that resumes leaves them at their
+    ends.
+    """
+    seen = []
+
+    class Validation:
+        def __iter__(self):
+            runs = find_runs([tmp_path / "run"]) if (tmp_path / "run").exists() else []
+            seen.append([(run.status.word == "running", run.step, run.epochs) for run in runs])
+            return iter(VALID_BATCHES)
+
+    for epochs in (2, 4):  # the first validation of a run reads the batches that its checks have begun
+        builder, build = lines(tmp_path / "run", lr=[1.0, 0.01, 1e38])
+        builder.halving("train/Loss").num_epochs(epochs).with_file_checkpointer().resume()
+        result = build(builder).fit(shuffled(), Validation())
+        steps = [member.summary["steps"] for member in result]
+        assert steps[:2] == [6, 6 * epochs]
+        assert seen[-1] == [(False, 6, 1), (True, 6 * (epochs - 1), epochs - 1), (False, steps[2], 0)]
+        assert [run.step for run in find_runs([tmp_path / "run"])] == steps
+    for member in (result[0], result[2]):
+        assert [entry["event"] for entry in journal_of(member.directory)].count("stop") == 2  # of two processes
+    assert 0 < steps[2] < 6
+
+
+@pytest.mark.parametrize("length", [{"num_steps": 6}, {"num_epochs": 1}], ids=str)
+def test_members_are_not_ranked_where_the_run_ends(length, tmp_path):
+    """An epoch has 6 steps. The state of each member is that of its own rate after them."""
+
+    def fit(name, rank):
+        builder, build = lines(tmp_path / name, lr=RATES)
+        for method, argument in length.items():
+            getattr(builder, method)(argument)
+        return build(rank(builder)).fit(shuffled())
+
+    plain = fit("plain", lambda builder: builder)
+    for method in ("halving", "exploit"):
+        result = fit(method, lambda builder, method=method: getattr(builder, method)("train/Loss"))
+        assert [member.stopped_by for member in result] == list(length) * 4
+        assert [model_bits(member.model) for member in result] == [model_bits(member.model) for member in plain]
+        assert all(entry["event"] != "exploit" for member in result for entry in journal_of(member.directory))
+
+
+def test_a_population_that_fails_leaves_members_that_ended_before(tmp_path):
+    """Two members end with the first epoch, and the second validation fails."""
+
+    class Validation:
+        def __iter__(self):
+            if any(entry["event"] == "stop" for path in (tmp_path / "run").glob("0*") for entry in journal_of(path)):
+                raise OSError("the disk is gone")
+            return iter(VALID_BATCHES)
+
+    builder, build = lines(tmp_path / "run", lr=RATES)
+    with pytest.raises(OSError, match="the disk is gone"):
+        build(builder.halving("train/Loss").num_epochs(3)).fit(shuffled(), Validation())
+    ends = [journal_of(path)[-1]["event"] for path in sorted((tmp_path / "run").glob("0*"))]
+    assert sorted(ends) == ["error", "error", "stop", "stop"]
+
+
 def test_ties_and_values_that_are_not_finite_in_halving(tmp_path):
     """The rates 0 have equal losses: the first of them continues. The NaN member has ended by itself before."""
     builder, build = lines(tmp_path / "run", lr=[1e38, 0.0], momentum=[0.1, 0.2])
@@ -706,7 +765,7 @@ def test_ties_and_values_that_are_not_finite_in_halving(tmp_path):
     assert [len(m.history["valid/Loss"]) if m.history else 0 for m in result] == [0, 0, 4, 2]
 
 
-@pytest.mark.parametrize("steps", [9, 12, 15], ids=["within the 2nd epoch", "after it", "within the 3rd"])
+@pytest.mark.parametrize("steps", [9, 13, 15], ids=["within the 2nd epoch", "one step after it", "within the 3rd"])
 def test_halving_resumes_to_the_bit(tmp_path, steps, whole_halving):
     """Also inside an epoch after half of the members have ended, whose metrics have lanes for the others alone."""
 
@@ -792,6 +851,35 @@ def test_exploit_replaces_the_worst_by_the_best(tmp_path):
     assert all(entry["event"] != "exploit" for m in kept for entry in journal_of(m.directory))
 
 
+def test_exploit_takes_over_the_numbers_of_the_optimizer(tmp_path):
+    """After the first epoch, the rate 1 continues as the other member, with half of its rate and its momentum."""
+    builder, build = lines(tmp_path / "run", lr=[1.0, 0.01], momentum=[0.25, 0.5], zipped=True)
+    builder.exploit("train/Loss", part=0.5, factors=(0.5,)).num_epochs(2)
+    worst, best = build(builder).fit(shuffled())
+    (entry,) = [entry for entry in journal_of(worst.directory) if entry["event"] == "exploit"]
+    assert (entry["source"], entry["momentum"]) == (best.name, 0.5)
+    np.testing.assert_allclose(entry["lr_scale"], 0.005, rtol=1e-6)
+    one = quiet(tmp_path / "one").metrics(Accuracy()).num_epochs(2)
+    rate, sgd = lambda step: jnp.where(step < 6, 0.01, 0.005), lambda lr: optax.sgd(lr, momentum=0.5)
+    expected = one.build(line(3, 3), sgd, rate, train_step=class_step, valid_step=class_step).fit(shuffled())
+    np.testing.assert_allclose(worst.model["w"], expected.model["w"], rtol=1e-5)
+
+
+def test_people_are_warned_of_selections_that_rank_nobody(tmp_path):
+    """An epoch has 6 steps: each of three epochs would rank, if only validations came after 4, 8, 12, 16 steps."""
+    cases = {
+        "never": lambda b: b.valid_every(steps=4, epochs=0).halving("valid/Loss", every_epochs=3).num_epochs(4),
+        "twice": lambda b: b.valid_every(steps=4, epochs=0).halving("valid/Loss", every_epochs=2).num_epochs(4),
+        "last": lambda b: b.exploit("valid/Loss", every_epochs=2).num_steps(12),
+        "before": lambda b: b.exploit("train/Loss", every_epochs=2).num_steps(13),
+    }
+    for name, make in cases.items():
+        builder, build = lines(tmp_path / name, lr=[0.1, 0.2])
+        build(make(builder)).fit(shuffled(), shuffled())
+    warned = {name for name in cases if "ranks no members" in (tmp_path / name / "experiment.log").read_text()}
+    assert warned == {"never", "last"}
+
+
 def test_exploit_resumes_to_the_bit(tmp_path):
     """The members keep their own random keys and the rates that they took over. Draws do not depend on the start."""
 
@@ -870,7 +958,7 @@ def test_members_on_several_devices_compute_what_they_do_on_one(name, tmp_path):
 
 
 def spread_halving(directory, steps, devices):
-    builder = quiet(directory).metrics(Accuracy(), LastRow()).num_steps(steps).population(lr=[0.3, 0.1, 0.01, 0.0])
+    builder = quiet(directory).metrics(Accuracy(), LastRow()).num_steps(steps).population(lr=[0.3, 0.1, 0.2, 0.001])
     builder.halving("train/Loss", keep=0.2).devices(devices).with_file_checkpointer().resume()
     result = builder.build(line(3, 3), optax.sgd, 0.1, train_step=class_step, valid_step=class_step).fit(shuffled())
     return result, progress_of(directory, steps)["lanes"]
@@ -878,20 +966,38 @@ def spread_halving(directory, steps, devices):
 
 def test_halving_on_several_devices_resumes_also_on_one(tmp_path):
     """One member continues on two devices, beside one that has ended, and keeps its state."""
-    result, lanes = spread_halving(tmp_path / "run", 12, devices=2)
+    result, lanes = spread_halving(tmp_path / "run", 9, devices=2)
     (best,) = [member for member in result if member.stopped_by == "num_steps"]
     assert len(lanes) == 2
     assert best.index in lanes
     others = [model_bits(member.model) for member in result if member.index != best.index]
-    for steps, devices, count in ((18, 1, 1), (24, 2, 2)):
+    # Also within an epoch, whose metrics so far are those of other lanes.
+    for steps, devices, count in ((15, 1, 1), (21, 2, 2), (24, 1, 1), (25, 2, 2)):
         result, lanes = spread_halving(tmp_path / "run", steps, devices)
         assert len(lanes) == count
         assert [model_bits(m.model) for m in result if m.index != best.index] == others
-    whole, _ = spread_halving(tmp_path / "whole", 24, devices=1)
+    assert lanes == [0, best.index] == [0, 3]
+    whole, _ = spread_halving(tmp_path / "whole", 25, devices=1)
     np.testing.assert_allclose(
         result[best.index].history["train/Loss"], whole[best.index].history["train/Loss"], rtol=1e-5
     )
     np.testing.assert_allclose(result[best.index].model["w"], whole[best.index].model["w"], rtol=1e-5)
+
+
+def test_halving_keeps_programs_that_cannot_be_smaller(tmp_path):
+    """Two of four members continue on two devices, and then one of these, beside the other, which keeps its state."""
+    results = []
+    for devices in (1, 2):
+        builder, build = lines(tmp_path / f"{devices}", lr=[0.3, 0.1, 0.001, 0.02])
+        builder.halving("train/Loss").devices(devices).num_epochs(4).with_file_checkpointer()
+        results.append(build(builder).fit(shuffled(), shuffled()))
+    one, spread = results
+    assert progress_of(tmp_path / "1", 24)["lanes"] == [3]
+    assert progress_of(tmp_path / "2", 24)["lanes"] == [2, 3]
+    assert [m.summary["epochs"] for m in spread] == [m.summary["epochs"] for m in one] == [1, 1, 2, 4]
+    for member, expected in zip(spread, one, strict=True):
+        np.testing.assert_allclose(member.history["valid/Loss"], expected.history["valid/Loss"], rtol=1e-5)
+        np.testing.assert_allclose(member.model["w"], expected.model["w"], rtol=1e-5)
 
 
 def test_members_that_have_no_room_on_the_device(tmp_path, monkeypatch):

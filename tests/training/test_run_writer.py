@@ -123,4 +123,4 @@ def test_an_interrupt_ends_the_run(tmp_path):
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True)
     assert ran.returncode in (1, 130, -signal.SIGINT)
-    assert str(RunReader(tmp_path / "run").status) == "ended: ctrl-c"
+    assert str(RunReader(tmp_path / "run").status) == "stopped: ctrl-c"
