@@ -22,6 +22,7 @@ Prints a script with which a shell completes commands, keys of configs, options,
 It needs: {install_hint("completion")}"""
 
 SHELLS = ("bash", "zsh", "tcsh")
+HELP, VERSION = "show more about a command", "show the version"
 WITH_KEYS = ("fit", "resume", "sweep", "evaluate", "plot-lr", "profile", "find-lr", "doctor")
 """Commands whose options are keys of a config, too."""
 
@@ -47,6 +48,8 @@ def _commands(file: Any) -> argparse.ArgumentParser:
         for option in sorted({*_options(name)}):
             command.add_argument(f"--{option}")
         command.add_argument("paths", nargs="*").complete = file  # type: ignore[attr-defined]
+    commands.add_parser("help", help=HELP).add_argument("command", choices=list(COMMANDS))
+    commands.add_parser("version", help=VERSION)
     return parser
 
 

@@ -4,6 +4,7 @@ A config names code, which is imported and run: trust it as you trust code.
 """
 
 import contextlib
+import difflib
 import math
 import os
 import re
@@ -80,7 +81,7 @@ class RunConfig:
         for key in self._content:
             with self._problems.collect():
                 if key not in known:
-                    hint = _hint_for(key, self._content[key]) or near(key, [*beside, *known])
+                    hint = _hint_for(key, self._content[key], [*beside, *known])
                     raise LearnerError(f"there is no option {key!r}: {hint}", code="config-key-unknown", key=key)
         for key in needed:
             with self._problems.collect():
@@ -309,13 +310,14 @@ def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in left_out.items() if key != "num_epochs" or "num_steps" not in content}
 
 
-def _hint_for(key: str, value: Any) -> str:
-    """Return a hint for a key that is a common guess, otherwise an empty text."""
-    if key not in COMMON_GUESSES:
-        return ""
+def _hint_for(key: str, value: Any, known: Sequence[str]) -> str:
+    """Return a hint for an unknown key: of the common guess that it is or resembles, otherwise of the nearest keys."""
+    nearest = difflib.get_close_matches(key.lower(), [*known, *COMMON_GUESSES], n=1)
+    if not nearest or nearest[0] not in COMMON_GUESSES:
+        return near(key, known)
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
-    return f"{COMMON_GUESSES[key]}{belongs}"
+    return f"{COMMON_GUESSES[nearest[0]]}{belongs}"
 
 
 def _check_rate(lr: Any) -> None:

@@ -5,11 +5,19 @@ jsonargparse's own parser refuses options that it does not know (its `parse_know
 """
 
 import argparse
+import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from learner.errors import LearnerError, near
+
+ENTRY = re.compile(r" +\S.*? {2,}(?=\S)")
+"""The name of an entry, up to its description."""
+LEAST_COLUMN = 8
+"""Of descriptions."""
 
 PROCESSES = """\
   --distributed           run as one of several processes, all started with
@@ -22,6 +30,35 @@ PROCESSES = """\
                           seconds to wait for a process that does not come
                           (300), and for a sign of life (40)
 """
+
+
+def fit_to_terminal(text: str) -> str:
+    """Return a help text in which every block of lines that is too wide for the terminal is wrapped anew."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    blocks = re.split(r"(\n{2,})", text)
+    return "".join(block if max(map(len, block.split("\n"))) <= width else _wrapped(block, width) for block in blocks)
+
+
+def _wrapped(block: str, width: int) -> str:
+    """Return a block whose paragraphs are wrapped: text at the margin, and entries of a name and a description."""
+    paragraphs: list[tuple[str, int]] = []  # with the column of their further lines
+    is_open = False
+    for line in block.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        if is_open and line and indent == paragraphs[-1][1]:
+            paragraphs[-1] = f"{paragraphs[-1][0]} {line.lstrip()}", indent
+        else:
+            entry = ENTRY.match(line)
+            # Lines that are indented a little are examples, each of which stays a line.
+            column = entry.end() if entry else indent + 2 if 0 < indent < LEAST_COLUMN else indent
+            paragraphs.append((line, column))
+        is_open = bool(line) and not line.endswith(":")
+    lines: list[str] = []
+    for text, column in paragraphs:
+        further = " " * min(column, width // 2)
+        wrapped = textwrap.wrap(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+        lines += wrapped or [""]
+    return "\n".join(lines)
 
 
 def check_output(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
@@ -70,6 +107,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--distributed", action="store_true", help=argparse.SUPPRESS)
         for name in ("coordinator", "num_processes", "process_id", "timeout", "heartbeat"):
             self.add_argument(f"--{name}", help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """Return the help, which fits the terminal."""
+        return fit_to_terminal(super().format_help())
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the arguments.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from learner.cli.parsing import PROCESSES, Parser
+from learner.cli.parsing import PROCESSES, Parser, fit_to_terminal
 from learner.diagnostics.check_result import QUESTIONS
 from learner.errors import LearnerError, near
 from learner.examples import CONFIGS as BUNDLED
@@ -89,7 +89,7 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 def fit_usage() -> str:
     """Return the first page of the help of `learner fit`."""
     configs = sorted(f"configs/{path.name}" for path in BUNDLED.glob("*.yaml"))
-    return f"""\
+    return fit_to_terminal(f"""\
 usage: learner fit CONFIG... [--KEY=VALUE ...]
 
 Trains the run that configs describe; later ones and options override, also in
@@ -102,7 +102,7 @@ mappings, lists and arguments: --num_epochs=3 --model.hidden=64 --optimizer=SGD
   -h, --help [TOPIC]      this page, or one of the topics:
 {fill(entries_of({f"--help={topic}": about for topic, (_, about) in TOPICS.items()}))}
 configs that come with learner, used if the file does not exist:
-{fill([Paragraph(", ".join(configs), "  ", 2)])}"""
+{fill([Paragraph(", ".join(configs), "  ", 2)])}""")
 
 
 def fit_parser() -> Parser:
@@ -197,7 +197,8 @@ def stored_topic(topic: str) -> str | None:
     if topic not in TOPICS:
         raise LearnerError(f"there is no topic {topic!r}: {near(topic, list(TOPICS))}", code="cli-help-topic-unknown")
     if topic == "processes":
-        return f"options of the process, which are not saved with the config:\n{PROCESSES.rstrip()}"
+        text = f"options of the process, which are not saved with the config:\n{PROCESSES.rstrip()}"
+        return fit_to_terminal(text)
     stored = json.loads(STORED.read_text(encoding="utf-8"))
     if stored["optax"] != importlib.metadata.version("optax"):
         return None

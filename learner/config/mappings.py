@@ -47,7 +47,7 @@ def _content(path: Path, what: str, included: list[Path] | None, inside: tuple[P
             raise LearnerError(f"{named} has more than {LARGEST} bytes", code="config-file-too-large")
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
-        beside = sorted(str(other) for other in Path(path).parent.glob("*") if other.suffix in SUFFIXES)
+        beside = sorted(str(other) for other in Path(path).parent.glob("[!.]*") if other.suffix in SUFFIXES)
         hint = f": {near(str(path), beside)}" if beside else ""
         raise LearnerError(f"there is no {what} {os.fspath(path)}{hint}", code="config-file-missing") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, near
 from learner.events import Message, RunEnded, RunFailed, RunStarted
+from learner.runs.layout import end_word
 from learner.util.metric_order import by_importance, is_selected, ordered
 from learner.util.text import abbreviate, count, duration, printable, short
 
@@ -37,7 +38,8 @@ def unmatched(event: RunStarted, selected: Collection[str]) -> list[str]:
 
 def ended(event: RunEnded) -> str:
     """Return how far the run came, why it ended, and how to resume one that was started from Python and stopped."""
-    text = f"ended at epoch {event.epoch}, step {event.step}, {duration(event.seconds)}: {event.stopped_by}"
+    at = f"epoch {event.epoch}, step {event.step}, {duration(event.seconds)}"
+    text = f"{end_word(event.stopped_by)} at {at}: {event.stopped_by}"
     is_stopped = event.stopped_by in ("ctrl-c", "sigterm", "time limit")
     from_python = "config.yaml" not in event.summary.get("artifacts", ())
     resume = "; builder.resume() resumes it" if is_stopped and from_python and event.summary.get("checkpoints") else ""

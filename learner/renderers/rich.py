@@ -1,6 +1,7 @@
 """Renderer for terminals: a progress bar, a table of metrics and one of epochs."""
 
 import atexit
+import dataclasses
 import logging
 import os
 import sys
@@ -8,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -235,4 +236,15 @@ def render_summary(summary: Mapping[str, Any], directory: str | os.PathLike[str]
       summary: the content of `summary.json`.
       directory: of the run; its paths are relative to it.
     """
-    return Group(grid(table(summary)), *map(Text, endings(summary, directory)))
+    return Group(grid(table(summary)), WrappedLines(endings(summary, directory)))
+
+
+@dataclasses.dataclass(frozen=True)
+class WrappedLines:
+    """Lines as a rich renderable, broken between words where the console is narrow."""
+
+    lines: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self.lines:
+            yield from map(Text, wrapped(line, options.max_width))

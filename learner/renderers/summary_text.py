@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.runs.layout import end_word
 from learner.runs.population import member_index
 from learner.util.json_values import decode
 from learner.util.metric_order import ordered
@@ -29,7 +30,8 @@ LENGTHS = {"num_epochs": "epochs", "num_steps": "steps"}
 def heading(summary: Mapping[str, Any]) -> str:
     """Return the length of the run and why it ended."""
     length = f"{count(summary['epochs'], 'epoch')}, {count(summary['steps'], 'step')}"
-    return f"{length}, ended by: {printable(str(summary['stopped_by']))}"
+    reason = str(summary["stopped_by"])
+    return f"{length}, {end_word(reason)} by: {printable(reason)}"
 
 
 def table(summary: Mapping[str, Any]) -> list[list[str]]:

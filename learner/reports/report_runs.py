@@ -10,13 +10,17 @@ from learner.reports.confusion_matrices import monitor_of
 from learner.reports.html import scrolled
 from learner.runs.flat_config import text_of
 from learner.runs.history import Point
-from learner.runs.layout import ENDS
 from learner.runs.run_reader import RunReader, Status, time_of
 from learner.util.text import count, duration, short
 
-# Near those of Okabe and Ito (2008), which are told apart with every kind of colour vision, each with a contrast of at
-# least 3 on both themes.
-COLOURS = ("#0072b2", "#d55e00", "#008a65", "#c0509a", "#9a7400", "#7a6ff0", "#7f7f7f", "#e0323c", "#1596a8", "#6f8f2a")
+# Each has a contrast of at least 3 (WCAG 2) on both themes, and any two are at least 0.12 apart in OKLab. They are
+# ordered so that the first ones differ most, also with protanopia and deuteranopia.
+# fmt: off
+COLOURS = (
+    "#0072b2", "#d55e00", "#de54fc", "#ba247e", "#6696a8", "#8a1efc", "#cc061e", "#fc486c", "#b47ed2", "#1896fc",
+    "#7860cc", "#c08484", "#846006", "#845a7e", "#a29000", "#007800", "#0654fc", "#06a806", "#b400c6", "#f006ae",
+)
+# fmt: on
 GOLDEN = 0.618034
 LUMINANCE = 0.2
 """Of further colours (WCAG 2): their contrast is at least 4 on both themes."""
@@ -68,10 +72,8 @@ def card(run: RunReader) -> str:
 
 
 def _chip(status: Status) -> str:
-    """Return the status in its colour: that of an end only if nothing is left to train."""
-    kind = status.word if status.word in ("running", "ended", "failed") else "died"
-    kind = "stopped" if kind == "ended" and not status.why.startswith(ENDS) else kind
-    return f'<span class="chip {kind}">{escape(status.word)}</span> {escape(status.why)}'
+    """Return the status, its word in its colour."""
+    return f'<span class="chip {status.word}">{escape(status.word)}</span> {escape(status.why)}'
 
 
 def value_text(point: Point | None, run: RunReader, key: str) -> str:

@@ -19,7 +19,6 @@ PROGRAM = "train step"
 SECONDARY = ("last", "steps", "epoch", "epochs")
 """Columns that narrow terminals do without, the first ones first."""
 GAP = 2
-ABSENT = object()
 Row = dict[str, Any]
 
 
@@ -166,7 +165,7 @@ def _differing(runs: Sequence[_RunSummary]) -> list[str]:
         key
         for key in keys
         if key not in ALWAYS_DIFFER
-        and any(_differ(config.get(key, ABSENT), configs[0].get(key, ABSENT)) for config in configs)
+        and any(_differ(config.get(key), configs[0].get(key)) for config in configs)  # None is shown as an absent one
     ]
     return differing + _differing_facts([run for run in runs if run.fingerprint], differing)
 
@@ -235,17 +234,19 @@ def _column(setting: str) -> str:
 def _cell(value: float | str | None) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str):  # a confusion matrix, say, of which a cell has room for the first row at most
+        return "text"
     return str(value) if isinstance(value, int) else short(value)
 
 
 def _last_part(keys: Sequence[str]) -> Callable[[str], str]:
-    """Return the shortest unique suffix of each key."""
+    """Return the shortest unique suffix of each key that does not begin with an index."""
 
     def name(key: str) -> str:
         parts = key.split(".")
         for length in range(1, len(parts)):
             end = "." + ".".join(parts[-length:])
-            if sum(("." + other).endswith(end) for other in keys) == 1:
+            if not parts[-length].isdecimal() and sum(("." + other).endswith(end) for other in keys) == 1:
                 return end[1:]
         return key
 

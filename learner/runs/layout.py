@@ -9,8 +9,19 @@ from learner.errors import LearnerError
 from learner.util.disk import read_bytes
 
 MARK = "journal.jsonl"
-ENDS = ("num_epochs", "num_steps", "early stopping", "halving")
-"""The beginnings of `stopped_by` in the summaries of runs that have nothing left to train."""
+ENDS = ("num_epochs", "num_steps", "early stopping", "halving", "the end of the loop")
+"""The beginnings of `stopped_by` in the summaries of runs that have nothing left to train; the last one is of runs that
+`RunWriter` wrote.
+"""
+
+
+def end_word(stopped_by: str) -> str:
+    """Return `ended` if a run that ended for this reason has nothing left to train, else `stopped`.
+
+    >>> end_word("early stopping: valid/Loss"), end_word("ctrl-c")
+    ('ended', 'stopped')
+    """
+    return "ended" if stopped_by.startswith(ENDS) else "stopped"
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from learner.runs.flat_config import DEEPEST, flat
 from learner.runs.growing import GrowingLines
 from learner.runs.history import History, Point
 from learner.runs.journal import EVALUATION, LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
-from learner.runs.layout import MARK, read_summary
+from learner.runs.layout import MARK, end_word, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.samples import SampleFile, sample_files
 from learner.runs.series import epochs_in, has_steps, is_plain, step_values
@@ -45,7 +45,8 @@ class Status:
     """The status of a run.
 
     Attributes:
-      word: `running`, `ended`, `failed` (by an exception) or `died` (without a word, as when it is killed).
+      word: `running`, `ended` (nothing is left to train), `stopped` (before its end, as by Ctrl-C), `failed` (by an
+        exception) or `died` (without recording its end, as when it is killed).
       why: the reason of its end, such as `num_epochs` or the exception; empty while it is training.
     """
 
@@ -152,7 +153,8 @@ class RunReader:
         """The status of the run: from its journal, and from the lock that a running process holds."""
         marks = [entry for entry in self.journal if entry.get("event") in ("start", "end", "stop", "error")]
         if marks and marks[-1]["event"] in ("end", "stop"):
-            return Status("ended", str(marks[-1].get("stopped_by", "")))
+            reason = str(marks[-1].get("stopped_by", ""))
+            return Status(end_word(reason), reason)
         if marks and marks[-1]["event"] == "error":
             return Status("failed", str(marks[-1].get("error", "")))
         locked = is_locked(self.directory)

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST = 40
+NO_BREAK = "\N{NO-BREAK SPACE}"
+QUANTITY = re.compile(r"(?<=\d) (?=(?:%|[a-zA-Z]{1,2}\b))")
+"""The space between a number and a unit, such as `%`, `ms` or `kB`."""
 
 
 def short(value: float | str) -> str:
@@ -91,14 +94,18 @@ def abbreviate(text: str, width: int, mark: str = "…") -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a text that are broken between words, further ones indented. A longer word keeps its line.
+    """Return the lines of a text that are broken between words, further ones indented, but not between a number and its
+    unit. A longer word keeps its line.
 
-    >>> wrapped("compiled in 1.5 s; runs/a", 12)
+    >>> wrapped("compiled in 1.5 s; runs/a", 13)
     ['compiled in', '  1.5 s;', '  runs/a']
     """
+    if len(text) <= width:
+        return [text]
     indent = " " * (len(text) - len(text.lstrip()) + 2)
-    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return [text] if len(text) <= width else lines
+    joined = QUANTITY.sub(NO_BREAK, text)  # textwrap does not break at it
+    lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

@@ -25,6 +25,9 @@ def script(tmp_path_factory):
         (["learner", "fit", "--num_"], ["--num_epochs", "--num_processes", "--num_steps"]),
         (["learner", "resume", "--with_f"], ["--with_file_checkpointer"]),
         (["learner", "compare", "--s"], ["--sort"]),
+        (["learner", "he"], ["help"]),
+        (["learner", "ver"], ["version"]),
+        (["learner", "help", "ev"], ["evaluate"]),
     ],
 )
 def test_bash_completes(script, words, expected):

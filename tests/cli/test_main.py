@@ -59,6 +59,21 @@ def test_help_fits_the_terminal(learner, monkeypatch, width):
     assert all(about in words for _, _, about in COMMANDS.values())
 
 
+def test_the_help_of_each_command_fits_the_terminal(learner, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = {command: learner(command, "--help")[1] for command in COMMANDS}
+    for width in (60, 80, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for command in COMMANDS:
+            out = learner(command, "--help")[1]
+            assert max(map(len, out.splitlines())) <= width, command
+            assert re.sub(r"\s", "", out) == re.sub(r"\s", "", wide[command])
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = learner("resume", "--help")[1].splitlines()
+    at = lines.index("  --resume.allow=metrics      if the metrics changed,")
+    assert lines[at + 1].startswith(" " * 30 + "restart those")  # below the description
+
+
 def test_a_topic_of_the_help(learner):
     for words in (["--help=strategies"], ["--help", "strategies"]):
         code, out, _ = learner("fit", *words)

@@ -149,6 +149,9 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
             {"learning_rate": 0.1},
             "no option 'learning_rate': the learning rate, a number or a schedule, is lr",
         ),
+        ({"lerning_rate": 0.1}, "no option 'lerning_rate': the learning rate, a number or a schedule, is lr"),
+        ({"weight_decy": 0.1}, "no option 'weight_decy': it is an argument of the optimizer, as in --optimizer=AdamW"),
+        ({"metric": "Accuracy"}, "no option 'metric': did you mean 'metrics'"),
     ]
     for changed, message in cases:
         with named_case((changed, message)):

@@ -6,6 +6,7 @@ import pytest
 
 from learner.cli.overrides import override, read_yaml, value_of
 from learner.cli.parsing import Parser
+from learner.errors import LearnerError
 from tests.support.codes import named_case, raises_code
 
 CONFIG = {
@@ -183,6 +184,10 @@ def test_no_file(tmp_path):
         read_yaml("-")
     with raises_code("config-file-missing", "digits.yaml"):
         read_yaml(tmp_path / "digits.yaml")
+    (tmp_path / ".digits.yaml").write_text("a: 1")  # of a tool
+    with pytest.raises(LearnerError) as raised:
+        read_yaml(tmp_path / "digits.yaml")
+    assert ".digits.yaml" not in str(raised.value)
     (tmp_path / "digit.yaml").write_text("a: 1")
     with raises_code("config-file-missing", "digit.yaml"):
         read_yaml(tmp_path / "digits.yaml")

@@ -199,7 +199,7 @@ def test_a_sweep_resumes(learner, line_config, workplace, monkeypatch, number, c
     code, out, err = learner(*words)
     assert (code, out.count("\n")) == (code_of_signal, 1)
     assert "the same command resumes the sweep" in err
-    assert [run.status.word for run in find_runs(["run-sweep"])] == ["ended", "ended"]
+    assert [run.status.word for run in find_runs(["run-sweep"])] == ["ended", "stopped"]
     assert not (workplace / "run-sweep" / "002-seed=2").exists()
     before = tree_of(Path("run-sweep/000-seed=0"))
     code, out, err = learner(*words)

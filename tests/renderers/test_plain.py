@@ -199,7 +199,7 @@ def test_a_run_from_python_that_was_stopped_says_how_to_resume_it(renderer, out)
     checkpoints = [{"path": "checkpoint/45"}]
     for summary in ({"checkpoints": checkpoints}, {"checkpoints": checkpoints, "artifacts": ["config.yaml"]}, {}):
         renderer.on_event(RunEnded(0.0, 3, 120, "ctrl-c", summary, 4.0, False))
-    stopped = "ended at epoch 3, step 120, 4.0 s: ctrl-c"
+    stopped = "stopped at epoch 3, step 120, 4.0 s: ctrl-c"
     assert lines_of(out) == [f"{stopped}; builder.resume() resumes it", stopped, stopped]
 
 

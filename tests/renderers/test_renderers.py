@@ -78,8 +78,10 @@ def test_a_rich_summary_can_be_printed_narrow(summary):
     from rich.console import Console
 
     out = io.StringIO()
+    summary = {**summary, "seconds": {"total": 2.0, "compile": 1.0, "train": 0.9, "valid": 0.1}}
     Console(file=out, width=30).print(render_summary(summary))
     assert "16824" in out.getvalue()
+    assert all(part in out.getvalue() for part in ("1.0 s", "(50 %)", "0.9 s", "(45 %)", "0.1 s", "(5 %)"))
     assert max(map(len, out.getvalue().splitlines())) <= 30
 
 

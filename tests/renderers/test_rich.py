@@ -382,12 +382,14 @@ def test_a_new_best_is_green_and_the_end_as_well(make, out, play):
     assert re.findall(r"\x1b\[2m(.*?)\x1b", text)[:2] == ["1.5 s"] * 2
 
 
-@pytest.mark.parametrize(("reason", "colour"), [("early stopping: valid/Loss", 32), ("ctrl-c", 33)])
-def test_an_end_with_nothing_left_to_train_is_green(make, out, play, reason, colour):
+@pytest.mark.parametrize(
+    ("reason", "colour", "word"), [("early stopping: valid/Loss", 32, "ended"), ("ctrl-c", 33, "stopped")]
+)
+def test_an_end_with_nothing_left_to_train_is_green(make, out, play, reason, colour, word):
     renderer = make()
     play.start(renderer)
     renderer.on_event(RunEnded(0.0, 1, 45, reason, {}, 4.0, False))
-    assert f"\x1b[{colour}mended at epoch 1" in out.getvalue()
+    assert f"\x1b[{colour}m{word} at epoch 1" in out.getvalue()
 
 
 def test_a_low_terminal_has_the_losses_only(make, out, play):

@@ -405,6 +405,55 @@ def test_a_sweep(tmp_path, count, width):
     assert seen["wide"] is False
 
 
+SMOOTHING = """<script>(async () => {
+await until(lines);
+await wait(1000);
+const charts = [...document.querySelectorAll(".chart")];
+const far = charts.filter((chart) => {
+  const box = chart.getBoundingClientRect();
+  return box.bottom < -300 || box.top > innerHeight + 300;
+}).map((chart) => chart.id);
+const drawn = [], { react } = Plotly, { setTimeout: later } = window;
+let task = 0;
+window.setTimeout = (call, ...words) => later(() => { task += 1; call(); }, ...words);
+Plotly.react = (chart, traces, ...words) => {
+  drawn.push({ id: chart.id, task, points: traces.reduce((sum, { y }) => sum + y.length, 0) });
+  return react(chart, traces, ...words);
+};
+for (let step = 0; step < 50; step += 1) {  // the slider is dragged
+  get("smoothing").value = 0.99 - 0.01 * step;
+  get("smoothing").dispatchEvent(new Event("input", { bubbles: true }));
+}
+await until(() => drawn.length);
+await wait(1000);
+const first = drawn.splice(0);
+charts.at(-1).scrollIntoView();
+await until(() => drawn.some(({ id }) => id === charts.at(-1).id));
+report({ charts: charts.length, far, first, last: drawn.map(({ id }) => id).includes(charts.at(-1).id) });
+})();</script>"""
+
+
+@pytest.mark.full
+def test_the_work_of_smoothing(tmp_path):
+    """The work is counted, as times depend on the machine: a drag of the slider draws each chart in view once, in a
+    task of its own, with at most 4,000 points; others are drawn once they are in view.
+    """
+    for number in range(10):
+        values = {f"train/Metric{n}": [1.0 + number] for n in range(20)}
+        run = write_run(tmp_path / f"run-{number}", values, config=f"seed: {number}\n", steps=5000)
+        for n in range(20):
+            write_steps(run, f"Metric{n}", 1, [number + (step * 7919 % 1000) / 1000 for step in range(5000)])
+    seen = seen_of(report(find_runs([tmp_path])), SMOOTHING, tmp_path)
+    first = seen["first"]
+    assert len(seen["far"]) >= 5
+    assert 1 <= len(first) <= seen["charts"] - len(seen["far"])
+    assert not {chart["id"] for chart in first} & set(seen["far"])
+    for key in ("id", "task"):
+        assert len({chart[key] for chart in first}) == len(first)
+    assert 3000 < max(chart["points"] for chart in first) <= 4000
+    assert seen["last"]
+
+
 @pytest.mark.full
 def test_steps_are_whole_numbers_without_an_exponent(tmp_path):
     run = write_run(tmp_path / "a", {"valid/Loss": [1.0, 0.5, 0.25]}, steps=50_000)

@@ -42,6 +42,27 @@ def test_the_table(runs):
     assert lines[1].split() == ["a", "ended", "2", "4", "21.0", "s", "0.1", "0.7", "2", "0.7"]
 
 
+def test_a_stopped_run_has_not_ended(tmp_path):
+    write_run(tmp_path / "a", ending="num_epochs")
+    write_run(tmp_path / "b", ending="ctrl-c")
+    found = compare(find_runs([tmp_path]))
+    assert [row["status"] for row in found.rows] == ["ended: num_epochs", "stopped: ctrl-c"]
+    assert [line.split()[1] for line in found.lines()[1:]] == ["ended", "stopped"]
+
+
+def test_names_of_settings_do_not_begin_with_an_index(tmp_path):
+    write_run(tmp_path / "a", config="metrics: [{class_path: Accuracy}]\nmodel: {width: 8}\n")
+    write_run(tmp_path / "b", config="metrics: [{class_path: Accuracy}, {class_path: Precision}]\nmodel: {width: 16}\n")
+    assert compare(find_runs([tmp_path])).lines()[0].split()[5:7] == ["width", "metrics.1"]
+
+
+def test_an_absent_setting_does_not_differ_from_none(tmp_path):
+    """Both are shown as a dash."""
+    write_run(tmp_path / "a", config="seed: 0\n")
+    write_run(tmp_path / "b", config="seed: 1\nmodel: {dropout: null}\n")
+    assert compare(find_runs([tmp_path])).settings == ("seed",)
+
+
 def test_the_table_on_narrow_terminals(runs):
     """Columns are left out whole, then runs become columns, then the rest is counted."""
     found = compare(runs[:2])
@@ -73,6 +94,9 @@ def test_the_monitor_comes_first_and_texts_are_left_out(tmp_path):
     values = {"valid/Loss": [1.0], "valid/Confusion": ["1 0"], "valid/Score": [0.5]}
     write_run(tmp_path / "a", values, config=config(0.1, saving))
     assert compare(find_runs([tmp_path])).metrics == ("valid/Score", "valid/Loss")
+    found = compare(find_runs([tmp_path]), ["Confusion"])
+    assert found.lines()[1].split()[-3:] == ["-", "-", "text"]
+    assert found.rows[0]["valid/Confusion last"] == "1 0"
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,29 @@ def test_a_run_of_ours(tmp_path):
     assert entry["metrics"]["valid/Loss"] == {"unit": "", "higher_is_better": False}
 
 
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("num_epochs", "ended"),
+        ("num_steps", "ended"),
+        ("early stopping: valid/Loss", "ended"),
+        ("the end of the loop", "ended"),
+        ("ctrl-c", "stopped"),
+        ("sigterm", "stopped"),
+        ("watchdog: no step in 5 s", "stopped"),
+    ],
+)
+def test_a_run_has_ended_only_if_nothing_is_left_to_train(tmp_path, reason, word):
+    run = RunReader(write_run(tmp_path / "a", ending=reason))
+    assert (run.status.word, run.status.why) == (word, reason)
+
+
 @pytest.mark.parametrize("event", ["end", "stop"])
 def test_a_run_that_was_stopped(tmp_path, event):
     directory = write_run(tmp_path / "a", ending=None)
     with (directory / "journal.jsonl").open("a") as file:
         file.write(json.dumps({"event": event, "time": 1031.0, "stopped_by": "time limit"}) + "\n")
-    assert str(RunReader(directory).status) == "ended: time limit"
+    assert str(RunReader(directory).status) == "stopped: time limit"
 
 
 def test_validations_inside_of_an_epoch(tmp_path):

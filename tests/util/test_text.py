@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.util.text import LONGEST, aligned, count, duration, printable, short
+from learner.util.text import LONGEST, aligned, count, duration, printable, short, wrapped
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,12 @@ def test_counts():
 
 def test_columns_are_aligned():
     assert aligned([["a", "b", "c"], ["long", "1", "22"]]) == ["a     b   c", "long  1  22"]
+
+
+def test_a_number_and_its_unit_stay_on_one_line():
+    text = "time: 1.7 s: compiling 340.0 kB (67 %), 12 steps, the rest 25 ms (25 %)"
+    for width in range(8, len(text) + 1):
+        lines = wrapped(text, width)
+        assert " ".join(map(str.strip, lines)) == text
+        for quantity in ("1.7 s:", "340.0 kB", "(67 %),", "25 ms", "(25 %)"):
+            assert any(quantity in line for line in lines)

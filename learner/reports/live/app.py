@@ -15,7 +15,6 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
 from textual.timer import Timer
-from textual.widgets import Footer
 
 from learner.errors import LearnerError
 from learner.reports.live import panels
@@ -24,7 +23,7 @@ from learner.reports.live.keys import KEYS, SHOWN, Keys
 from learner.reports.live.live_run import LiveRun
 from learner.reports.live.view import PlotView
 from learner.reports.live.watched import RunWatcher
-from learner.reports.live.widgets import PlotPanel, TextPanel
+from learner.reports.live.widgets import FittingFooter, PlotPanel, TextPanel
 from learner.util.text import printable
 
 WIDE = 120, 30
@@ -116,7 +115,7 @@ class WatchApp(App[int]):
                 )
                 yield TextPanel(self._of_run(panels.log), "log", "log")
                 yield TextPanel(self._of_run(lambda run, width, _: panels.system(run, width)), "system", "system")
-        yield Footer(show_command_palette=False, compact=True)
+        yield FittingFooter(show_command_palette=False, compact=True)
 
     def _source(self, number: int) -> Callable[[int], Drawing | None]:
         def source(columns: int) -> Drawing | None:

@@ -13,7 +13,14 @@ from learner.reports.live.view import PlotView
 from learner.util.metric_order import ordered
 from learner.util.text import abbreviate, aligned, count, duration, printable, short, truncate
 
-STYLES = {"running": "bold green", "ended": "bold", "failed": "bold red", "died": "bold red", "gone": "bold red"}
+STYLES = {
+    "running": "bold green",
+    "ended": "bold",
+    "stopped": "bold yellow",
+    "failed": "bold red",
+    "died": "bold red",
+    "gone": "bold red",
+}
 SYSTEM = ("Host CPU", "Host Memory", "Device Memory", "GPU Use")
 SPEED = ("Iteration Speed", "Rows per Second", "Tokens per Second")
 WIDEST = 24
@@ -148,7 +155,7 @@ def system(run: LiveRun, width: int) -> list[str]:
 
 def _time_use(run: LiveRun) -> list[tuple[str, str]]:
     """Return the share of time of each part, if the run has ended and recorded it."""
-    parts = run.run.time_parts if run.status.word == "ended" else {}
+    parts = run.run.time_parts if run.status.word in ("ended", "stopped") else {}
     total = parts.pop("total", 0.0)
     shares = [f"{name} {100 * value / total:.0f} %" for name, value in parts.items() if value >= 0.01 * total > 0]
     return [("time", ", ".join(shares))] if shares else []

@@ -1,18 +1,27 @@
 """The parts of the screen: a plot, and lines of text."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.text import Text
 from textual.containers import Vertical
 from textual.widget import Widget
+from textual.widgets import Footer
 from textual_plotext import PlotextPlot
 
 from learner.reports.live.drawing import Drawing
+from learner.reports.live.keys import KEYS, SHOWN
 from learner.reports.plots import MARKS, set_axes
 
-COLOURS = ((86, 180, 233), (230, 159, 0), (0, 190, 140), (240, 228, 66), (220, 140, 190), (230, 105, 30))
-"""Okabe and Ito's, which people with any eyes tell apart, a little lighter for dark terminals."""
+# The first six are Okabe and Ito's, which people with any eyes tell apart, a little lighter for the dark screen. Any
+# two colours are at least 0.11 apart in OKLab. They suffice for two splits of 13 runs.
+# fmt: off
+COLOURS = (
+    "#56b4e9", "#e69f00", "#00be8c", "#f0e442", "#dc8cbe", "#e6691e", "#fcdef6", "#9072fc", "#c65ac6",
+    "#009684", "#78f096", "#ccfccc", "#bac0fc", "#188ade", "#fc2484", "#907ea2", "#ea00fc", "#0ca800",
+    "#fc72f6", "#c6cc90", "#06fcf6", "#a8a27e", "#8a8a12", "#fca896", "#a2c600", "#06f006",
+)
+# fmt: on
 SHADES = ((1.0, 0), (0.55, 115), (0.6, 0))
 """Factors and summands for further curves: as they are, paler, darker."""
 LEAST = 16, 5
@@ -73,6 +82,22 @@ class PlotPanel(Vertical):
         self.legend.refresh()
 
 
+class FittingFooter(Footer):
+    """A footer of as many keys as fit, the last of which, which lists them all, is always among them."""
+
+    def compose(self) -> Iterator[Widget]:
+        """Yield the keys."""
+        keys = list(super().compose())
+        widths = [len(f"{SHOWN.get(key, key)} {label} ") for key, _, label, _ in KEYS if label]
+        while len(keys) > 1 and sum(widths) - 1 > self.app.size.width:
+            del keys[-2], widths[-2]
+        yield from keys
+
+    async def on_resize(self) -> None:
+        """Choose the keys for the new width."""
+        await self.recompose()
+
+
 class Canvas(PlotextPlot):
     """The plot itself."""
 
@@ -112,13 +137,14 @@ class Canvas(PlotextPlot):
 
 
 def colour_of(number: int) -> tuple[int, int, int]:
-    """Return the colour of a curve as red, green and blue; the first 18 differ.
+    """Return the colour of a curve as red, green and blue; the first 78 differ.
 
-    >>> colour_of(0), colour_of(6), colour_of(12)
+    >>> colour_of(0), colour_of(26), colour_of(52)
     ((86, 180, 233), (162, 214, 243), (51, 108, 139))
     """
     factor, summand = SHADES[number // len(COLOURS) % len(SHADES)]
-    red, green, blue = (int(factor * part) + summand for part in COLOURS[number % len(COLOURS)])
+    channels = bytes.fromhex(COLOURS[number % len(COLOURS)][1:])
+    red, green, blue = (int(factor * channel) + summand for channel in channels)
     return red, green, blue
 
 

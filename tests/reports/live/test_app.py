@@ -71,6 +71,19 @@ def test_the_picture(runs, watch, size):
     play(watch("runs"), steps, size)
 
 
+def test_the_footer_of_a_narrow_terminal(runs, watch):
+    """No key is cut, and the one that lists them all is there, also after a change of the size."""
+
+    async def steps(app, pilot):
+        assert text_of(app).splitlines()[-1].rstrip() == "q Quit n Next x Axis e Each l Log s Smooth + Zoom ? Keys"
+        await pilot.resize_terminal(40, 24)
+        assert (await settled(app, pilot)).splitlines()[-1].rstrip() == "q Quit n Next x Axis e Each l Log ? Keys"
+        await pilot.resize_terminal(80, 24)
+        assert "+ Zoom v Panel w Save k Stop ? Keys" in await settled(app, pilot)
+
+    play(watch("runs"), steps, (60, 24))
+
+
 def test_each_key_does_something(runs, watch):
     """What the second line, the plot or the panel say after each."""
     said = {

@@ -34,6 +34,9 @@ def test_the_head(runs, watch):
 def test_the_head_of_a_run_that_is_over(tmp_path, watch):
     (run,) = watch(write_run(tmp_path / "a")).runs
     assert panels.header_line(run, 80).plain == "a ended  epoch 3  6 steps  num_epochs"
+    (run,) = watch(write_run(tmp_path / "b", ending="ctrl-c")).runs
+    assert panels.header_line(run, 80).plain == "b stopped  epoch 3  6 steps  ctrl-c"
+    assert "stopped" in panels.table_of_runs([run], 0, 80, 3)[1].split()
     append(tmp_path / "a", event="error", error="ValueError('a\\nb')")
     (run,) = watch(tmp_path / "a").runs
     assert panels.header_line(run, 80).plain.startswith("a failed  epoch 3  6 steps  ValueError(")

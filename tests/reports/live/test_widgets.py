@@ -1,9 +1,10 @@
-"""The legend; plots are looked at in `test_app.py`."""
+"""The legend and the colours; plots are looked at in `test_app.py`."""
 
 import numpy as np
 
 from learner.reports.live.drawing import Drawing, PlotCurve
-from learner.reports.live.widgets import legend
+from learner.reports.live.widgets import colour_of, legend
+from tests.support.colours import channels, contrast, smallest_distance
 
 
 def drawing(*labels, note=""):
@@ -27,3 +28,11 @@ def test_what_there_is_no_room_for():
 
 def test_names_are_no_markup():
     assert "[red]x[/red]" in legend(drawing("[red]x[/red]"), 80, True).plain
+
+
+def test_two_splits_of_13_runs_are_told_apart_by_colour():
+    """In OKLab, on the backgrounds of Textual's dark theme, which the screen has."""
+    colours = [[channel / 255 for channel in colour_of(number)] for number in range(26)]
+    assert smallest_distance(colours) >= 0.11
+    assert min(contrast(each, channels(back)) for each in colours for back in ("#121212", "#1e1e1e")) >= 3
+    assert len({colour_of(number) for number in range(78)}) == 78
