@@ -297,6 +297,7 @@ class LearnerBuilder:
         *,
         zipped: bool = False,
         size: int | None = None,
+        data_order: str = "shared",
         **optimizer: Any,
     ) -> Self:
         """Train many members in one compiled program. Each leaves an ordinary run in a directory of its own below that
@@ -313,13 +314,17 @@ class LearnerBuilder:
           zipped: pair the values instead: lists of equal length, the n-th values of all belong to the n-th member.
           size: the number of members where values are drawn: `lr=loguniform(1e-5, 1e-2)`, `uniform(0.0, 0.1)`. The
             draws depend on `seed`, if it is one number.
+          data_order: `"shared"`: all members get the same batches, in the order that the builder's seed makes. `"own"`:
+            each member's seed makes its order. This needs shuffled data in memory, of which each member has a copy.
           optimizer: numbers that the optimizer takes as keywords, such as `weight_decay`.
 
         >>> builder = LearnerBuilder("runs/seeds").population(seed=range(3), lr=[1e-4, 1e-3])
         """
         given = {"lr": lr, **optimizer, "seed": seed}
         values = {name: value for name, value in given.items() if value is not None}
-        return self._set(population=population_of(values, zipped=bool(zipped), size=size))
+        _one_of("data_order of population", data_order, ("shared", "own"))
+        population = population_of(values, zipped=bool(zipped), size=size)
+        return self._set(population=dataclasses.replace(population, data_order=data_order))
 
     def halving(self, monitor: str, every_epochs: int = 1, keep: float = 0.5, mode: str | None = None) -> Self:
         """Train a population by successive halving: every few epochs, the members with the worst values end, and the
