@@ -707,7 +707,14 @@ def test_ties_and_values_that_are_not_finite_in_halving(tmp_path):
     assert [len(m.history["valid/Loss"]) if m.history else 0 for m in result] == [0, 0, 4, 2]
 
 
-@pytest.mark.parametrize("steps", [9, 12, 15], ids=["within the 2nd epoch", "after it", "within the 3rd"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(9, id="within the 2nd epoch"),
+        pytest.param(12, id="after it", marks=pytest.mark.full),
+        pytest.param(15, id="within the 3rd", marks=pytest.mark.full),
+    ],
+)
 def test_halving_resumes_to_the_bit(tmp_path, steps, whole_halving):
     """Also inside an epoch after half of the members have ended, whose metrics have lanes for the others alone."""
 
@@ -851,7 +858,9 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "convolution, accumulation" else pytest.mark.full) for n in OWN]
+)
 def test_with_an_order_of_its_own_a_member_is_the_run_with_its_seed(name, tmp_path):
     """Of 22 rows in batches of 4: the last batch is ragged. Halving leaves the lanes to others after an epoch."""
     make, step, optimizer, lr, accumulate = OWN[name]
@@ -906,7 +915,9 @@ SPREAD = {
 }
 
 
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.full if n != "convolution, step by step" else ()) for n in SPREAD]
+)
 def test_members_on_several_devices_compute_what_they_do_on_one(name, tmp_path):
     """Ragged last batches and groups, metrics that collect rows, dropout."""
     make, step, optimizer, lr, accumulate = SPREAD[name]
