@@ -27,6 +27,7 @@ from learner.records.recorder import Recorder
 from learner.runs.file_names import refuse_same_files
 from learner.schedules.base import needs_run_length
 from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.batch_transforms import BatchTransform
 from learner.steps.finite import POLICIES, NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
@@ -695,6 +696,25 @@ class LearnerBuilder:
         """
         return self._set(profile=Window(*check_steps(steps)))
 
+    def on_batch(self, fn: Callable[..., Any]) -> Self:
+        """Change each training batch by `fn(batch, rng)` or `fn(batch, rng, step)` before the train step: mixup, noise,
+        a curriculum. May be called several times; the functions are called in this order.
+
+        It is a pure function that is traced into the program and computes on the device. `rng` is a key of its own,
+        made from the seed, the step and the number of the micro-batch, so that runs resume to the bit; `step`, int32,
+        counts the optimizer steps before this one. With `devices(n)`, each device calls it for the rows that it has.
+        Validation batches are not changed.
+
+        Args:
+          fn: returns the batch that the train step gets, of any structure.
+
+        >>> def noisy(batch, rng):
+        ...     noise = 0.1 * jax.random.normal(rng, batch["x"].shape)
+        ...     return {**batch, "x": batch["x"] + noise}
+        >>> builder = LearnerBuilder("runs/noisy").on_batch(noisy)
+        """
+        return self._set(on_batch=(*self._options.on_batch, BatchTransform.of(fn)))
+
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Call `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 
@@ -894,6 +914,7 @@ class _ModelParts:
             policy=options.precision,
             matmul=options.matmul,
             remat=options.remat,
+            on_batch=options.on_batch,
         )
 
 
