@@ -53,7 +53,8 @@ def read(directory):
                 told["logs"].append(record.output_logger.line)
             elif kind == "artifact":
                 names = [entry.path for entry in record.artifact.manifest.contents]
-                told["artifacts"].append((record.artifact.type, list(record.artifact.aliases), sorted(names)))
+                aliases = set(record.artifact.aliases) - {"latest"}  # which wandb adds
+                told["artifacts"].append((record.artifact.type, aliases, sorted(names)))
             elif kind == "exit":
                 told["exits"].append(record.exit.exit_code)
     return told
