@@ -1,4 +1,4 @@
-"""The page of all errors, `reference/errors.md`, from the source: `python docs/errors.py` writes it."""
+"""The pages of all errors, `reference/errors*.md`, from the source: `python docs/errors.py` writes them."""
 
 import ast
 import functools
@@ -8,7 +8,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "learner"
-PAGE = Path(__file__).parent / "reference" / "errors.md"
+REFERENCE = Path(__file__).parent / "reference"
+PAGES = {
+    "data": ("batch", "data", "file", "npz", "sample", "worker"),
+    "models": ("freeze", "init", "model", "output", "params", "precision", "step"),
+    "training": (
+        "builder",
+        "check",
+        "learner",
+        "learning",
+        "monitor",
+        "optimizer",
+        "population",
+        "schedule",
+        "stopping",
+    ),
+    "metrics": ("metric",),
+    "devices": ("device", "process", "remote", "strategy"),
+    "runs": ("checkpoint", "directory", "export", "record", "replay", "resume", "run"),
+    "observers": ("logger", "profile", "renderer", "report"),
+}
+"""The prefixes of the codes on each page; the others are on the page `commands`."""
+OTHERS = "commands"
 HEAD = """\
 # Errors
 
@@ -17,8 +38,9 @@ message may change; `error.fields` has values that the message is made of, by na
 problems, `error.problems` has each of them, and `error.codes` the code of each.
 An error that a function of yours raises without a code has the code `user`.
 
-This page is written by `python docs/errors.py`. A part in `{}` is a value; `{...}` is a computed one.
+These pages are written by `python docs/errors.py`. A part in `{}` of a message is a value; `{...}` is a computed one.
 """
+TITLE = "# Errors: {}\n"
 
 
 class Site(NamedTuple):
@@ -57,18 +79,30 @@ def sites() -> list[Site]:
     ]
 
 
-def page() -> str:
-    """Return the page: a table for each prefix of the codes."""
+def pages() -> dict[Path, str]:
+    """Return the text of each page: a table for each prefix of the codes, and a page that leads to them."""
     coded = sorted({(s.code, s.template, s.module) for s in sites() if s.code})
-    lines = [HEAD]
+    page_of = {prefix: name for name, prefixes in PAGES.items() for prefix in prefixes}
+    tables: dict[str, dict[str, str]] = {name: {} for name in (*PAGES, OTHERS)}
     for prefix, of_prefix in itertools.groupby(coded, key=lambda each: each[0].split("-")[0]):
-        lines += [f"## {prefix}\n", "| Code | Message | Where |", "|---|---|---|"]
-        for code, rows in itertools.groupby(of_prefix, key=lambda each: each[0]):
-            _, templates, modules = zip(*rows, strict=True)
-            shown, places = (dict.fromkeys(map(_cell, each)) for each in (templates, modules))
-            lines.append(f"| `{code}` | {'<br>'.join(shown)} | {'<br>'.join(places)} |")
-        lines.append("")
-    return "\n".join(lines)
+        tables[page_of.get(prefix, OTHERS)][prefix] = _table(prefix, list(of_prefix))
+    texts = {_path(name): "\n".join([TITLE.format(name), *tables[name].values()]) for name in tables}
+    links = [f"| [{name}]({_path(name).name}) | {', '.join(f'`{p}-`' for p in tables[name])} |" for name in tables]
+    index = [HEAD, "| page | codes |", "|---|---|", *links, "", "```{toctree}", ":hidden:", ""]
+    return {REFERENCE / "errors.md": "\n".join([*index, *(_path(name).stem for name in tables), "```\n"]), **texts}
+
+
+def _path(name: str) -> Path:
+    return REFERENCE / f"errors-{name}.md"
+
+
+def _table(prefix: str, coded: list[tuple[str, str, str]]) -> str:
+    lines = [f"## {prefix}\n", "| Code | Message | Where |", "|---|---|---|"]
+    for code, rows in itertools.groupby(coded, key=lambda each: each[0]):
+        _, templates, modules = zip(*rows, strict=True)
+        shown, places = (dict.fromkeys(map(_cell, each)) for each in (templates, modules))
+        lines.append(f"| `{code}` | {'<br>'.join(shown)} | {'<br>'.join(places)} |")
+    return "\n".join([*lines, ""])
 
 
 def _calls(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
@@ -114,4 +148,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)

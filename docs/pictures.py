@@ -1,4 +1,4 @@
-"""Make the pictures of the first page: `python docs/pictures.py`. The report needs `chromium`."""
+"""Make the pictures of the first page, and that of populations: `python docs/pictures.py`. Reports need `chromium`."""
 
 import asyncio
 import io
@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import optax
 from PIL import Image
 from rich.console import Console
 from rich.style import Style
@@ -19,7 +21,11 @@ ROOT = Path(__file__).parents[1]
 STATIC = Path(__file__).parent / "static"
 sys.path.insert(0, str(ROOT))
 
+from learner import ClassificationOutput, LearnerBuilder  # noqa: E402
 from learner.cli.main import main  # noqa: E402
+from learner.data import digits  # noqa: E402
+from learner.examples.models import MLP  # noqa: E402
+from learner.metrics import Accuracy  # noqa: E402
 from learner.reports.live.app import WatchApp  # noqa: E402
 from learner.reports.live.view import PlotView  # noqa: E402
 from learner.reports.live.watched import RunWatcher  # noqa: E402
@@ -27,6 +33,11 @@ from tests.support.pseudoterminal import Terminal  # noqa: E402
 
 FIT = ["fit", "configs/digits.yaml", "--num_epochs=300", "--summary=false"]
 RATES = (1e-4, 1e-3, 1e-2)
+CHOOSE = """<script>addEventListener("load", () => setTimeout(() => {
+  const group = document.getElementById("group");
+  group.value = "CHOICE";
+  group.dispatchEvent(new Event("input", { bubbles: true }));
+}, 5000));</script>"""
 
 
 def terminal() -> str:
@@ -65,12 +76,28 @@ def watch() -> str:
     return asyncio.run(screenshot())
 
 
-def report(path: Path) -> None:
-    """Write the picture of a report."""
-    main(["report", "runs", "-o", "report.html"])
+def population() -> None:
+    """Train a population of two rates and four seeds."""
+    builder = LearnerBuilder("grid").metrics(Accuracy()).with_batch_size(32).num_epochs(10).renderer(None)
+    builder.population(lr=[3e-4, 3e-3], seed=range(4))
+    learner = builder.build(
+        lambda rngs: MLP([64, 64, 10], rngs=rngs), optax.adamw, 1e-3, train_step=step, valid_step=step
+    )
+    learner.fit(digits("train"), digits("valid"))
+
+
+def step(model: Any, batch: Any) -> Any:
+    """Return the output of the classifier."""
+    return ClassificationOutput.from_logits(model(batch["image"]), batch["label"])
+
+
+def report(path: Path, runs: str, *, group: str = "") -> None:
+    """Write the picture of a report. `group`: the choice of runs whose means are shown."""
+    main(["report", runs, "-o", "report.html"])
+    Path("report.html").write_text(Path("report.html").read_text() + CHOOSE.replace("CHOICE", group))
     size = ["--window-size=1280,900", "--force-device-scale-factor=1", "--hide-scrollbars"]
     page = Path("report.html").absolute().as_uri()
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", *size, "--virtual-time-budget=9000"]
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", *size, "--virtual-time-budget=30000"]
     subprocess.run([*command, "--screenshot=report.png", page], check=True, capture_output=True)
     Image.open("report.png").convert("RGB").quantize(64).save(path, optimize=True)
 
@@ -83,7 +110,9 @@ def make() -> None:
     for rate in RATES:
         main(["fit", "configs/digits.yaml", f"--directory=runs/lr-{rate:g}", f"--lr.first={rate}"])
     (STATIC / "watch.svg").write_text(_without_fonts(watch()))
-    report(STATIC / "report.png")
+    report(STATIC / "report.png", "runs")
+    population()
+    report(STATIC / "population.png", "grid", group="all but the seed")
 
 
 def _without_fonts(svg: str) -> str:

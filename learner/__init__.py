@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.config.base import Config
     from learner.config.distributions import loguniform, uniform
     from learner.diagnostics.check_result import Answer, CheckResult
+    from learner.diagnostics.optuna_trials import optuna_objective
     from learner.diagnostics.rate_range import RangeTest
     from learner.distributed.connection import init_distributed
     from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
@@ -113,6 +114,7 @@ __all__ = [
     "load_optimizer",
     "load_scheduler",
     "loguniform",
+    "optuna_objective",
     "parameter_histograms",
     "partition_params",
     "save_model",
@@ -170,6 +172,7 @@ _MODULES = {
     "load_optimizer": "learner.checkpoint.load",
     "load_scheduler": "learner.checkpoint.load",
     "loguniform": "learner.config.distributions",
+    "optuna_objective": "learner.diagnostics.optuna_trials",
     "parameter_histograms": "learner.training.hooks",
     "partition_params": "learner.models.params",
     "save_model": "learner.records",

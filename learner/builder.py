@@ -27,6 +27,7 @@ from learner.records.recorder import Recorder
 from learner.runs.file_names import refuse_same_files
 from learner.schedules.base import needs_run_length
 from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.batch_transforms import BatchTransform
 from learner.steps.finite import POLICIES, NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
@@ -297,6 +298,7 @@ class LearnerBuilder:
         *,
         zipped: bool = False,
         size: int | None = None,
+        data_order: str = "shared",
         **optimizer: Any,
     ) -> Self:
         """Train many members in one compiled program. Each leaves an ordinary run in a directory of its own below that
@@ -313,13 +315,17 @@ class LearnerBuilder:
           zipped: pair the values instead: lists of equal length, the n-th values of all belong to the n-th member.
           size: the number of members where values are drawn: `lr=loguniform(1e-5, 1e-2)`, `uniform(0.0, 0.1)`. The
             draws depend on `seed`, if it is one number.
+          data_order: `"shared"`: all members get the same batches, in the order that the builder's seed makes. `"own"`:
+            each member's seed makes its order. This needs shuffled data in memory, of which each member has a copy.
           optimizer: numbers that the optimizer takes as keywords, such as `weight_decay`.
 
         >>> builder = LearnerBuilder("runs/seeds").population(seed=range(3), lr=[1e-4, 1e-3])
         """
         given = {"lr": lr, **optimizer, "seed": seed}
         values = {name: value for name, value in given.items() if value is not None}
-        return self._set(population=population_of(values, zipped=bool(zipped), size=size))
+        _one_of("data_order of population", data_order, ("shared", "own"))
+        population = population_of(values, zipped=bool(zipped), size=size)
+        return self._set(population=dataclasses.replace(population, data_order=data_order))
 
     def halving(self, monitor: str, every_epochs: int = 1, keep: float = 0.5, mode: str | None = None) -> Self:
         """Train a population by successive halving: every few epochs, the members with the worst values end, and the
@@ -692,6 +698,25 @@ class LearnerBuilder:
         """
         return self._set(profile=Window(*check_steps(steps)))
 
+    def on_batch(self, fn: Callable[..., Any]) -> Self:
+        """Change each training batch by `fn(batch, rng)` or `fn(batch, rng, step)` before the train step: mixup, noise,
+        a curriculum. May be called several times; the functions are called in this order.
+
+        It is a pure function that is traced into the program and computes on the device. `rng` is a key of its own,
+        made from the seed, the step and the number of the micro-batch, so that runs resume to the bit; `step`, int32,
+        counts the optimizer steps before this one. With `devices(n)`, each device calls it for the rows that it has.
+        Validation batches are not changed.
+
+        Args:
+          fn: returns the batch that the train step gets, of any structure.
+
+        >>> def noisy(batch, rng):
+        ...     noise = 0.1 * jax.random.normal(rng, batch["x"].shape)
+        ...     return {**batch, "x": batch["x"] + noise}
+        >>> builder = LearnerBuilder("runs/noisy").on_batch(noisy)
+        """
+        return self._set(on_batch=(*self._options.on_batch, BatchTransform.of(fn)))
+
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Call `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 
@@ -891,6 +916,7 @@ class _ModelParts:
             policy=options.precision,
             matmul=options.matmul,
             remat=options.remat,
+            on_batch=options.on_batch,
         )
 
 

@@ -16,8 +16,8 @@ class LearnerError(ValueError):
 
     Args:
       message: for people; its words may change.
-      code: the name of the fault, which stays: `docs/reference/errors.md` has all of them. The default is for errors
-        that functions of the user raise; in `learner` every error has a code of its own.
+      code: the name of the fault, which stays: `docs/reference/errors.md` leads to all of them. The default is for
+        errors that functions of the user raise; in `learner` every error has a code of its own.
       fields: values that the message is made of. Numbers, texts, booleans and `None` are kept, paths become texts, and
         anything else the beginning of its `repr`, so that an error holds no arrays and travels between processes.
 

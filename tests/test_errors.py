@@ -80,9 +80,11 @@ def test_the_messages_are_those_of_the_snapshot():
     assert MESSAGES.read_text() == messages(), "look at the change, then run python tests/support/codes.py"
 
 
-def test_the_page_of_errors_is_up_to_date():
+def test_the_pages_of_errors_are_up_to_date():
     errors = documented()
-    assert errors.PAGE.read_text() == errors.page(), "run python docs/errors.py"
+    pages = errors.pages()
+    assert {path: path.read_text() for path in pages} == pages, "run python docs/errors.py"
+    assert set(errors.REFERENCE.glob("errors*.md")) == set(pages)
 
 
 def test_errors_travel():

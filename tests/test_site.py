@@ -146,8 +146,14 @@ def test_every_public_name_has_an_entry_in_the_reference(site):
     assert {"learner.LearnerBuilder.build", "learner.metrics.Metric.update", "learner.data.Dataset.k_fold"} <= entries
     assert {f"{module}.{name}" for name, module in PLAIN.BASES.items()} <= entries
     assert "learner.metrics.Accuracy.update" not in entries
-    page = (site / "reference" / "metrics.html").read_text(encoding="utf-8")
+    page = (site / "reference" / "metrics-classification.html").read_text(encoding="utf-8")
     assert len(re.findall(r'<a class="reference internal" href="#learner.metrics.Hamming"', page)) > 0
+
+
+@pytest.mark.full
+def test_pages_of_the_reference_have_a_size_to_read(site):
+    sizes = {path.name: path.stat().st_size for path in (site / "reference").glob("*.html")}
+    assert {name: size for name, size in sizes.items() if size > 300_000} == {}
 
 
 @pytest.mark.full

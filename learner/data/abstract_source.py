@@ -102,9 +102,10 @@ class Source(abc.ABC):
         )
 
     @property
-    def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
-        """Return arrays that may live on the device, a function that returns the row order of an epoch, and the batch
-        size; None for streams. Data that several processes share is a stream. Each access gathers the arrays of views.
+    def rows(self) -> tuple[PyTree, Callable[..., np.ndarray], int] | None:
+        """Return arrays that may live on the device, a function that returns the row order of an epoch, under another
+        seed if one is given, and the batch size; None for streams. Data that several processes share is a stream. Each
+        access gathers the arrays of views.
         """
         return None
 

@@ -55,9 +55,9 @@ class Gather:
         """Return the size of the arrays, or that of an epoch if it is larger."""
         return max(self.data.nbytes, self.data.nbytes // len(self.data) * self._plan.num_items)
 
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the rows of the arrays in the order of an epoch (from 1)."""
-        order = self._plan.order(epoch)
+    def order(self, epoch: int, seed: int | None = None) -> np.ndarray:
+        """Return the rows of the arrays in the order of an epoch (from 1); `seed`: see `Plan.order`."""
+        order = self._plan.order(epoch, seed)
         return order if self._drawn is None else self._drawn(epoch)[order].astype(order.dtype)
 
     def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
@@ -206,12 +206,12 @@ class DataLoader:
         """Return the rows in an epoch, without those that `drop_last` leaves out."""
         return self._plan.num_items
 
-    def order(self, epoch: int) -> np.ndarray:
+    def order(self, epoch: int, seed: int | None = None) -> np.ndarray:
         """Return the row numbers of an epoch, int32 `[num_items]`: batch k begins at `k * batch_size`. They are rows of
-        `arrays`, or of the dataset if it is not `in_memory`.
+        `arrays`, or of the dataset if it is not `in_memory`. `seed`: in place of that of a loader that shuffles.
         """
         number = check_int("epoch", epoch, least=1)
-        return self._plan.order(number) if self._gather is None else self._gather.order(number)
+        return self._plan.order(number, seed) if self._gather is None else self._gather.order(number, seed)
 
     def epoch(self, epoch: int, start: int = 0, share: ProcessShard | None = None) -> "BatchIterator":
         """Return the batches of an epoch (from 1) from batch number `start` (from 0) on. Skipped batches are not read.

@@ -51,8 +51,9 @@ class Plan:
         part = slice(0, rows) if share is None else share.of(rows)
         return slice(first + part.start, first + part.stop)
 
-    def order(self, epoch: int) -> np.ndarray:
+    def order(self, epoch: int, seed: int | None = None) -> np.ndarray:
         """Return the row numbers of an epoch (from 1), int32 `[num_items]` (int64 above 2³¹ rows), from (seed, epoch).
+        `seed`: in place of that of a plan that has one.
 
         The permutation is NumPy's, drawn from Philox under `SeedSequence([seed, epoch])`, so that neighbouring seeds
         and epochs have nothing in common.
@@ -60,6 +61,8 @@ class Plan:
         if self.seed is None:
             rows = np.arange(self.num_items)
         else:
-            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, epoch])))
+            generator = np.random.Generator(
+                np.random.Philox(np.random.SeedSequence([self.seed if seed is None else seed, epoch]))
+            )
             rows = generator.permutation(self.rows)[: self.num_items]
         return rows.astype(np.int32 if self.rows <= 2**31 else np.int64)

@@ -71,13 +71,13 @@ class LoaderSource(Source):
         return not shared and self._loader.nbytes is not None and self._loader.nbytes <= RESIDENT_BYTES
 
     @property
-    def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
+    def rows(self) -> tuple[PyTree, Callable[..., np.ndarray], int] | None:
         """See `Source`."""
         if not self.has_rows:
             return None
         size = self._loader.batch_size
         most = None if self._most is None else self._most * size
-        return self._loader.arrays, lambda epoch: self._loader.order(epoch)[:most], size
+        return self._loader.arrays, lambda epoch, seed=None: self._loader.order(epoch, seed)[:most], size
 
 
 def source_of(

@@ -13,6 +13,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR
+from learner.loggers.checkpoint_upload import check_log_model, checkpoints_to_keep
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.loggers.flat_settings import plain_settings
 from learner.loggers.retries import Retries
@@ -61,6 +62,8 @@ class MLflow(ExactlyOnceLogger):
       retries: how often a request is tried again.
       sleep: what waits between them.
       clock: seconds, by which metrics are sent once in a second.
+      log_model: checkpoints to keep with the run at its end, in its artifacts below `checkpoint/`: `"best"` (the
+        newest, if there is no best one), or `"all"` that the run has then. Default: none.
 
     Raises:
       LearnerError: mlflow or pillow is not installed, or the address is none.
@@ -79,6 +82,7 @@ class MLflow(ExactlyOnceLogger):
         retries: int = 3,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        log_model: str | None = None,
     ):
         super().__init__(every_steps, every_epochs)
         tracking_uri, experiment, run_name = resolve((tracking_uri, experiment, run_name))
@@ -94,6 +98,7 @@ class MLflow(ExactlyOnceLogger):
             raise LearnerError(
                 f"experiment of MLflow is {experiment!r}; it needs a name", code="logger-mlflow-experiment"
             )
+        self._log_model = check_log_model("MLflow", log_model)
         self._retries, self._clock = Retries(retries, sleep=sleep), clock
         refuse_missing("mlflow", "mlflow", "MLflow")
         refuse_missing("PIL", "mlflow", "MLflow")
@@ -116,6 +121,7 @@ class MLflow(ExactlyOnceLogger):
     def started(self, event: RunStarted) -> None:
         """Find the run, or create it."""
         super().started(event)
+        self._directory = event.directory.absolute()
         at = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(event.time))
         self._from = f"from-step-{event.step}-at-{at}"  # it may be started from one checkpoint more than once
         for name, value in QUIET.items():
@@ -185,6 +191,8 @@ class MLflow(ExactlyOnceLogger):
         self._send()
         self._send_messages()
         self._keep("summary.json", event.summary)
+        for name, path in checkpoints_to_keep(event, self._directory, self._log_model):
+            self._ask(self._client.log_artifacts, self.handed.id, str(path), f"checkpoint/{name}")
         self._log(tags={"learner.stopped_by": event.stopped_by})
         status = "FINISHED" if event.stopped_by.startswith(ENDS) else "KILLED"
         self._ask(self._client.set_terminated, self.handed.id, status=status)

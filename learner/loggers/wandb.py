@@ -3,6 +3,7 @@
 import html
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.events import Message, RunEnded, RunFailed, RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR
+from learner.loggers.checkpoint_upload import check_log_model, checkpoints_to_keep
 from learner.loggers.exactly_once import ExactlyOnceLogger, new_id
 from learner.loggers.secrets import resolve
 from learner.runs.flat_config import flat
@@ -40,6 +42,8 @@ class WandB(ExactlyOnceLogger):
       mode: `"online"` or `"offline"`; default: what wandb's environment says.
       every_steps: see `RunLogger`.
       every_epochs: see `RunLogger`.
+      log_model: checkpoints to keep with the run at its end, as artifacts of the type `model`: `"best"` (the
+        newest, if there is no best one), or `"all"` that the run has then. Default: none.
 
     Raises:
       LearnerError: wandb or pillow is not installed, or there is no such mode.
@@ -54,12 +58,14 @@ class WandB(ExactlyOnceLogger):
         mode: str | None = None,
         every_steps: int | None = EVERY_DEAR,
         every_epochs: int = 1,
+        log_model: str | None = None,
     ):
         super().__init__(every_steps, every_epochs)
         if mode is not None and mode not in MODES:
             raise LearnerError(
                 f"mode of WandB is {mode!r}; it needs 'online', 'offline', or None", code="logger-wandb-mode-unknown"
             )
+        self._log_model = check_log_model("WandB", log_model)
         refuse_missing("wandb", "wandb", "WandB")
         refuse_missing("PIL", "wandb", "WandB")
         self._project, self._name = resolve((project, name))
@@ -69,6 +75,7 @@ class WandB(ExactlyOnceLogger):
     def started(self, event: RunStarted) -> None:
         """Start the run, or resume it."""
         super().started(event)
+        self._directory = event.directory.absolute()
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -131,7 +138,16 @@ class WandB(ExactlyOnceLogger):
             f"best/{key}": metric["best"]["value"] for key, metric in event.summary["metrics"].items() if metric["best"]
         }
         self._run.summary.update(encode({**best, "stopped_by": event.stopped_by, "seconds": event.seconds}))
+        for name, path in checkpoints_to_keep(event, self._directory, self._log_model):
+            self._keep_model(name, path)
         self._finish(0)
+
+    def _keep_model(self, name: str, path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{self._run.id}-checkpoint", type="model", metadata={"name": name})
+        artifact.add_dir(str(path))
+        self._run.log_artifact(artifact, aliases=[name])
 
     def failed(self, event: RunFailed) -> None:
         """Finish the run with its error."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from learner.reports.confusion_matrices import monitor_of
 from learner.runs.flat_config import text_of
+from learner.runs.population import member_index
 from learner.runs.run_reader import RunReader
 from learner.runs.thinning import Series, group_size, thin
 from learner.util.metric_order import ordered
@@ -78,15 +79,22 @@ def _numbers(values: Any) -> list[float | None]:
 
 def groups(runs: Sequence[RunReader], settings: Sequence[str]) -> dict[str, list[str]]:
     """Return the group of each run, by what it is grouped by: the value of one setting, or of all but the seed. Runs
-    from Python are groups of their own in the latter, as their configs are incomplete.
+    from Python are groups of their own in the latter, as their configs are incomplete, but for members of one
+    population, which differ in their values alone.
     """
     by = {key: [text_of(run.config.get(key)) for run in runs] for key in settings}
     if SEED in by:
         others = [key for key in by if key != SEED]
         labels = [", ".join(f"{key} {by[key][index]}" for key in others) for index in range(len(runs))]
-        named = [label if run.has_config else run.name for run, label in zip(runs, labels, strict=True)]
+        places = {run.directory.parent for run in runs if _is_member(run)}
+        known = [run.has_config or (_is_member(run) and len(places) == 1) for run in runs]
+        named = [label if is_known else run.name for run, label, is_known in zip(runs, labels, known, strict=True)]
         by = {SEEDS: [label or "all" for label in named], **by}
     return {name: labels for name, labels in by.items() if 1 < len(set(labels)) < len(runs) or name == SEEDS}
+
+
+def _is_member(run: RunReader) -> bool:
+    return member_index(run.directory) is not None
 
 
 def dimension(name: str, values: Sequence[Any]) -> dict[str, Any]:

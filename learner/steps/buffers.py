@@ -18,11 +18,23 @@ class ResidentBatches:
       data: arrays `[rows of an epoch, ...]` in the order of this epoch; the last ones may be a ragged micro-batch.
       size: rows of a full micro-batch.
       room: at most how many micro-batches a dispatch has.
+      of_lanes: True if the arrays have a leading axis, the lanes of a population, outside of its programs.
     """
 
     data: PyTree
     size: int = dataclasses.field(metadata={"static": True})
     room: int = dataclasses.field(metadata={"static": True})
+    of_lanes: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def batch_shapes(self, rows: int) -> PyTree:
+        """Return the shapes of a batch with this number of rows."""
+        first = 1 + self.of_lanes
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[first:]), x.dtype), self.data)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of an epoch."""
+        return int(jax.tree.leaves(self.data)[0].shape[int(self.of_lanes)])
 
     @property
     def replicated(self) -> tuple[bool, bool]:

@@ -104,6 +104,7 @@ AXES: dict[str, tuple[Any, Any]] = {
     "outputs": ((0, SHARED, SHARED), 0),
 }
 """The axis of members of each argument and of each result of a program. Batches, cursors and counts are shared."""
+TAKES_TRAIN_DATA = "train", "train_tail", "train_single", "add", "add_tail"
 CHANGES_STATE = "train", "train_tail", "train_single", "finish"
 
 
@@ -140,13 +141,14 @@ def _expanded(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-def population_programs(programs: Programs, members: int, ends: bool) -> Programs:
+def population_programs(programs: Programs, members: int, ends: bool, own_data: bool = False) -> Programs:
     """Return the programs of a population: states, metrics and outputs have a leading axis of members.
 
     Args:
       programs: of one member.
       members: their number.
       ends: whether members may end alone, whose state then stays. It costs the memory of a second state.
+      own_data: whether each has batches of its own to train on.
     """
     mapped = copy.copy(programs)
 
@@ -159,6 +161,8 @@ def population_programs(programs: Programs, members: int, ends: bool) -> Program
 
     replaced: dict[str, Any] = {"fresh": fresh, "totals": totals}
     for name, (takes, gives) in AXES.items():
+        if own_data and name in TAKES_TRAIN_DATA:
+            takes = (*takes[:2], 0, *takes[3:])
         program = getattr(programs, name)
         if ends and name in CHANGES_STATE:
             program = functools.wraps(program)(_keeping(program, programs.tree))

@@ -190,6 +190,7 @@ class StepFunctions(StepDefinition):
         axis = None if replicated else self.axis
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), index)
         key = key if axis is None else axis.fold(key)
+        batch = self.train_batch(state, batch, key)
         scale = state.extra["loss_scale"]["scale"] if self.policy.scaling is not None else None
         grads, output, model_state, weighted = self.differentiate(
             state.params, acc.model_state, batch, key, scale, axis
@@ -297,6 +298,7 @@ class StepFunctions(StepDefinition):
         assert self.update is not None
         lr = lr_at(self.schedule, state.step, state.lr_scale)
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
+        batch = self.train_batch(state, batch, key)
         model = self.adapter.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=True)
         model, output = self.update(model, batch, lr, key)
         params, model_state = self.updated(model, state)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from learner.errors import LearnerError
 from learner.models.adapters import ModelAdapter, same_structure
 from learner.steps.axis import Axis
+from learner.steps.batch_transforms import BatchTransform, transformed
 from learner.steps.eval_params import eval_params
 from learner.steps.finite import RAISES, NonFinitePolicy
 from learner.steps.measure import MetricCollection
@@ -110,6 +111,7 @@ class StepDefinition:
       policy: the dtypes of parameters, computing and outputs.
       matmul: the precision of matrix products, if it is not JAX's default.
       remat: a policy of `jax.checkpoint`, by which the backward pass computes parts of the forward pass again.
+      on_batch: changes micro-batches before the train step.
       axis: of devices that each have rows of their own. None if each device has the whole batch, or XLA splits it.
       gather: gathers arrays that are split over devices before a step computes with them. None if none are.
     """
@@ -126,6 +128,7 @@ class StepDefinition:
     policy: Policy = FLOAT32
     matmul: str | None = None
     remat: Callable[..., Any] | None = None
+    on_batch: tuple[BatchTransform, ...] = ()
     axis: Axis | None = None
     gather: Callable[[str, PyTree], PyTree] | None = None
 
@@ -240,11 +243,17 @@ class StepDefinition:
         after = self.adapter.read(given if returned is None else returned)
         return like(self.policy.restore_state_dtypes(after, computed, before), before, "the model's state")
 
+    def train_batch(self, state: TrainState, batch: Batch, key: Array) -> Batch:
+        """Return a micro-batch as the train step gets it. `key`: of the micro-batch."""
+        with self.policy.allow_promotion():
+            return transformed(self.on_batch, batch, key, state.step)
+
     def value_fn(self, state: TrainState, batch: Batch) -> Callable[[PyTree], Array]:
         """Return the loss of a step's only batch as a function of the parameters, for optimizers that search along a
         line.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
+        batch = self.train_batch(state, batch, key)
 
         def value(params: PyTree) -> Array:
             output, _ = self.run_train(params, state.model_state, batch, key)

@@ -53,6 +53,8 @@ def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -
 def population_text(spec: RunSpec) -> str:
     """Return the line about the members of a population."""
     order = f"they share the data and its order (seed {spec.options.seed}); values below are their means"
+    if spec.options.population.data_order == "own":
+        order = "each has a copy of the data in an order of its own; values below are their means"
     each, members = state_bytes(spec.member_state), len(spec.members)
     memory = f"{size(each)} of parameters, gradients and optimizer state each, {size(each * members)} together"
     return f"a population of {count(members, 'member')} in one program, with {memory}: {order}"

@@ -82,10 +82,12 @@ def feeder_for(
     options: Options,
     warn: Callable[[str], None],
     limit: Callable[[int], int] | None = None,
+    lanes: Callable[[], Sequence[int]] = tuple,
 ) -> tuple[Feeder, DispatchGrouping]:
     """Return a feeder of a split for steps in a loop, with its grouping. `decide_dispatch` tells if they run in one.
 
-    `limit` returns how many steps the next dispatch may have; by default as many as the buffer has room for.
+    `limit` returns how many steps the next dispatch may have; by default as many as the buffer has room for. `lanes`
+    returns the members of a population that the programs have.
     """
     source = inputs.source(split)
     size = options.accumulate if split == "train" else 1
@@ -95,7 +97,11 @@ def feeder_for(
     fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
     buffer = max(fit, options.steps_per_dispatch or 0) if fit > 1 else 1
     plan = DispatchGrouping(size, buffer, True, limit or (lambda step: buffer), options.steps_per_dispatch)
-    return Feeder(source, strategy, plan, first, warn), plan
+    lane_seeds = None
+    if split == "train" and has_own_data(options):
+        members = options.population.members
+        lane_seeds = lambda: [members[lane].seed for lane in lanes()]  # noqa: E731
+    return Feeder(source, strategy, plan, first, warn, lane_seeds), plan
 
 
 def build_feeder(
@@ -107,7 +113,7 @@ def build_feeder(
     limit: Callable[[int], int] | None = None,
 ) -> tuple[Feeder, DispatchPlan]:
     """Return the feeder of a split, and the decision how its steps are dispatched. The programs are traced for it."""
-    feeder, grouping = feeder_for(inputs, split, runner.strategy, options, warn, limit)
+    feeder, grouping = feeder_for(inputs, split, runner.strategy, options, warn, limit, lambda: runner.lanes or ())
     kind = "train" if split == "train" else "valid"
     decided = decide_dispatch(runner, feeder, grouping, options, kind, runner.strategy)
     return (feeder if decided.loop else feeder.without_loop()), decided
@@ -156,7 +162,13 @@ def make_runner(
     if count_members(state) is None:
         return Runner(programs, strategy, state)
     ends = options is not None and keeps_ended(options, strategy)
-    return PopulationRunner(programs, strategy, state, lanes, ends)
+    own_data = options is not None and has_own_data(options)
+    return PopulationRunner(programs, strategy, state, lanes, ends, own_data)
+
+
+def has_own_data(options: Options) -> bool:
+    """Return True if the members of a population have orders of the training data of their own."""
+    return options.population is not None and options.population.data_order == "own"
 
 
 def keeps_ended(options: Options, strategy: Strategy) -> bool:

@@ -11,6 +11,7 @@ from learner.checkpoint.retention import CheckpointOptions
 from learner.events import Listener, MetricInfo
 from learner.metrics.base import HostMetric, MetricBase
 from learner.metrics.losses import Loss
+from learner.steps.batch_transforms import BatchTransform
 from learner.steps.finite import RAISES, NonFinitePolicy
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import remat_name
@@ -88,6 +89,7 @@ class Options:
     precision: Policy = FLOAT32
     matmul: str | None = None
     remat: Callable[..., Any] | None = None
+    on_batch: tuple[BatchTransform, ...] = ()
     freeze: tuple[Any, ...] = ()
     application_logger: logging.Logger | bool | None = True
     compilation_cache: str | None = None
@@ -130,7 +132,17 @@ class Options:
         """Return the options of a short run for `listeners`. It computes the same on the same devices, and neither
         saves nor shows anything.
         """
-        kept = ("accumulate", "steps_per_dispatch", "devices", "precision", "matmul", "remat", "seed", "batch_size")
+        kept = (
+            "accumulate",
+            "steps_per_dispatch",
+            "devices",
+            "precision",
+            "matmul",
+            "remat",
+            "on_batch",
+            "seed",
+            "batch_size",
+        )
         return Options(
             directory,
             **{name: getattr(self, name) for name in (*kept, "compilation_cache")},

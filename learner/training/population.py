@@ -87,16 +87,19 @@ class Population:
 
     Attributes:
       members: see above.
+      data_order: `shared` by all members, or each its `own`.
     """
 
     members: tuple[Member, ...]
+    data_order: str = "shared"
 
     def __len__(self) -> int:
         return len(self.members)
 
     def with_seed(self, seed: int) -> "Population":
         """Return the population with the seed of the builder for members that have none of their own."""
-        return Population(tuple(m if SEED in m.values else dataclasses.replace(m, seed=seed) for m in self.members))
+        members = tuple(m if SEED in m.values else dataclasses.replace(m, seed=seed) for m in self.members)
+        return dataclasses.replace(self, members=members)
 
     def starts(self, lr: float) -> list[Start]:
         """Return what the states of the members begin with. `lr`: of the builder."""
@@ -104,7 +107,8 @@ class Population:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the members as JSON, for checkpoints and `population.json`."""
-        return [{"directory": member.name, **member.all_values} for member in self.members]
+        own = {"data_order": self.data_order} if self.data_order == "own" else {}
+        return [{"directory": member.name, **member.all_values, **own} for member in self.members]
 
 
 def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int | None = None) -> Population:
@@ -341,6 +345,8 @@ def option_problems(
     def refuse(what: str, instead: str) -> None:
         problems.append(Problem(f"a population {what}: {instead}", code="population-unsupported", what=what))
 
+    if population.data_order == "own" and options.devices is not None and options.devices.member_shares > 1:
+        refuse("on several devices has data_order='shared' only", "leave data_order or devices out")
     if len({member.seed for member in population.members}) > 1 and not (adapter.seeded and adapter.fresh):
         problems.append(
             Problem(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
+from learner.data.abstract_source import Source
 from learner.errors import Problem
 from learner.metrics.base import MetricBase
 from learner.steps.measure import MetricCollection
@@ -45,6 +46,19 @@ def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) 
         elif reason := _not_mappable(program, state):
             problems.append(_explain(step, state, inputs, split, reason))
     return problems
+
+
+def data_order_problems(source: Source) -> list[str]:
+    """Return the problem of training data of which members cannot have orders of their own."""
+    if source.has_rows and source.fingerprint().get("order") == "shuffled":
+        return []
+    return [
+        Problem(
+            "data_order='own' needs training data in memory that is shuffled, by with_batch_size(n) or by "
+            "DataLoaderBuilder().shuffle(seed): give such data, or leave data_order out",
+            code="population-data-order",
+        )
+    ]
 
 
 def memory_problems(state: TrainState, members: int, strategy: Strategy) -> list[str]:

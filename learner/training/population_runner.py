@@ -29,6 +29,7 @@ class PopulationRunner(Runner):
       lanes: the members that the programs have; None: all. Members that have ended fill them up to a number that
         divides over the devices.
       ends: see `population_programs`.
+      own_data: see `population_programs`.
 
     Attributes:
       lanes: see above.
@@ -43,8 +44,10 @@ class PopulationRunner(Runner):
         state: TrainState,
         lanes: Sequence[int] | None = None,
         ends: bool = False,
+        own_data: bool = False,
     ):
-        self._of_one, self._ends, self._shares = programs, ends, strategy.member_shares
+        self._of_one, self._ends, self._own_data = programs, ends, own_data
+        self._shares = strategy.member_shares
         self._parked: TrainState | None = None
         self._count = count_members(state) or 0
         self.lanes = self._filled(range(self._count) if lanes is None else lanes)
@@ -57,7 +60,7 @@ class PopulationRunner(Runner):
 
     def _programs_of_lanes(self, strategy: Strategy) -> Programs:
         """Return the programs of the lanes of one device."""
-        return population_programs(self._of_one, len(self.lanes) // strategy.member_shares, self._ends)
+        return population_programs(self._of_one, len(self.lanes) // strategy.member_shares, self._ends, self._own_data)
 
     def _filled(self, lanes: Sequence[int]) -> tuple[int, ...]:
         others = [member for member in range(self._count) if member not in lanes]

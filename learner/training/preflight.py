@@ -22,7 +22,7 @@ from learner.training.fingerprints import fingerprint_of
 from learner.training.inputs import Inputs, read_inputs
 from learner.training.monitors import set_directions
 from learner.training.options import Options
-from learner.training.population_checks import memory_problems, population_problems
+from learner.training.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.run_directory import may_resume, refuse_links
 from learner.training.step_checks import no_step, trace_train, trace_valid
 
@@ -178,6 +178,8 @@ def checked_step(
                 problems += new
     if options.population is not None and not problems:
         problems += population_problems(step, state, inputs)
+        if options.population.data_order == "own":
+            problems += data_order_problems(inputs.source("train"))
         problems += memory_problems(state, len(options.population), strategy)
     problems += set_directions(options, list(inputs.valid), plateau)
     problems += read_too_often(options, inputs)

@@ -58,9 +58,10 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
 
     def once(state: TrainState, batch: PyTree) -> PyTree:
         key = jax.random.fold_in(state.rng, 0)
+        changed = step.train_batch(state, batch, key)
         if step.update is not None:
             model = step.adapter.merge(state.params, state.model_state, key, train=True)
-            result = step.update(model, batch, state.lr_scale, key)
+            result = step.update(model, changed, state.lr_scale, key)
             if not (isinstance(result, tuple) and len(result) == 2):
                 raise LearnerError(
                     f"update= returned {type(result).__name__}; it needs to return (state, output)",
@@ -69,7 +70,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
             after = step.updated(result[0], state)
             seen.append(result[1])
         else:
-            returned, after = step.run_train(state.params, state.model_state, batch, key)
+            returned, after = step.run_train(state.params, state.model_state, changed, key)
             seen.append(returned)
         own_grads = isinstance(seen[-1], TrainOutput)
         if own_grads and step.update is None:
@@ -81,7 +82,8 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
 
     def gradients(state: TrainState, batch: PyTree) -> PyTree:
         key = jax.random.fold_in(state.rng, 0)
-        loss = lambda params: step.run_train(params, state.model_state, batch, key)[0].loss  # noqa: E731
+        changed = step.train_batch(state, batch, key)
+        loss = lambda params: step.run_train(params, state.model_state, changed, key)[0].loss  # noqa: E731
         return once(state, batch), jax.grad(loss)(state.params)
 
     problems: list[str] = []

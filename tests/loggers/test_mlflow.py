@@ -3,18 +3,19 @@
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from learner import LearnerError
+from learner import LearnerError, load_checkpoint
 from learner.events import Message, RunFailed
 from learner.loggers import MLflow
 from learner.loggers.mlflow import key_of
 from tests.support.codes import raises_code
 from tests.support.logged import ended, played, split, started, steps
-from tests.support.runs import batches, build_line, quiet
+from tests.support.runs import batches, build_line, line, model_bits, quiet
 
 
 @pytest.mark.parametrize(
@@ -209,3 +210,19 @@ def test_errors_do_not_show_the_user_of_an_address(tmp_path, monkeypatch, scheme
     with pytest.raises(LearnerError, match=rf"Exception: .*{scheme}://\*\*\*@{server}") as refused:
         logger.on_event(started(tmp_path / "run"))
     assert "secret" not in repr(refused.value)
+
+
+@pytest.mark.full
+def test_the_best_checkpoint_is_an_artifact(url, client, tmp_path):
+    """Downloaded again, it is read as any checkpoint."""
+    logger = MLflow(url, "checkpoints", log_model="best")
+    builder = quiet(tmp_path / "run").metric_loggers(logger).num_epochs(3)
+    result = build_line(builder.with_file_checkpointer(keep_last=2, keep_best=1)).fit(batches(), batches())
+    (run,) = runs_of(client, "checkpoints")
+    (best,) = [checkpoint["step"] for checkpoint in result.summary["checkpoints"] if checkpoint["best"]]
+    place = client.download_artifacts(run.info.run_id, f"checkpoint/step-{best}", str(tmp_path))
+    (tmp_path / "downloaded").mkdir()
+    shutil.move(place, tmp_path / "downloaded" / str(best))
+    loaded = load_checkpoint(tmp_path / "downloaded", "latest", line())
+    expected = load_checkpoint(tmp_path / "run", "best", line())
+    assert model_bits(loaded.model) == model_bits(expected.model)

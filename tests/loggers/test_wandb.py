@@ -10,6 +10,7 @@ from learner.events import Message, RunFailed
 from learner.loggers import WandB
 from tests.support.codes import raises_code
 from tests.support.logged import ended, played, split, started, steps
+from tests.support.runs import batches, build_line, quiet
 
 EACH = {"mode": "offline", "every_steps": 1}
 
@@ -111,3 +112,28 @@ def test_a_run_goes_on_with_its_id_and_nothing_is_there_twice(tmp_path):
     assert [row["_step"] for row in rows] == sorted({row["_step"] for row in rows}), "wandb takes them all"
     play(WandB(**EACH), started(tmp_path / "other"), ended(1))
     assert read(tmp_path / "other")["ids"] != found["ids"][:1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("choice", "steps_kept"), [("best", 1), ("all", 2)])
+def test_checkpoints_are_artifacts(choice, steps_kept, tmp_path):
+    import wandb
+
+    from tests.support.wandbfile import read
+
+    builder = quiet(tmp_path / "run").metric_loggers(WandB(**EACH, log_model=choice)).num_epochs(3)
+    result = build_line(builder.with_file_checkpointer(keep_last=2, keep_best=1)).fit(batches(), batches())
+    wandb.teardown()
+    checkpoints = result.summary["checkpoints"]
+    kept = [c for c in checkpoints if c["best"] or choice == "all"]
+    artifacts = read(tmp_path / "run")["artifacts"]
+    assert [(kind, aliases) for kind, aliases, _ in artifacts] == [("model", {f"step-{c['step']}"}) for c in kept]
+    assert len(artifacts) == steps_kept
+    for checkpoint, (_, _, names) in zip(kept, artifacts, strict=True):
+        place = tmp_path / "run" / "checkpoint" / str(checkpoint["step"])
+        assert names == sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+
+
+def test_checkpoints_that_cannot_be_kept():
+    with raises_code("logger-log-model", name="WandB", value="newest"):
+        WandB(log_model="newest")

@@ -6,6 +6,7 @@ import pytest
 
 from learner.reports.curves import FEWEST, curves, dimension, groups
 from learner.runs import find_runs
+from learner.runs.population import write_members
 from tests.support.written import write_run, write_steps
 
 
@@ -69,6 +70,22 @@ def test_runs_from_python_are_groups_of_their_own(tmp_path):
     write_run(tmp_path / "b", config="seed: 1\n")
     write_run(tmp_path / "c")
     assert groups(find_runs([tmp_path]), ["seed"])["all but the seed"] == ["all", "all", "c"]
+
+
+def test_members_of_a_population_are_groups_by_their_values(tmp_path):
+    """Those of two populations from Python are not known to be the same but for their values."""
+    for place in ("one", "two"):
+        members = [{"directory": f"00{i}", "lr": lr, "seed": seed} for i, (lr, seed) in enumerate([(1, 0), (1, 1)])]
+        (tmp_path / place).mkdir()
+        write_members(tmp_path / place, members)
+        for member in members:
+            run = write_run(tmp_path / place / member["directory"])
+            journal = (run / "journal.jsonl").read_text().splitlines()
+            start = json.dumps(json.loads(journal[0]) | {"config": {"lr": 1, "seed": member["seed"]}})
+            (run / "journal.jsonl").write_text("\n".join([start, *journal[1:], ""]))
+    assert groups(find_runs([tmp_path / "one"]), ["lr", "seed"])["all but the seed"] == ["lr 1", "lr 1"]
+    both = groups(find_runs([tmp_path]), ["lr", "seed"])["all but the seed"]
+    assert len(set(both)) == 4
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def records(path):
 
 def read(directory):
     """What all starts of a run left, in order: ids, rows, configs, summaries and logs."""
-    told = {"ids": [], "rows": [], "config": {}, "summary": {}, "exits": [], "logs": []}
+    told = {"ids": [], "rows": [], "config": {}, "summary": {}, "exits": [], "logs": [], "artifacts": []}
     paths = Path(directory).glob("wandb/offline-run-*/*.wandb")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):  # names say the second only
         for record in records(path):
@@ -51,6 +51,10 @@ def read(directory):
                 told["summary"] |= _items(record.summary.update)
             elif kind == "output_logger":
                 told["logs"].append(record.output_logger.line)
+            elif kind == "artifact":
+                names = [entry.path for entry in record.artifact.manifest.contents]
+                aliases = set(record.artifact.aliases) - {"latest"}  # which wandb adds
+                told["artifacts"].append((record.artifact.type, aliases, sorted(names)))
             elif kind == "exit":
                 told["exits"].append(record.exit.exit_code)
     return told

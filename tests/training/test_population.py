@@ -47,6 +47,7 @@ from tests.support.runs import (
     quiet,
     saved_steps,
     shuffled,
+    streamed,
     tree_of,
 )
 
@@ -765,7 +766,14 @@ def test_ties_and_values_that_are_not_finite_in_halving(tmp_path):
     assert [len(m.history["valid/Loss"]) if m.history else 0 for m in result] == [0, 0, 4, 2]
 
 
-@pytest.mark.parametrize("steps", [9, 13, 15], ids=["within the 2nd epoch", "one step after it", "within the 3rd"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(9, id="within the 2nd epoch"),
+        pytest.param(13, id="one step after it", marks=pytest.mark.full),
+        pytest.param(15, id="within the 3rd", marks=pytest.mark.full),
+    ],
+)
 def test_halving_resumes_to_the_bit(tmp_path, steps, whole_halving):
     """Also inside an epoch after half of the members have ended, whose metrics have lanes for the others alone."""
 
@@ -931,6 +939,63 @@ def test_a_population_is_compacted_where_half_of_it_has_ended(tmp_path, monkeypa
     assert lanes == [[0, 1], [1]]
 
 
+OWN = {
+    "nnx, accumulation": (Norm, nnx_step, optax.adamw, 1e-2, 2),
+    "convolution, step by step": (Convolution, nnx_step, momentum, 1e-2, 1),
+    "convolution, accumulation": (Convolution, nnx_step, momentum, 1e-2, 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "convolution, accumulation" else pytest.mark.full) for n in OWN]
+)
+def test_with_an_order_of_its_own_a_member_is_the_run_with_its_seed(name, tmp_path):
+    """Of 22 rows in batches of 4: the last batch is ragged. Halving leaves the lanes to others after an epoch."""
+    make, step, optimizer, lr, accumulate = OWN[name]
+
+    def configured(directory):
+        return quiet(directory).metrics(LastRow()).num_epochs(3).grads_accumulation(accumulate).with_batch_size(4)
+
+    builder = configured(tmp_path / "all").population(seed=[3, 8, 5], data_order="own").halving("train/Loss", keep=0.6)
+    result = builder.build(make, optimizer, lr, train_step=step, valid_step=step).fit(arrays(22), shuffled(rows=10))
+    assert sorted(len(member.history["train/Loss"]) for member in result) == [1, 3, 3]
+    for member in result:
+        one = configured(tmp_path / f"{member.index}").seed(member.values["seed"])
+        alone = one.build(make, optimizer, lr, train_step=step, valid_step=step).fit(arrays(22), shuffled(rows=10))
+        for key in member.history:
+            found = member.history[key]
+            np.testing.assert_allclose(found, alone.history[key][: len(found)], rtol=2e-5, atol=1e-6, err_msg=key)
+
+
+def test_orders_of_their_own_resume_to_the_bit(tmp_path):
+    def fit(directory, steps):
+        builder = seeds(directory, steps).with_batch_size(4)._set(population=None)
+        builder.population(seed=[1, 2], data_order="own").resume()
+        built = builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step)
+        return bits_of(directory, built.fit(arrays(24)))
+
+    fit(tmp_path / "run", 9)
+    for part, other in zip(fit(tmp_path / "run", 15), fit(tmp_path / "whole", 15), strict=True):
+        assert part == other
+    builder = quiet(tmp_path / "run").metrics(Accuracy(), LastRow()).num_steps(18).with_batch_size(4)
+    builder.population(seed=[1, 2]).with_file_checkpointer().resume()
+    with raises_code("resume-population-differs"):
+        builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step).fit(arrays(24))
+
+
+def test_data_that_cannot_have_orders_of_their_own(tmp_path):
+    for data in (streamed(), [arrays(4)] * 3):
+        builder, build = lines(tmp_path / "run", lr=[0.1, 0.2], data_order="own")
+        with raises_code("population-data-order"):
+            build(builder).fit(data)
+    with raises_code("builder-choice-unknown"):
+        lines(tmp_path / "run", lr=[0.1, 0.2], data_order="each")
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2], data_order="own")
+    with raises_code("population-unsupported", "data_order"):
+        build(builder.devices(2))
+    assert not (tmp_path / "run").exists()
+
+
 SPREAD = {
     "nnx, accumulation": (Norm, nnx_step, optax.adamw, 1e-2, 2),
     "convolution, step by step": (Convolution, nnx_step, momentum, 1e-2, 1),
@@ -938,7 +1003,9 @@ SPREAD = {
 }
 
 
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.full if n != "convolution, step by step" else ()) for n in SPREAD]
+)
 def test_members_on_several_devices_compute_what_they_do_on_one(name, tmp_path):
     """Ragged last batches and groups, metrics that collect rows, dropout."""
     make, step, optimizer, lr, accumulate = SPREAD[name]

@@ -45,7 +45,7 @@ class Dispatch:
         """Return the shapes of a micro-batch, of the ragged one if there is one; for messages."""
         feed = self.feed[-1][0] if isinstance(self.feed, list) else self.feed
         if isinstance(feed, ResidentBatches):
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((feed.size, *x.shape[1:]), x.dtype), feed.data)
+            return feed.batch_shapes(feed.size)
         if feed.last is not None:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), feed.last)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), feed.batches)

@@ -43,6 +43,7 @@ class Feeder:
         grouping: DispatchGrouping,
         first: PyTree,
         warn: Callable[[str], None],
+        lane_seeds: Callable[[], Sequence[int]] | None = None,
     ):
         self._source, self._grouping, self._first = source, grouping, first
         self._grouper = Grouper(source, grouping, first, warn)
@@ -50,7 +51,7 @@ class Feeder:
         # At least 2 steps, also where no dispatch has as many: one shape of buffer for the looped program.
         self._room = max(2, grouping.buffer) * grouping.accumulate
         is_resident = strategy.resident and source.has_rows
-        self._rows = ResidentRows(source, strategy, self._room) if is_resident else None
+        self._rows = ResidentRows(source, strategy, self._room, lane_seeds) if is_resident else None
         self._processes: ProcessGroup | None = None
         self._passes = 0
         rows, devices = rows_of(first), len(strategy.devices)
@@ -117,7 +118,7 @@ class Feeder:
         feed = self.example() if self.loop else self.example_alone()
         if not isinstance(feed, ResidentBatches):
             return [("loop" if self.loop else "tail", feed)]
-        full, ragged = divmod(rows_of(feed.data), feed.size)
+        full, ragged = divmod(feed.rows, feed.size)
         has_groups = full >= (self._grouping.accumulate if ragged else 1)
         return [("loop" if self.loop else "single", feed)] * has_groups + [("tail", feed)] * bool(ragged)
 
@@ -160,7 +161,7 @@ class Feeder:
     ) -> Iterator[Dispatch]:
         while last is None or epoch <= last:
             feed = resident.batches(epoch)
-            rows = jax.tree.leaves(feed.data)[0].shape[0]
+            rows = feed.rows
             full, ragged = divmod(rows, feed.size)
             total = full + bool(ragged)
             if batch >= total:

@@ -1,5 +1,6 @@
 """Placement of micro-batches on the devices: in buffers, or as resident data in the order of an epoch."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -58,23 +59,33 @@ class ResidentRows:
       source: has `rows`.
       strategy: chooses the devices.
       room: the largest number of micro-batches in one dispatch.
+      lane_seeds: returns the seed of the order for each lane of a population whose members have orders of their own.
 
     Attributes:
       data: the rows in their own order.
     """
 
-    def __init__(self, source: Source, strategy: Strategy, room: int):
+    def __init__(
+        self,
+        source: Source,
+        strategy: Strategy,
+        room: int,
+        lane_seeds: Callable[[], Sequence[int]] | None = None,
+    ):
         rows = source.rows
         assert rows is not None
         refuse_wrapped(rows[0], source.split)  # once for all epochs
         self._arrays, self._order_of, self._size = rows
         self._strategy, self._room = strategy, room
         self.data = strategy.place(jax.tree.map(device_dtype, self._arrays))
-        self._arrange = strategy.compile(_arranged)
-        self._epoch: tuple[int, ResidentBatches] | None = None
+        self._lane_seeds = lane_seeds
+        self._arrange = strategy.compile(_arranged if lane_seeds is None else _arranged_by_lane)
+        self._epoch: tuple[Any, ResidentBatches] | None = None
 
     def batches(self, epoch: int) -> ResidentBatches:
         """Return the rows in the order of an epoch, arranging them if it is another one than before."""
+        if self._lane_seeds is not None:
+            return self._batches_of_lanes(epoch, tuple(self._lane_seeds()))
         if self._epoch is None or self._epoch[0] != epoch:
             order = np.asarray(self._order_of(epoch), np.int32)
             # The arrangement of the last epoch is released first, so that there are never two of them beside the data.
@@ -84,6 +95,16 @@ class ResidentRows:
             if not np.array_equal(order, np.arange(len(jax.tree.leaves(self._arrays)[0]))):
                 data = self._arrange(self.data, self._strategy.place(order))
             self._epoch = epoch, ResidentBatches(data, min(self._size, len(order)), self._room)
+        return self._epoch[1]
+
+    def _batches_of_lanes(self, epoch: int, seeds: tuple[int, ...]) -> ResidentBatches:
+        """Return the rows in the order that each seed makes of an epoch, `[lanes, rows, ...]`."""
+        if self._epoch is None or self._epoch[0] != (epoch, seeds):
+            self._epoch = None
+            orders = np.stack([np.asarray(self._order_of(epoch, seed), np.int32) for seed in seeds])
+            data = self._arrange(self.data, self._strategy.place(orders))
+            size = min(self._size, orders.shape[1])
+            self._epoch = (epoch, seeds), ResidentBatches(data, size, self._room, of_lanes=True)
         return self._epoch[1]
 
 
@@ -110,3 +131,8 @@ def device_dtype(array: Any) -> np.ndarray:
 def _arranged(data: PyTree, order: Any) -> PyTree:
     """Return the rows in the order of an epoch."""
     return jax.tree.map(lambda x: jnp.asarray(x).at[order].get(mode="promise_in_bounds", unique_indices=True), data)
+
+
+def _arranged_by_lane(data: PyTree, orders: Any) -> PyTree:
+    """Return the rows in the order of each lane."""
+    return jax.vmap(_arranged, (None, 0))(data, orders)

@@ -1,0 +1,65 @@
+"""Functions of the user's that change training batches inside of the programs: mixup, noise, a curriculum by step."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from learner.errors import LearnerError
+
+Array = Any
+Batch = Any
+STREAM = 2  # folded into the key of a micro-batch: the train step has the key itself, and its model the stream 1
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTransform:
+    """A function that changes a batch, called in one way whatever its signature.
+
+    Attributes:
+      fn: `(batch, rng)` or `(batch, rng, step)`.
+      takes_step: which of them.
+    """
+
+    fn: Callable[..., Batch]
+    takes_step: bool
+
+    @classmethod
+    def of(cls, fn: Any) -> "BatchTransform":
+        """Return the transform of a function.
+
+        Raises:
+          LearnerError: it is no function of a batch, a random key and possibly the step.
+        """
+        try:
+            parameters = inspect.signature(fn).parameters.values()
+        except (TypeError, ValueError):
+            parameters = {}.values()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        count = sum(p.kind in positional and (p.default is p.empty or p.name == "step") for p in parameters)
+        if not callable(fn) or count not in (2, 3):
+            raise LearnerError(
+                f"on_batch got {fn!r}; it needs a function (batch, rng) or (batch, rng, step)",
+                code="step-batch-transform",
+            )
+        return cls(fn, count == 3)
+
+    def __call__(self, batch: Batch, key: Array, step: Array) -> Batch:
+        """Return the changed batch."""
+        return self.fn(batch, key, step) if self.takes_step else self.fn(batch, key)
+
+
+def transformed(transforms: tuple[BatchTransform, ...], batch: Batch, key: Array, step: Array) -> Batch:
+    """Return a batch after all transforms, in order.
+
+    Args:
+      transforms: of the run.
+      batch: a micro-batch.
+      key: of the micro-batch, from the seed, the step and its number in the step.
+      step: optimizer steps before this one, int32.
+    """
+    for number, transform in enumerate(transforms):
+        batch = transform(batch, jax.random.fold_in(jax.random.fold_in(key, STREAM), number), step)
+    return batch

@@ -1,0 +1,155 @@
+"""Functions that change training batches inside of the programs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner import RegressionOutput
+from learner.strategies import Sharded
+from tests.support.codes import raises_code
+from tests.support.runs import (
+    arrays,
+    batches,
+    build_line,
+    checkpoint_bits,
+    line,
+    line_predictions,
+    line_step,
+    model_bits,
+    quiet,
+    saved_steps,
+    shuffled,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def growing(batch, rng, step):
+    """A curriculum: the inputs grow with the steps."""
+    return {**batch, "x": batch["x"] * (1 + step).astype(jnp.float32)}
+
+
+def noisy(batch, rng):
+    return {**batch, "x": batch["x"] + jax.random.normal(rng, batch["x"].shape)}
+
+
+def mixed(batch, rng):
+    """Mixup of each row with the row after it."""
+    share = jax.random.uniform(rng)
+    mixed = {name: share * batch[name] + (1 - share) * jnp.roll(batch[name], 1, 0) for name in ("x", "t")}
+    return {**batch, **mixed}
+
+
+def by_hand(transform, steps):
+    """The parameters after steps of gradient descent, with the keys that the documentation names."""
+    params = line()
+    for step, batch in enumerate(batches()[:steps]):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), 0)
+        changed = transform(batch, jax.random.fold_in(jax.random.fold_in(key, 2), 0), jnp.int32(step))
+        grads = jax.grad(lambda p, batch=changed: line_step(p, batch).loss)(params)
+        params = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("fn", "transform"),
+    [(growing, growing), (noisy, lambda b, k, s: noisy(b, k)), (mixed, lambda b, k, s: mixed(b, k))],
+    ids=["with the step", "with the key", "mixup"],
+)
+def test_steps_are_those_of_the_changed_batches(fn, transform, tmp_path):
+    builder = quiet(tmp_path / "run").on_batch(fn).num_steps(3)
+    result = build_line(builder).fit(batches(), batches())
+    expected = by_hand(transform, 3)
+    for name in expected:
+        np.testing.assert_allclose(result.model[name], expected[name], rtol=1e-5, atol=1e-6)
+    # The validation has the batches as they are.
+    losses = [line_step(expected, batch).loss for batch in batches()]
+    np.testing.assert_allclose(result.history["valid/Loss"][-1], np.mean(losses), rtol=1e-5)
+
+
+def test_functions_are_called_in_order_each_with_a_key_of_its_own(tmp_path):
+    """The second doubles what the first has made; and noise that is added twice is not twice the same."""
+    keys = []
+
+    def first(batch, rng):
+        keys.append(rng)
+        return {**batch, "x": batch["x"] + 1.0}
+
+    def second(batch, rng):
+        keys.append(rng)
+        return {**batch, "x": batch["x"] * 2.0}
+
+    builder = quiet(tmp_path / "run").on_batch(first).on_batch(second).num_steps(1)
+    result = build_line(builder).fit(batches())
+    batch = batches()[0]
+    grads = jax.grad(lambda p: line_step(p, {**batch, "x": (batch["x"] + 1) * 2}).loss)(line())
+    np.testing.assert_allclose(result.model["w"], -0.05 * grads["w"], rtol=1e-5)
+    assert keys[0] is not keys[1]
+
+
+def noisy_run(directory, steps, **options):
+    builder = quiet(directory, saves=True).on_batch(noisy).num_steps(steps).grads_accumulation(2).resume()
+    if "dispatch" in options:
+        builder.steps_per_dispatch(options["dispatch"])
+    result = build_line(builder).fit(shuffled())
+    return model_bits(result.model), checkpoint_bits(directory, saved_steps(directory)[-1])
+
+
+def test_bits_do_not_depend_on_the_dispatch_or_on_a_checkpoint(tmp_path):
+    whole = noisy_run(tmp_path / "whole", 7)
+    assert noisy_run(tmp_path / "single", 7, dispatch=1) == whole
+    noisy_run(tmp_path / "resumed", 4)
+    assert noisy_run(tmp_path / "resumed", 7) == whole
+
+
+def test_sharded_rows_are_changed_as_on_one_device(tmp_path):
+    models = []
+    for strategy in (None, Sharded(devices=2)):
+        builder = quiet(tmp_path / str(strategy is None)).on_batch(noisy).num_steps(5)
+        if strategy is not None:
+            builder.strategy(strategy)
+        models.append(build_line(builder).fit(shuffled()).model)
+    for name in models[0]:
+        np.testing.assert_allclose(models[0][name], models[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_update_gets_the_changed_batch(tmp_path):
+    def update(model, batch, lr):
+        loss, grads = jax.value_and_grad(lambda m: line_step(m, batch).loss)(model)
+        output = RegressionOutput.from_predictions(line_predictions(model, batch["x"]), batch["t"])
+        return jax.tree.map(lambda p, g: p - lr * g, model, grads), dataclasses.replace(output, loss=loss)
+
+    def with_rng(model, batch, lr, rng):
+        return update(model, batch, lr)
+
+    builder = quiet(tmp_path / "run").on_batch(growing).num_steps(3)
+    built = builder.build(line(), None, 0.05, update=with_rng)
+    expected = by_hand(growing, 3)
+    np.testing.assert_allclose(built.fit(batches()).model["w"], expected["w"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("fn", [None, "noise", lambda batch: batch, lambda a, b, c, d: a])
+def test_what_is_no_function_of_a_batch(fn, tmp_path):
+    with raises_code("step-batch-transform"):
+        quiet(tmp_path / "run").on_batch(fn)
+
+
+def test_what_the_train_step_cannot_take_is_reported_before_the_run(tmp_path):
+    builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: {"y": batch["y"]})
+    with pytest.raises(Exception, match="x"):
+        build_line(builder).fit(batches())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_steps_of_a_learner_change_batches_as_well(tmp_path):
+    builder = quiet(tmp_path / "run").on_batch(growing)
+    learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step)
+    state = learner.init()
+    for batch in batches()[:3]:
+        state, _ = learner.train_step(state, batch)
+    np.testing.assert_allclose(learner.model_of(state)["w"], by_hand(growing, 3)["w"], rtol=1e-5)
+    assert arrays(4)["x"].dtype == np.float32
