@@ -93,6 +93,8 @@ OPTIONS = {
     "with_batch_size": [(3,)],
     "seed": [(0,), (7,)],
     "population": [(range(3),), (None, [1e-4, 1e-3])],
+    "halving": [("valid/Loss",), ("valid/Odd", 2, 1 / 3, "max")],
+    "exploit": [("valid/Loss",), ("valid/Odd", 2, 0.5, [0.5, 2.0], "max")],
     "devices": [(1,), (jax.devices()[:1],), (8,), ("all",), ([2, 4],)],
     "precision": [("float32",), ("bfloat16", "highest"), ("float16",), (Policy(compute="bfloat16"),)],
     "remat": [("dots_saveable",), (jax.checkpoint_policies.save_only_these_names("a"),), (None,)],
@@ -115,6 +117,7 @@ OPTIONS = {
     "profile": [((10, 20),), ((0, None),), ([5, 6],)],
     "watchdog": [(60,), (0.5, "log"), (60, "end")],
     "with_time_limit": [(60,), (0.5,)],
+    "on_batch": [(lambda batch, rng: batch,), (lambda batch, rng, step: batch,)],
     "on_epoch_end": [(hook,)],
     "every": [(3, hook)],
     "learner_class": [(Learner,), (type("Own", (Learner,), {}),)],
@@ -226,6 +229,9 @@ REFUSED = [
         for value in (-1, 1.5, "3", True)
     ),
     is_refused("early_stopping", "stopping-type", 5),
+    is_refused("halving", "population-selection-fraction", "valid/Loss", 1, 1.5, field="keep"),
+    is_refused("exploit", "population-selection-epochs", "valid/Loss", 0, field="exploit"),
+    is_refused("on_batch", "step-batch-transform", 5),
     *(is_refused("learner_class", "builder-learner-class-type", value) for value in (dict, "Learner", None)),
     is_refused("interrupter", "builder-interrupter-type", Interrupter),
 ]
