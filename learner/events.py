@@ -355,4 +355,4 @@ class ListenerThread:
             was, self._detached = self._detached, True
             if not was:
                 text = masked(repr(error), self._listener.secrets)
-                self._warn(f"{type(self._listener).__name__} failed and is detached; training goes on: {text}")
+                self._warn(f"{type(self._listener).__name__} failed and is detached; training continues: {text}")

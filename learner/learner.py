@@ -157,7 +157,7 @@ class Learner(Generic[ModelT]):
         check_process()
         if self._fitted:
             raise LearnerError(
-                "this learner was fitted already; build a new one, with resume() to go on where it ended or "
+                "this learner was fitted already; build a new one, with resume() to continue where it ended or "
                 "with another directory",
                 code="learner-already-fitted",
             )

@@ -159,7 +159,7 @@ def test_a_listener_that_raises_is_detached_with_one_warning_and_still_closed(at
     outlet.close()
     assert listener.told == texts(at)
     assert listener.closed == 1
-    assert warnings == ["Raising failed and is detached; training goes on: ValueError('no such bar')"]
+    assert warnings == ["Raising failed and is detached; training continues: ValueError('no such bar')"]
 
 
 def test_what_a_detached_listener_misses_is_not_a_second_warning():
@@ -181,7 +181,7 @@ def test_a_listener_that_cannot_close_is_one_warning(fails_before):
     outlet.put(message(0))
     outlet.close()
     error = "ValueError('no such bar')" if fails_before else "RuntimeError('cannot close')"
-    assert warnings == [f"Raising failed and is detached; training goes on: {error}"]
+    assert warnings == [f"Raising failed and is detached; training continues: {error}"]
 
 
 def test_who_waits_for_long_is_told_for_whom(monkeypatch):

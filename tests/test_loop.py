@@ -587,7 +587,7 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
         w.split("WARNING ")[1] for w in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARN" in w
     ]
     assert [w for w in warnings if "Raising" in w] == [
-        "Raising failed and is detached; training goes on: ValueError('no such bar')"
+        "Raising failed and is detached; training continues: ValueError('no such bar')"
     ]
     assert [w.split(":")[0] for w in warnings if "Blocked" in w] == ["Blocked was too slow"]
     assert "Hanging hangs and was left behind" in warnings

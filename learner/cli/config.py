@@ -39,7 +39,7 @@ from learner.schedules.base import RunLength
 from learner.training.inputs import run_length
 
 HEADER = """\
-# What this run was started with, in full. `learner resume` goes on with it; `learner fit` can start another from it.
+# What this run was started with, in full. `learner resume` continues it; `learner fit` can start another from it.
 # It names code, which is imported and run: trust it as you trust code.
 """
 

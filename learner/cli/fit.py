@@ -67,7 +67,7 @@ def resume(words: Sequence[str]) -> int:
     require_trust(directory, line.trust)
     enter_stage("reading the config")
     with connected(process_options(line)):
-        content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
+        content = saved_config(directory, "continues", options=".num_epochs(...)", call=".fit(train, valid)")
         content = apply_overrides(content, line.overrides)
         return _train(RunConfig({**content, "directory": directory, "resume": content.get("resume") or True}))
 

@@ -1,4 +1,4 @@
-"""`learner watch`: runs in the terminal, while they go on."""
+"""`learner watch`: runs in the terminal, while they train."""
 
 import sys
 from collections.abc import Sequence

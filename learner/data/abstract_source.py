@@ -93,8 +93,8 @@ class Source(abc.ABC):
         """Return the error of an epoch that ended before `start` batches, or with them (`found`: after how many)."""
         ends = "at or before that one" if found is None else f"after {found}"
         return LearnerError(
-            f"the {self.split} data is shorter than it was: the run goes on after batch {start} of epoch {epoch}, and "
-            f"now the data ends {ends}. Pass the data that the run was trained on, or go on from the end of an epoch: "
+            f"the {self.split} data is shorter than it was: the run resumes after batch {start} of epoch {epoch}, and "
+            f"now the data ends {ends}. Pass the data that the run was trained on, or resume from the end of an epoch: "
             "checkpoint(epoch)",
             code="resume-data-shorter",
             start=start,

@@ -73,7 +73,7 @@ class StatefulSource(Source):
         except Exception as error:
             raise LearnerError(
                 f"the {self.split} data ({type(holder).__name__}) does not take back the state that it had "
-                f"{_after(epoch, start)}: {error!r}. Pass the data that the run was trained on, or go on from the end "
+                f"{_after(epoch, start)}: {error!r}. Pass the data that the run was trained on, or resume from the end "
                 "of an epoch: checkpoint(epoch)",
                 code="resume-data-state-refused",
             ) from error
@@ -158,7 +158,7 @@ class IterableSource(StatefulSource):
             )
             if start:
                 raise LearnerError(
-                    f"{problem}. Pass the data that the run was trained on, or go on from the end of an epoch: "
+                    f"{problem}. Pass the data that the run was trained on, or resume from the end of an epoch: "
                     "checkpoint(epoch)",
                     code="resume-data-differs",
                 ) from error

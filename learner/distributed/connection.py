@@ -117,7 +117,7 @@ def _check_same_place(num_processes: int | None, process_id: int | None) -> None
 
 @contextlib.contextmanager
 def _connection_errors(coordinator: str | None, process_id: int | None) -> Iterator[None]:
-    """Raise what JAX raises while it connects as errors that say how to go on."""
+    """Raise what JAX raises while it connects as errors that say what to do."""
     try:
         yield
     except ValueError as error:

@@ -27,7 +27,7 @@ class AveragedState(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Ema(OptimizerFactory):
     """An exponential moving average of the parameters: `average = decay * average + (1 - decay) * params` after each
-    step. Validation, hooks, `result.model`, `load_checkpoint` and records have the average; training goes on without.
+    step. Validation, hooks, `result.model`, `load_checkpoint` and records have the average; training continues without.
 
     Args:
       optimizer: a function of the rate.

@@ -84,7 +84,7 @@ class MessagePackRecorder(Recorder):
             if "model" not in content:
                 raise LearnerError("it has no model", code="record-model-missing") from None
             return Content(version, precision, content["model"])
-        raise LearnerError("it goes on after its end", code="record-trailing-bytes")
+        raise LearnerError("it has data after its end", code="record-trailing-bytes")
 
 
 def _keys(walk: Any, what: str, most: int = MOST_KEYS) -> Iterator[str]:

@@ -102,7 +102,7 @@ class SafetensorsRecorder(Recorder):
                 raise LearnerError(f"it is cut off inside of {path!r}", code="record-cut-off", path=path)
             arrays[path], position = checked(path, name, data), end
         if file.read(1):
-            raise LearnerError("it goes on after its end", code="record-trailing-bytes")
+            raise LearnerError("it has data after its end", code="record-trailing-bytes")
         return Content(version, precision, {path: arrays[path] for path in header})
 
 

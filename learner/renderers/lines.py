@@ -22,7 +22,7 @@ def started(event: RunStarted) -> str:
     >>> started(RunStarted(0.0, Path("runs/a"), 10, None, 45, (), parameters=10378))
     'runs/a: 10 epochs of 45 steps, 10,378 parameters'
     """
-    resumed = f", goes on after step {event.step}" if event.resumed else ""
+    resumed = f", resumes after step {event.step}" if event.resumed else ""
     return printable(
         f"{event.shown or event.directory}: {_length(event)}, {count(event.parameters, 'parameter')}{resumed}"
     )

@@ -38,9 +38,9 @@ Display = Callable[[Mapping[str, str], str, bool], object]
 class NotebookRenderer(Listener):
     """Display a run below the cell that started it: the current and the best value of each metric, and curves.
 
-    It is one output of the cell, which is replaced as the run goes on: HTML without scripts, and text for those who
-    show none. So it is saved with the notebook, and a cell that is run again begins a new one. A run that goes on while
-    nobody looks sends its updates all the same; a notebook that was closed meanwhile has what it last received, and
+    It is one output of the cell, which is replaced while the run trains: HTML without scripts, and text for those who
+    show none. So it is saved with the notebook, and a cell that is run again begins a new one. A run that nobody
+    looks at sends its updates all the same; a notebook that was closed meanwhile has what it last received, and
     `learner report` or `learner plot` the rest.
 
     Curves of `train` are those of some single steps until there are whole epochs.

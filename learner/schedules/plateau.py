@@ -15,7 +15,7 @@ class ReduceOnPlateau:
     """A scheduler that lowers the learning rate when a metric stops getting better.
 
     After `patience` validations without a better value it is multiplied by `factor`; then `cooldown` validations
-    pass before counting goes on.
+    pass before counting continues.
 
     Args:
       lr: the first rate.

@@ -38,7 +38,7 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
 
     The step runs in train mode, as in `fit`. Running statistics and the like change as in a call of the step itself: in
     the model that is given where its library changes models in place (nnx, `Linen`), else in the model that the step
-    returns. Random streams of an nnx model start from `rng`, as in `fit`; without one they go on where they are.
+    returns. Random streams of an nnx model start from `rng`, as in `fit`; without one they continue where they are.
 
     Args:
       step: `(model, batch)` or `(model, batch, rng)` to an output with a `loss`, or to the loss; also `(output, model)`

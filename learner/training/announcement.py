@@ -129,7 +129,7 @@ def _announce_initial(run: Run, spec: RunSpec) -> None:
             log.info("%s", text)
         run.reporter.put(Message(time.time(), logging.INFO, report.line))
     elif spec.options.initial is not None:
-        log.info("initial_from is ignored: the run goes on from a checkpoint of its own")
+        log.info("initial_from is ignored: the run resumes from a checkpoint of its own")
 
 
 def _log_early_end(run: Run, spec: RunSpec) -> None:

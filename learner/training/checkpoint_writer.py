@@ -101,7 +101,7 @@ class CheckpointWriter(ThreadOwned):
                 if self._options.on_save_error == "raise":
                     error.add_note(f"{what}, which is complete")
                     raise
-                self._reporter.warn(f"{what}, and training goes on: {type(error).__name__}: {error}")
+                self._reporter.warn(f"{what}, and training continues: {type(error).__name__}: {error}")
             else:
                 if path is not None:
                     self._reporter.log.info("recorded %s", path)
@@ -131,7 +131,7 @@ class CheckpointWriter(ThreadOwned):
             self._best.give_back(snapshot)
         self.failed_step = step  # the end of the run tries again
         what = (
-            f"could not be written to {self._store.path(step)}, and training goes on: {type(error).__name__}: {error}"
+            f"could not be written to {self._store.path(step)}, and training continues: {type(error).__name__}: {error}"
         )
         self._reporter.warn(f"the checkpoint of step {step} {what}")
         if not is_full(error):  # the log needs the room that is left

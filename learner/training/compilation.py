@@ -87,7 +87,7 @@ def compilation_cache(platform: str, directory: str | None) -> Iterator[str | No
     """Keep compiled programs on disk inside the block, through JAX's persistent compilation cache.
 
     The settings of JAX are restored when the block ends, also by an error, and its cache object is dropped: JAX binds
-    it to the first directory that it compiles for, and would go on writing there.
+    it to the first directory that it compiles for, and would keep writing there.
 
     Args:
       platform: of the devices. On GPU and TPU programs are kept by default, in a directory of the user's.

@@ -264,7 +264,7 @@ class Delivery(ThreadOwned):
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
         """Return the reporter's part of a checkpoint at this place in the order of items.
 
-        All of it is copied, as the saver's thread writes it while this one goes on.
+        All of it is copied, as the saver's thread writes it while this one continues.
         """
         assert self._files is not None
         log = self._log_offsets_before_validation if in_validation else self._files.position()

@@ -85,7 +85,7 @@ def refuse_run(directory: Path, *, overwrite: bool) -> None:
     """Raise `LearnerError` if a new run would be mixed with the one in the directory."""
     if holds_run(directory) and not overwrite:
         raise LearnerError(
-            f"{directory} holds a run. To go on with it, use resume() (--resume=true); to replace it, "
+            f"{directory} holds a run. To resume it, use resume() (--resume=true); to replace it, "
             f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory",
             code="directory-holds-run",
             directory=directory,

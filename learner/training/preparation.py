@@ -177,7 +177,7 @@ def compile_in_background(
     compiler = stack.enter_context(compile_threads(1))  # XLA uses several cores for each program
 
     def end() -> None:
-        compiler.shutdown(wait=False, cancel_futures=True)  # before the thread that waits goes on
+        compiler.shutdown(wait=False, cancel_futures=True)  # before the thread that waits continues
         stepped.set()
 
     stack.callback(end)

@@ -15,10 +15,10 @@ from learner.training.position import Position
 from learner.training.progress_schema import refuse_malformed
 
 ALLOWED = {
-    "data": "the epoch goes on after as many batches as before, of the data as it is now",
+    "data": "the epoch continues after as many batches as before, of the data as it is now",
     "metrics": "the metrics of the epoch under way begin anew, as others were in flight",
     "optimizer": "the optimizer begins with a new state",
-    "logs": "the logs go on as they are, although parts of them are missing",
+    "logs": "the logs continue as they are, although parts of them are missing",
 }
 """Changes that a resumed run accepts if `allow=` names them, and their effect."""
 
@@ -97,7 +97,7 @@ def restore(
         problems = [difference_text(problems, f"the checkpoint {store.path(entry.step)}") + fresh]
     problems += differing(progress)
     if problems:
-        raise one_error(problems, "the run cannot go on", code="resume-differs")
+        raise one_error(problems, "the run cannot resume", code="resume-differs")
     items = store.restore(entry.step, needed)
     if "optim" in items:
         items["optim"]["extra"] |= {name: begun[name] for name in new}
@@ -147,7 +147,7 @@ def restore_newest(
         except DamagedError as error:
             damaged.append(str(error))
             continue
-        used = f"the run goes on from the checkpoint of step {step}, before it"
+        used = f"the run resumes from the checkpoint of step {step}, before it"
         return dataclasses.replace(restored, notes=(*(f"{text}; {used}" for text in damaged), *restored.notes))
     if damaged:
         raise LearnerError(

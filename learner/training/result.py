@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from learner.runs.history import History, Point
+from learner.runs.layout import end_word
 from learner.steps.eval_params import eval_params
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
@@ -111,7 +112,8 @@ class LearningResult(Generic[ModelT]):
     def _repr_html_(self) -> str:
         points = {key: metric["best"] for key, metric in self.summary["metrics"].items()}
         best = {key: None if point is None else Point(**point) for key, point in points.items()}
-        ended = f"ended at epoch {self.summary['epochs']}, step {self.summary['steps']:,}: {self.stopped_by}"
+        place = f"epoch {self.summary['epochs']}, step {self.summary['steps']:,}"
+        ended = f"{end_word(self.stopped_by)} at {place}: {self.stopped_by}"
         return fragment(paragraph(ended), self.history.html(best))
 
     def __repr__(self) -> str:

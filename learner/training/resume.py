@@ -262,7 +262,7 @@ def accumulator_in_flight(restored: Restored | None, runner: Runner, options: Op
             return runner.start("train", metrics if layout is measure else measure.share(metrics))
     raise LearnerError(
         f"the checkpoint of step {restored.entry.step} holds other states of the train split's metrics than these "
-        "metrics have now; go on from the end of an epoch: checkpoint(epoch)",
+        "metrics have now; resume from the end of an epoch: checkpoint(epoch)",
         code="resume-metric-state-differs",
     )
 

@@ -46,7 +46,8 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     if step.adapter.note is not None:
         log.info(step.adapter.note)
     log.info("precision: %s", options.precision_text)
-    log.info("seed %d, %d micro-batches per step", options.seed, options.accumulate)
+    plural = "" if options.accumulate == 1 else "es"
+    log.info("seed %d, %d micro-batch%s per step", options.seed, options.accumulate, plural)
     if has_eval_params(named_leaves(state.opt_state)):
         log.info("validation, hooks and the result have averaged parameters, as the optimizer keeps them")
     return count

@@ -60,7 +60,7 @@ class StageLine:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # a run goes on without its output, and its renderer reports that
+        except OSError:  # a run continues without its output, and its renderer reports that
             self._failed = True
 
 

@@ -561,7 +561,7 @@ def test_a_resumed_run_uses_its_own_checkpoint(net, tmp_path):
     shutil.rmtree(tmp_path / "other")
     resumed = build_net(builder(2)).fit(shuffled())
     assert log_of(tmp_path / "new").count("took 8 of 8") == 1
-    ignored = "initial_from is ignored: the run goes on from a checkpoint of its own"
+    ignored = "initial_from is ignored: the run resumes from a checkpoint of its own"
     assert log_of(tmp_path / "new").count(ignored) == 1
     whole = build_net(saving(tmp_path / "whole", 2).initial_from(net, "latest")).fit(shuffled())
     assert model_bits(resumed.model) == model_bits(whole.model)

@@ -220,7 +220,7 @@ def test_resume_goes_on_as_config_yaml_says(learner, trained):
     learner("fit", trained, "--num_epochs=4", "--directory=straight")
     code, out, err = learner("resume", "run", "--num_epochs", 4)
     assert code == 0
-    assert "goes on after step 6" in out
+    assert "resumes after step 6" in out
     assert err == "learner: run/config.yaml is trusted: the code that it names is imported and run now\n"
     with open("straight/summary.json") as file:
         assert summary()["metrics"] == json.load(file)["metrics"]
@@ -710,7 +710,7 @@ def test_a_run_goes_on_without_its_output(config, streams):
     assert summary()["epochs"] == 2
     log = Path("run/experiment.log").read_text()
     assert "ended by num_epochs" in log
-    assert ("PlainRenderer failed and is detached; training goes on" in log) == ("full" in streams)
+    assert ("PlainRenderer failed and is detached; training continues" in log) == ("full" in streams)
     for line in Path("run/journal.jsonl").read_text().splitlines():
         json.loads(line)  # nothing that was printed stands in a file that got a standard stream's number
 

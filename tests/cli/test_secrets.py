@@ -100,9 +100,9 @@ def test_secrets_stand_in_the_config_alone_which_is_the_users(learner, config):
     assert {name for name, secret in SECRETS.items() if secret in printed} == set()
     assert leaks("run", "out") == {("run/config.yaml", name) for name in SECRETS}
     assert mode("run/config.yaml") == 0o600
-    assert printed.count("Told failed and is detached; training goes on: ValueError(") == 2
+    assert printed.count("Told failed and is detached; training continues: ValueError(") == 2
     assert "the server does not like ('***', {'user': '***'})" in printed
-    assert "Webhook failed and is detached; training goes on: RefusedError('http://127.0.0.1:9 cannot be" in printed
+    assert "Webhook failed and is detached; training continues: RefusedError('http://127.0.0.1:9 cannot be" in printed
     assert Path("told.txt").read_text() == "started\n" * 2  # the resumed run had them, too
     assert "class_path: mylogger.Told" in Path("run/config.yaml").read_text()
 

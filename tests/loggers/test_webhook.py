@@ -276,7 +276,7 @@ def test_a_run_whose_server_is_not_there_goes_on_with_one_warning(server, tmp_pa
     result = build_line(quiet(tmp_path / "run").metric_loggers(webhook, memory).num_epochs(2)).fit(batches())
     assert result.stopped_by == "num_epochs"
     (warning,) = memory.of(Message)
-    assert warning.text.startswith("Webhook failed and is detached; training goes on: ")
+    assert warning.text.startswith("Webhook failed and is detached; training continues: ")
     assert "secret" not in warning.text
     assert memory.history == result.history
 

@@ -63,8 +63,8 @@ def test_what_comes_after_the_end(recorder):
     data = recorder.to_bytes(MODEL)
     assert "cannot be read" in message_of(recorder, data + b"more")
     if recorder.gzip:
-        assert "goes on after its end" in message_of(recorder, data + gzip.compress(b"\x01")).replace(
-            "Extra data", "goes on after its end"
+        assert "has data after its end" in message_of(recorder, data + gzip.compress(b"\x01")).replace(
+            "Extra data", "has data after its end"
         )
 
 
@@ -305,7 +305,7 @@ SAFETENSORS = {
         ("record-unreadable", "0", "4"),
     ),
     "a hole": (tensors({"w": entry(begin=4, end=8)}, b"12345678"), ("record-unreadable", "'w'", "4", "0")),
-    "more than the arrays": (tensors({"w": entry()}, b"12345678"), ("record-unreadable", "goes on after its end")),
+    "more than the arrays": (tensors({"w": entry()}, b"12345678"), ("record-unreadable", "has data after its end")),
     "an array beyond the end": (
         tensors({"w": entry(shape=[10**12], end=4 * 10**12)}, b"1234"),
         ("record-unreadable", "'w'"),

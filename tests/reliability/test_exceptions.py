@@ -243,7 +243,7 @@ def test_exception_in_each_hook(tmp_path, undisturbed, where):
 
     if where in HARMLESS:
         (warning,) = [text for text in log.splitlines() if "WARNING" in text]
-        assert f"{HARMLESS[where]} failed and is detached; training goes on: {error!r}" in warning
+        assert f"{HARMLESS[where]} failed and is detached; training continues: {error!r}" in warning
     else:
         (failed,) = [n for n, line in enumerate(screen.lines()) if line.startswith("failed at epoch ")]
         assert f"in the {where}" in " ".join(line.strip() for line in screen.lines()[failed:])

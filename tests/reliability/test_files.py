@@ -80,7 +80,7 @@ def test_truncate_each_file(copy, four, name, how):
     log = (copy / "experiment.log").read_text()
     (warning,) = [line for line in log.splitlines() if "WARNING" in line]
     assert f"{copy}/checkpoint/18 is damaged: {name}" in warning
-    assert "goes on from the checkpoint of step 12" in warning
+    assert "resumes from the checkpoint of step 12" in warning
     assert (copy / "superseded" / "1" / "checkpoint" / "18").is_dir()
     assert logs_of(copy) == logs_of(four)
     assert saved_steps(copy) == saved_steps(four)
@@ -181,7 +181,7 @@ def goes_wrong(tmp_path, policy, what):
         first, second = warnings_of(directory)
         for step, text in ((12, first), (18, second)):
             assert f"the checkpoint of step {step} could not be written to " in text
-            assert f"run/checkpoint/{step}, and training goes on: " in text
+            assert f"run/checkpoint/{step}, and training continues: " in text
             assert UNWRITABLE[what] in text
         is_whole(directory, [6, 24, 30])
         return

@@ -117,7 +117,7 @@ def test_runs_of_known_and_unknown_length(renderer, out, play, run, start, insid
 
 def test_a_resumed_run_says_so(renderer, out, play):
     play.start(renderer, epoch=2, step=45, resumed=True)
-    assert lines_of(out) == ["runs/a: 3 epochs of 45 steps, 10,378 parameters, goes on after step 45"]
+    assert lines_of(out) == ["runs/a: 3 epochs of 45 steps, 10,378 parameters, resumes after step 45"]
 
 
 def test_the_summary_comes_last(renderer, out, play, summary):

@@ -52,7 +52,7 @@ def test_the_application_log_tells_the_run(tmp_path):
         "there are 8 devices and one is used",
         "4 parameters in 2 arrays",
         "float32    [3, 1]",
-        "seed 7, 1 micro-batches per step",
+        "seed 7, 1 micro-batch per step",
         "dispatch of train: ",
         "dispatch of valid: ",
         "the data lives on the device",

@@ -6,14 +6,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 KEYS = (  # key, action, in the footer, in the help
-    ("q", "quit", "Quit", "quit; the runs go on"),
+    ("q", "quit", "Quit", "quit; the runs continue"),
     ("n", "next", "Next", "the next metric"),
     ("p", "previous", "", "the previous metric"),
     ("x", "axis", "Axis", "the axis: optimizer steps, epochs, minutes of training"),
     ("e", "each", "Each", "training values at each step, or over whole epochs"),
     ("l", "log", "Log", "logarithmic or linear"),
     ("s", "smooth", "Smooth", "smoother, and after the smoothest as it is"),
-    ("plus,equals_sign", "zoom_in", "Zoom", "closer; at the end of a run that goes on the window goes with it"),
+    ("plus,equals_sign", "zoom_in", "Zoom", "closer; at the end of a run that trains the window follows it"),
     ("minus", "zoom_out", "", "less close"),
     ("0", "zoom_off", "", "all of it"),
     ("left", "earlier", "", "earlier values, when closer"),

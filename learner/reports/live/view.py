@@ -22,7 +22,7 @@ class PlotView:
       log: whether the vertical axis is logarithmic.
       smooth: 0 to below 1: how much what came before counts beside the next value.
       zoom: how often the window was halved.
-      end: where it ends, as a part of all there is: 0 to 1, where 1 goes on with the run.
+      end: where it ends, as a part of all there is: 0 to 1, where 1 follows the run.
       first: the number of the first metric that is drawn.
       run: the number of the run whose table, log and system are shown.
       alone: whether only this run is drawn.
