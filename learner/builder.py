@@ -352,8 +352,8 @@ class LearnerBuilder:
         mode: str | None = None,
     ) -> Self:
         """Train a population by population-based training: every few epochs, the members with the worst values take
-        over the states of some of the best ones, and the learning rates of those times a factor. The journal of a
-        member tells whose state it took over. The last epoch replaces none.
+        over the states and the numbers of the optimizer of some of the best ones, the learning rates times a factor.
+        The journal of a member records whose state it took over. The last epoch replaces none.
 
         Args:
           monitor: the metric that ranks the members, by key, such as `valid/Loss`.
@@ -829,12 +829,7 @@ class LearnerBuilder:
             problems += _optimizer_problems(optimizer, parts.adapter, parts.train, options)
         if options.population is not None and parts.adapter is not None:
             problems += option_problems(options, model, parts.adapter, lr, update)
-        selections = [x.name for x in (options.halving, options.exploit) if x is not None]
-        if selections and options.population is None:
-            names = " and ".join(selections)
-            text = f"{names} ranks the members of a population, and there is none: call population(lr=[...]) too, "
-            text += "or use learner sweep"
-            problems.append(Problem(text, code="population-selection-alone", name=names))
+        problems += _problems_of_selections(options)
         if options.restore_best and options.checkpoints is None:
             text = "restore_best needs the best checkpoint, and with_file_checkpointer(None) turns saving off"
             problems.append(Problem(f"{text}: leave one of them out", code="checkpoint-restore-best-unsaved"))
@@ -972,6 +967,15 @@ def _selection(selection: SelectionT) -> SelectionT:
     if problems := selection.problems():
         raise one_error(problems, code="population-selection")
     return selection
+
+
+def _problems_of_selections(options: Options) -> list[Problem]:
+    """Return the problem of rankings of members where there are none."""
+    names = " and ".join(x.name for x in (options.halving, options.exploit) if x is not None)
+    if not names or options.population is not None:
+        return []
+    text = f"{names} ranks the members of a population, and there is none: call population(lr=[...]) too, "
+    return [Problem(f"{text}or use learner sweep", code="population-selection-alone", name=names)]
 
 
 def _one_of(name: str, value: Any, words: Sequence[str]) -> str:
