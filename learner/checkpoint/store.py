@@ -227,7 +227,7 @@ class CheckpointStore:
             path.unlink(missing_ok=True)
         # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
         self._table[step] = facts
-        self._prune()
+        self.prune()
 
     def _make_room(self, step: int) -> None:
         """Remove what an earlier save or removal left under the names that this save needs, if it is ours."""
@@ -326,7 +326,8 @@ class CheckpointStore:
             if not paths and is_mark(self._mark_of(step)):
                 self._mark_of(step).unlink()
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Remove the checkpoints that are not kept. A kill in `save` may have left one too many."""
         assert self._retention is not None
         table = {step: (facts["ends_epoch"], facts["score"]) for step, facts in self._table.items()}
         at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))

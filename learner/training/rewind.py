@@ -41,6 +41,8 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
         _rewind_logs(spec, outputs, store)
         if store is not None:
             store.prepare()
+            # Only now that the newest is one that could be read, and before a run that has nothing left to save.
+            store.prune()
 
     spec.processes.run_on_primary(prepare)
     return store

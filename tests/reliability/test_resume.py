@@ -278,7 +278,11 @@ REMOVING = CALLS.index("os.rename {then}") + 1, CALLS.index("return .")
 @pytest.mark.parametrize(
     ("step", "point"),
     some(
-        [*((5, n) for n in range(len(CALLS))), *((1, n) for n in (0, 2, 11, 13, 15))],
+        [
+            *((5, n) for n in range(len(CALLS))),
+            *((1, n) for n in (0, 2, 11, 13, 15)),
+            *((KILLED.end, n) for n in range(WRITTEN, len(CALLS))),  # after which nothing is left to train or to save
+        ],
         (),
     ),
 )
