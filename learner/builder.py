@@ -740,15 +740,16 @@ class LearnerBuilder:
             )
         return self._set(learner_class=kind)
 
-    def _config_text(self, text: str, kept: str | None = None, private: bool = False) -> Self:
+    def _config_text(self, config_text: str, config_kept: str | None = None, config_private: bool = False) -> Self:
         """Set the config file that the run was started from; it is written into the run directory.
 
         Args:
-          text: of the file.
-          kept: what checkpoints keep of it, without the arguments of loggers.
-          private: whether the file is for this user alone.
+          config_text: of the file.
+          config_kept: what checkpoints keep of it, without the arguments of loggers.
+          config_private: whether the file is for this user alone.
         """
-        return self._set(config_text=text, config_kept=text if kept is None else kept, config_private=private)
+        kept = config_text if config_kept is None else config_kept
+        return self._set(config_text=config_text, config_kept=kept, config_private=config_private)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -819,7 +820,7 @@ class LearnerBuilder:
             # The members are spread over the devices, rather than the rows of batches.
             options = dataclasses.replace(options, devices=Members(options.devices.devices))
         wrong_place = problem_with(options.directory) or wrong_name(options.checkpoint_place)
-        problems = [problem for problem in (wrong_place or member_problem(options.directory),) if problem]
+        problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)
         problems += problems_of_lr
         problems += parts.read(options, model, trainable, train_step, valid_step, update)

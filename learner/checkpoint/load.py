@@ -20,6 +20,7 @@ import numpy as np
 
 from learner.checkpoint.items import differences, from_items, to_items
 from learner.checkpoint.manifest import NAME, DamagedError
+from learner.checkpoint.member_store import member_store, names_of_members, store_beside
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, one_error
 from learner.models.adapters import Linen, ModelAdapter, adapter_of, call_with_key
@@ -95,7 +96,7 @@ def load_checkpoint(
     Args:
       directory: of the run, or the one that holds its checkpoints where they lie elsewhere, or of a member of a
         population, whose arrays it then has. Where its checkpoints lie elsewhere, the name of the member below them.
-      which: `"best"` (of a population by the mean over its members), `"latest"`, or the epoch that it ends.
+      which: `"best"` (of a member among those that its population has kept), `"latest"`, or the epoch that it ends.
       model: as for `build`, an object or a function that makes one. It is not changed. None: only arrays.
       step: the optimizer step instead of `which`.
       optimizer: a function of the learning rate as for `build`, for `optimizer_state`. It needs the model.
@@ -275,10 +276,11 @@ def store_of(directory: str | Path) -> CheckpointStore:
         store = CheckpointStore(path)
         if store.steps:
             return store
-    if isinstance(place, Path) and (index := member_index(place)) is not None:
-        return _of_population(place, index)
-    if (store_of_all := _population_saved_beside(str(place))) is not None:
-        return store_of_all
+    of_member = member_store(place, place) if isinstance(place, Path) else store_beside(place)
+    if of_member is not None:
+        return of_member
+    if isinstance(place, Path):
+        _refuse_elsewhere(place)
     if isinstance(place, Path) and not place.is_dir():
         raise LearnerError(
             f"there is no directory {directory} to take a checkpoint from",
@@ -301,45 +303,17 @@ def store_of(directory: str | Path) -> CheckpointStore:
     )
 
 
-def _of_population(directory: Path, index: int) -> CheckpointStore:
-    """Return the checkpoints of the population that a directory is a member of."""
-    try:
-        store = store_of(directory.parent)
-    except LearnerError as error:
-        if (elsewhere := error.fields.get("elsewhere")) is None:
-            raise
+def _refuse_elsewhere(directory: Path) -> None:
+    """Raise if the member of a population has no checkpoint because the population has saved elsewhere."""
+    elsewhere = _elsewhere(directory.parent) if member_index(directory) is not None else None
+    if elsewhere is not None:
         raise LearnerError(
             f"the checkpoints of the population in {directory.parent} are in {elsewhere}: give "
             f"{elsewhere}/{directory.name}",
             code="checkpoint-missing",
             directory=directory,
             elsewhere=elsewhere,
-        ) from None
-    store.member = index
-    return store
-
-
-def _population_saved_beside(place: str) -> CheckpointStore | None:
-    """Return the checkpoints of a population that lie in the parent of a place, which names a member, or None. Where
-    they are not in the population's own directory, that is how a member is named.
-    """
-    parent, _, name = place.rpartition("/")
-    if not parent:
-        return None
-    store = CheckpointStore(parent if is_address(parent) else Path(parent))
-    with contextlib.suppress(DamagedError):
-        names = _names_of_members(store.progress(store.steps[-1])) if store.steps else []
-        if name in names:
-            store.member = names.index(name)
-            return store
-    return None
-
-
-def _names_of_members(progress: Mapping[str, Any]) -> list[str]:
-    """Return the directories of the members of a population, by the progress of a checkpoint."""
-    with contextlib.suppress(KeyError, TypeError):
-        return [str(member["directory"]) for member in progress["fingerprint"]["settings"]["population"]]
-    return []
+        )
 
 
 def _elsewhere(directory: Path) -> str | None:
@@ -363,39 +337,19 @@ def read_items(
         shapes = store.shapes(entry.step, names)
         # Before a byte is read: the shapes come from a file that may have been made by anyone.
         _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
+        if progress.get("members"):
+            raise LearnerError(
+                f"the checkpoint {store.path(entry.step)} is of a population: give the directory of a member, such as "
+                f"{next(iter(names_of_members(progress)), '000-...')}",
+                code="checkpoint-of-population",
+                path=str(store.path(entry.step)),
+            )
         items = store.read(entry.step, shapes)
-        items, progress = _of_member(store, entry, items, progress)
     except DamagedError as error:
         others = store.others(entry.step)
         raise DamagedError(f"{error}; {others}", code="checkpoint-damaged", step=entry.step, others=others) from None
     parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}
     return {name: {part: items[name].get(part) or {} for part in parts[name]} for name in names}, progress
-
-
-def _of_member(
-    store: CheckpointStore, entry: Entry, items: Any, progress: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the arrays and the progress of the member of a population that the store is of; those of one run as they
-    are.
-    """
-    members, index = progress.get("members"), store.member
-    if not members and index is None:
-        return items, progress
-    if index is None or not members:
-        first = next(iter(_names_of_members(progress)), "000-...")
-        raise LearnerError(
-            f"the checkpoint {store.path(entry.step)} is of a population: give the directory of a member, such as "
-            f"{first}",
-            code="checkpoint-of-population",
-            path=str(store.path(entry.step)),
-        )
-    if index >= len(members):
-        raise DamagedError(
-            f"the checkpoint {store.path(entry.step)} has {len(members)} members, and not the member {index}",
-            code="checkpoint-damaged",
-            step=entry.step,
-        )
-    return jax.tree.map(lambda x: x[index], items), {**progress, "history": members[index]["history"]}
 
 
 def _refuse_absurd(shapes: Any, name: str) -> None:

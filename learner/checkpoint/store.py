@@ -86,7 +86,6 @@ class CheckpointStore:
         """
         self._directory, self._retention, self._once = directory, retention, once
         self._arrays = ArrayFiles()
-        self.member: int | None = None  # of a population, whose arrays `load_checkpoint` takes
         self._verified: set[int] = set()
         self.damaged: dict[int, str] = {}
 
@@ -105,6 +104,9 @@ class CheckpointStore:
 
     @functools.cached_property
     def _table(self) -> dict[int, dict[str, Any]]:
+        return self._facts()
+
+    def _facts(self) -> dict[int, dict[str, Any]]:
         """Return the facts in the manifests, by step."""
         table = {}
         for step in self._steps():

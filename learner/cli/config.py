@@ -28,7 +28,7 @@ from learner.cli.schema import (
     names_for,
 )
 from learner.cli.sources import DataSource, source, sources
-from learner.cli.sweep_groups import SweepGroup, TracedSeeds, with_keywords
+from learner.cli.sweep_groups import TracedSeeds, with_keywords
 from learner.config.mappings import yaml_text
 from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
@@ -37,6 +37,7 @@ from learner.loggers.secrets import resolve, texts_in
 from learner.runs.journal import OBSERVER_KEYS
 from learner.schedules.base import RunLength
 from learner.training.inputs import run_length
+from learner.training.population import Population
 
 HEADER = """\
 # What this run was started with, in full. `learner resume` continues it; `learner fit` can start another from it.
@@ -214,14 +215,17 @@ class RunConfig:
         for key in self.sources if with_data else ():
             with problems.collect():
                 objects[key] = _of_each(self.sources[key], DataSource.check_options) if refused else self.data(key)
-        text, kept = self.text(), self.kept_text()
         assert builder is not None
-        builder._config_text(HEADER + text, HEADER + kept, self.is_private)
+        builder._config_text(**self.files())
         return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})
 
-    def learner_of(self, group: SweepGroup, *, with_data: bool = True) -> Any:
-        """Return the `Learner` of members of a sweep that train together. Its run keeps no config, which would be that
-        of one member.
+    def files(self) -> dict[str, Any]:
+        """Return the fields of `Options` about the config file that a run keeps."""
+        text, kept = self.text(), self.kept_text()
+        return {"config_text": HEADER + text, "config_kept": HEADER + kept, "config_private": self.is_private}
+
+    def learner_of(self, population: Population, *, with_data: bool = True) -> Any:
+        """Return the `Learner` of members of a sweep that train together, whose run keeps no config: each member does.
 
         Raises:
           LearnerError: all that is wrong with the config, or what the builder refuses.
@@ -229,7 +233,7 @@ class RunConfig:
         self._problems.raise_all()
         builder = self._configured()
         self._problems.raise_all()
-        builder._set(population=group.population())
+        builder._set(population=population)
         objects = {key: part.make() for key, part in self._recipes.items() if key != "model"}
         objects |= {key: self.data(key) for key in self.sources if with_data}
         objects = {"lr": self._content["lr"], "optimizer": None, **objects}

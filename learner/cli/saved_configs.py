@@ -14,7 +14,7 @@ from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
 from learner.runs.appended import replace
 from learner.runs.journal import OBSERVER_KEYS
-from learner.runs.population import member_index, read_members
+from learner.runs.population import read_members
 from learner.runs.sweep_file import NAME as SWEEP_FILE
 from learner.util.stages import end_stages
 
@@ -26,8 +26,8 @@ FROM_PYTHON = """\
 with the same options, model, optimizer and data as before."""
 
 OF_POPULATION = """\
-{directory} has no config.yaml, as its members were trained in one program: {directory} resumes as a whole, by \
-{how}. In Python, load_checkpoint({member!r}, "latest", make_model) loads the model of a member."""
+{directory} has no config.yaml, as its members were trained in one program: it resumes as a whole, by {how}. To \
+evaluate or resume a member by itself, give its directory, such as {member}"""
 
 
 def saved_config(directory: str, does: str, *, options: str = "", call: str) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
         raise LearnerError(
             f"the config file {path} cannot be read: {error}", code="config-unreadable", path=path
         ) from error
-    if not path.exists() and (population := _population_of(path.parent)) is not None:
-        raise LearnerError(_of_population(population), code="run-of-population", directory=population)
+    if not path.exists() and read_members(path.parent):
+        raise LearnerError(_of_population(path.parent), code="run-of-population", directory=path.parent)
     if not path.exists():
         raise LearnerError(
             FROM_PYTHON.format(directory=directory, does=does, options=options, call=call), code="run-from-python"
@@ -55,13 +55,6 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
         end_stages()
         print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
     return read_yaml(path)
-
-
-def _population_of(directory: Path) -> Path | None:
-    """Return the directory of the population that a run is the whole or a member of, or None."""
-    if read_members(directory):
-        return directory
-    return directory.parent if member_index(directory) is not None else None
 
 
 def _of_population(directory: Path) -> str:

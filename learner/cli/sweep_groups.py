@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from learner.cli.recipes import Seeds
@@ -38,16 +38,32 @@ class SweepGroup:
         values = self.members[0].values
         return {key: value for key, value in values.items() if not (self.traced and key == SEED)}
 
-    def population(self) -> Population:
-        """Return the population of the members.
+    def population(self, configs: Sequence[Mapping[str, Any]]) -> Population:
+        """Return the population of the members, each with its `Member.config`.
 
         Raises:
           LearnerError: a value is none that a population may have.
         """
         columns = {keyword_of(key) or key: [member.values[key] for member in self.members] for key in self.traced}
         names = [member.name.rpartition("/")[2] for member in self.members]
-        pairs = zip(population_of(columns, zipped=True).members, names, strict=True)
-        return Population(tuple(dataclasses.replace(member, name=name) for member, name in pairs))
+        parts = zip(population_of(columns, zipped=True).members, names, configs, strict=True)
+        return Population(tuple(dataclasses.replace(each, name=name, config=config) for each, name, config in parts))
+
+
+def share_order(content: dict[str, Any]) -> None:
+    """Give the data of a config the seed of the config for their order, which is that of all members, whatever the seed
+    of a member.
+
+    >>> content = {"seed": 3, "train": {"dataset": "data.csv", "shuffle": True}}
+    >>> share_order(content)
+    >>> content["train"]["shuffle"]
+    3
+    """
+    sources = [content.get("train"), content.get("valid")]
+    sources += [each for source in sources if isinstance(source, dict) for each in source.values()]
+    for source in sources:
+        if isinstance(source, dict) and source.get("shuffle") is True:
+            source["shuffle"] = content.get(SEED, 0)
 
 
 def keyword_of(key: str) -> str | None:

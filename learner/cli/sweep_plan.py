@@ -15,7 +15,7 @@ from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, override, read_configs, value_of
 from learner.cli.problems import problems_of
 from learner.cli.schema import NEEDED, PARTS, PROCESS, SWEEP
-from learner.cli.sweep_groups import SweepGroup, groups_of
+from learner.cli.sweep_groups import SweepGroup, groups_of, share_order
 from learner.cli.sweep_places import separate_places
 from learner.cli.sweep_report import Outcome, metric_of
 from learner.cli.sweep_values import OPTIONS, SweepValues
@@ -70,7 +70,16 @@ class SweepPlan:
     def learner(self, group: SweepGroup, *, with_data: bool = True) -> Any:
         """Return the learner of a group, which resumes its run, or starts it if there is none."""
         config = _config(self.content, group.values, self.directory, group.name)
-        return config.learner_of(group, with_data=with_data) if group.traced else config.learner(with_data=with_data)
+        if not group.traced:
+            return config.learner(with_data=with_data)
+        configs = [self._files(member) if with_data else {} for member in group.members]
+        return config.learner_of(group.population(configs), with_data=with_data)
+
+    def _files(self, member: SweepMember) -> dict[str, Any]:
+        """Return the config with which a member that trains together with others resumes by itself."""
+        content = copy.deepcopy({key: value for key, value in self.content.items() if key not in SELECTIONS})
+        share_order(content)
+        return _config(content, member.values, self.directory, member.name).files()
 
     @property
     def monitor(self) -> tuple[str | None, str | None]:

@@ -89,15 +89,16 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
         return []
     path, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
     commands = []
-    is_member = member_index(Path(directory)) is not None  # which the population evaluates and resumes
+    is_member = member_index(Path(directory)) is not None
+    saved = summary["checkpoints"] or (is_member and has_config)  # the checkpoints of a member are its population's
     if is_member:
         commands.append(f"learner compare {shlex.quote(printable(os.fspath(Path(directory).parent)))}")
-    elif "population.json" in summary["artifacts"]:  # evaluated member by member
+    if "population.json" in summary["artifacts"]:  # evaluated member by member
         commands += ["print(result.table())", f"learner compare {path}"]
-    elif summary["checkpoints"] and any(key.startswith("valid") for key in summary["metrics"]):
+    elif saved and any(key.startswith("valid") for key in summary["metrics"]):
         commands.append(f"learner evaluate {path}" if has_config else "learner.evaluate(data)")
     why = str(summary["stopped_by"])
-    if summary["checkpoints"] and why in LENGTHS and not is_member:
+    if saved and why in LENGTHS:
         longer = 2 * summary[LENGTHS[why]]
         commands.append(
             f"learner resume {path} --{why}={longer}" if has_config else f"builder.{why}({longer}).resume()"

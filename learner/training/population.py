@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -43,12 +42,14 @@ class Member:
       values: what it was given by name: `seed`, `lr`, keywords of the optimizer.
       seed: of its random keys and of its initialisation.
       name: of its directory.
+      config: fields of `Options` about the config of the run by itself, if it has one.
     """
 
     index: int
     values: Mapping[str, float]
     name: str
     seed: int = 0
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def all_values(self) -> dict[str, float]:
@@ -78,6 +79,7 @@ class Member:
             population=None,
             renderer=None,
             loggers=copy.deepcopy(options.loggers),
+            **self.config,
         )
 
 
@@ -320,17 +322,18 @@ def _not_copyable(logger: Any) -> str | None:
     return None
 
 
-def member_problem(directory: Path) -> str | None:
-    """Return why no run may be built in a directory that is a member's of a population, or None if it is not. Its
-    checkpoint is that of the population: the run would begin anew, and replace what the member has left.
+def member_problem(options: Options) -> str | None:
+    """Return why a new run may not begin in a directory that is a member's of a population, or None if it may: it would
+    replace what the member has left.
     """
-    if member_index(directory) is None:
+    if options.start is not None or member_index(options.directory) is None:
         return None
     return Problem(
-        f"{directory} is a member of the population in {directory.parent}, which resumes as a whole: build that with "
-        f"resume(). A run in another directory can begin with the member: initial_from({str(directory)!r}, 'latest')",
+        f"{options.directory} is a member of the population in {options.directory.parent}: resume() trains it by "
+        f"itself, and the population resumes as a whole. A run in another directory can begin with the member: "
+        f"initial_from({str(options.directory)!r}, 'latest')",
         code="directory-of-member",
-        directory=directory,
+        directory=options.directory,
     )
 
 

@@ -49,6 +49,8 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
     def differing(progress: Mapping[str, Any]) -> list[str]:
         if problem := population_difference(progress, plan.fingerprint):
             return [problem]
+        if problem := member_problem(progress, plan):
+            return [problem]
         members = progress.get("members", ())
         lanes = progress.get("lanes") or range(len(members))
         if any(members[lane]["stopped"] for lane in lanes) and not (options.early_stopping or options.halving):
@@ -57,6 +59,23 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
         return differences(progress, plan.fingerprint, plan.inputs.source("train").shares, allowed(options))
 
     return read_checkpoint(plan.definition, differing, plan.processes)
+
+
+def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:
+    """Return why a member of a population cannot resume by itself, or None."""
+    if "set" not in progress:  # of a run, or of a population
+        return None
+    if end := progress["halted"] or progress["stopped"]:
+        reason = end.get("reason") or "a step was not finite"
+        text = (
+            f"{plan.options.shown} has ended at step {end['step']} ({reason}), and the others of its population "
+            "continued: a run in another directory can begin with it, by initial_from"
+        )
+        return Problem(text, code="resume-member-ended")
+    if plan.processes.count > 1:
+        text = "a member of a population resumes by itself in one process; after that, also in several"
+        return Problem(text, code="resume-member-processes")
+    return None
 
 
 def read_checkpoint(
@@ -211,6 +230,9 @@ def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: O
         since = f"since the checkpoint of step {restored.entry.step}"
         warned.append(f"the run resumes although this changed {since}: {'; '.join(texts)}")
     warned += too_few_epochs(options, position)
+    if numbers := restored.progress.get("set"):
+        shown = ", ".join(f"{name}={x:g}" for name, x in numbers.items())
+        warned.append(f"exploit has changed numbers of the optimizer while the member trained: it needs {shown} now")
     made_on = restored.progress["made_on"]
     others = [f"{name}: {made_on.get(name)} -> {now[name]}" for name in now if made_on.get(name) != now[name]]
     if others := changed.logged + others:

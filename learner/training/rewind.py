@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoint.member_store import MemberStore
 from learner.checkpoint.store import CheckpointStore
 from learner.runs.log_cutting import refuse_changed
 from learner.training.monitors import monitor_of
@@ -38,6 +39,8 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
             log.warning(text)
 
     def prepare() -> None:
+        if store is not None and restored is not None:
+            _copy_from_population(options, restored, store)
         _rewind_logs(spec, outputs, store)
         if store is not None:
             store.prepare()
@@ -48,6 +51,17 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
     return store
 
 
+def _copy_from_population(options: Options, restored: Restored, store: CheckpointStore) -> None:
+    """Write the checkpoints of a member that resumes by itself for the first time, so that its run has its own."""
+    with contextlib.closing(open_store(options)) as source:
+        if isinstance(source, MemberStore):
+            store.prepare()
+            # The newest first: after a kill in between, the run resumes from it and not from an older one.
+            for entry in reversed(source.entries):
+                if entry.step <= restored.entry.step:
+                    source.copy(entry.step, store)
+
+
 def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None) -> None:
     """Cut the files at the position to resume from, and keep the newer lines in `superseded/`."""
     options, restored, log = spec.options, spec.restored, outputs.log
@@ -56,8 +70,9 @@ def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None)
     if not lenient:
         for each, position in zip(every, positions, strict=False):
             refuse_changed(each.options.directory, position)  # before anything is changed
-    if options.config_text is not None:
-        _write(options.directory / "config.yaml", options.config_text, 0o600 if options.config_private else 0o666)
+    for own in (each.options for each in every):
+        if own.config_text is not None:
+            _write(own.directory / "config.yaml", own.config_text, 0o600 if own.config_private else 0o666)
     if not spec.resumes:
         return
     if restored is None:

@@ -1,9 +1,11 @@
 """The directory that a run may use: it is checked, locked and prepared before anything is written there."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from learner.checkpoint.member_store import member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import CheckpointStore
 from learner.distributed.process_group import ProcessGroup, SingleProcess
@@ -45,6 +47,7 @@ def may_resume(options: Options) -> bool:
       LearnerError: a new run may not start there.
     """
     if resumes(options):
+        _refuse_members_alone(options)
         return True
     for path in _directories(options):
         directory.refuse_run(path, overwrite=options.overwrite)
@@ -91,10 +94,14 @@ def prepare(options: Options, *, keep: bool) -> None:
 def open_store(
     options: Options, higher_is_better: bool | None = None, processes: ProcessGroup = SINGLE_PROCESS
 ) -> CheckpointStore:
-    """Return the checkpoints of a run; read-only if the direction of the monitor is not given."""
+    """Return the checkpoints of a run; read-only if the direction of the monitor is not given. Those of a member of a
+    population that has none of its own are read from the population's.
+    """
     checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
     if higher_is_better is None:
-        return CheckpointStore(place, once=processes.run_on_primary)
+        store = CheckpointStore(place, once=processes.run_on_primary)
+        of_member = None if store.steps else member_store(options.directory, place, processes.run_on_primary)
+        return of_member or store
     keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
     return CheckpointStore(place, keep, processes.run_on_primary)
 
@@ -103,6 +110,24 @@ def _directories(options: Options) -> list[Path]:
     """Return the directory of the run, and those of the members of a population."""
     members = options.population.members if options.population is not None else ()
     return [options.directory, *(options.directory / member.name for member in members)]
+
+
+def _refuse_members_alone(options: Options) -> None:
+    """Raise `LearnerError` if a member of the population has resumed by itself: its files have other steps now."""
+    for member in options.population.members if options.population is not None else ():
+        own = member.options(options)
+        if own.checkpoint_place == options.checkpoint_place:  # named by the builder
+            place = f"{own.checkpoint_place}/{member.name}"
+            own = dataclasses.replace(own, checkpoints=dataclasses.replace(own.checkpoints, directory=place))
+        with contextlib.closing(CheckpointStore(own.checkpoint_place)) as store:
+            if store.steps:
+                raise LearnerError(
+                    f"{own.directory} was resumed by itself, so that the population can no longer resume as a whole: "
+                    f"resume its members by themselves, or remove {own.checkpoint_place} to lose that training",
+                    code="population-member-resumed",
+                    member=member.name,
+                    directory=own.directory,
+                )
 
 
 def _refuse_checkpoints(options: Options) -> None:

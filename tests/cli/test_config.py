@@ -128,8 +128,8 @@ class Recorder:
 
     def grads_accumulation(self, n: int): ...
 
-    def _config_text(self, text, kept, private):
-        self.given["text"] = text
+    def _config_text(self, config_text, config_kept, config_private):
+        self.given["text"] = config_text
         return self
 
     def build(self, **parts):

@@ -159,18 +159,40 @@ def test_a_population_resumes(learner, write):
     assert [len(values) for values in losses("run-sweep").values()] == [20, 20]
 
 
-def test_one_of_its_runs_resumes_with_the_others_only(learner, write):
-    path = write()
-    assert learner("sweep", path, "--lr=0.1,0.05", "--together")[0] == 0
+def test_a_population_has_no_config_to_resume(learner, write):
+    assert learner("sweep", write(), "--lr=0.1,0.05", "--together")[0] == 0
     before = tree_of(Path("run-sweep"))
     for command in ("resume", "evaluate"):
-        for directory in ("run-sweep", "run-sweep/000-lr=0.1"):
-            code, _, err = learner(command, directory)
-            assert (code, "run-sweep resumes as a whole, by the same learner sweep command" in err) == (2, True)
+        code, _, err = learner(command, "run-sweep")
+        assert (code, "resumes as a whole, by the same learner sweep command" in err) == (2, True)
+        assert "such as run-sweep/000-lr=0.1" in err
     assert tree_of(Path("run-sweep")) == before
-    shown = learner("summary", "run-sweep/000-lr=0.1")[1]
-    assert "learner compare run-sweep" in shown
-    assert "resume" not in shown
+
+
+def test_one_of_its_runs_is_evaluated_and_resumes_by_itself(learner, write):
+    """With the seed of the config for the order of the data, which is that of all members, and its own for the rest."""
+    path = write(**NNX, train={"dataset": "mymodule.rows", "batch_size": 4, "shuffle": True})
+    words = ("--lr=0.1,0.05", "--seed=0,7", "--optimizer.momentum=0.5")
+    assert learner("sweep", path, *words, "--together")[0] == 0
+    member = "run-sweep/003-lr=0.05-seed=7"
+    config = yaml.safe_load(Path(member, "config.yaml").read_text())
+    assert (config["lr"], config["seed"], config["train"]["shuffle"]) == (0.05, 7, 0)
+    shown = learner("summary", member)[1]
+    for command in ("learner compare run-sweep", f"learner resume {member} --num_epochs=2"):
+        assert command in shown
+    assert f"learner evaluate {member}\n" in shown
+    last = read_history(Path(member))["valid/Loss"][-1]
+    before = tree_of(Path(member))
+    shown = learner("evaluate", member)[1]
+    assert float(shown.split("valid/Loss")[1]) == pytest.approx(last, rel=1e-5)
+    assert tree_of(Path(member)) == before
+    code, out, _ = learner("resume", member, "--num_epochs=2")
+    assert (code, "resumes after step" in out) == (0, True)
+    assert "although" not in Path(member, "experiment.log").read_text()
+    together = learner("sweep", path, *words, "--together", "--num_epochs=2", "--directory=longer")
+    assert together[0] == 0
+    longer = read_history(Path("longer/003-lr=0.05-seed=7"))["valid/Loss"]
+    np.testing.assert_allclose(read_history(Path(member))["valid/Loss"], longer, rtol=1e-5)
 
 
 def test_a_member_that_diverges_ends_alone(learner, write):
@@ -215,8 +237,8 @@ def test_groups():
     first, second = groups_of(members, together=True)
     assert (first.name, first.traced) == ("population-0-optimizer=SGD-size=3", ["lr"])
     assert first.values == {"optimizer": "SGD", "lr": 0.1, "model.size": 3}
-    assert [member.index for member in second.population().members] == [0, 1]
-    assert [member.name for member in second.population().members] == [member.name for member in members[2:]]
+    assert [member.index for member in second.population([{}, {}]).members] == [0, 1]
+    assert [member.name for member in second.population([{}, {}]).members] == [member.name for member in members[2:]]
     assert [group.name for group in groups_of(members)] == [member.name for member in members]
     mixed = SweepSpace({"lr": [0.1, "Cosine"], "seed": [1, 2], "optimizer.nesterov": [True]}).members()
     assert [(group.traced, group.values["lr"]) for group in groups_of(mixed, together=True)] == [

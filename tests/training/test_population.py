@@ -330,14 +330,42 @@ def test_resumes_to_the_bit_in_the_middle_of_an_epoch(tmp_path):
         assert part == other
 
 
-def test_a_member_is_no_run_to_resume(tmp_path):
-    """It has no checkpoint of its own: a run there would begin anew, and replace its files."""
+def test_no_new_run_begins_in_the_directory_of_a_member(tmp_path):
     member = fit_seeds(seeds(tmp_path / "run", 3))[1].directory
     before = tree_of(member)
-    for builder in (quiet(member).resume(), LearnerBuilder(member, overwrite=True)):
-        with raises_code("directory-of-member", directory=str(member)):
-            builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step)
+    with raises_code("directory-of-member", directory=str(member)):
+        alone(member, 3, 2, 0.01, overwrite=True)
     assert tree_of(member) == before
+
+
+def alone(directory, steps, seed, lr, overwrite=False):
+    """A run by itself with the settings of a member of `seeds`, or the member as one."""
+    builder = quiet(directory, overwrite=overwrite).metrics(Accuracy(), LastRow()).num_steps(steps).seed(seed)
+    builder = builder.with_file_checkpointer() if overwrite else builder.with_file_checkpointer().resume()
+    return builder.build(Norm, optax.adamw, lr, train_step=nnx_step, valid_step=nnx_step)
+
+
+@pytest.mark.parametrize("steps", [6, 9], ids=["between epochs", "in an epoch"])
+def test_a_member_resumes_by_itself(tmp_path, steps):
+    """It is the run by itself that was never in a population, and what it was there counts: values, logs, its best."""
+    member = fit_seeds(seeds(tmp_path / "run", steps))[2]  # seed 1, rate 0.1
+    found = alone(member.directory, 15, 1, 0.1).fit(shuffled())
+    whole = alone(tmp_path / "whole", 15, 1, 0.1).fit(shuffled())
+    assert found.history.keys() == whole.history.keys()
+    for key in set(whole.history) - {"train/Last Row"}:
+        np.testing.assert_allclose(found.history[key], whole.history[key], rtol=2e-5, atol=1e-6, err_msg=key)
+    assert found.history["train/Last Row"] == whole.history["train/Last Row"]
+    assert logs_of(member.directory).keys() == logs_of(tmp_path / "whole").keys()
+    assert saved_steps(member.directory) == saved_steps(tmp_path / "whole")
+    events = [entry["event"] for entry in journal_of(member.directory)]
+    assert events.count("start") == 2
+    assert "although" not in (member.directory / "experiment.log").read_text()
+    for a, b in zip(*(jax.tree.leaves(nnx.state(x, nnx.Param)) for x in (found.model, whole.model)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    # The others are as they were, and the population cannot take the member back to where they are.
+    assert load_checkpoint(tmp_path / "run" / member.name, "latest").step == 15
+    with raises_code("population-member-resumed", member=member.name):
+        fit_seeds(seeds(tmp_path / "run", 15).resume())
 
 
 def test_an_ended_population_is_not_trained_again(tmp_path):

@@ -1,0 +1,227 @@
+"""The checkpoints of a population, as those that one of its members would have by itself."""
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.checkpoint.items import differences, flat, refuse_differences
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.store import CheckpointStore, Once
+from learner.errors import LearnerError
+from learner.runs.history import History
+from learner.runs.population import member_index
+from learner.util.addresses import is_address
+from learner.util.number_checks import is_finite
+
+STATE_ITEMS = ("model", "optim", "scheduler")
+LR = "lr"
+NO_KEYWORDS = {"directory", "seed", LR, "data_order"}
+"""What a checkpoint says of a member besides the keywords of its optimizer."""
+ACTIVE, KEYWORDS = "active", "hyperparameters."
+"""An entry of `extra` that only members have, and the beginning of others."""
+OF_ALL = ("members", "lanes", "plateaus")
+"""Fields of the progress that hold a value for each member."""
+OF_MEMBERS = ("halted", "stopped", "set")
+"""Fields of the progress that only members have."""
+
+
+def names_of_members(progress: Mapping[str, Any]) -> list[str]:
+    """Return the directories of the members of a population, by the progress of a checkpoint. Empty for one run."""
+    with contextlib.suppress(KeyError, TypeError):
+        return [str(member["directory"]) for member in progress["fingerprint"]["settings"]["population"]]
+    return []
+
+
+def member_store(directory: Path, saved: Any, once: Once = lambda do: do()) -> "MemberStore | None":
+    """Return the checkpoints of the member of a population that has a directory, or None if it is of none.
+
+    Args:
+      directory: of the member's run.
+      saved: where a run in that directory saves. The population may have saved elsewhere, too, in the parent of that.
+      once: see `CheckpointStore`.
+    """
+    if (index := member_index(directory)) is not None:
+        store = MemberStore(directory.parent / "checkpoint", index, once)
+        if store.steps:
+            return store
+    return store_beside(str(saved), once)
+
+
+def store_beside(place: str, once: Once = lambda do: do()) -> "MemberStore | None":
+    """Return the checkpoints of the member of a population with the name of a place, in whose parent they lie, or None.
+    Where they are not in the population's own directory, that is how a member is named.
+    """
+    parent, _, name = place.rpartition("/")
+    if not parent:
+        return None
+    where = parent if is_address(parent) else Path(parent)
+    store = CheckpointStore(where)
+    with contextlib.suppress(DamagedError), contextlib.closing(store):
+        names = names_of_members(store.progress(store.steps[-1])) if store.steps else []
+        if name in names:
+            return MemberStore(where, names.index(name), once)
+    return None
+
+
+class MemberStore(CheckpointStore):
+    """It only reads. Every array is that of the member, without the axis of members, and the progress is that of a run
+    with the member's settings.
+
+    Args:
+      directory: of the population's checkpoints.
+      index: the place of the member in the population.
+      once: see `CheckpointStore`.
+    """
+
+    def __init__(self, directory: Any, index: int, once: Once = lambda do: do()):
+        super().__init__(directory, once=once)
+        self._index = index
+
+    def _facts(self) -> dict[int, dict[str, Any]]:
+        """Return the facts of each checkpoint, with the member's own value of the monitored metric."""
+        table = super()._facts()
+        for step, facts in table.items():
+            with contextlib.suppress(LearnerError):
+                progress = super().progress(step, verified=False)
+                facts["score"] = _score(progress, progress["members"][self._index], step)
+        return table
+
+    def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
+        """See `CheckpointStore`. `step` in it is the last step that the member has trained, and `set` has keywords of
+        the optimizer that changed while it did.
+        """
+        progress = super().progress(step, verified)
+        try:
+            member = progress["members"][self._index]
+            values = progress["fingerprint"]["settings"]["population"][self._index]
+            own_step, rate, keywords = self._numbers(step)
+            first = values.get(LR, progress["fingerprint"]["settings"]["learning rate"])
+            if progress["fingerprint"]["settings"]["learning rate"] is None:
+                first = 1.0  # of a schedule, of which the rate of a member is a factor
+            return {
+                **{name: value for name, value in progress.items() if name not in OF_ALL},
+                **member,
+                **_decisions(progress, self._index),
+                "step": own_step,
+                "position": {**progress["position"], "lr_factor": _ratio(rate, first)},
+                "fingerprint": _fingerprint(progress["fingerprint"], values),
+                "root_key": progress["root_key"][self._index],
+                "score": _score(progress, member, step),
+                "set": {name: x for name, x in keywords.items() if x != np.float32(values.get(name, x))},
+            }
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(
+                f"the checkpoint {self.path(step)} has no member {self._index}: {error!r}",
+                code="checkpoint-damaged",
+                step=step,
+            ) from None
+
+    def _numbers(self, step: int) -> tuple[int, float, dict[str, float]]:
+        """Return the step, the rate and the keywords of the optimizer in the state of the member."""
+        shapes = super().shapes(step, ["scheduler", "optim"])
+        extra = {name: x for name, x in (shapes["optim"].get("extra") or {}).items() if name.startswith(KEYWORDS)}
+        items = {"scheduler": shapes["scheduler"], **({"optim": {"extra": extra}} if extra else {})}
+        own = jax.tree.map(lambda x: x[self._index].item(), super().read(step, items))
+        keywords = {name.removeprefix(KEYWORDS): own["optim"]["extra"][name] for name in extra}
+        return own["scheduler"]["step"]["value"], own["scheduler"]["lr_scale"]["value"], keywords
+
+    def shapes(self, step: int, names: Iterable[str]) -> dict[str, Any]:
+        """See `CheckpointStore`."""
+        shapes, members = super().shapes(step, names), len(super().progress(step).get("members", ()))
+        if any(x.shape[:1] != (members,) for x in jax.tree.leaves(shapes)):
+            raise DamagedError(
+                f"the checkpoint {self.path(step)} has not the arrays of its {members} members",
+                code="checkpoint-damaged",
+                step=step,
+            )
+        return {
+            name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), _without_flags(name, item))
+            for name, item in shapes.items()
+        }
+
+    def read(self, step: int, shapes: Mapping[str, Any]) -> dict[str, Any]:
+        """See `CheckpointStore`. The arrays of all members are read: of `shapes`, Orbax takes the structure."""
+        return {
+            name: jax.tree.map(lambda x: np.asarray(x[self._index]), item)
+            for name, item in super().read(step, shapes).items()
+        }
+
+    def differences(self, step: int, items: Mapping[str, Any]) -> list[str]:
+        """See `CheckpointStore`."""
+        return differences(flat(self.shapes(step, items)), flat(items))
+
+    def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
+        """See `CheckpointStore`."""
+        refuse_differences(flat(self.shapes(step, items)), flat(items), f"the checkpoint {self.path(step)}")
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(items))
+        arrays = self.read(step, shapes)
+        return {name: jax.tree.map(_placed, arrays[name], items[name]) for name in items}
+
+    def metrics(self, step: int) -> dict[str, Any] | None:
+        """See `CheckpointStore`. Raises `LookupError` for a member without a lane, which has ended."""
+        metrics = super().metrics(step)
+        if metrics is None:
+            return None
+        progress = super().progress(step)
+        lane = list(progress.get("lanes") or range(len(progress["members"]))).index(self._index)
+        states = {name: x[lane] for name, x in metrics["states"].items()}
+        return {"states": states, "rows": (metrics.get("rows") or {}).get(str(self._index)) or {}}
+
+    def copy(self, step: int, store: CheckpointStore) -> None:
+        """Write a checkpoint into the store of the member's own run, which needs the population's no more."""
+        items = self.read(step, self.shapes(step, STATE_ITEMS))
+        if (metrics := self.metrics(step)) is not None:
+            items["in_flight"] = metrics
+        progress = {name: x for name, x in self.progress(step).items() if name not in OF_MEMBERS}
+        store.save(step, items, progress)
+
+
+def _score(progress: Mapping[str, Any], member: Mapping[str, Any], step: int) -> float | None:
+    """Return the value of the monitored metric of a member at a step, or None."""
+    history, key = History.from_json(member["history"]), progress["monitor"]
+    values = [point.value for point in history.points(key) if point.step == step] if key in history else []
+    return float(values[-1]) if values and is_finite(values[-1]) else None
+
+
+def _decisions(progress: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return the states of the member's early stopping and of its plateau."""
+    members, stopping = len(progress["members"]), progress["early_stopping"]
+    share = len(stopping) // members
+    plateaus = progress.get("plateaus") or [None] * members
+    return {"early_stopping": stopping[index * share : (index + 1) * share], "plateau": plateaus[index]}
+
+
+def _fingerprint(fingerprint: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fingerprint of a run with the values of a member."""
+    settings = {name: x for name, x in fingerprint["settings"].items() if name != "population"}
+    if settings["learning rate"] is not None:
+        settings["learning rate"] = values.get(LR, settings["learning rate"])
+    if values.keys() - NO_KEYWORDS:
+        settings["optimizer"] = None  # the text is without the keywords that members differ in
+    programs = dict(fingerprint["programs"])
+    if "hashes" in programs:  # those of the steps, which take the flags of a member, too, differ from those of one run
+        programs["hashes"] = {name: x for name, x in programs["hashes"].items() if name not in programs["batches"]}
+    return {**fingerprint, "settings": {**settings, "seed": values["seed"]}, "programs": programs}
+
+
+def _ratio(rate: float, first: float) -> float:
+    """Return the factor by which a rate, which is float32, has changed."""
+    return 1.0 if rate == float(np.float32(first)) else rate / first
+
+
+def _without_flags(name: str, item: Any) -> Any:
+    """Return an item without the entries of `extra` that only members have. `name`: of the item."""
+    if name != "optim":
+        return item
+    extra = {name: x for name, x in item["extra"].items() if name != ACTIVE and not name.startswith(KEYWORDS)}
+    return {**item, "extra": extra}
+
+
+def _placed(x: np.ndarray, like: Any) -> jax.Array:
+    sharding = getattr(like, "sharding", None)
+    placed: jax.Array = jax.device_put(x, sharding if isinstance(sharding, jax.sharding.Sharding) else None)
+    return placed
