@@ -28,6 +28,8 @@ def sweep(words: Sequence[str]) -> int:
     plan = sweep_plan(line)
     plan.open()
     end_stages()
+    for note in plan.notes:
+        print(f"learner: members train one after another: {printable(note)}", file=sys.stderr)
     progress = _Progress(plan, sys.stderr if line.json else sys.stdout)
     for group in plan.groups:
         if has_ended(plan.directory, group):

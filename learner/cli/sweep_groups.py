@@ -78,16 +78,22 @@ def keyword_of(key: str) -> str | None:
     return name if key.startswith(OPTIMIZER) and "." not in name and name not in ("class_path", "init_args") else None
 
 
-def groups_of(members: Sequence[SweepMember], *, together: bool = False) -> list[SweepGroup]:
+def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> list[SweepGroup]:
     """Return the groups in the order of their first members: each member by itself, or all together that differ in
     traceable keys only. Several populations have a directory each.
 
+    Args:
+      members: of the sweep.
+      together: `never`, `always`, or `auto`: where there are several such members.
+
     Raises:
-      LearnerError: nothing can be trained together.
+      LearnerError: nothing can be trained together, and it has to be.
     """
-    if not together:
-        return [SweepGroup(member.name, [member]) for member in members]
+    if together == "never":
+        return singles(members)
     traced = [key for key in members[0].values if keyword_of(key) and all(is_number(m.values[key]) for m in members)]
+    if not traced and together == "auto":
+        return singles(members)
     if not traced:
         raise LearnerError(
             "members that train together, as with halving and exploit, differ in numbers for seed, lr or arguments of "
@@ -103,10 +109,20 @@ def groups_of(members: Sequence[SweepMember], *, together: bool = False) -> list
         directory_name(f"population-{number}", _others(group[0], traced))
         for number, group in enumerate(grouped.values())
     ]
-    return [
-        SweepGroup(name, [dataclasses.replace(each, name=f"{name}/{each.name}") for each in group], traced)
-        for name, group in zip(names, grouped.values(), strict=True)
-    ]
+    groups = []
+    for name, group in zip(names, grouped.values(), strict=True):
+        if together == "auto" and len(group) == 1:
+            groups += singles(group)
+        else:
+            group = [dataclasses.replace(each, name=f"{name}/{each.name}") for each in group]
+            groups.append(SweepGroup(name, group, traced))
+    return groups
+
+
+def singles(members: Sequence[SweepMember]) -> list[SweepGroup]:
+    """Return a group for each member by itself. Names are those without the directory of a population."""
+    named = [dataclasses.replace(member, name=member.name.rpartition("/")[2]) for member in members]
+    return [SweepGroup(member.name, [member]) for member in named]
 
 
 def _others(member: SweepMember, traced: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, override, read_configs, value_of
 from learner.cli.problems import problems_of
 from learner.cli.schema import NEEDED, PARTS, PROCESS, SWEEP
-from learner.cli.sweep_groups import SweepGroup, groups_of, share_order
+from learner.cli.sweep_groups import SweepGroup, groups_of, share_order, singles
 from learner.cli.sweep_places import separate_places
 from learner.cli.sweep_report import Outcome, metric_of
 from learner.cli.sweep_values import OPTIONS, SweepValues
@@ -53,6 +53,7 @@ class SweepPlan:
       directory: of the sweep.
       groups: the members that train at once, in the order of training.
       metric: that decides which member is best, or None for the monitor of the runs.
+      notes: why members do not train together that might.
     """
 
     paths: Sequence[str]
@@ -61,6 +62,7 @@ class SweepPlan:
     directory: Path
     groups: Sequence[SweepGroup]
     metric: str | None
+    notes: Sequence[str] = ()
 
     @property
     def members(self) -> list[SweepMember]:
@@ -118,7 +120,7 @@ class SweepPlan:
         settings = {
             key: x for key, x in settings.items() if not any(f"{key}.".startswith(f"{own}.") for own in left_out)
         }
-        return settings | ({f"{SWEEP}.together": True} if self.groups[0].traced else {})
+        return settings | ({f"{SWEEP}.together": True} if any(group.traced for group in self.groups) else {})
 
 
 def sweep_plan(line: Namespace) -> SweepPlan:
@@ -133,7 +135,7 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     content = {key: value for key, value in content.items() if key not in PROCESS}  # each member resumes
     problems, members, groups = list(values.problems), list[SweepMember](), list[SweepGroup]()
     keys = {key.partition(".")[0] for key in (*content, *values.shared)}
-    together = values.together or not keys.isdisjoint(SELECTIONS)
+    together = values.together if keys.isdisjoint(SELECTIONS) else "always"
     if not problems:
         try:
             members += values.space.members()
@@ -150,10 +152,18 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     suffix = "" if "directory" in values.shared else "-sweep"
     directory = Path(_config(content, trials[0]).directory + suffix)
     plan = SweepPlan(paths, values.shared, content, directory, groups, values.metric)
+    checked, notes = list[SweepGroup](), list[str]()
     for group in groups:
-        if group.traced:
-            plan.learner(group, with_data=False)  # raises
-    return plan
+        try:
+            if group.traced:
+                plan.learner(group, with_data=False)  # raises
+            checked.append(group)
+        except LearnerError as error:
+            if together != "auto":
+                raise
+            checked += singles(group.members)
+            notes += [str(problem) for problem in problems_of(error)]
+    return dataclasses.replace(plan, groups=checked, notes=list(dict.fromkeys(notes)))
 
 
 def monitor_in(content: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -17,8 +17,8 @@ from learner.errors import LearnerError, Problem
 from learner.runs.journal import OBSERVER_KEYS
 from learner.util.number_checks import is_int
 
-SWITCHES = ("zipped", "together")
-OPTIONS = ("size", "sweep_seed", "metric", *SWITCHES)
+TOGETHER = {"always": "always", "auto": "auto", "never": "never", True: "always", False: "never"}
+OPTIONS = ("size", "sweep_seed", "metric", "zipped", "together")
 """Options of the command that the section `sweep` of a config may have beside keys."""
 
 
@@ -30,7 +30,8 @@ class SweepValues:
       space: the values that the members differ in.
       shared: the keys that have one value for all members.
       broken: the keys whose values cannot be read.
-      together: train members in one program that differ only in what a population can trace.
+      together: train members in one program that differ only in what a population can trace: `always`, `never`, or
+        `auto`, where it is possible.
       metric: that decides which member is best, or None for the monitor of the runs.
       problems: all that is wrong with the values.
     """
@@ -38,7 +39,7 @@ class SweepValues:
     space: SweepSpace
     shared: Mapping[str, Any]
     broken: Sequence[str]
-    together: bool
+    together: str
     metric: str | None
     problems: Sequence[Problem]
 
@@ -131,11 +132,13 @@ def _settings(options: Mapping[str, Any], problems: list[Problem]) -> dict[str, 
             problems.append(Problem(text, code="sweep-option-value", name=name))
         elif value is not None:
             settings[argument] = value
-    for name in SWITCHES:
-        value = given.get(name, False)
-        settings[name] = value is True
-        if not isinstance(value, bool):
-            problems.append(
-                Problem(f"{name} is {value!r}: it needs true or false", code="sweep-option-value", name=name)
-            )
+    settings["zipped"] = given.get("zipped", False)
+    if not isinstance(settings["zipped"], bool):
+        text = f"zipped is {settings['zipped']!r}: it needs true or false"
+        problems.append(Problem(text, code="sweep-option-value", name="zipped"))
+    value = given.get("together", "never")
+    settings["together"] = TOGETHER.get(value, "never") if isinstance(value, str | bool) else None
+    if settings["together"] is None or value not in TOGETHER:
+        text = f"together is {value!r}: it needs always, auto or never"
+        problems.append(Problem(text, code="sweep-option-value", name="together"))
     return settings

@@ -157,8 +157,11 @@ def sweep_parser() -> Parser:
     parser.add_argument("--size", metavar="N", help="the number of draws; lists multiply it")
     parser.add_argument("--sweep_seed", metavar="N", help="of the draws (default: 0)")
     parser.add_argument("--zipped", action="store_true", help="pair the values rather than take their product")
-    about = "train members in one program that differ in seed, lr and numbers of the optimizer"
-    parser.add_argument("--together", action="store_true", help=about)
+    about = (
+        "train members in one program that differ in seed, lr and numbers of the optimizer: never, auto (where it is "
+        "possible), or always; --together alone is always (default: never)"
+    )
+    parser.add_argument("--together", metavar="HOW", nargs="?", const="always", help=about)
     about = "the metric that decides which one is best (default: the monitor of the runs)"
     parser.add_argument("--metric", metavar="KEY", help=about)
     parser.add_argument("--json", action="store_true", help="print the results as an object")

@@ -234,19 +234,57 @@ def test_the_same_directory_is_not_used_in_both_ways(write):
 
 def test_groups():
     members = SweepSpace({"optimizer": ["SGD", "Adam"], "lr": [0.1, 0.2], "model.size": [3]}).members()
-    first, second = groups_of(members, together=True)
+    first, second = groups_of(members, together="always")
     assert (first.name, first.traced) == ("population-0-optimizer=SGD-size=3", ["lr"])
     assert first.values == {"optimizer": "SGD", "lr": 0.1, "model.size": 3}
     assert [member.index for member in second.population([{}, {}]).members] == [0, 1]
     assert [member.name for member in second.population([{}, {}]).members] == [member.name for member in members[2:]]
     assert [group.name for group in groups_of(members)] == [member.name for member in members]
     mixed = SweepSpace({"lr": [0.1, "Cosine"], "seed": [1, 2], "optimizer.nesterov": [True]}).members()
-    assert [(group.traced, group.values["lr"]) for group in groups_of(mixed, together=True)] == [
+    assert [(group.traced, group.values["lr"]) for group in groups_of(mixed, together="always")] == [
         (["seed"], 0.1),
         (["seed"], "Cosine"),
     ]
     with raises_code("sweep-together-nothing"):
-        groups_of(SweepSpace({"model.size": [1, 2]}).members(), together=True)
+        groups_of(SweepSpace({"model.size": [1, 2]}).members(), together="always")
+
+
+def test_groups_where_possible():
+    """A member without another that differs in numbers only trains by itself."""
+    members = SweepSpace({"lr": [0.1, 0.2], "model.size": [1, 2]}, zipped=True).members()
+    assert [(group.name, group.traced) for group in groups_of(members, together="auto")] == [
+        (members[0].name, ()),
+        (members[1].name, ()),
+    ]
+    several = SweepSpace({"model.size": [1, 2]}).members()
+    assert [group.name for group in groups_of(several, together="auto")] == [member.name for member in several]
+    pair = SweepSpace({"lr": [0.1, 0.2]}).members()
+    assert groups_of(pair, together="auto") == groups_of(pair, together="always")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "traced"),
+    [
+        ({}, ["--lr=0.1,0.2"], [["lr"]]),
+        ({"on_epoch_end": "mymodule.hook"}, ["--lr=0.1,0.2"], [(), ()]),
+        ({"model": "mymodule.of_seed"}, ["--seed=0,1", "--lr=0.1,0.2"], [()] * 4),
+    ],
+    ids=["possible", "a hook", "a seed"],
+)
+def test_members_train_together_where_they_can(write, changes, words, traced):
+    found = plan(write(**changes), *words, "--together=auto")
+    assert [group.traced for group in found.groups] == traced
+    assert bool(found.notes) == (() in traced)
+    assert [member.name.count("/") for member in found.members] == [0] * len(found.members)
+
+
+def test_why_members_train_one_after_another(learner, write):
+    path = write(on_epoch_end="mymodule.hook", sweep={"together": "auto"})
+    code, out, err = learner("sweep", path, "--lr=0.1,0.2")
+    assert (code, out.count(", num_epochs, ")) == (0, 2)
+    assert err.startswith("learner: members train one after another: a population ")
+    assert learner("sweep", path, "--lr=0.1,0.2")[1].count(", kept\n") == 2
+    assert "together is 'perhaps': it needs always, auto or never" in learner("sweep", path, "--together=perhaps")[2]
 
 
 def test_traced_seeds_are_those_of_a_seed():
