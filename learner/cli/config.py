@@ -33,6 +33,7 @@ from learner.config.mappings import yaml_text
 from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
 from learner.errors import LearnerError, near
+from learner.events import Listener
 from learner.loggers.secrets import resolve, texts_in
 from learner.runs.journal import OBSERVER_KEYS
 from learner.schedules.base import RunLength
@@ -199,8 +200,8 @@ class RunConfig:
         """Return the loader of `train` or `valid`, a dict of loaders, or None."""
         return _of_each(self.sources[split], DataSource.make) if split in self.sources else None
 
-    def learner(self, *, with_data: bool = True) -> Any:
-        """Return the `Learner` that the config describes, with or without its data.
+    def learner(self, *, with_data: bool = True, renderer: Listener | None = None) -> Any:
+        """Return the `Learner` that the config describes, with or without its data. `renderer`: if the config has none.
 
         Raises:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
@@ -217,6 +218,8 @@ class RunConfig:
                 objects[key] = _of_each(self.sources[key], DataSource.check_options) if refused else self.data(key)
         assert builder is not None
         builder._config_text(**self.files())
+        if renderer is not None and "renderer" not in self._content:
+            builder.renderer(renderer)
         return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})
 
     def files(self) -> dict[str, Any]:
@@ -224,7 +227,7 @@ class RunConfig:
         text, kept = self.text(), self.kept_text()
         return {"config_text": HEADER + text, "config_kept": HEADER + kept, "config_private": self.is_private}
 
-    def learner_of(self, population: Population, *, with_data: bool = True) -> Any:
+    def learner_of(self, population: Population, *, with_data: bool = True, renderer: Listener | None = None) -> Any:
         """Return the `Learner` of members of a sweep that train together, whose run keeps no config: each member does.
 
         Raises:
@@ -234,6 +237,8 @@ class RunConfig:
         builder = self._configured()
         self._problems.raise_all()
         builder._set(population=population)
+        if renderer is not None and "renderer" not in self._content:
+            builder.renderer(renderer)
         objects = {key: part.make() for key, part in self._recipes.items() if key != "model"}
         objects |= {key: self.data(key) for key in self.sources if with_data}
         objects = {"lr": self._content["lr"], "optimizer": None, **objects}

@@ -13,6 +13,7 @@ from learner.cli.sweep_plan import SweepPlan, sweep_plan
 from learner.cli.sweep_report import Outcome, SweepReport, has_ended, metric_of
 from learner.cli.usage import sweep_parser
 from learner.errors import NonFiniteError, OutOfMemoryError
+from learner.events import Listener
 from learner.training.signals import TERMINATED
 from learner.training.watchdog import EXIT
 from learner.util.stages import end_stages
@@ -36,21 +37,21 @@ def sweep(words: Sequence[str]) -> int:
             progress.show(group, "kept")
             continue
         began = time.monotonic()
-        code, failure = _fit(plan, group)
+        code, failure = _fit(plan, group, progress.status(group))
         if code:
             return _interrupted(plan, code)
         progress.show(group, duration(time.monotonic() - began), failure)
     return _finish(plan, progress, as_json=line.json)
 
 
-def _fit(plan: SweepPlan, group: SweepGroup) -> tuple[int, str]:
+def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple[int, str]:
     """Train a group. Return an exit code if the sweep has to end, and why the group failed if it did.
 
     A loss that is not finite and a lack of memory are results of the values, and the sweep continues; any
     other error ends it.
     """
     try:
-        stopped_by = plan.learner(group).fit().stopped_by
+        stopped_by = plan.learner(group, renderer=renderer).fit().stopped_by
     except KeyboardInterrupt:
         return INTERRUPTED["ctrl-c"], ""
     except SystemExit as ended:
@@ -83,6 +84,21 @@ class _Progress:
         self.outcomes: list[Outcome] = []
         self.metric: tuple[str, bool] | None = None
 
+    def status(self, group: SweepGroup) -> Listener | None:
+        """Return what shows the training of a group on a terminal, or None elsewhere."""
+        if not self._stream.isatty():
+            return None
+        from rich.console import Console
+
+        from learner.cli.sweep_status import SweepStatus
+
+        name = f"{count(len(group.members), 'member')} together" if group.traced else group.members[0].name
+        return SweepStatus(f"{self._place(len(self.outcomes) + 1)}  {name}", Console(file=self._stream))
+
+    def _place(self, number: int) -> str:
+        total = len(self._plan.members)
+        return f"{number:{len(str(total))}}/{total}"
+
     def show(self, group: SweepGroup, time_or_kept: str, failure: str = "") -> None:
         """Print the lines of the members of a group that has ended."""
         for member in group.members:
@@ -100,10 +116,9 @@ class _Progress:
             value, epoch = outcome.best(self.metric[0])
             words = [f"{self.metric[0]} {short(value)}" + (f" at epoch {epoch}" if epoch is not None else "")]
             words.append(outcome.stopped_by)
-        total = len(self._plan.members)
-        place = f"{len(self.outcomes):{len(str(total))}}/{total}"
         end_stages()
-        text = f"{place}  {outcome.member.name}  {', '.join([*filter(None, words), time_or_kept])}"
+        how = ", ".join([*filter(None, words), time_or_kept])
+        text = f"{self._place(len(self.outcomes))}  {outcome.member.name}  {how}"
         print(printable(text), file=self._stream, flush=True)
 
 

@@ -22,6 +22,7 @@ from learner.cli.sweep_values import OPTIONS, SweepValues
 from learner.config.distributions import Distribution
 from learner.config.sweep_space import SweepMember, SweepSpace
 from learner.errors import LearnerError, Problem, one_error
+from learner.events import Listener
 from learner.runs.flat_config import flat
 from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.sweep_file import refuse_other_sweep, write_sweep
@@ -69,13 +70,15 @@ class SweepPlan:
         """All members, in order."""
         return [member for group in self.groups for member in group.members]
 
-    def learner(self, group: SweepGroup, *, with_data: bool = True) -> Any:
-        """Return the learner of a group, which resumes its run, or starts it if there is none."""
+    def learner(self, group: SweepGroup, *, with_data: bool = True, renderer: Listener | None = None) -> Any:
+        """Return the learner of a group, which resumes its run, or starts it if there is none. `renderer`: used if the
+        config names none.
+        """
         config = _config(self.content, group.values, self.directory, group.name)
         if not group.traced:
-            return config.learner(with_data=with_data)
+            return config.learner(with_data=with_data, renderer=renderer)
         configs = [self._files(member) if with_data else {} for member in group.members]
-        return config.learner_of(group.population(configs), with_data=with_data)
+        return config.learner_of(group.population(configs), with_data=with_data, renderer=renderer)
 
     def _files(self, member: SweepMember) -> dict[str, Any]:
         """Return the config with which a member that trains together with others resumes by itself."""
