@@ -11,6 +11,7 @@ from learner.runs.flat_config import text_of
 from learner.runs.population import member_index
 from learner.runs.run_reader import RunReader
 from learner.runs.thinning import Series, group_size, thin
+from learner.util.confidence import student_factor
 from learner.util.metric_order import ordered
 from learner.util.text import short
 from learner.util.ticks import ticks
@@ -75,6 +76,15 @@ def _positions(run: RunReader, series: Series) -> dict[str, list[float]]:
 
 def _numbers(values: Any) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+
+def quantiles(count: int) -> list[float | None]:
+    """Return `student_factor` by the number of values, up to `count`; None for fewer than two.
+
+    >>> [x and round(x, 3) for x in quantiles(4)]
+    [None, None, 12.706, 4.303, 3.182]
+    """
+    return [student_factor(number) if number > 1 else None for number in range(count + 1)]
 
 
 def groups(runs: Sequence[RunReader], settings: Sequence[str]) -> dict[str, list[str]]:

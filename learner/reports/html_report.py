@@ -11,7 +11,7 @@ from typing import Any
 
 from learner.errors import LearnerError
 from learner.reports.confusion_matrices import read_matrix
-from learner.reports.curves import SEED, curves, dimension, groups
+from learner.reports.curves import SEED, curves, dimension, groups, quantiles
 from learner.reports.html import details, heading, sections, table
 from learner.reports.report_matrix import confusion
 from learner.reports.report_model import parameter_tables
@@ -71,6 +71,7 @@ def report(runs: Sequence[RunReader], title: str | None = None) -> str:
         **curves(runs),
         "runs": [{"name": run.name, "colour": colour(index)} for index, run in enumerate(runs)],
         "groups": groups(runs, settings),
+        "quantiles": quantiles(len(runs)) if len(runs) > 1 else [],
         "settings": [dimension(key, [run.config.get(key) for run in runs]) for key in settings],
         "results": [dimension(key, [_best(run, key) for run in runs]) for key in numeric],
     }
@@ -162,6 +163,8 @@ def _charts(metrics: Sequence[dict[str, Any]], groups: Mapping[str, Any], runs: 
         return ["<p>No epoch has ended yet.</p>"]
     options = "".join(f"<option>{escape(name)}</option>" for name in groups)
     choice = f'<label>mean by <select id="group"><option value="">no group</option>{options}</select></label>'
+    choice += '\n<label>band <select id="band"><option value="interval">95 % interval of the mean</option>'
+    choice += '<option value="range">least to greatest</option></select></label>'
     splits = dict.fromkeys(curve["split"] for metric in metrics for curve in metric["curves"])
     boxes = "".join(
         f'<label class="split"><input type="checkbox" value="{escape(split)}"'

@@ -41,7 +41,7 @@
     });
   }
 
-  // The mean of curves, their minimum and maximum, where all of them have values.
+  // The mean of curves and a band around it, where all of them have values: the interval of the mean, or all of them.
   function mean(curves) {
     const first = Math.max(...curves.map((curve) => curve.x[0])), last = Math.min(...curves.map((curve) => curve.x.at(-1)));
     const x = curves[0].x.filter((place) => first <= place && place <= last);
@@ -50,8 +50,16 @@
       const values = columns.map((column) => column[at]);
       return values.includes(null) ? null : reduce(values);
     });
-    const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-    return { x, y: over(average), low: over((values) => Math.min(...values)), high: over((values) => Math.max(...values)) };
+    const sum = (values) => values.reduce((total, value) => total + value, 0);
+    const average = (values) => sum(values) / values.length;
+    const [least, greatest] = [(values) => Math.min(...values), (values) => Math.max(...values)];
+    if (view.band === "range") return { x, y: over(average), low: over(least), high: over(greatest) };
+    const half = (values) => {
+      const squares = sum(values.map((value) => (value - average(values)) ** 2));
+      return data.quantiles[values.length] * Math.sqrt(squares / (values.length - 1) / values.length);
+    };
+    const lower = (values) => view.log ? Math.max(average(values) - half(values), least(values)) : average(values) - half(values);
+    return { x, y: over(average), low: over(lower), high: over((values) => average(values) + half(values)) };
   }
 
   // -- what is shown: the table of runs is the legend of all charts
@@ -61,6 +69,7 @@
     view.weight = Number(get("smoothing").value);
     view.axis = get("axis").value;
     view.log = get("log").checked;
+    view.band = get("band")?.value;
     view.splits = all(".split input:checked").map((box) => box.value);
     const label = data.groups[get("group")?.value];
     view.label = data.runs.map((run, index) => label ? label[index] : index);

@@ -26,10 +26,9 @@ from learner.training.preflight import RunPlan
 from learner.training.restore import Restored
 from learner.training.result import LearningResult, finished_runner, result_of
 from learner.training.run import Run
+from learner.util.confidence import student_factor
 from learner.util.fragments import fragment, table
 from learner.util.text import aligned, join_names, short
-
-CONFIDENCE = 0.95
 
 
 class MemberResult(LearningResult[Any]):
@@ -136,10 +135,8 @@ class Spread:
         mean = statistics.fmean(finite) if finite else math.nan
         if count < 2:
             return cls(values, count, mean, math.nan, math.nan, math.nan)
-        from scipy.special import stdtrit
-
         std = statistics.stdev(finite)
-        half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(count)
+        half = student_factor(count) * std / math.sqrt(count)
         return cls(values, count, mean, std, mean - half, mean + half)
 
 

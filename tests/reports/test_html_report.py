@@ -233,6 +233,13 @@ await set(document.querySelector(".split input[value=train]"), (box) => { box.ch
 seen.both = lines();
 await set(get("group"), (choice) => { choice.value = "all but the seed"; });
 seen.mean = lines();
+const band = () => {
+  const [low, high] = get("chart-0").data;
+  return (high.y[0] - low.y[0]) / 2;
+};
+seen.bands = [band()];
+await set(get("band"), (choice) => { choice.value = "range"; });
+seen.bands.push(band());
 seen.swatches = [...document.querySelectorAll("#runs-table i")].map((mark) => mark.style.background);
 await set(get("group"), (choice) => { choice.value = ""; });
 await set(boxes()[0], (box) => { box.checked = false; });
@@ -352,6 +359,8 @@ def test_the_controls_of_many_runs(runs, tmp_path, width, theme):
     assert seen["drawn"]
     assert (seen["valid"], seen["both"]) == (2, 4)  # a line for each run and split
     assert seen["mean"] == 2 + 2 * 2  # two means, and the edges of their bands
+    # The train losses of the two runs are 1 apart: 12.706 is Student's t of one degree of freedom for 97.5 %.
+    assert seen["bands"] == pytest.approx([12.706 / 2, 0.5], rel=1e-4)
     assert len(set(seen["swatches"])) == 1  # the legend has the colour of the mean
     assert (seen["one"], seen["all"]) == (2, 4)
     assert seen["filtered"] == [["run-1"], 2, "1 of 2 shown"]
