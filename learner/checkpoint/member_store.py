@@ -48,7 +48,8 @@ def member_store(directory: Path, saved: Any, once: Once = lambda do: do()) -> "
         store = MemberStore(directory.parent / "checkpoint", index, once)
         if store.steps:
             return store
-    return store_beside(str(saved), once)
+    # Only what may be a member's: above the checkpoints of another run may lie anything.
+    return store_beside(str(saved), once) if str(saved).rpartition("/")[2] == directory.name else None
 
 
 def store_beside(place: str, once: Once = lambda do: do()) -> "MemberStore | None":
@@ -60,7 +61,7 @@ def store_beside(place: str, once: Once = lambda do: do()) -> "MemberStore | Non
         return None
     where = parent if is_address(parent) else Path(parent)
     store = CheckpointStore(where)
-    with contextlib.suppress(DamagedError), contextlib.closing(store):
+    with contextlib.suppress(LearnerError, OSError), contextlib.closing(store):
         names = names_of_members(store.progress(store.steps[-1])) if store.steps else []
         if name in names:
             return MemberStore(where, names.index(name), once)
