@@ -38,7 +38,7 @@ COMMANDS = {
     "export-model": ("export", "DIR OUT --inputs=FIELD", "export a run's model for inference, as a program"),
     "summary": ("summary", "DIR | CONFIG", "summarise a run, or the run that a config describes"),
     "compare": ("runs", "DIR...", "compare the configs and the results of runs"),
-    "diff": ("runs", "DIR DIR", "show what differs between two runs, and where their losses part"),
+    "diff": ("runs", "DIR DIR|CONFIG", "show what differs between two runs, and where their losses part"),
     "plot": ("runs", "DIR... METRIC [-o FILE]", "plot a metric of runs"),
     "report": ("runs", "DIR... [-o FILE]", "write an HTML report of runs"),
     "ask": ("runs", "stop|save DIR...", "ask a running run to save or to stop"),
@@ -84,8 +84,8 @@ READING = (
     "examples",
     "new",
 )
-"""Commands that run no code of the user's (except `diff --replay`): they import nothing from the current directory,
-which may be a run's.
+"""Commands that run no code of the user's (except `diff --replay` and `diff DIR CONFIG`): they import nothing from the
+current directory, which may be a run's.
 """
 
 USAGE = """\
@@ -259,7 +259,8 @@ def _run(words: list[str]) -> int:
         print(page.rstrip())
         return 0
     starts_run = command in ("fit", "resume", "sweep") and topic is None
-    replays = command == "diff" and topic is None and any(word.startswith("--replay") for word in rest)
+    reads_configs = any(word.startswith("--replay") or word.endswith((".yaml", ".yml")) for word in rest)
+    replays = command == "diff" and topic is None and reads_configs
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
     reading = reading and not replays
     with contextlib.ExitStack() as stack:

@@ -6,8 +6,9 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from learner.cli.parsing import Parser, check_output
 from learner.errors import LearnerError, Problem, one_error
@@ -36,9 +37,15 @@ DIFF = """\
 Shows what differs between two runs (settings, facts about the data, the train step, the commit, versions and devices),
 and the first step at which their losses part. The exit code is 1 if they do. With --replay=STEP, it also repeats the
 steps of both runs from their newest checkpoints of one step before STEP, and names the first array that differs; the
-exit code is then 1 if one does, too. Nothing is written."""
+exit code is then 1 if one does, too. Nothing is written.
 
-REPLAY_TRUSTED = "With --replay it trusts config.yaml of both: the code that it names is imported and run."
+With a config (a .yaml file) in place of the second run, it shows the settings with which learner fit would train
+another run, defaults included; the exit code is 1 if any differs."""
+
+REPLAY_TRUSTED = (
+    "With --replay it trusts config.yaml of both: the code that it names is imported and run. The code that CONFIG names "
+    "is imported, too."
+)
 
 REPORT = f"""\
 Writes one HTML file about one or several runs: curves, best values, confusion matrices, use of time, parameters,
@@ -56,10 +63,10 @@ runs in it. Plots need: {install_hint("plots")}"""
 
 
 def diff(words: Sequence[str]) -> int:
-    """`learner diff DIR DIR [--metric KEY] [--tolerance X] [--replay STEP] [--json]`."""
+    """`learner diff DIR DIR|CONFIG [--metric KEY] [--tolerance X] [--replay STEP] [--json]`."""
     parser = Parser("diff", DIFF, further=REPLAY_TRUSTED)
     parser.add_argument("a", metavar="DIR", help="of a run")
-    parser.add_argument("b", metavar="DIR", help="of another run")
+    parser.add_argument("b", metavar="DIR|CONFIG", help="of another run, or a config")
     parser.add_argument("--metric", metavar="KEY", default="train/Loss", help="compared step by step")
     parser.add_argument(
         "--tolerance", metavar="X", type=float, default=0.0, help="the relative difference that counts as none"
@@ -69,6 +76,14 @@ def diff(words: Sequence[str]) -> int:
     parser.add_argument("--trust", action="store_true", help=about)
     parser.add_argument("--json", action="store_true", help="as an object")
     line = parser.read(words)
+    if line.b.endswith((".yaml", ".yml")) and not Path(line.b).is_dir():
+        from learner.cli.config_diff import config_difference  # imports JAX
+
+        if line.replay is not None:
+            parser.error("--replay takes two runs")
+        settings = config_difference(RunReader(line.a), line.b)
+        content = {**dataclasses.asdict(settings), "explanation": settings.explanation}
+        return _print_difference(content, settings.lines(), bool(settings.settings), as_json=line.json)
     a, b = RunReader(line.a), RunReader(line.b)
     found = difference(a, b, line.metric, line.tolerance)
     content = {**dataclasses.asdict(found), "explanation": found.explanation}
@@ -81,7 +96,12 @@ def diff(words: Sequence[str]) -> int:
         notes = [note for run, of_run in losses for note in unrepeated(run, replay.start, of_run)]
         content["replay"] = {**dataclasses.asdict(replay), "explanation": replay.explanation, "notes": notes}
         lines, differs = [*lines, *map(printable, [*replay.lines(), *notes])], differs or replay.step is not None
-    print(json.dumps(encode(content), indent=2, allow_nan=False) if line.json else "\n".join(lines))
+    return _print_difference(content, lines, differs, as_json=line.json)
+
+
+def _print_difference(content: Mapping[str, Any], lines: Sequence[str], differs: bool, *, as_json: bool) -> int:
+    """Print a difference, and return the exit code."""
+    print(json.dumps(encode(content), indent=2, allow_nan=False) if as_json else "\n".join(lines))
     return int(differs)
 
 

@@ -67,12 +67,18 @@ class Difference:
 
     def lines(self) -> list[str]:
         """Return the difference as text."""
-        rows = [
-            [part, printable(key), printable(text_of(a)), printable(text_of(b))]
-            for part in ("settings", "data", "code", "environment")
-            for key, (a, b) in getattr(self, part).items()
-        ]
-        return [*(line.rstrip() for line in aligned(rows)), self.explanation]
+        parts = {part: getattr(self, part) for part in ("settings", "data", "code", "environment")}
+        return [*pair_lines(parts), self.explanation]
+
+
+def pair_lines(parts: Mapping[str, Pairs]) -> list[str]:
+    """Return a line for each pair, with the part that it belongs to."""
+    rows = [
+        [part, printable(key), printable(text_of(a)), printable(text_of(b))]
+        for part, pairs in parts.items()
+        for key, (a, b) in pairs.items()
+    ]
+    return [line.rstrip() for line in aligned(rows)]
 
 
 def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance: float = 0.0) -> Difference:
@@ -113,12 +119,12 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
     if len(parted):
         place = int(parted[0])
         parting = Parting(common[place], (float(first[place]), float(second[place])))
-    facts = _differing(a.fingerprint, b.fingerprint)
-    environment = _differing(a.environment, b.environment)
+    facts = differing(a.fingerprint, b.fingerprint)
+    environment = differing(a.environment, b.environment)
     code = {key: pair for key, pair in facts.items() if key == PROGRAM}
     code |= {key: environment.pop(key) for key in ("commit",) if key in environment}
     return Difference(
-        {key: pair for key, pair in _differing(a.config, b.config).items() if key not in ALWAYS_DIFFER},
+        {key: pair for key, pair in differing(a.config, b.config).items() if key not in ALWAYS_DIFFER},
         {key: pair for key, pair in facts.items() if key.startswith("data.")},
         code,
         {key: pair for key, pair in environment.items() if key.rpartition(".")[2] not in NAMELESS},
@@ -136,6 +142,7 @@ def _values(run: RunReader, metric: str) -> dict[int, float]:
     return {point.step: point.value for point in points if not isinstance(point.value, str)}
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the pairs of values of the keys in which two mappings differ."""
     pairs = {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b])}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -5,8 +5,10 @@ import io
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from learner.cli.main import main
 from tests.support.runs import batches, build_line, quiet, tree_of
@@ -25,6 +27,28 @@ def test_two_runs(learner, tmp_path, monkeypatch):
     assert learner("diff", "a", "a")[:2] == (0, "train/Loss of 6 steps is the same\n")
     code, _, err = learner("diff", "a", "nowhere")
     assert (code, "no directory nowhere" in err) == (2, True)
+
+
+def test_a_run_and_a_config(learner, line_config, importable):
+    """With the defaults of both: what the config leaves out is no difference. No values are compared."""
+    Path("line.yaml").write_text(yaml.safe_dump(line_config))
+    assert learner("fit", "line.yaml", "--num_epochs=1")[0] == 0
+    Path("more.yaml").write_text(yaml.safe_dump({**line_config, "num_epochs": 1, "directory": "other"}))
+    before = tree_of(Path("run"))
+    assert learner("diff", "run", "more.yaml")[:2] == (0, "no setting differs\n")
+    Path("more.yaml").write_text(yaml.safe_dump({**line_config, "num_epochs": 1, "lr": 0.5, "seed": 7}))
+    code, out, _ = learner("diff", "run", "more.yaml")
+    assert (code, [line.split() for line in out.splitlines()[:-1]]) == (
+        1,
+        [["settings", "lr", "0.1", "0.5"], ["settings", "seed", "0", "7"]],
+    )
+    code, out, _ = learner("diff", "run", "more.yaml", "--json")
+    assert json.loads(out)["settings"] == {"lr": [0.1, 0.5], "seed": [0, 7]}
+    assert tree_of(Path("run")) == before
+    assert learner("diff", "run", "more.yaml", "--replay=2")[0] == 2
+    Path("run", "config.yaml").unlink()
+    code, _, err = learner("diff", "run", "more.yaml")
+    assert (code, "was started from Python" in err) == (2, True)
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
