@@ -43,8 +43,8 @@ With a config (a .yaml file) in place of the second run, it shows the settings w
 another run, defaults included; the exit code is 1 if any differs."""
 
 REPLAY_TRUSTED = (
-    "With --replay it trusts config.yaml of both: the code that it names is imported and run. The code that CONFIG names "
-    "is imported, too."
+    "With --replay it trusts config.yaml of both: the code that it names is imported and run. The code that CONFIG "
+    "names is imported, too."
 )
 
 REPORT = f"""\
