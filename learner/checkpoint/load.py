@@ -280,7 +280,7 @@ def store_of(directory: str | Path) -> CheckpointStore:
     if of_member is not None:
         return of_member
     if isinstance(place, Path):
-        _refuse_elsewhere(place)
+        refuse_elsewhere(place)
     if isinstance(place, Path) and not place.is_dir():
         raise LearnerError(
             f"there is no directory {directory} to take a checkpoint from",
@@ -303,7 +303,7 @@ def store_of(directory: str | Path) -> CheckpointStore:
     )
 
 
-def _refuse_elsewhere(directory: Path) -> None:
+def refuse_elsewhere(directory: Path) -> None:
     """Raise if the member of a population has no checkpoint because the population has saved elsewhere."""
     elsewhere = _elsewhere(directory.parent) if member_index(directory) is not None else None
     if elsewhere is not None:

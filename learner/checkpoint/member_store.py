@@ -25,8 +25,12 @@ ACTIVE, KEYWORDS = "active", "hyperparameters."
 """An entry of `extra` that only members have, and the beginning of others."""
 OF_ALL = ("members", "lanes", "plateaus")
 """Fields of the progress that hold a value for each member."""
-OF_MEMBERS = ("halted", "stopped", "set")
+OF_MEMBERS = ("halted", "stopped", "keywords", "changed")
 """Fields of the progress that only members have."""
+MORE = "more_are_copied"
+"""A field of the progress of a checkpoint that was copied from a population's: newer ones are, too."""
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+"""What progress raises that no run has written."""
 
 
 def names_of_members(progress: Mapping[str, Any]) -> list[str]:
@@ -50,6 +54,19 @@ def member_store(directory: Path, saved: Any, once: Once = lambda do: do()) -> "
             return store
     # Only what may be a member's: above the checkpoints of another run may lie anything.
     return store_beside(str(saved), once) if str(saved).rpartition("/")[2] == directory.name else None
+
+
+def copies_follow(directory: Path, store: CheckpointStore) -> bool:
+    """Return True if a member's run was killed while it copied the checkpoints of its population into this store.
+
+    Args:
+      directory: of the run, which may be no member's.
+      store: of the run.
+    """
+    with contextlib.suppress(DamagedError):
+        is_member = member_index(directory) is not None or store.path(0).parent.name == directory.name
+        return is_member and bool(store.progress(store.steps[-1], verified=False).get(MORE))
+    return False
 
 
 def store_beside(place: str, once: Once = lambda do: do()) -> "MemberStore | None":
@@ -86,14 +103,15 @@ class MemberStore(CheckpointStore):
         """Return the facts of each checkpoint, with the member's own value of the monitored metric."""
         table = super()._facts()
         for step, facts in table.items():
-            with contextlib.suppress(LearnerError):
+            # The progress is not verified here; reading the checkpoint tells what is wrong with it.
+            with contextlib.suppress(LearnerError, *MALFORMED):
                 progress = super().progress(step, verified=False)
                 facts["score"] = _score(progress, progress["members"][self._index], step)
         return table
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
-        """See `CheckpointStore`. `step` in it is the last step that the member has trained, and `set` has keywords of
-        the optimizer that changed while it did.
+        """See `CheckpointStore`. `step` in it is the last step that the member has trained; `keywords` are those of its
+        optimizer, and `changed` the numbers that `exploit` has set.
         """
         progress = super().progress(step, verified)
         try:
@@ -103,6 +121,8 @@ class MemberStore(CheckpointStore):
             first = values.get(LR, progress["fingerprint"]["settings"]["learning rate"])
             if progress["fingerprint"]["settings"]["learning rate"] is None:
                 first = 1.0  # of a schedule, of which the rate of a member is a factor
+            changed = {name: x for name, x in keywords.items() if x != np.float32(values.get(name, x))}
+            changed |= {LR: rate} if rate and not first else {}  # no factor makes it of 0
             return {
                 **{name: value for name, value in progress.items() if name not in OF_ALL},
                 **member,
@@ -112,11 +132,14 @@ class MemberStore(CheckpointStore):
                 "fingerprint": _fingerprint(progress["fingerprint"], values),
                 "root_key": progress["root_key"][self._index],
                 "score": _score(progress, member, step),
-                "set": {name: x for name, x in keywords.items() if x != np.float32(values.get(name, x))},
+                "keywords": keywords,
+                "changed": changed,
             }
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except LearnerError:
+            raise
+        except MALFORMED as error:
             raise DamagedError(
-                f"the checkpoint {self.path(step)} has no member {self._index}: {error!r}",
+                f"the checkpoint {self.path(step)} is damaged, or has no member {self._index}: {error!r}",
                 code="checkpoint-damaged",
                 step=step,
             ) from None
@@ -172,13 +195,26 @@ class MemberStore(CheckpointStore):
         states = {name: x[lane] for name, x in metrics["states"].items()}
         return {"states": states, "rows": (metrics.get("rows") or {}).get(str(self._index)) or {}}
 
-    def copy(self, step: int, store: CheckpointStore) -> None:
-        """Write a checkpoint into the store of the member's own run, which needs the population's no more."""
+    def recover(self) -> None:
+        """Do nothing: the population recovers its checkpoints."""
+
+    def set_aside(self, after: int, directory: Any) -> list[int]:
+        """Do nothing: later checkpoints stay those of the population."""
+        return []
+
+    def copy(self, step: int, store: CheckpointStore, *, more: bool) -> None:
+        """Write a checkpoint into the store of the member's own run.
+
+        Args:
+          step: of the checkpoint.
+          store: where to write.
+          more: newer ones are copied after it; see `copies_follow`.
+        """
         items = self.read(step, self.shapes(step, STATE_ITEMS))
         if (metrics := self.metrics(step)) is not None:
             items["in_flight"] = metrics
         progress = {name: x for name, x in self.progress(step).items() if name not in OF_MEMBERS}
-        store.save(step, items, progress)
+        store.save(step, items, {**progress, MORE: more})
 
 
 def _score(progress: Mapping[str, Any], member: Mapping[str, Any], step: int) -> float | None:
@@ -203,15 +239,21 @@ def _fingerprint(fingerprint: Mapping[str, Any], values: Mapping[str, Any]) -> d
         settings["learning rate"] = values.get(LR, settings["learning rate"])
     if values.keys() - NO_KEYWORDS:
         settings["optimizer"] = None  # the text is without the keywords that members differ in
+    data = dict(fingerprint["data"])
+    if values.get("data_order") == "own":  # those of the order of the builder's seed
+        train = {name: fact for name, fact in data["train"].items() if name != "first row"}
+        data["train"] = {**train, "seed": values["seed"]}
     programs = dict(fingerprint["programs"])
     if "hashes" in programs:  # those of the steps, which take the flags of a member, too, differ from those of one run
         programs["hashes"] = {name: x for name, x in programs["hashes"].items() if name not in programs["batches"]}
-    return {**fingerprint, "settings": {**settings, "seed": values["seed"]}, "programs": programs}
+    # Without the seed: random keys are those of the checkpoint, and the order of the data stands among its facts.
+    settings = {name: x for name, x in settings.items() if name != "seed"}
+    return {**fingerprint, "data": data, "settings": settings, "programs": programs}
 
 
 def _ratio(rate: float, first: float) -> float:
     """Return the factor by which a rate, which is float32, has changed."""
-    return 1.0 if rate == float(np.float32(first)) else rate / first
+    return 1.0 if not first or rate == float(np.float32(first)) else rate / first
 
 
 def _without_flags(name: str, item: Any) -> Any:

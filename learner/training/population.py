@@ -330,7 +330,7 @@ def member_problem(options: Options) -> str | None:
         return None
     return Problem(
         f"{options.directory} is a member of the population in {options.directory.parent}: resume() trains it by "
-        f"itself, and the population resumes as a whole. A run in another directory can begin with the member: "
+        "itself, and a run in another directory can begin with it: "
         f"initial_from({str(options.directory)!r}, 'latest')",
         code="directory-of-member",
         directory=options.directory,

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.checkpoint.load import refuse_elsewhere
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, HostMetric, MetricBase
 from learner.runs.history import History
 from learner.runs.layout import ENDS, read_summary
+from learner.runs.population import member_index
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.measure import MetricCollection
 from learner.steps.population import stacked_shapes
@@ -58,20 +60,28 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
             return [Problem(text, code="resume-population-differs")]
         return differences(progress, plan.fingerprint, plan.inputs.source("train").shares, allowed(options))
 
-    return read_checkpoint(plan.definition, differing, plan.processes)
+    restored = read_checkpoint(plan.definition, differing, plan.processes)
+    if restored is None and member_index(options.directory) is not None:
+        refuse_elsewhere(options.directory)
+        raise LearnerError(
+            f"{options.directory} cannot resume by itself: its population has saved nothing",
+            code="resume-member-unsaved",
+            directory=options.directory,
+        )
+    return restored
 
 
 def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:
     """Return why a member of a population cannot resume by itself, or None."""
-    if "set" not in progress:  # of a run, or of a population
+    if "keywords" not in progress:  # of a run, or of a population
         return None
     if end := progress["halted"] or progress["stopped"]:
-        reason = end.get("reason") or "a step was not finite"
+        reason = end.get("reason") or "it was not finite"
         text = (
-            f"{plan.options.shown} has ended at step {end['step']} ({reason}), and the others of its population "
-            "continued: a run in another directory can begin with it, by initial_from"
+            f"{plan.options.shown} has ended at step {end['step']} ({reason}) while others of its population continued"
         )
-        return Problem(text, code="resume-member-ended")
+        hint = "; a run in another directory can begin with it, by initial_from" if progress["stopped"] else ""
+        return Problem(text + hint, code="resume-member-ended")
     if plan.processes.count > 1:
         text = "a member of a population resumes by itself in one process; after that, also in several"
         return Problem(text, code="resume-member-processes")
@@ -230,14 +240,20 @@ def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: O
         since = f"since the checkpoint of step {restored.entry.step}"
         warned.append(f"the run resumes although this changed {since}: {'; '.join(texts)}")
     warned += too_few_epochs(options, position)
-    if numbers := restored.progress.get("set"):
-        shown = ", ".join(f"{name}={x:g}" for name, x in numbers.items())
-        warned.append(f"exploit has changed numbers of the optimizer while the member trained: it needs {shown} now")
+    if numbers := restored.progress.get("changed"):
+        warned.append(f"exploit has changed numbers while the member trained: it needs {_assigned(numbers)} now")
     made_on = restored.progress["made_on"]
     others = [f"{name}: {made_on.get(name)} -> {now[name]}" for name in now if made_on.get(name) != now[name]]
+    logged = []
+    if keywords := restored.progress.get("keywords"):
+        logged.append(f"the optimizer of the member had {_assigned(keywords)} in its population, and needs it")
     if others := changed.logged + others:
-        return warned, [f"{', '.join(others)}: numbers may differ from those of before in their last bits"]
-    return warned, []
+        logged.append(f"{', '.join(others)}: numbers may differ from those of before in their last bits")
+    return warned, logged
+
+
+def _assigned(numbers: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={x:g}" for name, x in numbers.items())
 
 
 def too_few_epochs(options: Options, position: Position) -> list[str]:

@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.member_store import MemberStore
 from learner.checkpoint.store import CheckpointStore
 from learner.runs.log_cutting import refuse_changed
@@ -39,9 +40,10 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
             log.warning(text)
 
     def prepare() -> None:
+        superseded = restored is not None and _has_newer(options, restored)  # before the first copy
         if store is not None and restored is not None:
-            _copy_from_population(options, restored, store)
-        _rewind_logs(spec, outputs, store)
+            _copy_from_population(options, restored, store, outputs.warn)
+        _rewind_logs(spec, outputs, store, superseded)
         if store is not None:
             store.prepare()
             # Only now that the newest is one that could be read, and before a run that has nothing left to save.
@@ -51,18 +53,32 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
     return store
 
 
-def _copy_from_population(options: Options, restored: Restored, store: CheckpointStore) -> None:
+def _has_newer(options: Options, restored: Restored) -> bool:
+    """Return True if there are checkpoints of later steps than that of the one from which the run resumes."""
+    with contextlib.closing(open_store(options)) as saved:
+        return any(step > restored.entry.step for step in saved.steps)
+
+
+def _copy_from_population(
+    options: Options, restored: Restored, store: CheckpointStore, warn: Callable[[str], None]
+) -> None:
     """Write the checkpoints of a member that resumes by itself for the first time, so that its run has its own."""
     with contextlib.closing(open_store(options)) as source:
-        if isinstance(source, MemberStore):
-            store.prepare()
-            # The newest first: after a kill in between, the run resumes from it and not from an older one.
-            for entry in reversed(source.entries):
-                if entry.step <= restored.entry.step:
-                    source.copy(entry.step, store)
+        if not isinstance(source, MemberStore):
+            return
+        store.prepare()
+        # The newest last: until it is there, another start reads those of the population, and copies on.
+        for step in [entry.step for entry in source.entries if entry.step <= restored.entry.step]:
+            try:
+                if step not in store.steps:
+                    source.copy(step, store, more=step < restored.entry.step)
+            except DamagedError as error:
+                if step == restored.entry.step:
+                    raise
+                warn(f"{error}; the run resumes without it")
 
 
-def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None) -> None:
+def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None, superseded: bool) -> None:
     """Cut the files at the position to resume from, and keep the newer lines in `superseded/`."""
     options, restored, log = spec.options, spec.restored, outputs.log
     every, lenient = [outputs, *outputs.members], "logs" in allowed(options)
@@ -80,7 +96,7 @@ def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None)
             each.files.cut(NOTHING_LOGGED)
         log.info("resume: there is no checkpoint yet, so the run starts afresh")
     else:
-        place = _archive_newer_checkpoints(options, restored, store, log)
+        place = _archive_newer_checkpoints(options, restored, store, log) if superseded else None
         for each, position in zip(every, positions, strict=True):
             kept = place if place is None else each.options.directory / "superseded" / place.name
             each.files.cut(position, kept, lenient)
@@ -97,18 +113,17 @@ def _positions(restored: Restored | None) -> list[Mapping[str, Any]]:
 
 def _archive_newer_checkpoints(
     options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger
-) -> Path | None:
-    """Move newer checkpoints to a directory in `superseded/`, and return it; return None if there are none."""
+) -> Path:
+    """Move newer checkpoints to a directory in `superseded/`, and return it. Those of a population stay."""
     if store is None:  # nothing is saved from now on, but newer checkpoints must go, too
         with contextlib.closing(open_store(options)) as reader:
             return _archive_newer_checkpoints(options, restored, reader, log)
-    if all(step <= restored.entry.step for step in store.steps):
-        return None
     superseded = options.directory / "superseded"
     superseded.mkdir(exist_ok=True)
     place = superseded / str(1 + max((int(p.name) for p in superseded.iterdir() if p.name.isdecimal()), default=0))
     moved = store.set_aside(restored.entry.step, place.absolute() / "checkpoint")
-    log.info("checkpoints of steps %s and the logs after step %d moved to %s", moved, restored.entry.step, place)
+    of_steps = f"checkpoints of steps {moved} and " if moved else ""
+    log.info("%sthe logs after step %d moved to %s", of_steps, restored.entry.step, place)
     return place
 
 

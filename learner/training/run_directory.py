@@ -1,11 +1,10 @@
 """The directory that a run may use: it is checked, locked and prepared before anything is written there."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from learner.checkpoint.member_store import member_store
+from learner.checkpoint.member_store import copies_follow, member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import CheckpointStore
 from learner.distributed.process_group import ProcessGroup, SingleProcess
@@ -13,7 +12,7 @@ from learner.errors import LearnerError
 from learner.runs import control_files
 from learner.runs.file_names import file_name
 from learner.runs.lock import locked
-from learner.runs.population import write_members
+from learner.runs.population import read_members, write_members
 from learner.training import directory
 from learner.training.inputs import Inputs
 from learner.training.options import Options
@@ -78,6 +77,7 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
 
 def prepare(options: Options, *, keep: bool) -> None:
     """Remove the run that a new one replaces, unless it is kept to be resumed."""
+    names = {member["directory"] for member in read_members(options.directory)}
     if not keep:
         for path in _directories(options):
             directory.refuse_run(path, overwrite=options.overwrite)  # one may have begun since preflight
@@ -89,6 +89,9 @@ def prepare(options: Options, *, keep: bool) -> None:
     if not keep and options.checkpoints is not None and options.checkpoints.directory is not None:
         with contextlib.closing(open_store(options, higher_is_better=False)) as store:
             store.remove_all()
+        for name in names:  # members that have resumed by themselves
+            with contextlib.closing(CheckpointStore(_place_of_member(options, name))) as store:
+                store.remove_all()
 
 
 def open_store(
@@ -100,8 +103,9 @@ def open_store(
     checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
     if higher_is_better is None:
         store = CheckpointStore(place, once=processes.run_on_primary)
-        of_member = None if store.steps else member_store(options.directory, place, processes.run_on_primary)
-        return of_member or store
+        if store.steps and not copies_follow(options.directory, store):
+            return store
+        return member_store(options.directory, place, processes.run_on_primary) or store
     keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
     return CheckpointStore(place, keep, processes.run_on_primary)
 
@@ -112,21 +116,25 @@ def _directories(options: Options) -> list[Path]:
     return [options.directory, *(options.directory / member.name for member in members)]
 
 
+def _place_of_member(options: Options, name: str) -> str:
+    """Return where a member of the population saves that has resumed by itself."""
+    elsewhere = options.checkpoints is not None and options.checkpoints.directory is not None
+    return f"{options.checkpoint_place}/{name}" if elsewhere else str(options.directory / name / "checkpoint")
+
+
 def _refuse_members_alone(options: Options) -> None:
     """Raise `LearnerError` if a member of the population has resumed by itself: its files have other steps now."""
     for member in options.population.members if options.population is not None else ():
-        own = member.options(options)
-        if own.checkpoint_place == options.checkpoint_place:  # named by the builder
-            place = f"{own.checkpoint_place}/{member.name}"
-            own = dataclasses.replace(own, checkpoints=dataclasses.replace(own.checkpoints, directory=place))
-        with contextlib.closing(CheckpointStore(own.checkpoint_place)) as store:
+        place = _place_of_member(options, member.name)
+        with contextlib.closing(CheckpointStore(place)) as store:
             if store.steps:
+                directory = options.directory / member.name
                 raise LearnerError(
-                    f"{own.directory} was resumed by itself, so that the population can no longer resume as a whole: "
-                    f"resume its members by themselves, or remove {own.checkpoint_place} to lose that training",
+                    f"{directory} was resumed by itself, so that the population can no longer resume as a whole: "
+                    f"resume its members by themselves, or remove {place} to lose that training",
                     code="population-member-resumed",
                     member=member.name,
-                    directory=own.directory,
+                    directory=directory,
                 )
 
 

@@ -33,7 +33,7 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     log.info("model: %s, %d parameters in %d arrays", step.adapter.kind, count, len(leaves))
     frozen = frozen_leaves(step.adapter, state.model_state).values()
     if frozen:
-        size, memory = sum(int(x.size) for x in frozen), sum(int(x.nbytes) for x in frozen) / 2**20
+        size, memory = sum(int(x.size) for x in frozen), sum(int(x.size) * x.dtype.itemsize for x in frozen) / 2**20
         log.info(
             "frozen: %d parameters in %d arrays (%.1f MiB), of which no gradients and no optimizer state are kept",
             size,

@@ -1,18 +1,32 @@
 """A member of a population as a run by itself: what its checkpoints hold, and what its run does from there."""
 
+import itertools
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from learner import MetricEarlyStopping, ReduceOnPlateau, load_checkpoint
-from learner.checkpoint import DamagedError
+from learner.checkpoint import CheckpointStore, DamagedError
+from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy
 from learner.training.resume import member_problem
 from tests.support.codes import raises_code
-from tests.support.runs import class_step, journal_of, line, progress_of, quiet, saved_steps, shuffled
+from tests.support.runs import (
+    arrays,
+    class_step,
+    journal_of,
+    line,
+    progress_of,
+    quiet,
+    saved_steps,
+    shuffled,
+    tamper,
+    tree_of,
+)
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 PLACE = {"train_step": class_step, "valid_step": class_step}
@@ -138,21 +152,168 @@ def test_checkpoints_of_a_population_that_saves_elsewhere(tmp_path):
 
 
 def test_several_processes_resume_a_member_only_after_one_has(tmp_path):
-    progress = {"set": {}, "halted": None, "stopped": None}
+    progress = {"keywords": {}, "halted": None, "stopped": None}
     for count, code in ((1, None), (2, "resume-member-processes")):
         plan = types.SimpleNamespace(processes=types.SimpleNamespace(count=count))
         assert getattr(member_problem(progress, plan), "code", None) == code
     assert member_problem({}, None) is None  # of a run that has checkpoints of its own
 
 
+def damage(directory, step):
+    metadata = directory / "checkpoint" / str(step) / "state" / "_METADATA"
+    metadata.write_bytes(metadata.read_bytes()[:-1] + b" ")
+
+
+def resumed(run, epochs, lr=0.1, which=None, **saves):
+    builder = builder_in(run, epochs, **saves)
+    builder = builder.resume() if which is None else builder.checkpoint(which)
+    return builder.build(line(3, 3), optax.sgd, lr, **PLACE).fit(shuffled(), shuffled())
+
+
+def starts_of(directory):
+    return [entry["step"] for entry in journal_of(directory) if entry["event"] == "start"]
+
+
 def test_a_damaged_checkpoint_of_the_population(tmp_path):
     """The run resumes from the one before it, and a checkpoint that is named is refused."""
     member = population(tmp_path / "run", 3)[1]
-    metadata = tmp_path / "run" / "checkpoint" / "18" / "state" / "_METADATA"
-    metadata.write_bytes(metadata.read_bytes()[:-1] + b" ")
+    damage(tmp_path / "run", 18)
     with pytest.raises(DamagedError):
         load_checkpoint(member.directory, step=18)
-    alone = builder_in(member.directory, 3).resume().build(line(3, 3), optax.sgd, 0.1, **PLACE)
-    alone.fit(shuffled(), shuffled())
-    starts = [entry["step"] for entry in journal_of(member.directory) if entry["event"] == "start"]
-    assert starts == [0, 12]
+    resumed(member.directory, 3)
+    assert starts_of(member.directory) == [0, 12]
+    assert saved_steps(tmp_path / "run") == [6, 12, 18]
+
+
+def test_an_older_checkpoint_that_is_damaged_is_left_out(tmp_path):
+    member = population(tmp_path / "run", 3)[1]
+    damage(tmp_path / "run", 12)
+    resumed(member.directory, 4, keep_last=9)
+    assert saved_steps(member.directory) == [6, 18, 24]
+    assert "resumes without it" in (member.directory / "experiment.log").read_text()
+
+
+@pytest.mark.parametrize("key", ["members", "monitor", None])
+def test_a_progress_that_no_population_has_written(tmp_path, key):
+    """With checksums that fit: it is an error that says so, and others are read."""
+    member = population(tmp_path / "run", 3)[1]
+    progress = progress_of(tmp_path / "run", 18)
+    changed = [] if key is None else {name: value for name, value in progress.items() if name != key}
+    tamper(tmp_path / "run", 18, changed)
+    with pytest.raises(DamagedError):
+        load_checkpoint(member.directory, step=18)
+    assert load_checkpoint(member.directory, step=12).step == 12
+
+
+@pytest.mark.parametrize("saves", [{"keep_last": 9}, None], ids=["saved", "not saved"])
+def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
+    """Where the member resumes from an older one: its logs after it are kept, as those of any run."""
+    member = population(tmp_path / "run", 3)[1]
+    if saves is None:
+        builder = quiet(member.directory).metrics(Accuracy()).num_epochs(2).checkpoint(1)
+        builder.build(line(3, 3), optax.sgd, 0.1, **PLACE).fit(shuffled(), shuffled())
+    else:
+        resumed(member.directory, 2, which=1, **saves)
+        assert saved_steps(member.directory) == [6, 12]
+    assert saved_steps(tmp_path / "run") == [6, 12, 18]
+    assert starts_of(member.directory) == [0, 6]
+    kept = member.directory / "superseded" / "1" / "valid"
+    assert sorted(path.name for path in kept.iterdir()) == ["epoch-2", "epoch-3"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, number):
+    """Before its checkpoint has its name. The next start copies all, the best among them."""
+    member = population(tmp_path / "run", 4, (3.0, 0.05))[0]
+    best = 6 * (int(np.argmin(losses(member))) + 1)
+    name, calls = CheckpointStore._name, itertools.count(1)
+
+    def killed(store, *paths):
+        if next(calls) == number:
+            raise KilledError
+        name(store, *paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "_name", killed)
+        patch.setattr(CheckpointStore, "_discard_partial", lambda store, step: None)
+        with pytest.raises(KilledError):
+            resumed(member.directory, 5, 3.0, keep_last=1)
+    result = resumed(member.directory, 5, 3.0, keep_last=1)
+    assert starts_of(member.directory) == [0, 24]
+    assert saved_steps(member.directory) == sorted({best, 30})
+    assert len(losses(result)) == 5
+
+
+class KilledError(Exception):
+    """Raised in place of a kill."""
+
+
+def test_a_population_that_saved_nothing_or_elsewhere(tmp_path):
+    """Nothing of the member is changed."""
+    for name, saves in (("nothing", None), ("elsewhere", {"directory": str(tmp_path / "saved")})):
+        builder = quiet(tmp_path / name).metrics(Accuracy()).num_epochs(1).population(lr=[0.1, 0.2])
+        builder = builder if saves is None else builder.with_file_checkpointer(**saves)
+        member = builder.build(line(3, 3), optax.sgd, 0.1, **PLACE).fit(shuffled(), shuffled())[1]
+        before = tree_of(member.directory)
+        where = f"{tmp_path}/saved/{member.name}"
+        code, words = ("resume-member-unsaved", []) if saves is None else ("checkpoint-missing", [where])
+        with raises_code(code, *words):
+            resumed(member.directory, 2, 0.2)
+        assert tree_of(member.directory) == before
+
+
+def test_a_new_population_replaces_members_that_have_resumed(tmp_path):
+    saved = tmp_path / "saved"
+
+    def fit(epochs, **how):
+        builder = quiet(tmp_path / "run", **how).metrics(Accuracy()).num_epochs(epochs).population(lr=[0.1, 0.2])
+        builder = builder.with_file_checkpointer(directory=str(saved))
+        builder = builder if how else builder.resume()
+        return builder.build(line(3, 3), optax.sgd, 0.1, **PLACE).fit(shuffled(), shuffled())
+
+    member = fit(1)[1]
+    resumed(member.directory, 2, 0.2, directory=str(saved / member.name))
+    fit(1, overwrite=True)
+    assert load_checkpoint(saved / member.name, "latest").step == 6
+    assert fit(2).history["train/Loss"]
+
+
+def test_an_order_of_its_own(tmp_path):
+    """That of the seed of the member, also inside an epoch; the order of the builder's seed is refused there."""
+
+    def rows(seed):
+        return DataLoaderBuilder().batch_size(4).shuffle(seed).build(arrays(22))
+
+    def make(rngs):
+        return {"w": jax.random.normal(rngs.params(), (3, 3)), "b": jnp.zeros(3)}
+
+    def fit(builder, seed):
+        return builder.build(make, optax.sgd, 0.1, **PLACE).fit(rows(seed), shuffled())
+
+    def steps(directory, number):
+        return quiet(directory).metrics(Accuracy()).num_steps(number).with_file_checkpointer()
+
+    several = steps(tmp_path / "run", 9).population(seed=[1, 2], data_order="own")
+    member = fit(several, 0)[1]
+    with raises_code("resume-differs", "seed 2 -> 0"):
+        fit(steps(member.directory, 14).resume(), 0)
+    result = fit(steps(member.directory, 14).seed(2).resume(), 2)
+    whole = fit(steps(tmp_path / "whole", 14).seed(2), 2)
+    np.testing.assert_allclose(result.history["train/Loss"], whole.history["train/Loss"], rtol=1e-5)
+    assert "although" not in (member.directory / "experiment.log").read_text()
+
+
+def test_keywords_of_the_optimizer_are_named(tmp_path):
+    member = population(tmp_path / "run", 1, (0.1,), momentum=[0.25, 0.5])[1]
+    sgd = lambda lr: optax.sgd(lr, momentum=0.5)  # noqa: E731
+    builder_in(member.directory, 2).resume().build(line(3, 3), sgd, 0.1, **PLACE).fit(shuffled(), shuffled())
+    assert "momentum=0.5 in its population, and needs it" in (member.directory / "experiment.log").read_text()
+
+
+def test_a_rate_that_was_0_before_exploit(tmp_path):
+    def exploit(builder):
+        builder.exploit("valid/Loss", part=0.5, factors=(0.5,))
+
+    member = population(tmp_path / "run", 2, (0.0, 0.1), configure=exploit)[0]
+    resumed(member.directory, 3, 0.0)
+    assert "it needs lr=0.05 now" in (member.directory / "experiment.log").read_text()

@@ -574,6 +574,15 @@ def test_a_metric_that_cannot_be_mapped_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_parameters_that_are_frozen(tmp_path):
+    builder = quiet(tmp_path / "run").population(seed=[1, 2]).freeze("hidden")
+    result = builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step).fit(shuffled())
+    for member in result:
+        start = Norm(rngs=nnx.Rngs(member.values["seed"]))
+        np.testing.assert_allclose(member.model.hidden.kernel[...], start.hidden.kernel[...], rtol=1e-6)
+        assert not np.allclose(member.model.out.kernel[...], start.out.kernel[...], rtol=1e-3)
+
+
 def test_a_member_that_is_not_finite_ends_alone(tmp_path):
     """A rate of 1e38 makes the second loss infinite or NaN; the others go on."""
     builder, build = lines(tmp_path / "run", lr=[0.1, 1e38, 0.2])
