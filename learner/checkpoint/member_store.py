@@ -25,7 +25,7 @@ ACTIVE, KEYWORDS = "active", "hyperparameters."
 """An entry of `extra` that only members have, and the beginning of others."""
 OF_ALL = ("members", "lanes", "plateaus")
 """Fields of the progress that hold a value for each member."""
-OF_MEMBERS = ("halted", "stopped", "keywords", "changed")
+OF_MEMBERS = ("halted", "stopped", "state_step", "keywords", "changed")
 """Fields of the progress that only members have."""
 MORE = "more_are_copied"
 """A field of the progress of a checkpoint that was copied from a population's: newer ones are, too."""
@@ -110,8 +110,8 @@ class MemberStore(CheckpointStore):
         return table
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
-        """See `CheckpointStore`. `step` in it is the last step that the member has trained; `keywords` are those of its
-        optimizer, and `changed` the numbers that `exploit` has set.
+        """See `CheckpointStore`. `state_step` in it is the last step that the member has trained; `keywords` are those
+        of its optimizer, and `changed` the numbers that `exploit` has set.
         """
         progress = super().progress(step, verified)
         try:
@@ -127,7 +127,7 @@ class MemberStore(CheckpointStore):
                 **{name: value for name, value in progress.items() if name not in OF_ALL},
                 **member,
                 **_decisions(progress, self._index),
-                "step": own_step,
+                "state_step": own_step,
                 "position": {**progress["position"], "lr_factor": _ratio(rate, first)},
                 "fingerprint": _fingerprint(progress["fingerprint"], values),
                 "root_key": progress["root_key"][self._index],

@@ -31,7 +31,7 @@ def read_members(directory: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(read_bytes(directory / NAME))
         members = content["members"]
-        known = [m for m in members if Path(m["directory"]).name == m["directory"]]
+        known = [m for m in members if Path(m["directory"]).name == m["directory"] and m["directory"] not in ("", "..")]
     except (OSError, LearnerError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return known

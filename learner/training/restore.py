@@ -103,7 +103,7 @@ def restore(
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
     state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
-    if (step := int(np.max(state.step))) != progress["step"]:
+    if (step := int(np.max(state.step))) != progress.get("state_step", entry.step):
         raise LearnerError(
             f"the checkpoint {store.path(entry.step)} is of step {step}, not of {entry.step}",
             code="checkpoint-step-mismatch",
