@@ -13,6 +13,11 @@ Array = Any
 PyTree = Any
 Batch = Any
 
+# Elements of an array that shares its reduction in a norm with others of its shape. XLA compiles three loops for each
+# reduction: they made a third more loops of the step of a twelve-layer transformer, and 0.7 of 5.2 CPU seconds. Larger
+# arrays would take longer to copy than to reduce.
+SMALL = 4096
+
 
 def weight_of(output: Any, batch: Batch) -> Any:
     """Return an output's `weight`, or the number of rows of the batch."""
@@ -27,7 +32,11 @@ def rows_of(batch: Batch) -> int:
 
 def global_norm(grads: PyTree) -> Array:
     """Return float32: the square root of the sum of squares of all gradients, or parameters."""
-    squares = [jnp.sum(jnp.square(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
+    groups: dict[Any, list[Array]] = {}
+    for number, g in enumerate(jax.tree.leaves(grads)):
+        x = jnp.abs(g).astype(jnp.float32)
+        groups.setdefault(x.shape if x.size <= SMALL else number, []).append(x)
+    squares = [jnp.sum(jnp.square(jnp.stack(group))) for group in groups.values()]
     return jnp.sqrt(jnp.stack(squares).sum())
 
 

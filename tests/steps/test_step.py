@@ -901,6 +901,14 @@ def test_global_norm_by_hand():
     half = {"a": jnp.full(300, 33.0, jnp.bfloat16)}  # 33² is 1088 in bfloat16
     np.testing.assert_allclose(global_norm(half), 33 * np.sqrt(300), rtol=1e-6)
     assert global_norm({"z": jnp.array([3 + 4j])}) == 5.0
+    layers = [{"w": jnp.full((80, 80), 0.5), "b": jnp.full(4, 2.0)} for _ in range(3)]  # 3 * (1600 + 16)
+    np.testing.assert_allclose(global_norm(layers), np.sqrt(4848), rtol=1e-6)
+    assert jnp.isnan(global_norm([jnp.ones(4), jnp.array([1.0, jnp.nan, 1.0, 1.0])]))
+
+
+def test_small_arrays_of_a_shape_share_a_reduction_in_the_norm():
+    program = jax.make_jaxpr(global_norm)([jnp.ones(4)] * 5 + [jnp.ones((80, 80))] * 2)
+    assert sum(equation.primitive.name == "reduce_sum" for equation in program.eqns) == 4  # one is that of the sums
 
 
 def test_like_makes_types_strong_and_names_what_differs():
