@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import jax
 
@@ -265,13 +265,27 @@ class LearnerBuilder:
             valid_shuffle=_boolean("valid_batches(shuffle=)", shuffle) or None,
         )
 
-    def grads_accumulation(self, n: int) -> Self:
+    def grads_accumulation(self, n: int | Literal["auto"] = 1, split: int | Literal["auto"] | None = None) -> Self:
         """Set the number of micro-batches of an optimizer step (default: 1), weighted by `output.weight`.
 
         For a loss that is a mean over rows, a step equals that of one batch with all the rows. A loss over pairs of
         rows (in-batch negatives) sees the rows of one micro-batch at a time, and the run warns about it.
+
+        Args:
+          n: the number of batches of the loader that make a step. `"auto"` stands for `split="auto"`.
+          split: compute each batch in so many parts, one after the other, so that it needs less memory; the batch size
+            and the steps stay the same. `"auto"`: in as few parts as the memory of the device permits (1, 2, 4, ...),
+            found by compiling, and on an accelerator by trying. Checkpoints have the number, and resuming keeps it.
         """
-        return self._set(accumulate=_integer("grads_accumulation", n, 1))
+        if n == "auto":
+            if split not in (None, "auto"):
+                raise LearnerError(
+                    f"grads_accumulation is 'auto', and split={split!r} sets what it would find: leave one of them out",
+                    code="builder-split-twice",
+                )
+            n, split = 1, "auto"
+        parts = split if split in (None, "auto") else _integer("grads_accumulation(split=)", split, 1)
+        return self._set(accumulate=_integer("grads_accumulation", n, 1), split=parts)
 
     def steps_per_dispatch(self, k: int) -> Self:
         """Dispatch at most `k` optimizer steps at once, in one compiled loop. The result is the same to the bit.
@@ -908,6 +922,7 @@ class _ModelParts:
             train_metrics,
             valid_metrics,
             options.accumulate,
+            options.split if isinstance(options.split, int) else 1,
             watch=options.on_nonfinite,
             policy=options.precision,
             matmul=options.matmul,
@@ -926,7 +941,7 @@ def _optimizer_problems(optimizer: Any, adapter: ModelAdapter, train: StepFn | N
         if problems := optimizer_problems(options.population, resolved, params):
             return problems
         resolved = options.population.members[0].optimizer(resolved)
-    return check_optimizer(resolved, params, options.accumulate, own_grads)
+    return check_optimizer(resolved, params, options.accumulates, own_grads)
 
 
 def _integer(name: str, value: Any, least: int) -> int:
@@ -1105,7 +1120,7 @@ def _wrong_update(update: Any, optimizer: Any, train_step: Any, options: Options
                 code="step-update-and-freeze",
             )
         )
-    if options.accumulate > 1:
+    if options.accumulates:
         problems.append(
             Problem(
                 "update= makes a whole step of each batch; it cannot be used with grads_accumulation",

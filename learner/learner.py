@@ -22,6 +22,7 @@ from learner.models.array_info import array_infos
 from learner.renderers.tree import folded
 from learner.steps.train_state import TrainState
 from learner.training.agreement import propagate_failures
+from learner.training.batch_split import resolve_split
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
 from learner.training.population_result import finished_result, run_result
@@ -176,6 +177,7 @@ class Learner(Generic[ModelT]):
                 state = None if checkpoint is None else first_state(plan, checkpoint)
                 if checkpoint is None:
                     definition.take_initial()
+                resolve_split(plan, checkpoint)
                 enter_stage("tracing")
                 with prepare_programs(plan, checkpoint) as prepared:
                     if state is None:

@@ -88,7 +88,7 @@ OPTIONS = {
     "valid_every": [(3,), (None, 2), (500, 0, "ood")],
     "valid_first": [(), (False,)],
     "valid_batches": [(3,), (3, True)],
-    "grads_accumulation": [(3,)],
+    "grads_accumulation": [(3,), ("auto",), (2, 4), (1, "auto")],
     "steps_per_dispatch": [(3,)],
     "with_batch_size": [(3,)],
     "seed": [(0,), (7,)],

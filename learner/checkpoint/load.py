@@ -35,6 +35,7 @@ from learner.steps.eval_params import eval_leaves, has_eval_params
 from learner.steps.optimizer import check_optimizer, init_optimizer
 from learner.steps.train_state import TrainState
 from learner.util.addresses import is_address, refuse_store
+from learner.util.machine import machine_memory
 from learner.util.optional import is_instance_of
 from learner.util.text import printable
 from learner.util.trees import named_leaves
@@ -355,11 +356,7 @@ def read_items(
 def _refuse_absurd(shapes: Any, name: str) -> None:
     """Raise if the shapes need more memory than the machine has: a file of a few bytes can claim any shape."""
     needed = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(shapes))
-    try:
-        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # unknown on this system
-        return
-    if needed > room:
+    if needed > (room := machine_memory()):
         raise LearnerError(
             f"{name} says that its arrays take {needed} bytes, and there is memory for {room}",
             code="checkpoint-too-large",
@@ -405,7 +402,7 @@ def blank_state(adapter: ModelAdapter, optimizer: Any) -> TrainState:
     opt_state: PyTree = ()
     if optimizer is not None:
         optimizer = with_placeholder_schedules(optimizer)
-        if problems := check_optimizer(optimizer, adapter.params, 1, own_grads=True):
+        if problems := check_optimizer(optimizer, adapter.params, False, own_grads=True):
             raise one_error(problems, code="checkpoint-arguments-wrong")
         # The rate plays no part: its state is replaced by that of the checkpoint, and only its structure counts.
         first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731

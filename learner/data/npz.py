@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from learner.errors import LearnerError
+from learner.util.machine import machine_memory
 
 LARGEST_RATIO = 1032  # of unpacked bytes to packed ones, for deflate
 LONGEST_HEADER = 10_000
@@ -158,11 +159,3 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(info) as stream:
         array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
     return array
-
-
-def machine_memory() -> int:
-    """Return the machine's memory in bytes, or a number without effect if the system does not provide it."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 2**62

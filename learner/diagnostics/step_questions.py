@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding, skipped
 from learner.diagnostics.check_trial import CheckTrial, bytes_by_leaf
-from learner.diagnostics.sharding_report import memory_of
 from learner.models.freezing import frozen_leaves
 from learner.steps.train_state import TrainState
 from learner.strategies.device_lookup import memory_limit
 from learner.training.dispatch_plan import planned
+from learner.training.program_memory import memory_of
 from learner.util.text import count, join_names, size
 from learner.util.trees import named_leaves
 
@@ -102,5 +102,5 @@ def memory(trial: CheckTrial) -> Finding:
         return Finding(OK, float(peak), f"{text}, which does not report how much it has.")
     if peak <= NEARLY_FULL * limit:
         return Finding(OK, float(peak), f"{text}, which has {size(limit)}.")
-    remedy = "use smaller batches with grads_accumulation(n), lower precision, or remat"
+    remedy = 'use grads_accumulation("auto"), lower precision, or remat'
     return Finding(FAILED if peak > limit else WARNING, float(peak), f"{text}, which has {size(limit)}: {remedy}.")

@@ -78,7 +78,7 @@ def step_flops(step: StepFunctions, state: TrainState, batch: PyTree) -> Flops:
       state: of the run, or its shapes.
       batch: the shapes of a whole micro-batch.
     """
-    step = dataclasses.replace(step, axis=None, gather=None)  # whole batches and whole arrays
+    step = dataclasses.replace(step, axis=None, gather=None, split=1)  # whole batches and whole arrays
     if step.update is not None or step.accumulate == 1:
         return flops_of(jax.make_jaxpr(lambda state, batch: step.unrolled_step(state, [batch]))(state, batch).jaxpr)
     acc, index = jax.eval_shape(step.begin, state), jax.ShapeDtypeStruct((), jnp.int32)

@@ -61,13 +61,13 @@ def update_params(
         return optax.apply_updates(params, updates), opt_state
 
 
-def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: bool = False) -> list[str]:
+def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads: bool = False) -> list[str]:
     """Return the problems of an optimizer for these parameters; nothing is compiled.
 
     Args:
       optimizer: what the user gave.
       params: arrays, or their shapes.
-      accumulate: micro-batches per optimizer step.
+      accumulates: whether an optimizer step is a sum over micro-batches.
       own_grads: whether the train step says that it returns `TrainOutput`, so that its gradients may be those of each
         example.
     """
@@ -81,12 +81,12 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
     except Exception as error:
         if not _takes_each_example(optimizer, params):
             return [Problem(f"the optimizer ({name_of(optimizer)}) {_failure_text(error)}", code="optimizer-fails")]
-        return _each_example_problems(optimizer, accumulate, own_grads)
-    if searched and accumulate > 1:
+        return _each_example_problems(optimizer, accumulates, own_grads)
+    if searched and accumulates:
         return [
             Problem(
                 f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (as a line search does), "
-                f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use "
+                "which needs the whole batch at once, and grads_accumulation has it in parts: use "
                 "grads_accumulation(1) or another optimizer",
                 code="optimizer-needs-whole-batch",
             )
@@ -214,7 +214,7 @@ def _takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:
     return True
 
 
-def _each_example_problems(optimizer: OptimizerFn, accumulate: int, own_grads: bool) -> list[str]:
+def _each_example_problems(optimizer: OptimizerFn, accumulates: bool, own_grads: bool) -> list[str]:
     needs = f"the optimizer ({name_of(optimizer)}) needs the gradient of each example"
     if not own_grads:
         return [
@@ -224,10 +224,10 @@ def _each_example_problems(optimizer: OptimizerFn, accumulate: int, own_grads: b
                 code="optimizer-needs-each-gradient",
             )
         ]
-    if accumulate > 1:
+    if accumulates:
         return [
             Problem(
-                f"{needs}, which cannot be added up, but grads_accumulation is {accumulate}: use grads_accumulation(1)",
+                f"{needs}, which cannot be added up, and grads_accumulation adds them up: use grads_accumulation(1)",
                 code="optimizer-needs-each-gradient",
             )
         ]

@@ -184,7 +184,7 @@ class Programs:
         value_fn = None
         if step.accumulate == 1:
             acc, rows = step.accumulate_micro_batch(state, acc, batch, jnp.int32(0), replicated)
-            rows, value_fn = _grouped(rows), None if step.axis else step.value_fn(state, batch)
+            rows, value_fn = _grouped(rows), None if step.axis or step.accumulates else step.value_fn(state, batch)
         else:
             acc, rows = self._accumulate(state, acc, feed, cursor, count)
             if with_tail:

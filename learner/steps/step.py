@@ -29,6 +29,7 @@ from learner.steps.tree_math import (
     like,
     same_leaves,
     scale_by_weight,
+    split_rows,
     sum_dtype,
     weight_of,
 )
@@ -187,6 +188,25 @@ class StepFunctions(StepDefinition):
 
         With an axis, `batch` has the device's own rows of it, or is `replicated` on each device.
         """
+        if self.split == 1:
+            return self._accumulate_part(state, acc, batch, index, replicated)
+        parts, rest = split_rows(batch, self.split)
+        first, count = index * self.split, jax.tree.leaves(parts)[0].shape[1]
+
+        def add(acc: Accumulated, number: Array) -> tuple[Accumulated, PyTree]:
+            part = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, number, 1, keepdims=False), parts)
+            return self._accumulate_part(state, acc, part, first + number, replicated)
+
+        acc, rows = jax.lax.scan(add, acc, jnp.arange(count))
+        rows = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), rows)  # in the order of the batch
+        if rest is not None:
+            acc, more = self._accumulate_part(state, acc, rest, first + count, replicated)
+            rows = jax.tree.map(lambda *given: jnp.concatenate(given), rows, more)
+        return acc, rows
+
+    def _accumulate_part(
+        self, state: TrainState, acc: Accumulated, batch: Batch, index: Array, replicated: bool
+    ) -> tuple[Accumulated, PyTree]:
         axis = None if replicated else self.axis
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), index)
         key = key if axis is None else axis.fold(key)
@@ -204,7 +224,7 @@ class StepFunctions(StepDefinition):
         wrong_labels = has_wrong_labels(output).astype(jnp.int32)
         if not self.needs_reduction:
             return Accumulated(grads, weight, loss, model_state, metrics, wrong_labels), rows
-        if self.accumulate > 1:
+        if self.accumulates:
             # Batch statistics of all rows count on every device, be it that none of its own rows has a weight.
             total = weight if axis is None or same_leaves(model_state, acc.model_state) else axis.sum(weight)
             model_state = keep_if(total > 0, model_state, acc.model_state)
@@ -331,7 +351,7 @@ class StepFunctions(StepDefinition):
         acc = self.begin(state)
         for index, batch in enumerate(batches):
             acc, _ = self.accumulate_micro_batch(state, acc, batch, jnp.int32(index))
-        return self.finish(state, acc, self.value_fn(state, batches[0]) if self.accumulate == 1 else None)
+        return self.finish(state, acc, None if self.accumulates else self.value_fn(state, batches[0]))
 
     # -- validation ----------------------------------------------------------------------------------------------------
 

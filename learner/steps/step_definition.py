@@ -106,6 +106,7 @@ class StepDefinition:
       train_metrics: metrics of the train split.
       valid_metrics: metrics of the validation splits.
       accumulate: micro-batches per optimizer step.
+      split: parts that each micro-batch is computed in, one after the other.
       own_grads: True if the train step returns `TrainOutput`.
       watch: the response to a loss or a gradient that is not finite.
       policy: the dtypes of parameters, computing and outputs.
@@ -123,6 +124,7 @@ class StepDefinition:
     train_metrics: MetricCollection
     valid_metrics: MetricCollection
     accumulate: int = 1
+    split: int = 1
     own_grads: bool = False
     watch: NonFinitePolicy = RAISES
     policy: Policy = FLOAT32
@@ -134,8 +136,13 @@ class StepDefinition:
 
     @property
     def needs_reduction(self) -> bool:
-        """True if a step is a sum over micro-batches or devices."""
-        return self.accumulate > 1 or self.axis is not None
+        """True if a step is a sum over micro-batches, their parts or devices."""
+        return self.accumulates or self.axis is not None
+
+    @property
+    def accumulates(self) -> bool:
+        """True if a step is a sum over micro-batches, or over parts of one."""
+        return self.accumulate * self.split > 1
 
     def differentiate(
         self,
@@ -224,7 +231,7 @@ class StepDefinition:
         assert self.train is not None
         what = f"{self.train.name} returned other gradients than the model's"
         grads = same_structure(self.adapter.grads(grads), params, what)
-        each_example = self.train.returns_gradients and self.accumulate == 1  # may then be `[examples, ...]`
+        each_example = self.train.returns_gradients and not self.accumulates  # may then be `[examples, ...]`
         for name, g, p in zip(named_leaves(params), jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
             if jnp.shape(g) != p.shape and not (each_example and jnp.shape(g)[1:] == p.shape):
                 raise LearnerError(

@@ -30,6 +30,24 @@ def rows_of(batch: Batch) -> int:
     return int(jax.tree.leaves(batch)[0].shape[0])
 
 
+def split_rows(batch: Batch, parts: int) -> tuple[Batch, Batch | None]:
+    """Return the rows of a batch as arrays `[rows of a part, parts, ...]`, and the rows that are left, or None.
+
+    A part has every so many-th row, so that the parts of a batch that is spread over devices are spread as well. Where
+    the rows do not divide, the last part has fewer.
+
+    >>> split_rows(jnp.arange(7), 3)
+    (Array([[0, 1],
+           [2, 3],
+           [4, 5]], dtype=int32), Array([6], dtype=int32))
+    """
+    rows = rows_of(batch)
+    size = -(-rows // parts)
+    full = rows // size
+    whole = jax.tree.map(lambda x: x[: full * size].reshape(size, full, *x.shape[1:]), batch)
+    return whole, jax.tree.map(lambda x: x[full * size :], batch) if rows % size else None
+
+
 def global_norm(grads: PyTree) -> Array:
     """Return float32: the square root of the sum of squares of all gradients, or parameters."""
     groups: dict[Any, list[Array]] = {}

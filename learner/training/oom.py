@@ -58,6 +58,7 @@ class MemoryFootprint:
       first_batches: of each split.
       state: the bytes of the state.
       accumulate: micro-batches per step.
+      split: parts that each is computed in.
       can_accumulate: True if there may be more of them.
       steps: by split, the number of steps whose batches are in one buffer; 1: there is none.
     """
@@ -65,6 +66,7 @@ class MemoryFootprint:
     first_batches: Mapping[str, PyTree]
     state: int
     accumulate: int = 1
+    split: int = 1
     can_accumulate: bool = True
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -108,14 +110,13 @@ class MemoryFootprint:
         if split != "train":
             return "Set a smaller batch size for the validation data: the metrics stay the same."
         rows = rows_of(self.first_batches[split])
-        if rows == 1:
+        if rows <= self.split:
             return "A micro-batch has one row already: set a smaller model, or shorter rows."
         if not self.can_accumulate:
             return "Set a smaller batch size."
-        parts = next(n for n in range(2, rows + 1) if rows % n == 0)
         return (
-            f"Set a smaller batch size: {rows // parts} with grads_accumulation({parts * self.accumulate}) makes the "
-            "same steps of smaller micro-batches."
+            f"Set grads_accumulation({self.accumulate}, split={2 * self.split}) to compute each batch in "
+            f'{2 * self.split} parts, or split="auto": the steps stay the same.'
         )
 
 

@@ -63,6 +63,9 @@ class Options:
     valid_batches: int | None = option(None, journal="valid_batches", agreement="valid_batches")
     valid_shuffle: bool | None = option(None, journal="valid_batches.shuffle", agreement="valid_shuffle")
     accumulate: int = option(1, journal="grads_accumulation", agreement="accumulate", resume="micro-batches per step")
+    split: int | str | None = option(
+        None, journal="grads_accumulation.split", agreement="split", resume="parts per micro-batch"
+    )  # "auto": until it is known how many fit
     steps_per_dispatch: int | None = option(None, journal="steps_per_dispatch", agreement="steps_per_dispatch")
     seed: int = option(0, journal="seed", agreement="seed", resume="seed")
     batch_size: int | None = option(None, journal="with_batch_size", agreement="batch_size")
@@ -108,10 +111,15 @@ class Options:
         """Return the options that a record contains, under their names there; see `option`.
 
         >>> Options(Path("run"), num_epochs=3, seed=7).recorded("resume")
-        {'micro-batches per step': 1, 'seed': 7}
+        {'micro-batches per step': 1, 'parts per micro-batch': None, 'seed': 7}
         """
         fields = [field for field in dataclasses.fields(self) if record in field.metadata]
         return {field.metadata[record]: getattr(self, field.name) for field in fields}
+
+    @property
+    def accumulates(self) -> bool:
+        """True if a step may be a sum over micro-batches, or over parts of one."""
+        return self.accumulate > 1 or self.split not in (None, 1)
 
     @property
     def checkpoint_place(self) -> str | Path:
@@ -134,6 +142,7 @@ class Options:
         """
         kept = (
             "accumulate",
+            "split",
             "steps_per_dispatch",
             "devices",
             "precision",

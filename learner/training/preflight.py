@@ -48,7 +48,9 @@ class RunPlan:
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """The fingerprint of the run; see `learner.training.fingerprints`."""
-        return self.fingerprint_of_run()
+        found = self.fingerprint_of_run()
+        # Of `split="auto"` it has the number, once that is known.
+        return {**found, "settings": {**found["settings"], **self.options.recorded("resume")}}
 
     @property
     def options(self) -> Options:

@@ -114,7 +114,11 @@ def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Prepa
         lanes = None if restored is None else lanes_of(restored.progress, plan.options, plan.strategy)
         runner = make_runner(plan.step, shapes, plan.strategy, plan.options, lanes)
         needs = MemoryFootprint(
-            plan.inputs.first_batches, bytes_of(shapes), plan.options.accumulate, plan.step.update is None
+            plan.inputs.first_batches,
+            bytes_of(shapes),
+            plan.step.accumulate,
+            plan.step.split,
+            can_accumulate=plan.step.update is None,
         )
         built = build_feeders(plan, runner, estimator, consensus, needs, messages)
         compiling = stack.enter_context(contextlib.ExitStack())

@@ -47,7 +47,8 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
         log.info(step.adapter.note)
     log.info("precision: %s", options.precision_text)
     plural = "" if options.accumulate == 1 else "es"
-    log.info("seed %d, %d micro-batch%s per step", options.seed, options.accumulate, plural)
+    split = "" if step.split == 1 else f", each in {step.split} parts"
+    log.info("seed %d, %d micro-batch%s per step%s", options.seed, options.accumulate, plural, split)
     if has_eval_params(named_leaves(state.opt_state)):
         log.info("validation, hooks and the result have averaged parameters, as the optimizer keeps them")
     return count
@@ -58,12 +59,13 @@ def warning_of_pairs(step: StepFunctions, state: TrainState, batch: PyTree, stra
     computes it on parts of a batch; None for other steps and runs.
     """
     parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
-    parts += [f"each of {step.accumulate} micro-batches sees its own rows alone"] if step.accumulate > 1 else []
+    count = step.accumulate * step.split
+    parts += [f"each of {count} micro-batches sees its own rows alone"] if step.accumulates else []
     shape = rows_on_two_axes(step, state, batch) if parts else None
     if shape is None:
         return None
     advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
-    advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulate > 1 else []
+    advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
     return (
         f"train_step has the batch's rows on two axes ({shape}), as a loss over pairs of rows has, and "
         f"{' and '.join(parts)}: such a loss is another one than that of the whole batch. "

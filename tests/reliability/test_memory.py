@@ -90,8 +90,8 @@ def test_oom_in_step(tmp_path):
     state = build(tmp_path / "other").init()
     expected = (
         rf"out of memory in training\. A step has 1 micro-batch of {BATCH_OF_4}, a buffer of 32 steps takes 2\.6 kB, "
-        rf"and the state of the run takes {sum(x.nbytes for x in jax.tree.leaves(state))} bytes\. {NO_ROOM} Set a "
-        r"smaller batch size: 2 with grads_accumulation\(2\) makes the same steps of smaller micro-batches\."
+        rf"and the state of the run takes {sum(x.nbytes for x in jax.tree.leaves(state))} bytes\. {NO_ROOM} Set "
+        r'grads_accumulation\(1, split=2\) to compute each batch in 2 parts, or split="auto": the steps stay the same\.'
     )
     assert re.fullmatch(expected, str(error))
     log = (tmp_path / "run/experiment.log").read_text()
@@ -171,7 +171,7 @@ def test_steps_that_are_added_up(tmp_path, dispatch):
     assert re.match(
         rf"out of memory in training\. A step has 3 micro-batches of {BATCH_OF_4}, and the state", str(error)
     )
-    assert "2 with grads_accumulation(6) makes" in str(error)
+    assert "grads_accumulation(3, split=2) to compute" in str(error)
 
 
 def test_while_compiling(tmp_path):
@@ -184,7 +184,7 @@ def test_while_compiling(tmp_path):
 
     error = fails(build(tmp_path / "run", step).fit, batches(rows=ROWS))
     assert error.part == "train"
-    assert "The device says: Ran out of memory in memory space hbm. Set a smaller" in str(error)
+    assert "The device says: Ran out of memory in memory space hbm. Set grads_accumulation(" in str(error)
 
 
 class Greedy(CollectingMetric):
@@ -216,7 +216,9 @@ def test_in_the_copy_of_a_save(tmp_path, monkeypatch):
     error = fails(build(tmp_path / "run").fit, batches(rows=ROWS))
     assert error.part == "checkpoint"
     assert re.match(r"out of memory in the copy of the state for a checkpoint\. A step has 1 micro-batch", str(error))
-    assert re.search(rf"{NO_ROOM} A save needs room for a copy of the state, \d+ bytes\. Set a smaller", str(error))
+    assert re.search(
+        rf"{NO_ROOM} A save needs room for a copy of the state, \d+ bytes\. Set grads_accumulation", str(error)
+    )
     assert saved_steps(tmp_path / "run") == []
 
 
@@ -241,10 +243,10 @@ def advice(rows, **more):
     return needs.explain("train", None).partition("takes 10 bytes. ")[2]
 
 
-def test_batches_are_divided_evenly():
-    assert "batch size: 3 with grads_accumulation(6) makes" in advice(9, accumulate=2)
-    assert "batch size: 1 with grads_accumulation(7) makes" in advice(7)
-    assert advice(1) == "A micro-batch has one row already: set a smaller model, or shorter rows."
+def test_batches_are_split():
+    assert "grads_accumulation(2, split=2) to compute each batch in 2 parts" in advice(9, accumulate=2)
+    assert "grads_accumulation(1, split=8) to compute each batch in 8 parts" in advice(7, split=4)
+    assert advice(1) == advice(4, split=4) == "A micro-batch has one row already: set a smaller model, or shorter rows."
     assert advice(9, can_accumulate=False) == "Set a smaller batch size."
 
 

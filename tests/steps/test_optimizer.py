@@ -439,16 +439,16 @@ SEARCHING = {
 
 @pytest.mark.parametrize("name", SEARCHING)
 def test_a_line_search_needs_the_whole_batch(name, tmp_path):
-    assert check_optimizer(SEARCHING[name], PARAMS, 1) == []
+    assert check_optimizer(SEARCHING[name], PARAMS, False) == []
     message = problem_with(SEARCHING[name], tmp_path, accumulate=4)
     assert "evaluates the loss again" in message
-    assert "grads_accumulation is 4" in message
+    assert "grads_accumulation has it in parts" in message
 
 
 def test_no_other_optimizer_is_refused():
-    refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, 1)}
+    refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, False)}
     assert refused == EACH_EXAMPLE
-    refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, 2)}
+    refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, True)}
     searching = {"lbfgs", "contrib.sophia", "scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"}
     assert refused == EACH_EXAMPLE | searching
 
@@ -457,7 +457,7 @@ def test_no_other_optimizer_is_refused():
 def test_parameters_of_half_precision():
     """The rate is float32: a state that takes it up would not keep its dtype. That is said, and the others work."""
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
-    problems = {name: check_optimizer(ALL[name], half, 1) for name in PUBLIC if name not in EACH_EXAMPLE}
+    problems = {name: check_optimizer(ALL[name], half, False) for name in PUBLIC if name not in EACH_EXAMPLE}
     refused = {name: problem for name, problem in problems.items() if problem}
     assert set(refused) <= {
         *("lars", "contrib.cocob", "contrib.schedule_free"),

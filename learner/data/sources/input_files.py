@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from learner.data.npz import LARGEST_RATIO, machine_memory
+from learner.data.npz import LARGEST_RATIO
 from learner.errors import LearnerError, near
+from learner.util.machine import machine_memory
 from learner.util.number_checks import check_int
 
 PathLike = str | os.PathLike[str]

@@ -1,0 +1,106 @@
+"""`grads_accumulation("auto")`: the number of parts that a batch is computed in, so that a step fits into memory.
+
+The split is part of the program and not of the data: batches, positions and steps are the same for any number of parts,
+and a checkpoint may be resumed with another one.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from learner.errors import LearnerError
+from learner.steps.buffers import ResidentBatches
+from learner.training.definition import TrainingDefinition
+from learner.training.dispatch_plan import Planned, planned
+from learner.training.feed.dispatch import Dispatch, Kind
+from learner.training.fingerprints import saved_fingerprint
+from learner.training.oom import MARK
+from learner.training.preflight import RunPlan
+from learner.training.program_memory import memory_of
+from learner.training.restore import Restored
+from learner.util.machine import machine_memory
+from learner.util.stages import enter_stage
+from learner.util.text import size
+
+SPLIT = "parts per micro-batch"
+
+
+def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
+    """Replace `split="auto"` by a number: that of the checkpoint that the run resumes from, or else the smallest power
+    of two with which the training programs fit into the memory of the device.
+
+    XLA's memory analysis decides. On an accelerator, one process also tries a step. Several processes use the largest
+    of their numbers, as they compile the same programs.
+
+    Raises:
+      LearnerError: not even single rows fit.
+    """
+    definition = plan.definition
+    if definition.options.split != "auto":
+        return
+    split = None if restored is None else saved_fingerprint(restored.progress)["settings"].get(SPLIT)
+    if not isinstance(split, int) or isinstance(split, bool) or not 1 <= split <= plan.inputs.rows("train"):
+        split = max(plan.processes.all_gather_json(_smallest(plan), "split"))
+    _set(definition, split)
+
+
+def _set(definition: TrainingDefinition, split: int) -> None:
+    definition.options = dataclasses.replace(definition.options, split=split)
+    definition.change(split=split)
+
+
+def _smallest(plan: RunPlan) -> int:
+    """Return the smallest number of parts that fits."""
+    definition, rows = plan.definition, plan.inputs.rows("train")
+    room, needed = _room(plan), 0
+    tries = 1 if plan.strategy.platform == "cpu" or plan.processes.count > 1 else 2
+    numbers = [1 << power for power in range(math.ceil(math.log2(rows)) + 1)]
+    for split in numbers:
+        enter_stage("compiling" if split == 1 else f"compiling {split} parts a batch")
+        definition.change(split=split)
+        candidate = planned(definition, plan.inputs)
+        programs = memory_of(candidate.runner, candidate.feed(), candidate.feeder.loop)
+        # A save copies the state, which is nearly all of the arguments.
+        copy = 0 if definition.options.checkpoints is None else max(program.arguments for program in programs)
+        needed = max(program.peak for program in programs) + copy
+        if needed <= room and (tries == 1 or runs(definition, candidate)):
+            return split
+    raise LearnerError(
+        f"a step does not fit into memory: with {numbers[-1]} parts of a batch of {rows} rows it needs {size(needed)} "
+        f"on each device, and a device has {size(room)}: use a smaller model, shorter rows, lower precision, remat, or "
+        "strategy(Sharded()) on several devices",
+        code="step-no-room",
+        rows=rows,
+        needed=needed,
+        room=room,
+    )
+
+
+def _room(plan: RunPlan) -> int:
+    """Return the bytes that a device has left. On a CPU, those of the machine: the devices share its memory."""
+    device = next(d for d in plan.strategy.devices if d.process_index == jax.process_index())
+    stats: dict[str, Any] = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+    return machine_memory() // len(plan.strategy.devices)
+
+
+def runs(definition: TrainingDefinition, candidate: Planned) -> bool:
+    """Return True if a step runs on the device, with a state and a batch that are thrown away."""
+    runner, feeder, feed = candidate.runner, candidate.feeder, candidate.feed()
+    size = definition.step.accumulate
+    if not feeder.loop and size > 1:
+        return True  # its programs run one after the other, and none of them is larger than a step
+    kind: Kind = "loop" if feeder.loop else "single" if isinstance(feed, ResidentBatches) else "tail"
+    try:
+        runner.begin(definition.init_placed(), definition.lr_scale)
+        runner.train(runner.start("train"), Dispatch(kind, 1, feed, 0, 0 if kind == "tail" else size, 1, size, False))
+        jax.block_until_ready(runner.leaves)
+    except JaxRuntimeError as error:
+        if MARK not in str(error):
+            raise
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""Batches that are computed in parts: the same steps as without, and the number of parts that fits into memory."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.errors import JaxRuntimeError
+
+from learner import ClassificationOutput, LearnerBuilder
+from learner.data import DataLoaderBuilder
+from learner.metrics import Accuracy
+from learner.strategies import Replicated, Sharded, SingleDevice
+from learner.training import batch_split
+from learner.training.dispatch_plan import planned
+from learner.training.executor import Runner
+from learner.training.preflight import read_checked
+from tests.support import spread
+from tests.support.codes import raises_code
+from tests.support.spread import labelled
+
+ROWS = 64
+
+
+class Wide(nnx.Module):
+    """16-2048-4: the activations of a batch take many times the memory of the parameters."""
+
+    def __init__(self, rngs):
+        self.up, self.drop = nnx.Linear(16, 2048, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.out = nnx.Linear(2048, 4, rngs=rngs)
+
+    def train_step(self, batch):
+        return ClassificationOutput.from_logits(self.out(self.drop(nnx.relu(self.up(batch["x"])))), batch["y"])
+
+    valid_step = train_step
+
+
+def build(directory, *accumulation, epochs=1, resume=False):
+    builder = LearnerBuilder(directory).renderer(None).metrics(Accuracy()).num_epochs(epochs)
+    if accumulation:
+        builder.grads_accumulation(*accumulation)
+    if resume:
+        builder.resume()
+    return builder.build(Wide(nnx.Rngs(0)), optax.sgd, 0.1, train=loader())
+
+
+def loader():
+    return DataLoaderBuilder().batch_size(ROWS).shuffle(0).build(labelled((16,), 3 * ROWS + 10, 0))
+
+
+def peak_of(split):
+    """The most memory that a device needs, with the copy of a save."""
+    report = build("unused", 1, split).sharding_report(loader())
+    return max(program.peak for program in report.programs) + max(program.arguments for program in report.programs)
+
+
+@pytest.fixture(scope="module")
+def peaks():
+    return {split: peak_of(split) for split in (1, 2, 4)}
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    return lambda limit: monkeypatch.setattr(batch_split, "machine_memory", lambda: limit)
+
+
+def split_of(directory):
+    start = json.loads((directory / "journal.jsonl").read_text().splitlines()[0])
+    return start["config"].get("grads_accumulation.split")
+
+
+# -- the same steps ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "split", "accumulate"),
+    [
+        ("mlp", SingleDevice, 5, 1),  # parts of 5, 5, 5, 5 and 4 rows, and of 1 in the last batch
+        pytest.param("transformer", SingleDevice, 4, 2, marks=pytest.mark.full),
+        ("transformer", Sharded, 3, 1),
+        ("mlp", Replicated, 3, 2),
+    ],
+)
+def test_parts_make_the_steps_of_whole_batches(tmp_path, kind, strategy, split, accumulate):
+    whole, parts = (
+        spread.train(tmp_path / str(n), kind, strategy(), grads_accumulation={"n": accumulate, "split": n})
+        for n in (1, split)
+    )
+    spread.same_numbers(whole, parts)
+    assert f"each in {split} parts" in parts.log
+
+
+def test_a_batch_of_fewer_rows_than_parts(tmp_path):
+    whole, parts = (
+        spread.train(tmp_path / str(n), "mlp", rows=26, grads_accumulation={"split": n}) for n in (1, 24)
+    )  # the last batch has 2 rows
+    spread.same_numbers(whole, parts)
+
+
+# -- the number of parts -----------------------------------------------------------------------------------------------
+
+
+def test_the_fewest_parts_that_fit(tmp_path, peaks, memory):
+    assert peaks[1] > peaks[2] > peaks[4]
+    for limit, split in ((peaks[1], 1), (peaks[1] - 1, 2)):  # resuming, below, has 4
+        memory(limit)
+        build(tmp_path / str(split), "auto").fit(loader())
+        assert split_of(tmp_path / str(split)) == split
+
+
+def test_no_part_fits(tmp_path, memory):
+    memory(1000)
+    data = DataLoaderBuilder().batch_size(3).build(labelled((16,), 6, 0))
+    with raises_code("step-no-room", "with 4 parts of a batch of 3 rows", rows=3, room=1000):
+        build(tmp_path / "run", "auto").fit(data)
+    assert not (tmp_path / "run/journal.jsonl").exists()
+
+
+def test_resuming_keeps_the_parts(tmp_path, peaks, memory):
+    memory(peaks[2] - 1)
+    straight = build(tmp_path / "straight", "auto", epochs=2).fit(loader())
+    build(tmp_path / "run", "auto").fit(loader())
+    memory(peaks[1])
+    resumed = build(tmp_path / "run", "auto", epochs=2, resume=True).fit(loader())
+    for a, b in zip(*(jax.tree.leaves(nnx.state(r.model, nnx.Param)) for r in (straight, resumed)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    log = (tmp_path / "run/experiment.log").read_text()
+    assert log.count("each in 4 parts") == 2
+    assert "parts per micro-batch" not in log  # nothing has changed
+
+
+def test_another_number_of_parts_resumes_with_a_line(tmp_path):
+    build(tmp_path / "run", 1, 2).fit(loader())
+    build(tmp_path / "run", 1, 4, epochs=2, resume=True).fit(loader())
+    assert "parts per micro-batch: 2 -> 4" in (tmp_path / "run/experiment.log").read_text()
+
+
+def test_a_step_is_tried(tmp_path, monkeypatch):
+    definition = build(tmp_path / "run").definition
+    plan = planned(definition, read_checked(definition, loader(), None))
+    assert batch_split.runs(definition, plan)
+
+    def full(self, accumulator, dispatch):
+        raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
+
+    monkeypatch.setattr(Runner, "train", full)
+    assert not batch_split.runs(definition, plan)
+
+
+# -- wrong input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("auto", 2), "builder-split-twice"),
+        (("most",), "builder-number-value"),
+        ((1, 0), "builder-number-value"),
+        ((1, "most"), "builder-number-value"),
+    ],
+)
+def test_wrong_parts(tmp_path, arguments, code):
+    with raises_code(code):
+        LearnerBuilder(tmp_path / "run").grads_accumulation(*arguments)
+
+
+def test_optimizers_that_need_the_whole_batch(tmp_path):
+    builder = LearnerBuilder(tmp_path / "run").grads_accumulation("auto")
+    with raises_code("optimizer-needs-whole-batch"):
+        builder.build(Wide(nnx.Rngs(0)), lambda lr: optax.lbfgs(lr), 1.0)
