@@ -6,7 +6,7 @@ from typing import Any
 from learner.diagnostics.check_result import QUESTIONS, Answer, CheckResult, Finding, Question
 from learner.diagnostics.check_trial import CheckTrial, open_trial
 from learner.diagnostics.data_questions import overlap, pipeline
-from learner.diagnostics.learning_questions import learning_rate, one_batch
+from learner.diagnostics.learning_questions import label_shuffle, learning_rate, one_batch
 from learner.diagnostics.output_questions import eval_mode, initial_loss, row_leak, train_mode
 from learner.diagnostics.step_questions import determinism, gradients, memory
 from learner.distributed.process_group import hosts
@@ -23,6 +23,7 @@ FUNCTIONS: dict[str, Callable[[CheckTrial], Finding]] = {
     "gradients": gradients,
     "determinism": determinism,
     "one-batch": one_batch,
+    "label-shuffle": label_shuffle,
     "learning-rate": learning_rate,
     "pipeline": pipeline,
     "memory": memory,

@@ -36,6 +36,7 @@ QUESTIONS = (
     Question("gradients", "4 steps", "parameters that get no gradient"),
     Question("determinism", "2 steps", "a repeated step has the same bits"),
     Question("one-batch", "100 steps", "the loss of one batch falls"),
+    Question("label-shuffle", "200 steps", "the validation loss is higher after training on shuffled labels"),
     Question("learning-rate", "100 steps", "the highest learning rate, compared with a range test"),
     Question("pipeline", "8 batches, 8 steps", "reading a batch takes less time than a step"),
     Question("memory", "compiles the run", "memory of the compiled training, compared with the device's"),

@@ -1,24 +1,30 @@
 """Questions of `Learner.check` about training on a few rows."""
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding
-from learner.diagnostics.check_trial import CheckTrial
+from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding, skipped
+from learner.diagnostics.check_trial import CheckTrial, bytes_by_leaf
 from learner.diagnostics.output_questions import NOT_FINITE
 from learner.diagnostics.rate_range import RangeTest, diverged_after
-from learner.steps.tree_math import rows_of
-from learner.util.text import count
+from learner.steps.tree_math import rows_of, weight_of
+from learner.util.text import count, join_names
+from learner.util.trees import named_leaves, path_name
 
 PyTree = Any
 ROWS = 32  # of a batch to learn by heart
 RECENT = 5  # losses whose mean is the last one: steps with dropout vary
 LEARNED, ENOUGH, HARDLY = 0.1, 0.5, 0.9  # shares of the first loss
+SHUFFLED_BATCHES, LEAST_GAIN = 8, 0.05  # batches of each split; share of the loss
+ROUNDING = 1e-6  # of a sum in another order, relative
+PREDICTIONS = "logits", "predictions"  # of an output
 RATES, RANGE_STEPS = (1e-7, 10.0), 100  # of the range test
 SMOOTHING, DIVERGES, LEAST_FALL = 0.8, 4.0, 1e-3
 FAR = 1000  # times below the suggested rate
@@ -51,6 +57,76 @@ def few_rows(trial: CheckTrial) -> PyTree:
     """Return the first rows of the first training batch."""
     first = trial.inputs.first_batches["train"]
     return jax.tree.map(lambda x: x[: min(ROWS, rows_of(first))], first)
+
+
+def label_shuffle(trial: CheckTrial) -> Finding:
+    """Train on the data as it is, and on labels that are shuffled within each batch. The number is the validation loss
+    after the former divided by that after the latter.
+    """
+    split = trial.valid_split
+    if split is None or trial.definition.step.valid is None:
+        return skipped("There is no validation data.")
+    batches = trial.regular_batches(SHUFFLED_BATCHES)
+    if rows_of(batches[0]) == 1:
+        return skipped("Batches have one row, within which labels cannot be shuffled.")
+    labels = _labels_of(trial, batches[0])
+    if not labels:
+        return skipped("No field of the batches changes the loss and not the predictions, as labels do.")
+    held_out = list(itertools.islice(trial.batches(split), SHUFFLED_BATCHES))
+
+    def loss_after(shuffled: bool) -> tuple[float, float]:
+        """Return the share of the first training loss that is left, and the validation loss."""
+        state, losses, rng = trial.state, list[float](), np.random.default_rng(0)
+        for number in range(trial.steps):
+            batch = batches[number % len(batches)]
+            state, loss = trial.train(state, _with_rows(batch, labels, rng) if shuffled else batch)
+            losses.append(loss)
+        outputs = [trial.evaluate(state, batch, jnp.int32(0)) for batch in held_out]
+        weights = [float(weight_of(output, batch)) for output, batch in zip(outputs, held_out, strict=True)]
+        return remaining(losses), float(np.average([float(output.loss) for output in outputs], weights=weights))
+
+    (left, loss), (_, of_shuffled) = loss_after(False), loss_after(True)
+    ratio = loss / of_shuffled if of_shuffled else math.nan
+    names = join_names(sorted(labels), 3)
+    text = (
+        f"After {count(trial.steps, 'step')} the validation loss is {loss:.3g}, and {of_shuffled:.3g} with {names} "
+        "shuffled"
+    )
+    if loss < of_shuffled - LEAST_GAIN * abs(of_shuffled):
+        return Finding(OK, ratio, f"{text}.")
+    if left > HARDLY:
+        return Finding(WARNING, ratio, f"{text}: too little is learned in these steps to tell; try more of them.")
+    remedy = "the labels may belong to other rows than the inputs, in the training or in the validation data"
+    return Finding(FAILED, ratio, f"{text}: {remedy}, or the model only learns its rows by heart.")
+
+
+def _labels_of(trial: CheckTrial, batch: PyTree) -> set[str]:
+    """Return the names of the fields that change the loss of the valid step and none of its predictions, if their rows
+    are in another order.
+    """
+    state, _ = trial.train(trial.state, batch)  # predictions that are equal for all rows hide the order of the labels
+
+    def outputs(batch: PyTree) -> tuple[list[bytes], float]:
+        output = trial.evaluate(state, batch, jnp.int32(0))
+        predicted = [getattr(output, name) for name in PREDICTIONS if getattr(output, name, None) is not None]
+        return bytes_by_leaf(predicted), float(output.loss)
+
+    predictions, loss = outputs(batch)
+    labels = set()
+    for name in named_leaves(batch) if predictions else ():
+        moved = outputs(_with_rows(batch, {name}, None))
+        if moved[0] == predictions and not math.isclose(moved[1], loss, rel_tol=ROUNDING):
+            labels.add(name)
+    return labels
+
+
+def _with_rows(batch: PyTree, names: Collection[str], rng: np.random.Generator | None) -> PyTree:
+    """Return the batch with the rows of some fields in another order, in all of them the same: shuffled, or shifted by
+    one if there is no generator.
+    """
+    rows = rows_of(batch)
+    order = np.roll(np.arange(rows), 1) if rng is None else rng.permutation(rows)
+    return jax.tree_util.tree_map_with_path(lambda path, x: x[order] if path_name(path) in names else x, batch)
 
 
 def remaining(losses: list[float]) -> float:

@@ -87,7 +87,7 @@ def overview_of(plan: Planned, feed: Feed) -> Overview:
         steps=length.steps,
         flops=flops.number * (members or 1),
         flops_exact=flops.exact,
-        memory=_memory(plan, feed),
+        memory=memory_by_part(plan, feed),
         room=_room(strategy),
         depth=options.summary_depth,
     )
@@ -101,7 +101,7 @@ def _compiled(plan: Planned, feed: Feed) -> tuple[int, int]:
     return largest.peak, largest.temporaries
 
 
-def _memory(plan: Planned, feed: Feed) -> dict[str, int]:
+def memory_by_part(plan: Planned, feed: Feed) -> dict[str, int]:
     """Return bytes on each device by purpose. Gradients are as large as the parameters."""
     totals: dict[str, int] = {}
     for array in placed_arrays(plan.state):

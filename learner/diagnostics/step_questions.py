@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding, skipped
 from learner.diagnostics.check_trial import CheckTrial, bytes_by_leaf
+from learner.diagnostics.overview import memory_by_part
 from learner.models.freezing import frozen_leaves
 from learner.steps.train_state import TrainState
 from learner.strategies.device_lookup import memory_limit
@@ -97,10 +98,16 @@ def memory(trial: CheckTrial) -> Finding:
     plan = planned(trial.definition, trial.inputs)
     peak = max(program.peak for program in memory_of(plan.runner, plan.feed(), plan.feeder.loop))
     limit = memory_limit(trial.definition.strategy.devices[0])
-    text = f"Training needs at most {size(peak)} on each device"
+    parts = memory_by_part(plan, plan.feed())
+    parts["activations and others"] = max(0, peak - sum(parts.values()))
+    listed = ", ".join(
+        f"{name} {size(parts[name])}" for name in sorted(parts, key=lambda name: -parts[name]) if parts[name]
+    )
+    text = f"Training needs at most {size(peak)} on each device ({listed})"
     if limit is None:
-        return Finding(OK, float(peak), f"{text}, which does not report how much it has.")
+        return Finding(OK, float(peak), f"{text}; the device does not report how much it has.")
+    text = f"{text}; the device has {size(limit)}"
     if peak <= NEARLY_FULL * limit:
-        return Finding(OK, float(peak), f"{text}, which has {size(limit)}.")
+        return Finding(OK, float(peak), f"{text}.")
     remedy = 'use grads_accumulation("auto"), lower precision, or remat'
-    return Finding(FAILED if peak > limit else WARNING, float(peak), f"{text}, which has {size(limit)}: {remedy}.")
+    return Finding(FAILED if peak > limit else WARNING, float(peak), f"{text}: {remedy}.")

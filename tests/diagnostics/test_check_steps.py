@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from learner import ClassificationOutput, RegressionOutput
 from learner.diagnostics import step_questions
 from learner.schedules import Linear
 from learner.strategies import SingleDevice
@@ -234,3 +235,62 @@ def test_the_memory_of_the_device(tmp_path, monkeypatch):
     for limit, verdict in ((2 * found.number, "ok"), (found.number, "warning"), (found.number - 1, "failed")):
         monkeypatch.setattr(step_questions, "memory_limit", lambda device, limit=limit: limit)
         assert check().verdict == verdict
+
+
+# -- shuffled labels ---------------------------------------------------------------------------------------------------
+
+
+def linear_step(model, batch):
+    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["t"])
+
+
+def ask_about_labels(directory, train, valid, step=linear_step, width=3, lr=0.5):
+    learner = quiet(directory).build({"w": jnp.zeros(width)}, optax.sgd, lr, train_step=step, valid_step=step)
+    return learner.check(train, valid, only=["label-shuffle"], steps=60)["label-shuffle"]
+
+
+def in_batches(x, t):
+    return [{"x": x[i : i + 8], "t": t[i : i + 8]} for i in range(0, len(x), 8)]
+
+
+def test_labels_of_the_inputs(tmp_path):
+    x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
+    data = in_batches(x, x @ np.float32([1, -2, 3]))
+    found = ask_about_labels(tmp_path / "run", data[:4], data[4:])
+    assert (found.verdict, found.number < 0.01, "with t shuffled" in found.text) == ("ok", True, True)
+
+
+def test_nothing_is_learned(tmp_path):
+    x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
+    data = in_batches(x, x @ np.float32([1, -2, 3]))
+    found = ask_about_labels(tmp_path / "run", data[:4], data[4:], lr=1e-4)
+    assert (found.verdict, found.number > 0.95) == ("warning", True)
+
+
+def test_outputs_of_zeros_hide_no_labels(tmp_path):
+    """The loss of a model that begins with zeros does not depend on the order of the labels."""
+    step = lambda model, batch: ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["t"])  # noqa: E731
+    x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
+    data = in_batches(x, x.argmax(1).astype(np.int32))
+    assert ask_about_labels(tmp_path / "run", data[:4], data[4:], step, width=(3, 3)).verdict == "ok"
+
+
+def test_labels_learned_by_heart(tmp_path):
+    """Each row has a weight of its own, so that training changes nothing for others."""
+    rows, t = np.eye(32, dtype=np.float32), np.random.default_rng(0).normal(size=32).astype(np.float32)
+    batches = in_batches(2 * rows, t)
+    found = ask_about_labels(tmp_path / "run", batches[:2], batches[2:], width=32)
+    assert (found.verdict, found.number) == ("failed", 1.0)
+
+
+def test_labels_that_are_not_known(tmp_path):
+    """Of a language model the labels are among the inputs."""
+
+    def step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"][:, :-1] @ model["w"], batch["x"][:, -1])
+
+    data = in_batches(np.ones((16, 4), np.float32) * np.arange(16, dtype=np.float32)[:, None], np.zeros(16, np.float32))
+    assert ask_about_labels(tmp_path / "run", data, data, step).verdict == "skipped"
+    assert ask_about_labels(tmp_path / "run", data, None, step).verdict == "skipped"
+    single = [{name: x[:1] for name, x in data[0].items()}]
+    assert ask_about_labels(tmp_path / "run", single, data, width=4).verdict == "skipped"
