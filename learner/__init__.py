@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.steps.protocols import TrainStep, ValidStep
     from learner.steps.train_state import TrainState
     from learner.steps.update import Optimizer
+    from learner.training.gradient_histograms import GradientHistograms
     from learner.training.hooks import EpochInfo, Updates, parameter_histograms
     from learner.training.population_result import PopulationResult
     from learner.training.result import LearningResult
@@ -76,6 +77,7 @@ __all__ = [
     "Config",
     "EpochInfo",
     "GeneratedOutput",
+    "GradientHistograms",
     "GradientsAccumulator",
     "Histogram",
     "History",
@@ -134,6 +136,7 @@ _MODULES = {
     "Config": "learner.config.base",
     "EpochInfo": "learner.training.hooks",
     "GeneratedOutput": "learner.steps.outputs",
+    "GradientHistograms": "learner.training.gradient_histograms",
     "GradientsAccumulator": "learner.steps.gradients",
     "Histogram": "learner.util.samples",
     "History": "learner.runs.history",
