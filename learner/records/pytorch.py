@@ -100,7 +100,8 @@ def as_flax(
     parts = split_layers(parts, {_without_collection(path): leaf for path, leaf in needed.items()})
     transposed = _transposed_convolutions(model)
     new: dict[str, Part] = {}
-    changes, used = {}, set()
+    changes: dict[str, str] = {}
+    used = set()
     for path, leaf in needed.items():
         source = _source(path, parts)
         if source is not None:
