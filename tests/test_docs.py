@@ -143,7 +143,7 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
 def test_the_code_about_data_gives_what_is_shown(monkeypatch):
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     names = {}
     for code, shown in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -157,15 +157,20 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     from learner.cli.sources import source
 
     monkeypatch.delitem(sys.modules, "mymodule", raising=False)
-    (tmp_path / "mymodule.py").write_text("def flip(item, rng):\n    return item\n")
+    pages = (
+        "class WebPages:\n    def __iter__(self):\n        yield {'text': __import__('numpy').zeros(128, 'uint8')}\n"
+    )
+    (tmp_path / "mymodule.py").write_text(f"def flip(item, rng):\n    return item\n\n{pages}")
     monkeypatch.syspath_prepend(str(tmp_path))
     text = (ROOT / "docs" / "data.md").read_text()
-    mixture, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    mixture, streams, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     for name, size in (("code", 200), ("web", 1000)):
         (tmp_path / f"{name}.txt").write_text("a" * size)
     mixed = source(yaml.safe_load(mixture)["train"], "train", 0).make()
     assert next(mixed.epoch(1))["text"].shape == (len(mixed.dataset), 128)
+    stream = source(yaml.safe_load(streams)["train"], "train", 0).make()
+    assert next(iter(stream.batch(4)))["text"].shape == (4, 128)
     made = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
     assert (made["train"].num_items(), len(made["train"]), made["valid"].num_items()) == (992, 31, 144)
     assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)

@@ -23,6 +23,7 @@ class StatefulSource(Source):
 
     _keeps = False
     _flaw = ""  # why its state is of no use
+    _unit = "batches"
     _kind: str
     _data: Any  # which the user passed
 
@@ -130,10 +131,10 @@ class IterableSource(StatefulSource):
                 return self._sharded(itertools.islice(data, start, None))
             warn(
                 f"the {self.split} data ({type(data).__name__}) cannot be put back to a position{self._flaw}. {start} "
-                f"batches of epoch {epoch} are read again and dropped. No steps are run for them and nothing is placed "
-                f"on a device, but they take the time that it takes to make them{'' if ordered else _IF_THE_SAME}. A "
-                "loader of ours (DataLoaderBuilder), a Grain dataset, or an iterator with get_state and set_state goes "
-                "there at once"
+                f"{self._unit} of epoch {epoch} are read again and dropped. No steps are run for them and nothing is "
+                "placed on a device, but they take the time that it takes to make "
+                f"them{'' if ordered else _IF_THE_SAME}. A loader of ours (DataLoaderBuilder), a Grain dataset, or an "
+                "iterator with get_state and set_state goes there at once"
             )
             self._skip(batches, epoch, start)
         elif self._resumed and not (ordered or positioned or batches.where or _has_one_order(data)):
@@ -213,7 +214,8 @@ class IterableSource(StatefulSource):
     def _end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> None:
         """Repeat the end of an epoch: an iterable may carry state into the next one, such as a shuffling order."""
         data = self._make()
-        if type(data).__module__.partition(".")[0] == "grain" or is_stream(data):
+        anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size
+        if type(data).__module__.partition(".")[0] == "grain" or is_stream(data) or anew:
             return  # its iterators carry no state into the next, and workers or a network take seconds to start
         try:
             batches, positioned = self._iterator(data, epoch, self.batches or 0, state)
