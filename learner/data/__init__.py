@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         parquet,
         read_idx,
     )
+    from learner.data.stream_mixture import StreamMixture
 
     __all__ = [
         "ArrayDataset",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         "Pad",
         "PerProcess",
         "SQLiteTable",
+        "StreamMixture",
         "Table",
         "TarShards",
         "TextWindows",

@@ -113,7 +113,7 @@ def source_of(
     source: Source
     if isinstance(data, StreamMixture):
         data = _in_batches(data, split, batch_size, share if own else None)
-        source = StreamMixtureSource(split, None, share, own, data)
+        source = StreamMixtureSource(split, data.num_batches, share, own, data)
     elif isinstance(data, Iterator):
         source = OneShotSource(split, share, own, data)
     else:
@@ -204,6 +204,8 @@ def _is_endless(data: Any) -> bool:
         return operator.length_hint(data, ENDLESS) >= ENDLESS
     if isinstance(data, itertools.cycle | itertools.count):
         return True
+    if isinstance(data, StreamMixture):
+        return data.is_endless
     try:
         return len(data) >= ENDLESS
     except TypeError:

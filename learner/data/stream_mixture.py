@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from learner.data.batcher import Batcher, stack
-from learner.data.data_fingerprint import name_of
+from learner.data.data_fingerprint import LONGEST, name_of
 from learner.data.dataset import Dataset, adapter, chain_text, read_item
 from learner.data.iterable_source import IterableSource
 from learner.data.iterator_state import from_json
@@ -53,6 +53,7 @@ class StreamMixture:
         ]
         named = zip(self.names, streams, strict=True)
         self.sources = [StreamSource(repr(name), None, None, False, stream) for name, stream in named]
+        self.warn: Callable[[str], None] = logging.getLogger("learner.data").warning
         self.epoch = 1
         self.after: dict[str, Any] | None = None  # the position after the latest epoch, where the next one begins
         self.streams: list[Stream] = []  # which were read up to there
@@ -74,6 +75,18 @@ class StreamMixture:
         batched.batch_size, batched.batcher = check_int("batch_size", batch_size, least=1), batcher
         batched.drop_last = drop_last
         return batched
+
+    @property
+    def is_endless(self) -> bool:
+        """Return True if an epoch has no end, provided that no source is empty."""
+        return self.size is None and self.exhausted == "repeat"
+
+    @property
+    def num_batches(self) -> int | None:
+        """Return the batches of an epoch, or None if they depend on the lengths of the sources."""
+        if self.size is None or self.exhausted != "repeat" or self.batch_size is None:
+            return None
+        return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iterator reads, from 0."""
@@ -124,7 +137,7 @@ class StreamMixtureIterator(Iterator[Any]):
             )
         self._epoch, self._draw, self._made = state["epoch"], state["draw"], state["made"]
         self._streams = [
-            Stream(name, source, place)
+            Stream(name, source, place, self._mixture.warn)
             for name, source, place in zip(names, self._mixture.sources, state["sources"], strict=True)
         ]
         self._over, self._numbers = False, (-1, np.zeros(0, np.int64))
@@ -184,8 +197,10 @@ class Stream:
       ended: it has no rows left, and is drawn no more.
     """
 
-    def __init__(self, name: str, source: "StreamSource", place: Mapping[str, Any]) -> None:
-        self._name, self._source = name, source
+    def __init__(
+        self, name: str, source: "StreamSource", place: Mapping[str, Any], warn: Callable[[str], None]
+    ) -> None:
+        self._name, self._source, self._warn = name, source, warn
         self._walk, self._rows, self._total = place["walk"], place["rows"], place["total"]
         self._state, self.ended = place["state"], place["ended"]
         self._items: Any = None
@@ -222,7 +237,7 @@ class Stream:
         return (row,)
 
     def _open(self, rows: int, state: Any) -> None:
-        self._items = self._source.open(self._walk, rows, state, logging.getLogger("learner.data").warning)
+        self._items = self._source.open(self._walk, rows, state, self._warn)
 
 
 class StreamSource(IterableSource):
@@ -294,6 +309,15 @@ class StreamMixtureSource(IterableSource):
     """A mixture of streams in batches, whose state also counts the rows of each source."""
 
     _keeps = True
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See `Source`."""
+        facts = super().fingerprint()
+        return facts if self.own and self.shares > 1 else {**facts, "dataset": repr(self._data)[:LONGEST]}
+
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        self._data.warn = warn  # of the run, for sources that are opened when a row of them is drawn
+        return super()._open(epoch, start, state, warn)
 
     def describe_state(self, state: Any) -> list[str]:
         """See `Source`."""

@@ -49,8 +49,8 @@ def kept(data, **how):
     return source
 
 
-def with_states(source, epoch, start=0, state=None):
-    batches = source.open(epoch, start, json.loads(json.dumps(state)), pytest.fail)
+def with_states(source, epoch, start=0, state=None, warn=pytest.fail):
+    batches = source.open(epoch, start, json.loads(json.dumps(state)), warn)
     return [(batch["x"].tolist(), batches.where()) for batch in batches]
 
 
@@ -97,12 +97,18 @@ def test_a_dataset_beside_a_stream_is_read_in_another_order_each_time():
     assert rows[:5] != rows[5:10]
 
 
-def test_an_epoch_with_a_size_begins_where_the_last_one_ended(caplog):
+def test_an_epoch_with_a_size_begins_where_the_last_one_ended():
     data = mixture(size=8, weights={"a": 0, "b": 1, "c": 0})
     source = source_of(data, "train")
-    assert [batch["x"].tolist() for batch in source.open(1)] == [[100, 101, 102, 103], [104, 105, 106, 107]]
-    assert [batch["x"].tolist() for batch in source.open(2)] == [[108, 109, 110, 111], [112, 113, 114, 115]]
-    assert not caplog.messages  # the rows before were not read again
+    assert [batch["x"].tolist() for batch in source.open(1, warn=pytest.fail)] == [
+        [100, 101, 102, 103],
+        [104, 105, 106, 107],
+    ]
+    assert [batch["x"].tolist() for batch in source.open(2, warn=pytest.fail)] == [
+        [108, 109, 110, 111],
+        [112, 113, 114, 115],
+    ]
+    data.warn = list  # the second iterator reads rows again
     one, two = iter(data), iter(data)
     assert next(one)["x"].tolist() == next(two)["x"].tolist() == [116, 117, 118, 119]
 
@@ -118,17 +124,19 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_position_of_every_epoch_leads_to_the_same_rows(mode, caplog):
+def test_every_position_of_every_epoch_leads_to_the_same_rows(mode):
+    warned = []
     whole = kept(mixture(**MODES[mode]))
     epochs = [with_states(whole, epoch) for epoch in (1, 2, 3)]
     for epoch, batches in enumerate(epochs, 1):
         for done in range(epoch == 1, len(batches)):
             state = batches[done - 1][1] if done else epochs[epoch - 2][-1][1]
             resumed = kept(mixture(**MODES[mode]))
-            assert with_states(resumed, epoch, done, state) == batches[done:]
+            assert with_states(resumed, epoch, done, state, warned.append) == batches[done:]
             if epoch < 3:
                 assert with_states(resumed, epoch + 1) == epochs[epoch]
-    assert all("rows of epoch" in message for message in caplog.messages)
+    assert {text.partition(")")[0] for text in warned} == {"the 'a' data (Rows", "the 'b' data (generator"}
+    assert all("rows of epoch" in text for text in warned)
 
 
 needs_datasets = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
@@ -157,15 +165,14 @@ POSITIONED = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=needs_datasets if kind == "Hugging Face" else ()) for kind in POSITIONED]
 )
-def test_a_source_with_a_state_goes_to_its_row(kind, caplog):
+def test_a_source_with_a_state_goes_to_its_row(kind):
     def make():
         return mix({"a": POSITIONED[kind](), "b": [{"x": -1}, {"x": -2}]}, exhausted="repeat", size=18).batch(4)
 
     first = with_states(kept(make()), 1)
     for done in range(1, len(first)):
         rows = [row for row, _ in with_states(kept(make()), 1, done, first[done - 1][1])]
-        assert rows == [row for row, _ in first[done:]]
-    assert not caplog.messages  # no row was read again
+        assert rows == [row for row, _ in first[done:]]  # without a warning that rows were read again
 
 
 def test_processes_read_parts_of_the_same_batches():
@@ -205,6 +212,21 @@ def test_texts():
     assert mixture().describe_state({"sources": [{"total": 1}, {"total": 3}, {"total": 0}]}) == (
         "4 rows of the mixture: a 1 (25.00 %), b 3 (75.00 %), c 0 (0.00 %)"
     )
+
+
+def test_the_length_of_an_epoch():
+    length = lambda data: (source_of(data, "train").batches, source_of(data, "train").endless)  # noqa: E731
+    assert length(mixture(size=10, exhausted="repeat")) == (3, False)
+    assert length(mix(sources(), size=10, exhausted="repeat").batch(4, drop_last=True)) == (2, False)
+    assert length(mixture(exhausted="repeat")) == (None, True)
+    assert length(mixture(size=10)) == length(mixture()) == (None, False)
+
+
+def test_the_fingerprint_has_the_weights():
+    facts = kept(mixture(size=9)).fingerprint()
+    assert facts["dataset"] == repr(mixture(size=9))
+    assert (facts["batch_size"], facts["fields"]) == (4, {"source": "int32 []", "x": "int32 []"})
+    assert kept(mixture(weights=[1, 1, 1])).fingerprint()["dataset"] != facts["dataset"]
 
 
 def test_batches():

@@ -306,7 +306,10 @@ def test_resume_iterable_source(tmp_path, whole, kind, step):
     same(all_of(directory, fit(build(directory).resume(), KINDS[kind]())), whole(kind))
     inside = step % STEPS * GROUP
     warned = warnings_of(directory)
-    assert len(warned) == (kind in SKIPS and inside > 0)
+    assert len(warned) == (kind == "mixture of streams" or (kind in SKIPS and inside > 0))
+    if kind == "mixture of streams":  # the rows of its function; those of its dataset are found
+        assert "the 'a' data (list_iterator)" in warned[0]
+        return
     assert all(f"{inside} batches of epoch {1 + step // STEPS} are read again and dropped" in text for text in warned)
 
 
