@@ -94,13 +94,15 @@ class StreamMixture:
 
     def describe_state(self, state: Any) -> str:
         """Return one line about the rows that were read up to a state of an iterator."""
-        counts = [place["total"] for place in state["sources"]]
-        total = max(sum(counts), 1)
-        parts = [f"{name} {n:,} ({100 * n / total:.2f} %)" for name, n in zip(self.names, counts, strict=True)]
-        return f"{sum(counts):,} rows of the mixture: {', '.join(parts)}"
+        counts = {name: state["sources"][name]["total"] for name in self.names}
+        total = sum(counts.values())
+        parts = [f"{name} {n:,} ({100 * n / max(total, 1):.2f} %)" for name, n in counts.items()]
+        return f"{total:,} rows of the mixture: {', '.join(parts)}"
 
     def __iter__(self) -> "StreamMixtureIterator":
-        return StreamMixtureIterator(self, self.after if self.epoch > 1 else None)
+        if self.epoch == 1:
+            self.after, self.streams = None, []
+        return StreamMixtureIterator(self, self.after)
 
     def __repr__(self) -> str:
         shares = [float(share) for share in self.draws.probabilities]
@@ -116,7 +118,7 @@ class StreamMixtureIterator(Iterator[Any]):
     def __init__(self, mixture: StreamMixture, after: dict[str, Any] | None) -> None:
         self._mixture = mixture
         place = {"walk": mixture.epoch, "rows": 0, "total": 0, "ended": False, "state": None}
-        fresh = {"epoch": mixture.epoch, "draw": 0, "sources": [place] * len(mixture.names)}
+        fresh = {"epoch": mixture.epoch, "draw": 0, "sources": dict.fromkeys(mixture.names, place)}
         self.set_state({**(after or fresh), "made": 0})
         if after is not None and mixture.streams:
             # One iterator alone reads on in open streams; another one opens its own.
@@ -124,21 +126,21 @@ class StreamMixtureIterator(Iterator[Any]):
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch returned last."""
-        places = [stream.place() for stream in self._streams]
+        places = {name: stream.place() for name, stream in zip(self._mixture.names, self._streams, strict=True)}
         return {"epoch": self._epoch, "draw": self._draw, "made": self._made, "sources": places}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue after the batch after which `get_state` returned this. Sources are opened when a row is drawn."""
         names = self._mixture.names
-        if len(state["sources"]) != len(names):
+        if set(state["sources"]) != set(names):
             raise LearnerError(
-                f"the mixture has {len(names)} sources, and had {len(state['sources'])}",
+                f"the mixture has the sources {', '.join(names)}, and had {', '.join(state['sources'])}",
                 code="data-mixture-state-differs",
             )
         self._epoch, self._draw, self._made = state["epoch"], state["draw"], state["made"]
         self._streams = [
-            Stream(name, source, place, self._mixture.warn)
-            for name, source, place in zip(names, self._mixture.sources, state["sources"], strict=True)
+            Stream(name, source, state["sources"][name], self._mixture.warn)
+            for name, source in zip(names, self._mixture.sources, strict=True)
         ]
         self._over, self._numbers = False, (-1, np.zeros(0, np.int64))
         self._first: dict[str, Any] = {}  # rows, by source

@@ -209,7 +209,7 @@ def iter_state(data, count):
 def test_texts():
     text = "mix({'a': Rows 0.3, 'b': generator 0.5, 'c': list(7 items) 0.2}, seed=3, size=9, exhausted='drop')"
     assert repr(mixture(size=9, exhausted="drop")) == text
-    assert mixture().describe_state({"sources": [{"total": 1}, {"total": 3}, {"total": 0}]}) == (
+    assert mixture().describe_state({"sources": {"a": {"total": 1}, "b": {"total": 3}, "c": {"total": 0}}}) == (
         "4 rows of the mixture: a 1 (25.00 %), b 3 (75.00 %), c 0 (0.00 %)"
     )
 
@@ -306,4 +306,4 @@ def test_a_mixture_that_is_no_dataset():
 def test_a_state_of_another_mixture():
     state = iter_state(mixture(), 1)
     with raises_code("data-mixture-state-differs"):
-        iter(mix({"a": Rows(0, 3)})).set_state(state)
+        iter(mix({"a": Rows(0, 3), "b": Rows(0, 3), "d": Rows(0, 3)})).set_state(state)
