@@ -6,13 +6,16 @@ import json
 import re
 import shlex
 import sys
+import tarfile
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from learner.cli.main import main
 from learner.runs.lock import locked
+from learner.util.png import png
 from tests.support.shown import assert_shown
 from tests.support.written import write_run, write_steps
 
@@ -135,15 +138,21 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mymodule", raising=False)
     (tmp_path / "mymodule.py").write_text("def my_torch_dataset():\n    return [([1.0], 0), ([2.0], 1)]\n")
     (tmp_path / "iris.csv").write_text("length,width,kind\n5.1,3.5,setosa\n6.2,3.4,virginica\n")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "0.cls").write_text("3")
+    (tmp_path / "0.png").write_bytes(png(np.zeros((2, 2, 3), np.uint8)))
+    with tarfile.open(tmp_path / "shards" / "train-0.tar", "w") as archive:
+        archive.add(tmp_path / "0.cls", "0.cls")
+        archive.add(tmp_path / "0.png", "0.png")
     blocks = [yaml.safe_load(b) for b in re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
     found = [next(iter(source(block["train"], "train", 0).make())) for block in blocks]
-    assert [sorted(batch) for batch in found] == [["features", "label"], ["image", "label"]]
+    assert [sorted(batch) for batch in found] == [["features", "label"], ["image", "label"], ["image", "label"]]
 
 
 def test_the_code_about_data_gives_what_is_shown(monkeypatch):
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     names = {}
     for code, shown in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -157,15 +166,20 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     from learner.cli.sources import source
 
     monkeypatch.delitem(sys.modules, "mymodule", raising=False)
-    (tmp_path / "mymodule.py").write_text("def flip(item, rng):\n    return item\n")
+    (tmp_path / "mymodule.py").write_text(
+        "import numpy as np\n\ndef flip(item, rng):\n    return item\n\nclass WebPages:\n    def __iter__(self):\n"
+        "        yield {name: np.zeros(128, np.int32) for name in ('text', 'target')}\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     text = (ROOT / "docs" / "data.md").read_text()
-    mixture, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    mixture, streams, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     for name, size in (("code", 200), ("web", 1000)):
         (tmp_path / f"{name}.txt").write_text("a" * size)
     mixed = source(yaml.safe_load(mixture)["train"], "train", 0).make()
     assert next(mixed.epoch(1))["text"].shape == (len(mixed.dataset), 128)
+    stream = source(yaml.safe_load(streams)["train"], "train", 0).make()
+    assert next(iter(stream.batch(4)))["text"].shape == (4, 128)
     made = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
     assert (made["train"].num_items(), len(made["train"]), made["valid"].num_items()) == (992, 31, 144)
     assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)

@@ -68,7 +68,10 @@ def _as_loader(dataset: Any, batch_size: Any) -> Any:
     """Return a loader if the config has `with_batch_size` and the data is a dataset; otherwise return the data."""
     from learner.data.dataset import Dataset
     from learner.data.loader import DataLoaderBuilder
+    from learner.data.stream_mixture import StreamMixture
 
+    if batch_size and isinstance(dataset, StreamMixture) and dataset.batch_size is None:
+        return dataset.batch(batch_size)
     if not batch_size or not isinstance(dataset, Dataset):
         return dataset
     return DataLoaderBuilder().batch_size(batch_size).build(dataset)

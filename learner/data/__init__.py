@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Lines,
         SQLiteTable,
         Table,
+        TarShards,
         TextWindows,
         arrow,
         cifar10,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         parquet,
         read_idx,
     )
+    from learner.data.stream_mixture import StreamMixture
 
     __all__ = [
         "ArrayDataset",
@@ -50,7 +52,9 @@ if TYPE_CHECKING:
         "Pad",
         "PerProcess",
         "SQLiteTable",
+        "StreamMixture",
         "Table",
+        "TarShards",
         "TextWindows",
         "arrow",
         "as_dataset",

@@ -72,6 +72,10 @@ class Source(abc.ABC):
         """Return lines about the rows of an epoch (from 1) for the log; there are none unless the data draws them."""
         return []
 
+    def describe_state(self, state: Any) -> list[str]:
+        """Return lines for the log about the rows that were read up to a state of `Batches.where`."""
+        return []
+
     def _of_all_processes(self, facts: dict[str, Any]) -> dict[str, Any]:
         if not self.own or self.shares == 1:
             return facts

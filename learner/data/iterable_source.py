@@ -7,6 +7,7 @@ from typing import Any
 
 from learner.data.abstract_source import PyTree, Source
 from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
+from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import generators_of, restore, set_epoch, states_of
 from learner.data.sharding import Batches, ProcessShard, refuse_small, rows_of, shards_itself
@@ -22,6 +23,7 @@ class StatefulSource(Source):
 
     _keeps = False
     _flaw = ""  # why its state is of no use
+    _unit = "batches"
     _kind: str
     _data: Any  # which the user passed
 
@@ -82,8 +84,9 @@ class StatefulSource(Source):
 class IterableSource(StatefulSource):
     """An iterable, or a function, that returns a new iterator for each epoch.
 
-    A position is reached by the state of the iterator (Grain) or of the iterable itself (torchdata). Data without a
-    state begins its epoch again, with the random generators as they were at its beginning, and batches are skipped.
+    A position is reached by the state of the iterator (Grain) or of the iterable itself (torchdata, Hugging Face).
+    Data without a state begins its epoch again, with the random generators as they were at its beginning, and batches
+    are skipped.
     """
 
     def __init__(
@@ -128,10 +131,10 @@ class IterableSource(StatefulSource):
                 return self._sharded(itertools.islice(data, start, None))
             warn(
                 f"the {self.split} data ({type(data).__name__}) cannot be put back to a position{self._flaw}. {start} "
-                f"batches of epoch {epoch} are read again and dropped. No steps are run for them and nothing is placed "
-                f"on a device, but they take the time that it takes to make them{'' if ordered else _IF_THE_SAME}. A "
-                "loader of ours (DataLoaderBuilder), a Grain dataset, or an iterator with get_state and set_state goes "
-                "there at once"
+                f"{self._unit} of epoch {epoch} are read again and dropped. No steps are run for them and nothing is "
+                "placed on a device, but they take the time that it takes to make "
+                f"them{'' if ordered else _IF_THE_SAME}. A loader of ours (DataLoaderBuilder), a Grain dataset, or an "
+                "iterator with get_state and set_state goes there at once"
             )
             self._skip(batches, epoch, start)
         elif self._resumed and not (ordered or positioned or batches.where or _has_one_order(data)):
@@ -173,6 +176,9 @@ class IterableSource(StatefulSource):
                 "PerProcess(function), so that no rows are lost",
                 code="data-function-returns-shard",
             )
+        if is_stream(data):
+            self._flaw = flaw_of(data)
+        restart(data)
         generators = generators_of(data)
         before = states_of(generators)  # making an iterator may draw the order of its epoch
         iterator = iter(data)
@@ -208,8 +214,9 @@ class IterableSource(StatefulSource):
     def _end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> None:
         """Repeat the end of an epoch: an iterable may carry state into the next one, such as a shuffling order."""
         data = self._make()
-        if type(data).__module__.partition(".")[0] == "grain":
-            return  # its iterators carry no state into the next, and workers take seconds to start
+        anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size
+        if type(data).__module__.partition(".")[0] == "grain" or is_stream(data) or anew:
+            return  # its iterators carry no state into the next, and workers or a network take seconds to start
         try:
             batches, positioned = self._iterator(data, epoch, self.batches or 0, state)
         except LearnerError as error:
@@ -272,8 +279,8 @@ class OneShotSource(StatefulSource):
 
 def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
     """Return the two methods that get and set a position, under Grain's names or torchdata's."""
-    if type(holder).__module__ == "datasets.iterable_dataset":
-        return None  # Hugging Face's may start each later epoch from a state that was set, too
+    if is_stream(holder) and flaw_of(holder):
+        return None
     for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         get, put = (getattr(holder, name, None) for name in names)
         if callable(get) and callable(put):

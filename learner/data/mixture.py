@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from learner.data.array_dataset import ArrayConcat, ArrayDataset
 from learner.data.dataset import Dataset, View, chain_text, inner_of, read_item
 from learner.data.mixture_checks import (
+    UncheckedStream,
     check_fields,
     check_source_field,
     check_sources,
@@ -16,6 +17,7 @@ from learner.data.mixture_checks import (
     first_items,
 )
 from learner.data.mixture_draws import EpochRows, MixtureDraws
+from learner.data.stream_mixture import BLOCK, EXHAUSTED, StreamMixture
 from learner.errors import LearnerError, Problem, one_error
 from learner.util.number_checks import check_int
 
@@ -28,8 +30,9 @@ def mix(
     size: int | None = None,
     seed: int = 0,
     source_field: str | None = None,
-) -> "Mixture":
-    """Return a dataset that draws each row from one of several sources.
+    exhausted: Literal["stop", "repeat", "drop"] | None = None,
+) -> "Mixture | StreamMixture":
+    """Return a dataset that draws each row from one of several sources, or a stream if one of them is a stream.
 
     The rows of an epoch are a function of (seed, epoch). A source has its share of them, rounded up or down, at random
     positions. It is walked in a shuffled order, from epoch to epoch, and begins again in another order when it is
@@ -41,13 +44,16 @@ def mix(
         The lengths of the first axes may differ between sources that are not in memory, for batchers that pad.
       weights: relative probabilities of the sources, by name or in their order; they need not add up to 1. Default: the
         lengths of the sources.
-      size: rows per epoch; default: the sum of the lengths of the sources.
+      size: rows per epoch; default: the sum of the lengths of the sources. With streams, an epoch of that size begins
+        where the last one ended; by default each epoch reads the sources from their start.
       seed: the draws are made from it.
       source_field: a field to add to items, which are dicts: the number of the source, int32 `[]`.
+      exhausted: for streams, which are iterables of items or functions that return one: at the end of a source, "stop"
+        ends the epoch (the default), "repeat" begins the source again, and "drop" goes on with the other sources.
 
     Raises:
-      LearnerError: no sources, or streams among them; sources with different fields, shapes or dtypes; weights that do
-        not fit; a size below 1. All that is wrong, in one error.
+      LearnerError: no sources, or iterators among them, which can be read only once; sources with different fields,
+        shapes or dtypes; weights that do not fit; a size below 1. All that is wrong, in one error.
 
     >>> code, web = {"x": np.array([1, 2])}, {"x": np.array([10, 20, 30, 40, 50, 60])}
     >>> mixture = mix({"code": code, "web": web}, weights={"code": 0.5, "web": 0.5}, seed=0)
@@ -64,6 +70,23 @@ def mix(
             check_int(f"the {name} of a mixture", value, least)
         except LearnerError as error:
             problems.append(Problem(str(error), code=error.code, **error.fields))
+    streams = any(isinstance(source, UncheckedStream) for source in datasets.values())
+    if exhausted not in (None, *EXHAUSTED) or (exhausted is not None and not streams and not problems):
+        problems.append(
+            Problem(
+                f"exhausted is {exhausted!r}: it needs 'stop', 'repeat' or 'drop', and streams among the sources",
+                code="data-mixture-exhausted",
+                exhausted=exhausted,
+            )
+        )
+    if streams:
+        if problems:
+            raise one_error(problems, "this cannot be mixed", code="data-mixture-unusable")
+        draws = MixtureDraws([1] * len(names), given or [Fraction(1)] * len(names), BLOCK, int(seed))
+        plain = {
+            name: source.data if isinstance(source, UncheckedStream) else source for name, source in datasets.items()
+        }
+        return StreamMixture(plain, draws, size=size, exhausted=exhausted or "stop", source_field=source_field)
     items = first_items(datasets)
     check_fields(datasets, items, problems)
     if source_field is not None:

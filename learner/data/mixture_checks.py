@@ -1,8 +1,9 @@
 """Checks of the arguments of a mixture. All that is wrong is in one error."""
 
+import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,14 +13,16 @@ import numpy as np
 from learner.data.array_dataset import ArrayDataset
 from learner.data.batch_arrays import as_array, field_name
 from learner.data.dataset import Dataset, read_item, view
+from learner.data.randomness import generators_of
+from learner.data.sources.foreign import adapt
 from learner.errors import LearnerError, Problem, near
 
 Problems = list[str]
 Kind = tuple[str, tuple[int | None, ...]]  # dtype and shape
 
 
-def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str, Dataset]]:
-    """Return the names of all sources, and those that can be read as datasets."""
+def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of all sources, and those that can be read, as datasets or unchecked streams."""
     if not isinstance(sources, Mapping | list | tuple):
         problems.append(
             Problem(
@@ -39,21 +42,52 @@ def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str
             datasets[name] = _dataset(name, source)
         except LearnerError as error:
             problems.append(Problem(f"source {name!r}: {error}", code=error.code, **error.fields))
+    streams = [each.data for each in datasets.values() if isinstance(each, UncheckedStream)]
+    if len({id(stream) for stream in streams}) < len(streams):
+        problems.append(
+            Problem(
+                "two sources of a mixture are one stream, which has one position: make two of it",
+                code="data-mixture-source-twice",
+            )
+        )
     return list(map(str, named)), datasets
 
 
-def _dataset(name: Any, source: Any) -> Dataset:
+@dataclasses.dataclass(frozen=True)
+class UncheckedStream:
+    """A source without an index, of which no item was read.
+
+    Attributes:
+      data: an iterable of items, or a function that returns one.
+    """
+
+    data: Any
+
+
+def _dataset(name: Any, source: Any) -> "Dataset | UncheckedStream":
     if not isinstance(name, str) or not name:
         raise LearnerError("the name of a source needs to be a text", code="data-mixture-name-type")
+    source = adapt(source)
     indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
-    if not indexed and (isinstance(source, Iterable) or callable(source)):
+    if indexed or not (isinstance(source, Iterable) or callable(source)) or isinstance(source, str | bytes):
+        return view(source)
+    batched = isinstance(getattr(source, "batch_size", None), int)
+    if isinstance(source, Iterator) or batched:
+        reason = "has batches: pass its dataset" if batched else "can be read only once"
         raise LearnerError(
-            f"a {type(source).__name__} can only be read in order: a mixture needs data with a length and an index, "
-            "such as the dataset of a loader",
+            f"a {type(source).__name__} {reason}; a mixture needs data with a length and an index, an iterable of "
+            "items that begins anew, or a function that returns one",
             code="data-mixture-stream",
             source=name,
         )
-    return view(source)
+    if generators_of(source):
+        raise LearnerError(
+            f"the {type(source).__name__} shuffles with a random generator of its own, whose state a mixture cannot "
+            "restore: shuffle by set_epoch(epoch), or pass data with a length and an index",
+            code="data-mixture-stream-random",
+            source=name,
+        )
+    return UncheckedStream(source)
 
 
 def check_weights(weights: Any, names: Sequence[str], problems: Problems) -> list[Fraction]:
@@ -142,7 +176,7 @@ def first_items(sources: Mapping[str, Dataset]) -> dict[str, Any]:
     return items
 
 
-def check_fields(sources: Mapping[str, Dataset], items: Mapping[str, Any], problems: Problems) -> None:
+def check_fields(sources: Mapping[str, Any], items: Mapping[str, Any], problems: Problems) -> None:
     """Compare the first item of each source with that of the first source.
 
     The lengths of first axes differ between texts, so they are compared only between arrays in memory.

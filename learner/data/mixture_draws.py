@@ -1,5 +1,6 @@
 """The rows of a mixture: which source each row is drawn from, and which of its rows, as functions of (seed, epoch)."""
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ class MixtureDraws:
 
     def __init__(self, lengths: Sequence[int], weights: Sequence[Fraction], size: int, seed: int) -> None:
         self.lengths, self.size, self.seed = tuple(lengths), size, seed
+        self._key: tuple[int, ...] = ()
         total = sum(weights)
         self.probabilities = tuple(weight / total for weight in weights)
         bounds = [size * bound for bound in itertools.accumulate(self.probabilities)]
@@ -68,11 +70,15 @@ class MixtureDraws:
         bounds = [epochs * whole + np.count_nonzero(points < rest) for whole, rest in self._bounds()]
         return np.diff(np.array(bounds, np.int64), prepend=0)
 
+    def sources(self, epoch: int) -> np.ndarray:
+        """Return the number of the source of each row of an epoch (from 1), unsigned `[size]`."""
+        counts = self.counts(epoch)
+        numbers = np.arange(len(counts), dtype=np.min_scalar_type(len(counts)))
+        return self._generator(_ARRANGEMENT, epoch, 0).permutation(np.repeat(numbers, counts))
+
     def rows(self, epoch: int) -> EpochRows:
         """Return the rows of an epoch (from 1). Costs a permutation of the epoch, and one of each source."""
-        starts, counts = self.totals(epoch - 1), self.counts(epoch)
-        numbers = np.arange(len(counts), dtype=np.min_scalar_type(len(counts)))
-        source = self._generator(_ARRANGEMENT, epoch, 0).permutation(np.repeat(numbers, counts))
+        starts, counts, source = self.totals(epoch - 1), self.counts(epoch), self.sources(epoch)
         row = np.empty(self.size, np.int32 if max(self.lengths) <= 2**31 else np.int64)
         walk = np.empty(self.size, np.int32)
         for number, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
@@ -80,6 +86,12 @@ class MixtureDraws:
                 places = np.flatnonzero(source == number)
                 row[places], walk[places] = self._walk(number, start, start + count)
         return EpochRows(epoch, source, row, walk)
+
+    def of_epoch(self, epoch: int) -> "MixtureDraws":
+        """Return other draws, which belong to an epoch (from 1) that has no size: its `sources` are those of blocks."""
+        draws = copy.copy(self)
+        draws._key = (epoch,)
+        return draws
 
     def _walk(self, number: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows at positions `start` to `stop` of the walks through a source, and their walks (from 1)."""
@@ -95,4 +107,4 @@ class MixtureDraws:
         return list(zip(self._whole.tolist(), self._rest.tolist(), strict=True))
 
     def _generator(self, *key: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=key)))
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(*key, *self._key))))

@@ -25,6 +25,7 @@ from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.mixture import mixtures_in
 from learner.data.sharding import Batches, PerProcess, ProcessShard, refuse_small, shards_itself
 from learner.data.sources.foreign import adapt
+from learner.data.stream_mixture import StreamMixture, StreamMixtureSource
 from learner.data.workers import check_process
 from learner.errors import LearnerError
 
@@ -110,7 +111,10 @@ def source_of(
         return LoaderSource(split, data, share, own)
     _check_iterable(data, split)
     source: Source
-    if isinstance(data, Iterator):
+    if isinstance(data, StreamMixture):
+        data = _in_batches(data, split, batch_size, share if own else None)
+        source = StreamMixtureSource(split, data.num_batches, share, own, data)
+    elif isinstance(data, Iterator):
         source = OneShotSource(split, share, own, data)
     else:
         own = own or (share is not None and shards_itself(data, share, split))
@@ -124,6 +128,19 @@ def _is_dataset(data: Any, batch_size: int | None) -> bool:
     arrays = batch_size is not None and isinstance(data, Mapping | np.ndarray | jax.Array)
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
     return arrays or indexed or isinstance(data, Dataset)
+
+
+def _in_batches(data: StreamMixture, split: str, batch_size: int | None, share: ProcessShard | None) -> StreamMixture:
+    if data.batch_size is not None:
+        return data
+    if batch_size is None:
+        raise LearnerError(
+            f"the {split} data is a mixture of streams, which has rows but no batches: pass mixture.batch(n), or set "
+            "with_batch_size(n)",
+            code="data-dataset-without-batches",
+            split=split,
+        )
+    return data.batch(_own_size(batch_size, share, split))
 
 
 def _loader_of(
@@ -187,6 +204,8 @@ def _is_endless(data: Any) -> bool:
         return operator.length_hint(data, ENDLESS) >= ENDLESS
     if isinstance(data, itertools.cycle | itertools.count):
         return True
+    if isinstance(data, StreamMixture):
+        return data.is_endless
     try:
         return len(data) >= ENDLESS
     except TypeError:

@@ -32,6 +32,7 @@ class LoadReport:
       source: the file, its format and precision.
       loaded: the paths of the model's arrays that were loaded.
       renamed: of those the ones that have another path in the file: that one, by the model's.
+      transformed: of those the ones whose axes changed, for `layout="torch"`: how, by the model's path.
       left: why other arrays of the model stay as they are, by path.
       unused: what of the file was not used: dtype and shape by path.
     """
@@ -41,6 +42,7 @@ class LoadReport:
     renamed: Mapping[str, str]
     left: Mapping[str, str]
     unused: Mapping[str, str]
+    transformed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -51,10 +53,15 @@ class LoadReport:
         total = count(len(self.loaded) + len(self.left), "array")
         unused = f"; {count(len(self.unused), 'array')} of it unused" if self.unused else ""
         lines = [f"loaded {len(self.loaded)} of {total} from {self.source}{unused}"]
-        lines += [f"  renamed: {old} -> {new}" for new, old in self.renamed.items()]
+        lines += [f"  renamed: {old} -> {new}{self._change(new)}" for new, old in self.renamed.items()]
+        same = [path for path in self.transformed if path not in self.renamed]
+        lines += [f"  transformed: {path}{self._change(path)}" for path in same]
         lines += [f"  not loaded: {path}: {why}" for path, why in self.left.items()]
         lines += [f"  unused: {path}: {what}" for path, what in self.unused.items()]
         return "\n".join(map(printable, _cut(lines)))
+
+    def _change(self, path: str) -> str:
+        return f" ({self.transformed[path]})" if path in self.transformed else ""
 
 
 def fitted(
@@ -87,15 +94,22 @@ def fitted(
     if not isinstance(strict, bool):
         raise LearnerError(f"strict is {strict!r}; it needs True or False", code="record-strict-type")
     arrays, origins = _renamed(arrays, rename, source)
+    changes: dict[str, str] = {}
+    problems: dict[str, str] = {}
     if layout == "torch":
         refuse_unknown_layers(model)
-        arrays, origins = as_flax(arrays, origins, leaves.arrays)
+        converted = as_flax(arrays, origins, leaves.arrays, model)
+        arrays, origins = converted.arrays, converted.origins
+        changes, problems = converted.changes, converted.problems
     new, left = _match(arrays, leaves, foreign)
     unused = {
-        origins.get(path, path): _described(stored) for path, stored in arrays.items() if path not in leaves.arrays
+        origins.get(path, path): _described(stored) + problems.get(path, "")
+        for path, stored in arrays.items()
+        if path not in leaves.arrays
     }
     moved = {path: origins[path] for path in new if origins.get(path, path) != path}
-    result = LoadReport(source, tuple(new), moved, left, unused)
+    transformed = {path: change for path, change in changes.items() if path in new}
+    result = LoadReport(source, tuple(new), moved, left, unused, transformed)
     if not new or (strict and not result.complete):
         raise LearnerError(_differences(result, leaves, partly=bool(new)), code="record-model-differs")
     _refuse_shapes(left, leaves)

@@ -8,21 +8,36 @@
 | `running_mean`, `running_var` | `mean`, `var` | |
 | `Embedding.weight` | `embedding` | |
 | `bias` | `bias` | |
+| `ConvTranspose1d`, `2d`, `3d`: `weight` | `kernel` | (in, out, ...) → (..., in, out), flipped in space |
+| `MultiheadAttention`: `in_proj_weight` | `query`, `key`, `value` | (3 heads·size, in) → 3 (in, heads, size) |
+| `out_proj` | `out` | (out, heads·size) → (heads, size, out) |
+| `LSTM`, `LSTMCell`: `weight_ih`, `weight_hh` | `LSTMCell`, `OptimizedLSTMCell` | (4 hidden, in) → 4 (in, hidden) |
+| `GRU`, `GRUCell` | `GRUCell` | (3 hidden, in) → (in, 3 hidden) |
+| `RNN`, `RNNCell` | `SimpleCell` | (hidden, in) → (in, hidden) |
+| `bias_ih` + `bias_hh` of these | one bias | |
 
-Arrays that have the same path in both, as those of Equinox, are taken as they are; its convolutions' biases get their
-axes of length 1. `num_batches_tracked` has no counterpart and is left out.
+Equinox has PyTorch's names and axes, but for attention (`query_proj`, ...), the biases of recurrent cells and
+transposed convolutions, which are cut, added and flipped likewise; its convolutions' biases get axes of length 1.
+A recurrent layer `rnn` (`rnn.weight_ih_l0`) belongs to the cell `rnn`, to an `nnx.RNN` (`rnn.cell`) or to an
+`nnx.Bidirectional`. The projections of attention may also be `q_proj`, `k_proj`, `v_proj` and `out_proj` or `o_proj`,
+as in Hugging Face's models. `num_batches_tracked` has no counterpart and is left out.
 """
 
+import dataclasses
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from learner.errors import LearnerError
 from learner.records.stored import Stored
+from learner.records.torch_layers import ATTENTION, Part, split_layers
 from learner.util.optional import is_instance_of
+from learner.util.trees import path_name
 
 NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
 COLLECTIONS = ("params.", "batch_stats.")  # of linen
@@ -46,64 +61,157 @@ load_model('model.safetensors', model, layout="torch")
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """Arrays of PyTorch as a model has them.
+
+    Attributes:
+      arrays: by the path of the model, or of the file where the model has no such array.
+      origins: where they were in the file: `attn.in_proj_weight[0:8]`.
+      changes: of their axes: `(64, 10) from axes 1, 0`.
+      problems: why arrays cannot be used.
+    """
+
+    arrays: dict[str, Stored]
+    origins: dict[str, str]
+    changes: dict[str, str]
+    problems: dict[str, str]
+
+
 def as_flax(
-    arrays: Mapping[str, Stored], origins: Mapping[str, str], needed: Mapping[str, Any]
-) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Return the arrays by the paths of a model, with its axes, and their paths in the file.
+    arrays: Mapping[str, Stored], origins: Mapping[str, str], needed: Mapping[str, Any], model: Any
+) -> Converted:
+    """Return the arrays by the paths of a model, with its axes.
 
     Args:
       arrays: of the file, by path.
       origins: their paths in the file, by those.
       needed: the model's arrays, by path.
+      model: itself; it shows the layers.
 
     >>> weight = Stored("float32", np.zeros((10, 64), np.float32))
-    >>> arrays, _ = as_flax({"head.weight": weight}, {}, {"head.kernel": np.zeros((64, 10))})
-    >>> {path: stored.shape for path, stored in arrays.items()}
+    >>> converted = as_flax({"head.weight": weight}, {}, {"head.kernel": np.zeros((64, 10))}, None)
+    >>> {path: stored.shape for path, stored in converted.arrays.items()}
     {'head.kernel': (64, 10)}
+    >>> converted.changes
+    {'head.kernel': 'axes 1, 0'}
     """
-    converted, used = {}, set()
+    parts = {path: Part(stored, origins.get(path, path)) for path, stored in arrays.items()}
+    parts = split_layers(parts, {_without_collection(path): leaf for path, leaf in needed.items()})
+    transposed = _transposed_convolutions(model)
+    new: dict[str, Part] = {}
+    changes: dict[str, str] = {}
+    used = set()
     for path, leaf in needed.items():
-        source = _source(path, arrays)
+        source = _source(path, parts)
         if source is not None:
-            converted[path] = _turned(path, arrays[source], leaf)
+            data, change = _turned(path, parts[source].stored.data, leaf, transposed.get(path))
+            new[path] = dataclasses.replace(parts[source], stored=Stored(parts[source].stored.dtype, data))
+            changes |= {path: change} if change else {}
             used.add(source)
-    paths = {path: origins.get(source, source) for path in converted if (source := _source(path, arrays)) is not None}
-    for path, stored in arrays.items():
-        if path not in used and path.rpartition(".")[2] != COUNTER:
-            converted[path] = stored
-            paths[path] = origins.get(path, path)
-    return converted, paths
+    rest = [path for path in parts if path not in used and path.rpartition(".")[2] != COUNTER]
+    new |= {path: parts[path] for path in rest}
+    return Converted(
+        {path: part.stored for path, part in new.items()},
+        {path: part.origin for path, part in new.items()},
+        changes,
+        {path: part.problem for path, part in new.items() if part.problem},
+    )
 
 
-def _source(path: str, arrays: Mapping[str, Stored]) -> str | None:
+def _without_collection(path: str) -> str:
+    for collection in COLLECTIONS:
+        path = path.removeprefix(collection)
+    return path
+
+
+def _source(path: str, arrays: Collection[str]) -> str | None:
     """Return the array of the file that belongs to a path of the model."""
     if path in arrays:
         return path
-    for collection in COLLECTIONS:
-        path = path.removeprefix(collection)
-    layer, dot, name = path.rpartition(".")
+    layer, dot, name = _without_collection(path).rpartition(".")
     candidate = layer + dot + NAMES.get(name, name)
     return candidate if candidate in arrays else None
 
 
-def _turned(path: str, stored: Stored, leaf: Any) -> Stored:
-    data = stored.data
-    if path.rpartition(".")[2] == "kernel" and data.ndim >= 2:
+def _turned(path: str, data: np.ndarray, leaf: Any, convolution: "Transposed | None") -> tuple[np.ndarray, str]:
+    """Return an array with the axes of the model, and the change, for people."""
+    shape, changes = tuple(leaf.shape), []
+    layer, _, name = path.rpartition(".")
+    if convolution is not None and data.ndim == len(shape):
+        return convolution.turned(data)
+    if name == "kernel" and data.ndim >= 2:
         data = np.moveaxis(data, (1, 0), (-2, -1))
-    if data.ndim == 1 and tuple(leaf.shape) == (data.size,) + (1,) * (len(leaf.shape) - 1):
-        data = data.reshape(leaf.shape)
-    return Stored(stored.dtype, data)
+        changes.append("axes " + ", ".join(map(str, (*range(2, data.ndim), 1, 0))))
+    in_heads = layer.rpartition(".")[2] in ATTENTION["query.kernel"] and len(shape) == data.ndim + 1
+    with_ones = data.ndim == 1 and shape == (data.size,) + (1,) * (len(shape) - 1)
+    if data.shape != shape and data.size == math.prod(shape) and (in_heads or with_ones):
+        data = data.reshape(shape)
+        changes.append(f"shape {list(shape)}")
+    return data, ", ".join(changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transposed:
+    """The kernel of a transposed convolution, which PyTorch holds as (in, out / groups, ...).
+
+    Attributes:
+      first: the channels are the first axes, as in Equinox, or the last.
+      flipped: the model's kernel is that of the convolution that is computed, and PyTorch's that of its transpose.
+      groups: of channels.
+    """
+
+    first: bool
+    flipped: bool
+    groups: int = 1
+
+    def turned(self, data: np.ndarray) -> tuple[np.ndarray, str]:
+        """Return the kernel with the axes of the model, and the change, for people."""
+        space = tuple(range(2, data.ndim))
+        if self.groups > 1 and data.shape[0] % self.groups == 0:
+            grouped = data.reshape(self.groups, -1, *data.shape[1:]).swapaxes(1, 2)
+            data = grouped.reshape(-1, *grouped.shape[2:]).swapaxes(0, 1)
+        if self.flipped:
+            data = np.flip(data, space)
+        axes = (1, 0, *space) if self.first else (*space, 0, 1) if self.flipped else (*space, 1, 0)
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        text = f"axes {', '.join(map(str, axes))}{groups}" + ", flipped in space" * self.flipped
+        return data.transpose(axes), text
+
+
+def _transposed_convolutions(model: Any) -> dict[str, Transposed]:
+    """Return the kernels of transposed convolutions by path. Those of linen are not to be recognized."""
+    if is_instance_of(model, "flax.nnx", "Module"):
+        from flax import nnx
+
+        return {
+            ".".join(map(str, (*path, "kernel"))): Transposed(first=False, flipped=not node.transpose_kernel)
+            for path, node in nnx.iter_graph(model)
+            if isinstance(node, nnx.ConvTranspose)
+        }
+
+    def is_layer(node: Any) -> bool:
+        return is_instance_of(node, "equinox.nn", "ConvTranspose")
+
+    nodes = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_layer)
+    return {
+        path_name((*path, jax.tree_util.GetAttrKey("weight"))): Transposed(first=True, flipped=True, groups=node.groups)
+        for path, node in nodes
+        if is_layer(node)
+    }
 
 
 def refuse_unknown_layers(model: Any) -> None:
-    """Raise `LearnerError` for layers whose arrays PyTorch stores differently, in shapes that may fit by chance."""
+    """Raise `LearnerError` for recurrent cells that PyTorch does not have, whose arrays may fit by chance."""
     if not is_instance_of(model, "flax.nnx", "Module"):
         return
     from flax import nnx
 
-    kinds = (nnx.ConvTranspose, nnx.MultiHeadAttention, nnx.RNNCellBase)
+    known = (nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell)
     odd = {
-        ".".join(map(str, path)): type(node).__name__ for path, node in nnx.iter_graph(model) if isinstance(node, kinds)
+        ".".join(map(str, path)): type(node).__name__
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, nnx.RNNCellBase) and not isinstance(node, known)
     }
     if odd:
         shown = ", ".join(f"{path} ({kind})" for path, kind in odd.items())

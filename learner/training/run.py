@@ -181,6 +181,8 @@ class Run(ThreadOwned):
             # Donates the metrics' states: `end_epoch` begins the next epoch with the buffers that come back.
             values = self.runner.values("train", self.accumulator)
         self.reporter.put(SplitFinished("train", p.epoch, p.step, None, values))
+        for text in self.feeder.describe_state(self.data_state):
+            self.reporter.log.info("train: epoch %d, step %d: %s", p.epoch, p.step, text)
 
     # -- for loops of the user's ---------------------------------------------------------------------------------------
 

@@ -366,7 +366,6 @@ A = arrays(0, 3)
         (3, {}, "data-mixture-sources-type", ["int"]),
         ({1: A}, {}, "data-mixture-name-type", ["1"]),
         ({"a": A, "b": generator()}, {}, "data-mixture-stream", ["'b'", "generator"]),
-        ({"a": A, "b": generator}, {}, "data-mixture-stream", ["'b'", "function"]),
         ({"a": DataLoaderBuilder().batch_size(2).build(A)}, {}, "data-mixture-stream", ["'a'", "DataLoader"]),
         ({"a": []}, {}, "data-dataset-empty", ["'a'"]),
         ({"a": "text"}, {}, "data-dataset-type", ["'a'"]),

@@ -167,11 +167,11 @@ def test_embeddings_and_layer_norms():
 )
 def test_the_axes_of_kernels(shape, turned):
     weight = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    arrays, paths = as_flax({"a.weight": Stored("float32", weight)}, {}, {"a.kernel": np.zeros(turned)})
-    assert arrays["a.kernel"].shape == turned
-    assert paths == {"a.kernel": "a.weight"}
+    converted = as_flax({"a.weight": Stored("float32", weight)}, {}, {"a.kernel": np.zeros(turned)}, None)
+    assert converted.arrays["a.kernel"].shape == turned
+    assert converted.origins == {"a.kernel": "a.weight"}
     for index in np.ndindex(shape):
-        assert arrays["a.kernel"].data[(*index[2:], index[1], index[0])] == weight[index]
+        assert converted.arrays["a.kernel"].data[(*index[2:], index[1], index[0])] == weight[index]
 
 
 def test_what_does_not_fit_is_named_as_in_the_file():
@@ -182,13 +182,216 @@ def test_what_does_not_fit_is_named_as_in_the_file():
     assert "  extra.weight: float32[2] in the file, not in the model" in str(caught.value).split("\n")
 
 
-def test_layers_that_may_fit_by_chance_are_refused():
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+ATTENTION = {
+    "attn.in_proj_weight": numbers(18, 6),
+    "attn.in_proj_bias": numbers(18),
+    "attn.out_proj.weight": numbers(6, 6),
+    "attn.out_proj.bias": numbers(6),
+}
+WORDS = numbers(2, 5, 6)
+
+
+def attention(x):
+    """`torch.nn.MultiheadAttention(6, 2)` of [batch, length, 6] with itself."""
+    queries, keys, values = np.split(x @ ATTENTION["attn.in_proj_weight"].T + ATTENTION["attn.in_proj_bias"], 3, -1)
+    heads = []
+    for head in (slice(0, 3), slice(3, 6)):
+        scores = queries[..., head] @ keys[..., head].transpose(0, 2, 1) / np.sqrt(3)
+        heads.append(softmax(scores) @ values[..., head])
+    return linear(np.concatenate(heads, -1), ATTENTION, "attn.out_proj")
+
+
+class NnxAttention(nnx.Module):
+    def __init__(self, **how):
+        self.attn = nnx.MultiHeadAttention(2, 6, decode=False, rngs=nnx.Rngs(0), **how)
+
+
+def test_attention_in_nnx():
+    reports = []
+    model = read(ATTENTION, NnxAttention(), report=reports.append)
+    np.testing.assert_allclose(model.attn(jnp.asarray(WORDS)), attention(WORDS), atol=1e-5)
+    assert reports[0].renamed["attn.key.kernel"] == "attn.in_proj_weight[6:12]"
+    assert reports[0].transformed["attn.key.kernel"] == "axes 1, 0, shape [6, 2, 3]"
+    line = "  renamed: attn.out_proj.weight -> attn.out.kernel (axes 1, 0, shape [2, 3, 6])"
+    assert line in str(reports[0]).split("\n")
+
+
+def test_attention_in_equinox():
+    import equinox as eqx
+
+    biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+    model = read(ATTENTION, {"attn": eqx.nn.MultiheadAttention(2, 6, key=jax.random.key(0), **biases)})
+    got = jax.vmap(lambda x: model["attn"](x, x, x))(jnp.asarray(WORDS))
+    np.testing.assert_allclose(got, attention(WORDS), atol=1e-5)
+
+
+def test_projections_in_arrays_of_their_own():
+    """Of `MultiheadAttention(kdim=, vdim=)`, and of Hugging Face's models."""
+    weights = {path: x for path, x in ATTENTION.items() if "in_proj" not in path}
+    for name, rows in (("q", slice(0, 6)), ("k", slice(6, 12)), ("v", slice(12, 18))):
+        weights[f"attn.{name}_proj_weight"] = ATTENTION["attn.in_proj_weight"][rows]
+    torch = read({**weights, "attn.in_proj_bias": ATTENTION["attn.in_proj_bias"]}, NnxAttention())
+    renamed = {path.replace("_proj_weight", "_proj.weight").replace("out_", "o_"): x for path, x in weights.items()}
+    biases = np.split(ATTENTION["attn.in_proj_bias"], 3)
+    hugging_face = {**renamed, **{f"attn.{name}_proj.bias": x for name, x in zip("qkv", biases, strict=True)}}
+    for model in (torch, read(hugging_face, NnxAttention())):
+        np.testing.assert_allclose(model.attn(jnp.asarray(WORDS)), attention(WORDS), atol=1e-5)
+
+
+def test_a_part_of_an_array_that_a_model_has_no_place_for():
+    with raises_code("record-model-differs", "attn.in_proj_bias[6:12]: float32[6] in the file, not in the model"):
+        read(ATTENTION, NnxAttention(use_bias=False))
+
+
+def recurrent(gates, hidden=3, inner=6):
+    weights = {"weight_ih_l0": numbers(gates * hidden, inner), "weight_hh_l0": numbers(gates * hidden, hidden)}
+    return weights | {"bias_ih_l0": numbers(gates * hidden), "bias_hh_l0": numbers(gates * hidden)}
+
+
+LSTM, GRU, ELMAN = recurrent(4), recurrent(3), recurrent(1)
+
+
+def outputs(weights, x):
+    """`torch.nn.LSTM`, `GRU` or `RNN`: the hidden states of [batch, length, inner]."""
+    hidden = np.zeros((x.shape[0], 3))
+    cell, states = hidden, []
+    for t in range(x.shape[1]):
+        a = x[:, t] @ weights["weight_ih_l0"].T + weights.get("bias_ih_l0", 0)
+        b = hidden @ weights["weight_hh_l0"].T + weights.get("bias_hh_l0", 0)
+        if weights["weight_hh_l0"].shape[0] == 12:
+            i, f, g, o = np.split(a + b, 4, -1)
+            cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+            hidden = sigmoid(o) * np.tanh(cell)
+        elif weights["weight_hh_l0"].shape[0] == 9:
+            (ar, az, an), (br, bz, bn) = np.split(a, 3, -1), np.split(b, 3, -1)
+            z = sigmoid(az + bz)
+            hidden = (1 - z) * np.tanh(an + sigmoid(ar + br) * bn) + z * hidden
+        else:
+            hidden = np.tanh(a + b)
+        states.append(hidden)
+    return np.stack(states, 1)
+
+
+def gru_with_both_biases():
+    cell = nnx.GRUCell(6, 3, rngs=nnx.Rngs(0))
+    cell.dense_h = nnx.Linear(3, 9, rngs=nnx.Rngs(0))
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("weights", "cell"),
+    [
+        (LSTM, lambda: nnx.LSTMCell(6, 3, rngs=nnx.Rngs(0))),
+        (LSTM, lambda: nnx.OptimizedLSTMCell(6, 3, rngs=nnx.Rngs(0))),
+        ({name: x for name, x in LSTM.items() if "bias" not in name}, lambda: nnx.LSTMCell(6, 3, rngs=nnx.Rngs(0))),
+        (GRU, gru_with_both_biases),
+        (ELMAN, lambda: nnx.SimpleCell(6, 3, rngs=nnx.Rngs(0))),
+    ],
+    ids=["LSTM", "OptimizedLSTM", "LSTM-without-bias", "GRU", "RNN"],
+)
+def test_recurrent_layers_in_nnx(weights, cell):
+    model = read(weights, nnx.RNN(cell()))
+    np.testing.assert_allclose(model(jnp.asarray(WORDS)), outputs(weights, WORDS), atol=1e-5)
+
+
+@pytest.mark.parametrize(("weights", "cell"), [(LSTM, nn.LSTMCell), (LSTM, nn.OptimizedLSTMCell), (GRU, nn.GRUCell)])
+def test_recurrent_layers_in_linen(weights, cell):
+    module, x = nn.RNN(cell(3)), jnp.asarray(WORDS)
+    model = read(weights, Linen(module, module.init(jax.random.key(0), x)))
+    np.testing.assert_allclose(model(x), outputs(weights, WORDS), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_recurrent_cells_in_equinox(name):
+    import equinox as eqx
+
+    weights = {"LSTM": LSTM, "GRU": GRU}[name]
+    cell = read(weights, getattr(eqx.nn, f"{name}Cell")(6, 3, key=jax.random.key(0)))
+    states = [(jnp.zeros(3), jnp.zeros(3)) if name == "LSTM" else jnp.zeros(3)]
+    for x in jnp.asarray(WORDS[0]):
+        states.append(cell(x, states[-1]))
+    got = jnp.stack([state[0] if name == "LSTM" else state for state in states[1:]])
+    np.testing.assert_allclose(got, outputs(weights, WORDS)[0], atol=1e-5)
+
+
+def test_layers_and_directions_of_a_recurrent_layer():
+    rngs = nnx.Rngs(0)
+    one, two = (nnx.RNN(nnx.SimpleCell(6, 3, rngs=rngs)) for _ in range(2))
+    back = {f"{name}_reverse": x for name, x in recurrent(1).items()}
+    file = {f"rnn.{name.replace('_l0', '_l1')}": x for name, x in {**ELMAN, **back}.items()}
+    rename = [(r"^rnn\.(\w+)_l(\d)", r"layers.\2.\1_l0")]
+    model = {"layers": {"1": nnx.Bidirectional(one, two, rngs=rngs)}}
+    model = read(file, nnx.Dict(layers=nnx.Dict(model["layers"])), rename=rename)
+    forward = outputs(ELMAN, WORDS)
+    backward = outputs({name.removesuffix("_reverse"): x for name, x in back.items()}, WORDS[:, ::-1])[:, ::-1]
+    got = model["layers"]["1"](jnp.asarray(WORDS))
+    np.testing.assert_allclose(got, np.concatenate([forward, backward], -1), atol=1e-5)
+
+
+def test_the_bias_of_a_gru_that_flax_does_not_have():
+    model = nnx.RNN(nnx.GRUCell(6, 3, rngs=nnx.Rngs(0)))
+    with raises_code("record-model-differs", "bias_hh_l0[6:9]", "cell.dense_h = nnx.Linear(3, 9, rngs=rngs)"):
+        read(GRU, model)
+    weights = {**GRU, "bias_hh_l0": np.concatenate([GRU["bias_hh_l0"][:6], np.zeros(3, np.float32)])}
+    np.testing.assert_allclose(read(weights, model)(jnp.asarray(WORDS)), outputs(weights, WORDS), atol=1e-5)
+
+
+def test_weights_of_another_cell_are_listed():
+    with raises_code("record-model-differs", "weight_hh_l0: float32[9, 3] in the file, not in the model"):
+        read(GRU, nnx.RNN(nnx.LSTMCell(6, 3, rngs=nnx.Rngs(0))))
+
+
+def transposed(x, weight, bias, stride, groups=1):
+    """`torch.nn.ConvTranspose2d` without padding: each number of the input adds a multiple of the kernel."""
+    inner, outer, height, width = weight.shape
+    shape = [(n - 1) * stride + k for n, k in zip(x.shape[2:], (height, width), strict=True)]
+    y = np.zeros((x.shape[0], outer * groups, *shape)) + bias[:, None, None]
+    for n, c, i, j in np.ndindex(x.shape):
+        first = c // (inner // groups) * outer
+        y[n, first : first + outer, i * stride : i * stride + height, j * stride : j * stride + width] += (
+            x[n, c, i, j] * weight[c]
+        )
+    return y
+
+
+@pytest.mark.parametrize("transpose_kernel", [False, True])
+def test_transposed_convolutions_in_nnx(transpose_kernel):
     class Model(nnx.Module):
         def __init__(self, rngs):
-            self.up = nnx.ConvTranspose(3, 3, (2, 2), rngs=rngs)
+            how = {"strides": 2, "padding": "VALID", "transpose_kernel": transpose_kernel, "rngs": rngs}
+            self.up = nnx.ConvTranspose(3, 3, (2, 3), **how)
 
-    with raises_code("record-torch-layout-unknown", "ConvTranspose"):
-        read({"up.weight": numbers(3, 3, 2, 2), "up.bias": numbers(3)}, Model(nnx.Rngs(0)))
+    weights = {"up.weight": numbers(3, 3, 2, 3), "up.bias": numbers(3)}
+    got = read(weights, Model(nnx.Rngs(0))).up(jnp.asarray(IMAGES.transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(got, transposed(IMAGES, *weights.values(), stride=2), atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_transposed_convolutions_in_equinox(groups):
+    import equinox as eqx
+
+    weights = {"up.weight": numbers(3, 6 // groups, 2, 3), "up.bias": numbers(6)}
+    layer = eqx.nn.ConvTranspose2d(3, 6, (2, 3), stride=2, groups=groups, key=jax.random.key(0))
+    got = jax.vmap(read(weights, {"up": layer})["up"])(jnp.asarray(IMAGES))
+    np.testing.assert_allclose(got, transposed(IMAGES, *weights.values(), stride=2, groups=groups), atol=1e-5)
+
+
+def test_cells_that_pytorch_does_not_have_are_refused():
+    class Own(nnx.RNNCellBase):
+        def __init__(self, rngs):
+            self.up = nnx.Linear(3, 3, rngs=rngs)
+
+    with raises_code("record-torch-layout-unknown", "Own"):
+        read({"up.weight": numbers(3, 3), "up.bias": numbers(3)}, nnx.Dict(cell=Own(nnx.Rngs(0))))
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth"])

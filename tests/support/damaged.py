@@ -4,6 +4,7 @@ Prints a line before each file, so that the last one names what ended the proces
 """
 
 import gzip
+import io
 import json
 import random
 import resource
@@ -11,6 +12,7 @@ import shutil
 import sqlite3
 import struct
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import pyarrow.feather
 import pyarrow.parquet
 from PIL import Image
 
-from learner.data import ImageFolder, Lines, SQLiteTable, TextWindows, sources
+from learner.data import ImageFolder, Lines, SQLiteTable, TarShards, TextWindows, sources
 from learner.errors import LearnerError
 
 ROOM = 3 * 2**30  # bytes of address space that reading may take on top of what the process has
@@ -57,6 +59,16 @@ def stream(path):
 
 def feather(compression):
     return lambda path: pa.feather.write_feather(COLUMNS, str(path), compression=compression)
+
+
+def archive(path):
+    files = {"cls": b"3", "txt": b"three", "json": b'{"a": [1, 2]}'}
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for number in range(2):
+            for extension, content in files.items():
+                info = tarfile.TarInfo(f"{'folder' * 30}/{number}.{extension}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
 
 
 def database(path):
@@ -119,6 +131,7 @@ KINDS = {
         lambda path: Image.fromarray(NUMBERS.astype(np.uint8)).save(path),
         lambda path: ImageFolder(path.parent.parent),
     ),
+    "tar": ("a.tar", archive, TarShards),
     "sqlite": ("a.db", database, lambda path: SQLiteTable(path, "t", labels=["k"])),
     "lines": ("a.txt", lambda path: path.write_text("one two\nthree é four\n" * 9), Lines),
     "characters": (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from learner.data.sources.ndjson import json_lines
     from learner.data.sources.numpy_files import numpy_arrays
     from learner.data.sources.table_arrays import Table
+    from learner.data.sources.tar_shards import TarShards
     from learner.data.sources.text_files import Lines, TextWindows
 
     __all__ = [
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         "Lines",
         "SQLiteTable",
         "Table",
+        "TarShards",
         "TextWindows",
         "arrow",
         "as_dataset",

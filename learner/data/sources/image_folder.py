@@ -9,14 +9,11 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
+from learner.data.sources.image_decoder import ImageDecoder
 from learner.data.sources.input_files import PathLike, folder, readable, refuse_special
 from learner.errors import LearnerError, near
-from learner.util.number_checks import check_int
-from learner.util.optional import import_optional
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-FORMATS = ("PNG", "JPEG")
-MODES = {"RGB": np.uint8, "L": np.uint8, "RGBA": np.uint8, "I;16": np.uint16}
 
 
 class ImageFolder(Dataset):
@@ -63,17 +60,8 @@ class ImageFolder(Dataset):
         scaled: bool = True,
         max_pixels: int = 2**26,
     ) -> None:
-        import_optional("PIL.Image", "images", "ImageFolder", "Pillow")
+        self._decoder = ImageDecoder("ImageFolder", size, mode, scaled, max_pixels)
         root = folder(directory, "ImageFolder", "it needs directory/CLASS/NAME.png").absolute()
-        if mode not in MODES:
-            raise LearnerError(
-                f"mode is {mode!r}: {near(str(mode), list(MODES))}", code="data-image-mode-unknown", mode=mode
-            )
-        if size is not None and (not isinstance(size, list | tuple) or len(size) != 2):
-            raise LearnerError(f"size is {size!r}: give [height, width]", code="data-image-size-value", size=size)
-        self._size = None if size is None else tuple(check_int("size", side, least=1) for side in size)
-        self._mode, self._scaled = mode, scaled
-        self._max_pixels = check_int("max_pixels", max_pixels, least=1)
         self.classes = _classes(root, classes)
         images = [_images(root / name) if (root / name).is_dir() else [] for name in self.classes]
         empty = [name for name, files in zip(self.classes, images, strict=True) if not files and classes is None]
@@ -90,42 +78,9 @@ class ImageFolder(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = item_number(index, len(self), "ImageFolder")
-        image = self._decoded(self.files[index])
-        if self._scaled:
-            image = np.divide(image, np.iinfo(image.dtype).max, dtype=np.float32)
-        return {"image": image, "label": self._labels[index]}
-
-    def _decoded(self, path: str) -> np.ndarray:
-        pillow = import_optional("PIL.Image", "images", "ImageFolder", "Pillow")
+        path = self.files[index]
         refuse_special(path, "ImageFolder")  # a named pipe would block, here or in a worker
-        try:
-            with pillow.open(path, formats=FORMATS) as image:
-                width, height = image.size
-                if width * height > self._max_pixels:
-                    raise LearnerError(
-                        f"{path} claims {height} by {width} pixels, and max_pixels is {self._max_pixels}",
-                        code="data-image-too-large",
-                        path=path,
-                        width=width,
-                    )
-                return self._array(image, pillow)
-        except LearnerError as error:
-            raise LearnerError(str(error), code="data-image-unreadable") from None
-        except Exception as error:  # a damaged image raises errors of many kinds
-            raise LearnerError(
-                f"{path} cannot be read as an image: {error}", code="data-image-unreadable", path=path
-            ) from error
-
-    def _array(self, image: Any, pillow: Any) -> np.ndarray:
-        if image.mode != self._mode and (image.mode.startswith(("I", "F")) or self._mode == "I;16"):
-            raise LearnerError(
-                f"{image.filename} has the mode {image.mode}, which is not converted to {self._mode}",
-                code="data-image-mode-unconvertible",
-            )
-        converted = image if image.mode == self._mode else image.convert(self._mode)
-        if self._size is not None and converted.size != self._size[::-1]:
-            converted = converted.resize(self._size[::-1], pillow.Resampling.BILINEAR)
-        return np.array(converted, MODES[self._mode])
+        return {"image": self._decoder.decode(path, path), "label": self._labels[index]}
 
 
 def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:

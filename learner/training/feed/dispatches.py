@@ -84,6 +84,10 @@ class Feeder:
         """Return the number of steps that fit into a buffer."""
         return self._grouping.buffer
 
+    def describe_state(self, state: Any) -> list[str]:
+        """Return lines for the log about the rows that were read up to a dispatch's `data_state`."""
+        return self._source.describe_state(state)
+
     def without_loop(self) -> "Feeder":
         """Return a feeder of the same data whose steps are programs of their own."""
         feeder = copy.copy(self)

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "support" / "damaged.py"
 ARROW = ("parquet", "parquet pages", "arrow", "arrow stream", "arrow lz4", "arrow zstd")
 OTHERS = (
     *("csv", "csv gzip", "csv utf-16", "json lines", "npy", "npz", "npz packed", "idx", "idx gzip", "cifar"),
-    *("png", "jpeg", "sqlite", "lines", "characters"),
+    *("png", "jpeg", "tar", "sqlite", "lines", "characters"),
 )
 
 

@@ -1,0 +1,309 @@
+"""Mixtures of streams: which row comes next, where an epoch ends, and that every position leads to the same rows."""
+
+import importlib.util
+import json
+
+import grain
+import numpy as np
+import pytest
+
+from learner.data import DataLoaderBuilder, mix, stack
+from learner.data.sharding import ProcessShard
+from learner.data.source import source_of
+from tests.data.test_hugging_face import Stream
+from tests.support.codes import raises_code
+from tests.support.runs import build_line, quiet
+
+
+def item(value):
+    return {"x": np.int32(value)}
+
+
+class Rows:
+    """An iterable without a state."""
+
+    def __init__(self, first, count):
+        self.first, self.count = first, count
+
+    def __iter__(self):
+        return map(item, range(self.first, self.first + self.count))
+
+
+def generator():
+    yield from Rows(100, 30)
+
+
+def sources():
+    return {"a": Rows(0, 12), "b": generator, "c": [item(value) for value in range(200, 207)]}
+
+
+def mixture(**options):
+    how = {"weights": {"a": 0.3, "b": 0.5, "c": 0.2}, "seed": 3, "source_field": "source"}
+    return mix(**({"sources": sources()} | how | options)).batch(4)
+
+
+def kept(data, **how):
+    source = source_of(data, "train", **how)
+    source.peek(1)
+    source.keep_state()
+    return source
+
+
+def with_states(source, epoch, start=0, state=None, warn=pytest.fail):
+    batches = source.open(epoch, start, json.loads(json.dumps(state)), warn)
+    return [(batch["x"].tolist(), batches.where()) for batch in batches]
+
+
+def values(data):
+    return [int(row["x"]) for row in data]
+
+
+# -- which rows --------------------------------------------------------------------------------------------------------
+
+
+def test_each_source_has_its_share_and_its_order():
+    endless = {"a": lambda: map(item, range(10**9)), "b": lambda: map(item, range(-(10**9), 0))}
+    rows = values(mix(endless, weights=[3, 1], size=2**16))
+    of_a = [row for row in rows if row >= 0]
+    assert of_a == list(range(3 * 2**14))  # exactly, over a block of draws
+    assert [row for row in rows if row < 0] == list(range(-(10**9), -(10**9) + 2**14))
+    assert 0.7 < np.mean(np.asarray(rows[:1000]) >= 0) < 0.8
+    assert values(mix(endless, weights=[3, 1], size=9)) == rows[:9]
+    assert values(mix(endless, weights=[3, 1], size=9, seed=1)) != rows[:9]
+
+
+def test_an_epoch_stops_where_a_source_has_no_row_left():
+    rows = values(mix({"a": Rows(0, 3), "b": Rows(10, 100)}))
+    assert [row for row in rows if row < 10] == [0, 1, 2]
+    assert [row for row in rows if row >= 10] == list(range(10, 10 + len(rows) - 3))
+
+
+def test_sources_without_rows_are_dropped():
+    rows = values(mix({"a": Rows(0, 3), "b": Rows(10, 9)}, exhausted="drop"))
+    assert sorted(rows) == [0, 1, 2, *range(10, 19)]
+    assert [row for row in rows if row >= 10] == list(range(10, 19))
+
+
+def test_sources_repeat():
+    rows = values(mix({"a": Rows(0, 3), "b": Rows(10, 9)}, exhausted="repeat", size=30, weights=[2, 1]))
+    of_a = [row for row in rows if row < 10]
+    assert of_a == [number % 3 for number in range(len(of_a))]
+    assert (len(rows), len(of_a) > 12) == (30, True)
+
+
+def test_a_dataset_beside_a_stream_is_read_in_another_order_each_time():
+    rows = values(mix({"a": [item(value) for value in range(5)], "b": generator}, [1, 0], exhausted="repeat", size=15))
+    assert [sorted(rows[start : start + 5]) for start in (0, 5, 10)] == [list(range(5))] * 3
+    assert rows[:5] != rows[5:10]
+
+
+def test_an_epoch_with_a_size_begins_where_the_last_one_ended():
+    data = mixture(size=8, weights={"a": 0, "b": 1, "c": 0})
+    source = source_of(data, "train")
+    assert [batch["x"].tolist() for batch in source.open(1, warn=pytest.fail)] == [
+        [100, 101, 102, 103],
+        [104, 105, 106, 107],
+    ]
+    assert [batch["x"].tolist() for batch in source.open(2, warn=pytest.fail)] == [
+        [108, 109, 110, 111],
+        [112, 113, 114, 115],
+    ]
+    data.warn = list  # the second iterator reads rows again
+    one, two = iter(data), iter(data)
+    assert next(one)["x"].tolist() == next(two)["x"].tolist() == [116, 117, 118, 119]
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+MODES = {
+    "stop": {},
+    "drop": {"exhausted": "drop"},
+    "repeat": {"exhausted": "repeat", "size": 26},
+    "size": {"size": 22},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_position_of_every_epoch_leads_to_the_same_rows(mode):
+    warned = []
+    whole = kept(mixture(**MODES[mode]))
+    epochs = [with_states(whole, epoch) for epoch in (1, 2, 3)]
+    for epoch, batches in enumerate(epochs, 1):
+        for done in range(epoch == 1, len(batches)):
+            state = batches[done - 1][1] if done else epochs[epoch - 2][-1][1]
+            resumed = kept(mixture(**MODES[mode]))
+            assert with_states(resumed, epoch, done, state, warned.append) == batches[done:]
+            if epoch < 3:
+                assert with_states(resumed, epoch + 1) == epochs[epoch]
+    assert {text.partition(")")[0] for text in warned} == {"the 'a' data (Rows", "the 'b' data (generator"}
+    assert all("rows of epoch" in text for text in warned)
+
+
+needs_datasets = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
+
+
+def hugging_face():
+    import datasets
+
+    return datasets.Dataset.from_dict({"x": np.arange(30)}).to_iterable_dataset(num_shards=3)
+
+
+class StreamOfRows(Stream):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {"x": batch["x"][0]}
+
+
+StreamOfRows.__module__ = Stream.__module__
+POSITIONED = {
+    "the protocol of Hugging Face": StreamOfRows,
+    "Grain": lambda: grain.MapDataset.range(30).map(lambda x: {"x": np.int64(x)}).to_iter_dataset(),
+    "Hugging Face": hugging_face,
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=needs_datasets if kind == "Hugging Face" else ()) for kind in POSITIONED]
+)
+def test_a_source_with_a_state_goes_to_its_row(kind):
+    def make():
+        return mix({"a": POSITIONED[kind](), "b": [{"x": -1}, {"x": -2}]}, exhausted="repeat", size=18).batch(4)
+
+    first = with_states(kept(make()), 1)
+    for done in range(1, len(first)):
+        rows = [row for row, _ in with_states(kept(make()), 1, done, first[done - 1][1])]
+        assert rows == [row for row, _ in first[done:]]  # without a warning that rows were read again
+
+
+def test_processes_read_parts_of_the_same_batches():
+    whole = [batch["x"] for batch in source_of(mixture(size=20, exhausted="repeat"), "train").open(1)]
+    parts = []
+    for index in (0, 1):
+        share = ProcessShard(index, 2, 4)
+        source = source_of(mixture(size=20, exhausted="repeat"), "train", share=share)
+        parts.append([batch["x"] for batch in source.open(1)])
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
+
+
+# -- in a run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_rows_and_logs_those_of_each_source(tmp_path):
+    x = np.ones((40, 3), np.float32)
+    rows = lambda: ({"x": row, "t": row[:1]} for row in x)  # noqa: E731
+    data = mix({"a": rows, "b": lambda: rows()}, weights=[1, 3], size=2**4, exhausted="repeat")
+    build_line(quiet(tmp_path / "run").with_batch_size(4).num_epochs(2)).fit(data, [{"x": x[:4], "t": x[:4, :1]}])
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    counts = data.describe_state(iter_state(data, 16))
+    assert f"train: epoch 1, step 4: {counts}" in log
+    assert "train: epoch 2, step 8: 32 rows of the mixture: a " in log
+
+
+def iter_state(data, count):
+    iterator = iter(data)
+    for _ in range(count):
+        next(iterator)
+    return iterator.get_state()
+
+
+def test_texts():
+    text = "mix({'a': Rows 0.3, 'b': generator 0.5, 'c': list(7 items) 0.2}, seed=3, size=9, exhausted='drop')"
+    assert repr(mixture(size=9, exhausted="drop")) == text
+    assert mixture().describe_state({"sources": {"a": {"total": 1}, "b": {"total": 3}, "c": {"total": 0}}}) == (
+        "4 rows of the mixture: a 1 (25.00 %), b 3 (75.00 %), c 0 (0.00 %)"
+    )
+
+
+def test_the_length_of_an_epoch():
+    length = lambda data: (source_of(data, "train").batches, source_of(data, "train").endless)  # noqa: E731
+    assert length(mixture(size=10, exhausted="repeat")) == (3, False)
+    assert length(mix(sources(), size=10, exhausted="repeat").batch(4, drop_last=True)) == (2, False)
+    assert length(mixture(exhausted="repeat")) == (None, True)
+    assert length(mixture(size=10)) == length(mixture()) == (None, False)
+
+
+def test_the_fingerprint_has_the_weights():
+    facts = kept(mixture(size=9)).fingerprint()
+    assert facts["dataset"] == repr(mixture(size=9))
+    assert (facts["batch_size"], facts["fields"]) == (4, {"source": "int32 []", "x": "int32 []"})
+    assert kept(mixture(weights=[1, 1, 1])).fingerprint()["dataset"] != facts["dataset"]
+
+
+def test_batches():
+    data = mix({"a": Rows(0, 5)})
+    assert [batch["x"].tolist() for batch in data.batch(2, drop_last=True)] == [[0, 1], [2, 3]]
+    assert list(data.batch(3, lambda rows: stack(rows)["x"].sum())) == [3, 7]
+
+
+# -- wrong input -------------------------------------------------------------------------------------------------------
+
+
+class Shuffling(Rows):
+    rng = None
+
+    def __init__(self):
+        super().__init__(0, 3)
+        self.rng = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "code"),
+    [
+        ({"b": iter([])}, {}, "data-mixture-stream"),
+        ({"b": DataLoaderBuilder().batch_size(2).build({"x": np.arange(4)})}, {}, "data-mixture-stream"),
+        ({"b": Shuffling()}, {}, "data-mixture-stream-random"),
+        ({}, {"exhausted": "cycle"}, "data-mixture-exhausted"),
+        ({}, {"size": 0}, "data-number-value"),
+        ({}, {"weights": [1]}, "data-mixture-weights-count"),
+    ],
+)
+def test_wrong_input(change, options, code):
+    with raises_code(code):
+        mix(sources() | change, **options)
+
+
+def test_a_mixture_of_datasets_has_no_source_that_ends():
+    with raises_code("data-mixture-exhausted"):
+        mix([[1, 2]], exhausted="drop")
+
+
+def test_one_stream_twice():
+    rows = Rows(0, 3)
+    with raises_code("data-mixture-source-twice"):
+        mix({"a": rows, "b": rows})
+
+
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        (lambda: iter([{"x": np.float32(1)}]), "data-mixture-fields-differ"),
+        (lambda: iter([{"x": np.int32(1), "source": 1}]), "data-mixture-source-field-taken"),
+        (lambda: iter([]), "data-mixture-source-empty"),
+    ],
+)
+def test_rows_that_do_not_fit(other, code):
+    with raises_code(code):
+        list(mix({"a": Rows(0, 9), "b": other}, source_field="source"))
+
+
+def test_a_source_that_fails_is_named():
+    def broken():
+        yield item(1)
+        raise OSError("the network is down")
+
+    with pytest.raises(OSError, match="the network is down") as raised:
+        list(mix({"good": Rows(0, 9), "bad": broken}))
+    assert raised.value.__notes__ == ["while reading row 1 of the source 'bad' of a mixture"]
+
+
+def test_a_mixture_that_is_no_dataset():
+    with raises_code("data-mixture-of-streams-loader"):
+        DataLoaderBuilder().batch_size(4).build(mix(sources()))
+    with raises_code("data-dataset-without-batches"):
+        source_of(mix(sources()), "train")
+
+
+def test_a_state_of_another_mixture():
+    state = iter_state(mixture(), 1)
+    with raises_code("data-mixture-state-differs"):
+        iter(mix({"a": Rows(0, 3), "b": Rows(0, 3), "d": Rows(0, 3)})).set_state(state)
