@@ -62,16 +62,23 @@ class Compiled:
     FEW, MANY, HALF, MAPS = 400, 4_000, 22_000, 45_000  # programs, with a context each or in one; pieces of memory
 
     def __init__(self):
-        self.count, self.looked, self.enough, self.maps = 0, 0, Compiled.FEW, 0
+        self.count, self.looked, self.frozen, self.enough, self.maps = 0, 0, 0, Compiled.FEW, 0
         jax.monitoring.register_event_duration_secs_listener(self.heard)
 
     def heard(self, event, seconds, **_):
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
     def let_go(self):
-        self.count, self.looked, self.maps = 0, 0, 0
+        self.count, self.looked, self.frozen, self.maps = 0, 0, 0, 0
+        gc.unfreeze()
         jax.clear_caches()
+        self.freeze()
+
+    def freeze(self):
+        """What JAX keeps stays: later collections, such as that of each member of a sweep, need not look through it."""
+        self.frozen = self.count
         gc.collect()
+        gc.freeze()
 
     def look(self):
         """Count the pieces after a hundred programs, which have room in any case: looking takes its time."""
@@ -93,6 +100,8 @@ def pytest_runtest_teardown(item, nextitem):
         executables.clear()
     if crowded or (last and COMPILED.count > COMPILED.enough):
         COMPILED.let_go()
+    elif last and COMPILED.count >= COMPILED.frozen + 100:
+        COMPILED.freeze()
 
 
 def pytest_collection_finish():
