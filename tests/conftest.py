@@ -1,9 +1,12 @@
 """Every test runs under the strictest rules that JAX has, on eight simulated devices."""
 
+import functools
 import gc
 import os
 import sys
 from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # others would wait in loops, in each process that tests start
 
 import jax
 import pytest
@@ -29,6 +32,7 @@ def pytest_configure(config):
     if fast:
         if jax.__version_info__ < (0, 11):  # a later XLA may not know the flag, and ends the process that has it
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+            share_context()
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests start, too
     jax.config.update("jax_disable_most_optimizations", fast)
     executables.MOST = 256  # shared between files, too
@@ -40,32 +44,48 @@ def pytest_configure(config):
         jax.config.update("jax_platforms", "cpu")
 
 
+def share_context():
+    """Lower all programs into one context of MLIR. JAX makes one for each, which takes a quarter of the time of a small
+    program, and 1.2 MB for as long as JAX keeps the program.
+    """
+    from jax._src.interpreters import mlir
+
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    COMPILED.enough = Compiled.MANY
+
+
 class Compiled:
     """How many programs were compiled since all were let go. Linux gives a process 65530 pieces of memory; a program
     for eight devices takes up to a hundred, and JAX keeps thousands of programs: a whole run would die of it. They are
     let go between files, where no test counts what the others compiled, unless there is hardly room."""
 
-    ENOUGH, MAPS = 400, 45_000
+    FEW, MANY, HALF, MAPS = 400, 4_000, 22_000, 45_000  # programs, with a context each or in one; pieces of memory
 
     def __init__(self):
-        self.count, self.looked = 0, 0
+        self.count, self.looked, self.frozen, self.enough, self.maps = 0, 0, 0, Compiled.FEW, 0
         jax.monitoring.register_event_duration_secs_listener(self.heard)
 
     def heard(self, event, seconds, **_):
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
     def let_go(self):
-        self.count, self.looked = 0, 0
+        self.count, self.looked, self.frozen, self.maps = 0, 0, 0, 0
+        gc.unfreeze()
         jax.clear_caches()
-        gc.collect()
+        self.freeze()
 
-    def hardly_room(self):
-        """Looks again after a hundred programs, which have room in any case: looking takes its time."""
-        if self.count < self.looked + 100:
-            return False
-        self.looked = self.count
-        maps = Path("/proc/self/maps")
-        return maps.exists() and len(maps.read_bytes().splitlines()) > Compiled.MAPS
+    def freeze(self):
+        """What JAX keeps stays: later collections, such as that of each member of a sweep, need not look through it."""
+        self.frozen = self.count
+        gc.collect()
+        gc.freeze()
+
+    def look(self):
+        """Count the pieces after a hundred programs, which have room in any case: looking takes its time."""
+        if self.count >= self.looked + 100:
+            self.looked = self.count
+            maps = Path("/proc/self/maps")
+            self.maps = len(maps.read_bytes().splitlines()) if maps.exists() else 0
 
 
 COMPILED = Compiled()
@@ -73,13 +93,15 @@ COMPILED = Compiled()
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    if COMPILED.count > Compiled.ENOUGH:
-        last = nextitem is None or nextitem.path != item.path
-        crowded = COMPILED.hardly_room()
-        if crowded:
-            executables.clear()
-        if last or crowded:
-            COMPILED.let_go()
+    COMPILED.look()
+    last = nextitem is None or nextitem.path != item.path
+    crowded = COMPILED.maps > (Compiled.HALF if last else Compiled.MAPS)
+    if crowded:
+        executables.clear()
+    if crowded or (last and COMPILED.count > COMPILED.enough):
+        COMPILED.let_go()
+    elif last and COMPILED.count >= COMPILED.frozen + 100:
+        COMPILED.freeze()
 
 
 def pytest_collection_finish():

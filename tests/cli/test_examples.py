@@ -40,10 +40,9 @@ def test_a_project_can_be_trained_and_tested(learner, tmp_path, monkeypatch):
     assert sorted(path.name for path in project.iterdir()) == ["README.md", "config.yaml", "model.py", "test_model.py"]
     code, _, err = learner("new", "mine/first")
     assert (code, "exists already" in err) == (2, True)
-    run = "import sys, learner.cli.main; sys.exit(learner.cli.main.main(sys.argv[1:]))"
-    words = [sys.executable, "-c", run, "fit", "config.yaml", "--num_epochs=1", "--renderer=null"]
-    ran = subprocess.run(words, cwd=project, capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    monkeypatch.chdir(project)
+    code, _, err = learner("fit", "config.yaml", "--num_epochs=1", "--renderer=null")
+    assert (code, err) == (0, "")
     assert (project / "runs" / "first" / "summary.json").is_file()
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
     ran = subprocess.run(words, cwd=project, capture_output=True, text=True)

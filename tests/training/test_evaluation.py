@@ -106,10 +106,10 @@ def test_a_dict_of_arrays_is_one_set(tmp_path, trained):
     assert [each.epoch for each in followed] == [4]  # the other checkpoint that the run has kept
 
 
-@pytest.mark.parametrize("split", ["valid", "train", "custom", "valid-ood", "a/b", "", "../x", 3])
-def test_a_split_needs_a_name_of_its_own(trained, split):
-    with raises_code("run-evaluation-split"):
-        trained[0].evaluate(batches(), split=split)
+def test_a_split_needs_a_name_of_its_own(trained):
+    for split in ("valid", "train", "custom", "valid-ood", "a/b", "", "../x", 3):
+        with raises_code("run-evaluation-split"):
+            trained[0].evaluate(batches(), split=split)
 
 
 def test_without_a_run_there_is_no_checkpoint(tmp_path):

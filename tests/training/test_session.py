@@ -110,7 +110,10 @@ def test_a_program_is_compiled_once(tmp_path):
     assert more == one + 2  # the metrics of both splits no longer share the programs for their states and values
 
 
-@pytest.mark.parametrize("strategy", [SingleDevice, lambda: Replicated(2), lambda: Sharded(devices=2)])
+@pytest.mark.parametrize(
+    "strategy",
+    [SingleDevice, pytest.param(lambda: Replicated(2), marks=pytest.mark.full), lambda: Sharded(devices=2)],
+)
 def test_a_second_run_of_the_same_programs_compiles_nothing(tmp_path, strategy):
     """Another seed and another learning rate are arguments of the programs; another optimizer is not."""
     runs = []
