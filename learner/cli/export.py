@@ -33,8 +33,8 @@ EXPORT = "Writes the model of the newest checkpoint of the run in DIR to a file,
 
 EXPORT_MODEL = """\
 Writes the best model of the run in DIR for inference into the directory OUT: a program of jax.export for CPU, GPU and
-TPU, the weights as safetensors, and a model card. It runs with JAX and safetensors alone. It trusts config.yaml: the
-code that it names is imported and run."""
+TPU, the weights as safetensors, and a model card. It runs with JAX and safetensors alone. With --format=onnx it writes
+one ONNX file with program and weights. It trusts config.yaml: the code that it names is imported and run."""
 
 NUMBERS = """\
 It trusts config.yaml: the code that it names is imported and run.
@@ -87,6 +87,7 @@ def export_model(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", help="the latest checkpoint, or that of an epoch (default: best)")
     parser.add_argument("--batch_size", metavar="N", help="the number of rows (default: any)")
     parser.add_argument("--platforms", metavar="LIST", help=f"default: {','.join(inference.PLATFORMS)}")
+    parser.add_argument("--format", default="jax", help="jax or onnx (default: jax)")
     line = parser.read(words)
     directory = line.directory
     require_trust(directory, line.trust)
@@ -106,6 +107,7 @@ def export_model(words: Sequence[str]) -> int:
         batch_size=None if line.batch_size is None else value_of(line.batch_size),
         platforms=inference.PLATFORMS if line.platforms is None else line.platforms.split(","),
         metrics=numbers_at(RunReader(directory).history, loaded.step),
+        format=line.format,
     )
     total = sum(path.stat().st_size for path in output.iterdir())
     where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")

@@ -99,7 +99,7 @@ class LearningResult(Generic[ModelT]):
           path: the directory.
           inputs: an example of the inputs, `[rows, ...]`.
           best: export the best model rather than `model`.
-          **options: of `export_model`: `function`, `batch_size`, `platforms`.
+          **options: of `export_model`: `function`, `batch_size`, `platforms`, `format`.
 
         Raises:
           LearnerError: the model cannot be exported, or there is no best model.
