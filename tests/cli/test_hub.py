@@ -5,21 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.hub import TOKEN, Hub
+from tests.support.hub import TOKEN, serving
 
-constants = pytest.importorskip("huggingface_hub.constants", reason="the extra hub is not installed")
+pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    server = Hub()
-    template = f"{server.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    yield server
-    server.close()
+    with serving(tmp_path, monkeypatch) as server:
+        yield server
 
 
 def test_a_pulled_model_is_evaluated_after_its_config_is_trusted(server, learner, trained):

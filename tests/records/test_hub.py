@@ -14,7 +14,7 @@ from learner import load_model
 from learner.records import export_model, pull_model, push_model
 from learner.util.distribution import install_hint
 from tests.support.codes import raises_code
-from tests.support.hub import TOKEN, Hub
+from tests.support.hub import TOKEN, serving
 from tests.support.runs import Net, X, build_net, line, line_predictions, line_step, quiet, shuffled, valid_data
 
 pytest.importorskip("huggingface_hub.constants", reason="the extra hub is not installed")
@@ -25,16 +25,8 @@ METRICS = {"train/Loss": 0.25, "valid/Loss": 0.5, "valid-ood/Top 5 Accuracy": 0.
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    server = Hub()
-    template = f"{server.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(hub.constants, "ENDPOINT", server.endpoint)  # of HF_ENDPOINT, which is read at the import
-    monkeypatch.setattr(hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    yield server
-    hub.close_session()
-    server.close()
+    with serving(tmp_path, monkeypatch) as server:
+        yield server
 
 
 def test_a_pushed_model_is_pulled_and_loaded(server, tmp_path):

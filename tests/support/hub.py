@@ -1,6 +1,7 @@
 """A small Hugging Face Hub on this machine: repositories, branches, commits and files, for one user."""
 
 import base64
+import contextlib
 import hashlib
 import http.server
 import json
@@ -102,6 +103,26 @@ class Hub:
         commit = _sha(json.dumps({name: _sha(x) for name, x in files.items()}).encode() + bytes([len(self.files)]))
         self.files[commit] = files
         return commit
+
+
+@contextlib.contextmanager
+def serving(directory, monkeypatch):
+    """A hub that `huggingface_hub` talks to in this process, with its cache in a directory."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    hub = Hub()
+    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # of HF_ENDPOINT, which is read at the import
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(directory / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(directory / "token"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    try:
+        yield hub
+    finally:
+        huggingface_hub.close_session()
+        hub.close()
 
 
 def _sha(content):
