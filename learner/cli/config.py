@@ -220,9 +220,9 @@ class RunConfig:
             with problems.collect():
                 objects[key] = _of_each(self.sources[key], DataSource.check_options) if refused else self.data(key)
         assert builder is not None
-        if weights is not None:
-            objects["model"] = load_model(weights, objects["model"]())
         builder._config_text(**self.files())
+        if weights is not None:  # after all mistakes are told
+            objects["model"] = load_model(weights, objects["model"]())
         if renderer is not None and "renderer" not in self._content:
             builder.renderer(renderer)
         return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})

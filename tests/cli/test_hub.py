@@ -36,6 +36,8 @@ def test_a_pulled_model_is_evaluated_after_its_config_is_trusted(server, learner
         assert code == 0, err
         predictions.append(np.load("out.npz")["predictions"])
     np.testing.assert_array_equal(*predictions)
+    code, _, err = learner("evaluate", "line", "--trust", "--model=mymodule.liner")
+    assert (code, "linear" in err) == (2, True)
     code, _, err = learner("resume", "line", "--trust")
     assert (code, "nothing to resume" in err) == (2, True)
     assert sorted(path.name for path in Path("line").iterdir()) == [
