@@ -237,6 +237,12 @@ def _readable(hub: Any, error: Exception, what: str, repository: str) -> Learner
             code="hub-repository-missing",
             name=repository,
         )
+    if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+        return LearnerError(
+            f"{what}: the Hub refuses the token of this machine (hf auth login, HF_TOKEN), which needs access to it",
+            code="hub-token-refused",
+            name=repository,
+        )
     reason, token = str(error), hub.get_token()
     reason = reason.replace(token, "***") if token else reason
     return LearnerError(f"{what}: {type(error).__name__}: {reason}", code="hub-failed", name=repository)

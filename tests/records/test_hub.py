@@ -139,12 +139,14 @@ def test_a_token_is_in_no_message_and_no_file(server, tmp_path, monkeypatch, cap
     builder = quiet(tmp_path / "run", saves=True).num_epochs(1)
     result = builder.build(line(), optax.sgd, 0.1, train_step=line_step).fit(shuffled())
     result.push("me/line", best=False)
+    with raises_code("hub-failed", "malformed: Bearer ***") as quoted:
+        result.push("me/quoting", best=False)
     monkeypatch.setenv("HF_TOKEN", wrong)
-    with raises_code("hub-failed", "***") as pushed:
-        result.push("me/line")  # the server quotes the token
-    with raises_code("hub-repository-missing") as pulled:
+    with raises_code("hub-token-refused", "HF_TOKEN") as refused:
+        result.push("me/line", best=False)
+    with raises_code("hub-repository-missing") as missing:
         pull_model("me/none", tmp_path / "none")
-    shown = [*(traceback.format_exception(each.value) for each in (pushed, pulled)), caplog.text]
+    shown = [*(traceback.format_exception(each.value) for each in (quoted, refused, missing)), caplog.text]
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     stored = [content for files in server.files.values() for content in files.values()]
     for token in (TOKEN, wrong):

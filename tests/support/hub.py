@@ -15,7 +15,8 @@ TOKEN = "hf_" + "Kq7vB2xWm9LtYzRc" * 2
 class Hub:
     """Attributes: `files` of each commit by path, `branches` of each repository, the `private` ones, the `requests`.
 
-    Writing needs the token. A request that is refused is quoted in the answer, with its token, as bad servers do.
+    Writing needs the token. Answers to requests that are refused, and to all for a repository `quoting`, quote the
+    token, as bad servers do.
     """
 
     def __init__(self):
@@ -61,6 +62,8 @@ class Hub:
             return 401, {}, {"X-Error-Message": f"refused: {authorization}"}
         if path == "/api/repos/create":
             given = json.loads(body)
+            if given["name"] == "quoting":
+                return 400, {}, {"X-Error-Message": f"malformed: {authorization}"}
             name = f"{given.get('organization') or 'me'}/{given['name']}"
             if name in self.branches:
                 return 409, {"url": f"{self.endpoint}/{name}"}, {}
