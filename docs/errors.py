@@ -25,7 +25,7 @@ PAGES = {
     ),
     "metrics": ("metric",),
     "devices": ("device", "process", "remote", "strategy"),
-    "runs": ("checkpoint", "directory", "export", "record", "replay", "resume", "run"),
+    "runs": ("checkpoint", "directory", "export", "hub", "record", "replay", "resume", "run"),
     "observers": ("logger", "profile", "renderer", "report"),
 }
 """The prefixes of the codes on each page; the others are on the page `commands`."""

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from learner.cli.builder_options import Option, methods, option
@@ -35,6 +36,7 @@ from learner.data.source import source_of
 from learner.errors import LearnerError, near
 from learner.events import Listener
 from learner.loggers.secrets import resolve, texts_in
+from learner.records.model_files import load_model
 from learner.runs.journal import OBSERVER_KEYS
 from learner.schedules.base import RunLength
 from learner.training.inputs import run_length
@@ -200,8 +202,9 @@ class RunConfig:
         """Return the loader of `train` or `valid`, a dict of loaders, or None."""
         return _of_each(self.sources[split], DataSource.make) if split in self.sources else None
 
-    def learner(self, *, with_data: bool = True, renderer: Listener | None = None) -> Any:
+    def learner(self, *, with_data: bool = True, renderer: Listener | None = None, weights: Path | None = None) -> Any:
         """Return the `Learner` that the config describes, with or without its data. `renderer`: if the config has none.
+        `weights`: a file of `save_model` with the arrays of the model.
 
         Raises:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
@@ -218,6 +221,8 @@ class RunConfig:
                 objects[key] = _of_each(self.sources[key], DataSource.check_options) if refused else self.data(key)
         assert builder is not None
         builder._config_text(**self.files())
+        if weights is not None:  # after all mistakes are told
+            objects["model"] = load_model(weights, objects["model"]())
         if renderer is not None and "renderer" not in self._content:
             builder.renderer(renderer)
         return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})

@@ -16,6 +16,7 @@ from learner.cli.sources import source
 from learner.cli.trust import require_trust
 from learner.errors import LearnerError
 from learner.learner import Learner
+from learner.records import hub
 from learner.training.directory import holds_run
 from learner.training.evaluation import Evaluator
 from learner.training.follow import follow
@@ -57,7 +58,7 @@ def evaluate(words: Sequence[str]) -> int:
         split = line.split or ("eval" if line.follow else None)
         default = "latest" if split is None else "best"
         config = _checkpoint_config(apply_overrides(content, line.overrides), directory, default)
-        learner = config.learner(with_data=False)
+        learner = config.learner(with_data=False, weights=_pulled(directory))
         data = config.data("valid") if line.data is None else _loader(line.data)
         if data is None:
             raise LearnerError(
@@ -105,7 +106,7 @@ def predict(words: Sequence[str]) -> int:
     content = saved_config(directory, "predicts", call=".predict(data)")
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
     rows: list[int] = []
-    learner = config.learner(with_data=False)
+    learner = config.learner(with_data=False, weights=_pulled(directory))
     arrays = joined(learner.predict(_counted(_loader(line.data), rows)), rows)
     np.savez(output, allow_pickle=False, **arrays)
     table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
@@ -141,7 +142,10 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
 
 
 def _checkpoint_config(content: dict[str, Any], directory: str, default: str = "latest") -> RunConfig:
-    """Return the config of a run for inspecting a checkpoint, by default the newest."""
+    """Return the config of a run for inspecting a checkpoint, by default the newest, or of a pulled model."""
+    observers = {"renderer": None, "metric_loggers": None}
+    if _pulled(directory):  # its weights replace the initial ones, also those of another run
+        return RunConfig({**content, "directory": directory, "initial_from": None, **observers})
     if not holds_run(Path(directory)):
         raise LearnerError(
             f"{directory} holds no run: it has neither a journal nor checkpoints",
@@ -149,7 +153,12 @@ def _checkpoint_config(content: dict[str, Any], directory: str, default: str = "
             directory=directory,
         )
     checkpoint = {"checkpoint": default} if content.get("checkpoint") is None else {}
-    return RunConfig({**content, **checkpoint, "directory": directory, "renderer": None, "metric_loggers": None})
+    return RunConfig({**content, **checkpoint, "directory": directory, **observers})
+
+
+def _pulled(directory: str) -> Path | None:
+    """Return the weights of a model that `learner pull` copied there, or None for a run."""
+    return Path(directory, hub.MODEL) if Path(directory, hub.SOURCE).exists() else None
 
 
 def _checkpoint_line(learner: Learner[Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.load import load_checkpoint
+from learner.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from learner.cli.config import RunConfig
 from learner.cli.importing import import_path
 from learner.cli.overrides import apply_overrides, value_of
@@ -33,8 +33,8 @@ EXPORT = "Writes the model of the newest checkpoint of the run in DIR to a file,
 
 EXPORT_MODEL = """\
 Writes the best model of the run in DIR for inference into the directory OUT: a program of jax.export for CPU, GPU and
-TPU, the weights as safetensors, and a model card. It runs with JAX and safetensors alone. It trusts config.yaml: the
-code that it names is imported and run."""
+TPU, the weights as safetensors, and a model card. It runs with JAX and safetensors alone. With --format=onnx it writes
+one ONNX file with program and weights. It trusts config.yaml: the code that it names is imported and run."""
 
 NUMBERS = """\
 It trusts config.yaml: the code that it names is imported and run.
@@ -61,20 +61,30 @@ def export(words: Sequence[str]) -> int:
         return _numbers(line)
     if line.output is None:
         parser.error("the following arguments are required: -o/--output")
-    output, directory = Path(line.output), line.directory
+    output = Path(line.output)
     recorder = dataclasses.replace(recorder_for(output), precision=line.precision or "full")
     check_output(output, "the name of a file")
-    require_trust(directory, line.trust)
-    content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
-    content = apply_overrides(content, line.overrides)
-    model, trainable = RunConfig({**content, "directory": directory}).model()
-    loaded = load_checkpoint(
-        _place(content, directory), value_of(line.checkpoint or "latest"), model, trainable=trainable
-    )
+    _, loaded = load_run(line, "load_checkpoint and save_model give its model", "latest")
     save_model(output, loaded.model, recorder)
-    where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
-    print(f"{output}: {size(output.stat().st_size)}, the model of {where} in {recorder.precision} precision")
+    print(f"{output}: {size(output.stat().st_size)}, the model of {location(loaded)} in {recorder.precision} precision")
     return 0
+
+
+def load_run(line: Namespace, call: str, which: str) -> tuple[RunConfig, LoadedCheckpoint]:
+    """Return the config of a run and its checkpoint with the model; `call`: what does it in Python."""
+    directory = line.directory
+    require_trust(directory, line.trust)
+    content = saved_config(directory, "is read", call=f", and {call}")
+    content = apply_overrides(content, line.overrides)
+    config = RunConfig({**content, "directory": directory})
+    model, trainable = config.model()
+    place, which = _place(content, directory), value_of(line.checkpoint or which)
+    return config, load_checkpoint(place, which, model, trainable=trainable)
+
+
+def location(loaded: LoadedCheckpoint) -> str:
+    """Return the position of a checkpoint in its run, as text."""
+    return f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
 
 
 def export_model(words: Sequence[str]) -> int:
@@ -87,29 +97,22 @@ def export_model(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", help="the latest checkpoint, or that of an epoch (default: best)")
     parser.add_argument("--batch_size", metavar="N", help="the number of rows (default: any)")
     parser.add_argument("--platforms", metavar="LIST", help=f"default: {','.join(inference.PLATFORMS)}")
+    parser.add_argument("--format", default="jax", help="jax or onnx (default: jax)")
     line = parser.read(words)
-    directory = line.directory
-    require_trust(directory, line.trust)
-    content = saved_config(directory, "is read", call=", and result.export gives its model")
-    content = apply_overrides(content, line.overrides)
-    config = RunConfig({**content, "directory": directory})
-    model, trainable = config.model()
-    inputs = _inputs(config, line.inputs)
-    loaded = load_checkpoint(
-        _place(content, directory), value_of(line.checkpoint or "best"), model, trainable=trainable
-    )
+    config, loaded = load_run(line, "result.export gives its model", "best")
     output = inference.export_model(
         line.output,
         loaded.model,
-        inputs,
+        _inputs(config, line.inputs),
         function=None if line.function is None else import_path(line.function, "function"),
         batch_size=None if line.batch_size is None else value_of(line.batch_size),
         platforms=inference.PLATFORMS if line.platforms is None else line.platforms.split(","),
-        metrics=numbers_at(RunReader(directory).history, loaded.step),
+        metrics=numbers_at(RunReader(line.directory).history, loaded.step),
+        format=line.format,
     )
     total = sum(path.stat().st_size for path in output.iterdir())
-    where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
-    print(f"{output}: {size(total)}, the model of {where} for inference; {output / inference.CARD} tells how to use it")
+    about = f"the model of {location(loaded)} for inference"
+    print(f"{output}: {size(total)}, {about}; {output / inference.CARD} tells how to use it")
     return 0
 
 

@@ -15,8 +15,9 @@ from learner.cli.saved_configs import saved_config
 from learner.cli.trust import require_trust
 from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError
+from learner.records.hub import SOURCE as PULLED
 from learner.renderers.summary_text import heading
-from learner.runs.layout import read_summary
+from learner.runs.layout import MARK, read_summary
 from learner.training.signals import TERMINATED
 from learner.training.watchdog import EXIT
 from learner.util.stages import end_stages, enter_stage
@@ -64,6 +65,13 @@ def resume(words: Sequence[str]) -> int:
     line = resume_parser().read(words)
     directory = line.directory
     end_stages()  # before a question
+    if Path(directory, PULLED).exists() and not Path(directory, MARK).exists():
+        raise LearnerError(
+            f"{directory} is a model of the Hub, with nothing to resume: learner evaluate and learner predict use it, "
+            "and load_model reads its weights",
+            code="run-pulled",
+            directory=directory,
+        )
     require_trust(directory, line.trust)
     enter_stage("reading the config")
     with connected(process_options(line)):

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 from learner.errors import LearnerError
+from learner.records.hub import SOURCE as PULLED
 from learner.util.text import printable
 
 
 def require_trust(directory: str, trusted: bool) -> None:
-    """Check that the run's directory and its `config.yaml` belong to this user and nobody else can write to them; else
-    the user must have given `--trust`, or must answer yes on a terminal. A file that is not there is trusted.
+    """Check that the run's directory and its `config.yaml` belong to this user, nobody else can write to them, and they
+    were not pulled from the Hub; else the user must have given `--trust`, or must answer yes on a terminal. A file that
+    is not there is trusted.
 
     Raises:
       LearnerError: the run is not trusted.
@@ -22,6 +24,7 @@ def require_trust(directory: str, trusted: bool) -> None:
     if trusted:
         return
     doubts = [doubt for path in (Path(directory), Path(directory, "config.yaml")) if (doubt := doubt_about(path))]
+    doubts += [f"{directory} was pulled from the Hub"] if Path(directory, PULLED).exists() else []
     if not doubts:
         return
     problem = f"{doubts[0]}; the code that its config.yaml names would be run as you"

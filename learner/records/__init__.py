@@ -12,6 +12,7 @@ from learner.util.discovery import import_lazily
 
 if TYPE_CHECKING:
     from learner.records.fitting import LoadReport
+    from learner.records.hub import pull_model, push_model
     from learner.records.inference import export_model
     from learner.records.json import JsonRecorder
     from learner.records.messagepack import CompactRecorder, MessagePackRecorder
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         "SafetensorsRecorder",
         "export_model",
         "load_model",
+        "pull_model",
+        "push_model",
         "recorder_for",
         "save_model",
     ]

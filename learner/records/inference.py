@@ -1,6 +1,7 @@
 """Models for inference: a program and its weights, which run without `learner` and without the code of the model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.errors import LearnerError
+from learner.errors import LearnerError, near
 from learner.models.adapters import adapter_of
 from learner.records.model_files import save_model
+from learner.records.onnx import onnx_program
 from learner.util.distribution import VERSION
 from learner.util.number_checks import is_int
 from learner.util.optional import import_optional
@@ -18,7 +20,14 @@ from learner.util.trees import named_leaves
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 KNOWN = ("cpu", "cuda", "rocm", "tpu")
-PROGRAM, WEIGHTS, CARD = "model.jaxexport", "weights.safetensors", "README.md"
+FORMATS = ("jax", "onnx")
+PROGRAM, WEIGHTS, ONNX, CARD = "model.jaxexport", "weights.safetensors", "model.onnx", "README.md"
+USE_ONNX = f"""\
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{ONNX}")
+outputs = session.run(None, {{INPUTS}})  # NumPy arrays
+"""
 USE = f"""\
 import jax
 from pathlib import Path
@@ -40,23 +49,27 @@ def export_model(
     batch_size: int | None = None,
     platforms: Sequence[str] = PLATFORMS,
     metrics: Mapping[str, float] | None = None,
+    format: str = "jax",
 ) -> Path:
     """Write a model for inference into a directory, and return its path: a serialized program of `jax.export`, the
     weights as safetensors, and a model card with the code that uses them. That code needs JAX and safetensors alone.
+    In the format `onnx`, one ONNX file has the program and the weights.
 
     Args:
       path: the directory. An export in it is replaced.
       model: an `nnx.Module`, `Linen`, an Equinox module or any pytree of arrays. It is exported in eval mode.
-      inputs: an example: an array, or a pytree of arrays, `[rows, ...]`. Only shapes and dtypes matter.
+      inputs: an example: an array, or a pytree of arrays, `[rows, ...]`. Only shapes and dtypes matter; an ONNX file is
+        checked with the rows.
       function: `(model, inputs) -> outputs`, arrays in dicts, lists and tuples. Default: `model(inputs)`.
       batch_size: the number of rows that the program takes. Default: any number.
       platforms: where the program runs: `cpu`, `cuda`, `rocm`, `tpu`.
       metrics: values for the card.
+      format: `jax`, or `onnx`, for other runtimes; its package jax2onnx cannot convert all operations.
 
     Raises:
       LearnerError: the model cannot be exported like this.
     """
-    import_optional("flatbuffers", "export", "export_model")
+    _check_format(format, platforms)
     directory = _checked(Path(path))
     if function is None and not callable(model):
         raise LearnerError(
@@ -86,19 +99,45 @@ def export_model(
         return call(adapter.rebuild(*jax.tree.unflatten(tree, given)), inputs)
 
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
+    example = _shapes(inputs, batch_size)
+    written: dict[str, bytes | bytearray] = {}
     try:
-        exported = jax.export.export(jax.jit(program), platforms=list(platforms))(shapes, _shapes(inputs, batch_size))
-        content = exported.serialize()
+        outputs = jax.eval_shape(program, shapes, example)
+        if format == "onnx":
+            written[ONNX] = onnx_program(partial(program, weights), inputs, example)
+        else:
+            exported = jax.export.export(jax.jit(program), platforms=list(platforms))(shapes, example)
+            written[PROGRAM] = exported.serialize()
     except LearnerError:
         raise
-    except Exception as error:  # of the model's code, or of what JAX cannot export
+    except Exception as error:  # of the model's code, or of what JAX or jax2onnx cannot export
         fixed = "" if batch_size is not None else ". If it needs a fixed number of rows, give batch_size="
-        raise LearnerError(f"the model cannot be exported: {error}{fixed}", code="export-impossible") from error
+        reason = str(error).rstrip(".")
+        raise LearnerError(f"the model cannot be exported: {reason}{fixed}", code="export-impossible") from error
     directory.mkdir(parents=True, exist_ok=True)
-    save_model(directory / WEIGHTS, {name: np.asarray(x) for name, x in weights.items()})
-    (directory / PROGRAM).write_bytes(content)
-    (directory / CARD).write_text(_card(type(model).__name__, exported, weights, metrics or {}))
+    for name in FILES:  # of another format
+        (directory / name).unlink(missing_ok=True)
+    if format == "jax":
+        save_model(directory / WEIGHTS, {name: np.asarray(x) for name, x in weights.items()})
+    for name, content in written.items():
+        (directory / name).write_bytes(content)
+    card = _card(type(model).__name__, format, platforms, example, outputs, weights, metrics or {})
+    (directory / CARD).write_text(card)
     return directory
+
+
+def _check_format(format: str, platforms: Sequence[str]) -> None:
+    if format not in FORMATS:
+        raise LearnerError(
+            f"the format of an export is {format!r}: {near(str(format), FORMATS)}", code="export-format-unknown"
+        )
+    if format == "onnx" and tuple(platforms) != PLATFORMS:
+        raise LearnerError(
+            "platforms are of the format 'jax'; the runtime chooses where an ONNX file runs: leave them out",
+            code="export-platforms",
+        )
+    if format == "jax":
+        import_optional("flatbuffers", "export", "export_model")
 
 
 def _checked(directory: Path) -> Path:
@@ -111,7 +150,7 @@ def _checked(directory: Path) -> Path:
     return directory
 
 
-FILES = {PROGRAM, WEIGHTS, CARD}
+FILES = {PROGRAM, WEIGHTS, ONNX, CARD}
 
 
 def _shapes(inputs: PyTree, batch_size: int | None) -> PyTree:
@@ -128,17 +167,26 @@ def _shapes(inputs: PyTree, batch_size: int | None) -> PyTree:
     return jax.tree.map(of, inputs)
 
 
-def _card(name: str, exported: Any, weights: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
+def _card(
+    name: str,
+    format: str,
+    platforms: Sequence[str],
+    inputs: PyTree,
+    outputs: PyTree,
+    weights: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> str:
     """Return the model card as Markdown."""
-    (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-    outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
     rows = [f"| input {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in _by_path(inputs).items()]
     rows += [f"| output {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in _by_path(outputs).items()]
     rows += [f"| {key} | {value:.6g} |" for key, value in metrics.items()]
     numbers = sum(int(np.prod(x.shape)) for x in weights.values())
-    about = f"Exported by learner {VERSION} with JAX {jax.__version__} for {', '.join(exported.platforms)}."
+    where = f"for {', '.join(platforms)}" if format == "jax" else "as ONNX"
+    about = f"Exported by learner {VERSION} with JAX {jax.__version__} {where}."
     table = "\n".join(["| | |", "|---|---|", f"| numbers in weights | {numbers:,} |", *rows])
-    return f"# {name}\n\n{about}\n\n{table}\n\n```python\n{USE}```\n"
+    given = ", ".join(f'"{path or "inputs"}": {(path or "inputs").rpartition(".")[2]}' for path in _by_path(inputs))
+    use = USE if format == "jax" else USE_ONNX.replace("INPUTS", given)
+    return f"# {name}\n\n{about}\n\n{table}\n\n```python\n{use}```\n"
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:

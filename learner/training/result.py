@@ -99,7 +99,7 @@ class LearningResult(Generic[ModelT]):
           path: the directory.
           inputs: an example of the inputs, `[rows, ...]`.
           best: export the best model rather than `model`.
-          **options: of `export_model`: `function`, `batch_size`, `platforms`.
+          **options: of `export_model`: `function`, `batch_size`, `platforms`, `format`.
 
         Raises:
           LearnerError: the model cannot be exported, or there is no best model.
@@ -108,6 +108,23 @@ class LearningResult(Generic[ModelT]):
         from learner.records.inference import export_model
 
         return export_model(path, self.best_model if best else self.model, inputs, metrics=metrics, **options)
+
+    def push(self, repository: str, *, best: bool = True, **options: Any) -> str:
+        """Push the model to the Hugging Face Hub with its metrics, and return the address of the commit; see
+        `learner.records.push_model`.
+
+        Args:
+          repository: such as `user/digits`.
+          best: push the best model rather than `model`.
+          **options: of `push_model`: `config`, `export`, `private`, `revision`, `card`.
+
+        Raises:
+          LearnerError: the Hub refuses, or there is no best model.
+        """
+        metrics = numbers_at(self.history, self.best_step if best else self._model_step)
+        from learner.records.hub import push_model
+
+        return push_model(repository, self.best_model if best else self.model, metrics=metrics, **options)
 
     def _repr_html_(self) -> str:
         points = {key: metric["best"] for key, metric in self.summary["metrics"].items()}

@@ -402,6 +402,12 @@ def test_export_model(learner, trained):
     code, out, err = learner("export-model", "run", "out", *words)
     assert (code, out.startswith("out: ")) == (0, True), err
     assert sorted(os.listdir("out")) == ["README.md", "model.jaxexport", "weights.safetensors"]
+    code, _, err = learner("export-model", "run", "out", "--inputs=x", "--format=onxn")
+    assert (code, "did you mean 'onnx'" in err) == (2, True)
+    pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
+    code, _, err = learner("export-model", "run", "out", *words[:2], "--format=onnx")
+    assert code == 0, err
+    assert sorted(os.listdir("out")) == ["README.md", "model.onnx"]
 
 
 def test_several_configs(learner, config):
