@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from learner.diagnostics.sharding_report import PARTS, memory_of, placed_arrays
+from learner.diagnostics.sharding_report import PARTS, placed_arrays
 from learner.events import Message, Overview
 from learner.models.array_info import array_infos
 from learner.renderers.overview_text import needs
@@ -22,6 +22,7 @@ from learner.training.dispatch_plan import Planned, planned
 from learner.training.inputs import run_length
 from learner.training.oom import OomContext
 from learner.training.preflight import read_checked
+from learner.training.program_memory import memory_of
 from learner.training.run import Run
 from learner.training.run_metadata import optimizer_text
 from learner.training.step_checks import Tracing

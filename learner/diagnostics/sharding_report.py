@@ -7,12 +7,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from learner.steps.buffers import Feed
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.dispatch_plan import planned
-from learner.training.executor import Runner
 from learner.training.preflight import read_checked
+from learner.training.program_memory import ProgramMemory, memory_of
 from learner.util.text import aligned, size
 from learner.util.trees import named_leaves
 
@@ -43,30 +42,6 @@ class PlacedArray:
     bytes: int
     per_device: int
     parameter: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ProgramMemory:
-    """XLA's memory analysis of a compiled program, in bytes on each device.
-
-    Attributes:
-      name: `loop`: as many steps as a dispatch has. `step`: one. `micro-batch` and `update`: the parts of a step.
-      arguments: the state, the metrics' states and the batches of a dispatch.
-      outputs: the new state, the metrics' states and what is logged.
-      aliased: of the outputs what takes the place of arguments.
-      temporaries: what lives while it runs: activations, gradients, gathered parameters.
-    """
-
-    name: str
-    arguments: int
-    outputs: int
-    aliased: int
-    temporaries: int
-
-    @property
-    def peak(self) -> int:
-        """The estimated peak: all of them together, with aliased bytes counted once."""
-        return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +115,6 @@ def build_sharding_report(definition: TrainingDefinition, train: Any, valid: Any
         return ShardingReport(strategy.description, len(strategy.devices), placed_arrays(plan.state), memory)
 
 
-def memory_of(runner: Runner, feed: Feed, loop: bool) -> tuple[ProgramMemory, ...]:
-    """Compile the training programs and return their memory. A run does not compile them again."""
-    return tuple(_memory(name, program.compile()) for name, program in runner.lowered(feed, loop).items())
-
-
 def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
     """Return the arrays of a state, or of its shapes with their shardings."""
     parameters = named_leaves(state.params)
@@ -177,17 +147,6 @@ def _parameter_of(path: str, leaf: Any, parameters: Mapping[str, Any]) -> str | 
     parts = path.split(".")
     ends = (".".join(parts[first:]) for first in range(len(parts)))
     return next((end for end in ends if end in parameters), None)
-
-
-def _memory(name: str, compiled: Any) -> ProgramMemory:
-    analysis = compiled.memory_analysis()
-    return ProgramMemory(
-        name,
-        analysis.argument_size_in_bytes,
-        analysis.output_size_in_bytes,
-        analysis.alias_size_in_bytes,
-        analysis.temp_size_in_bytes,
-    )
 
 
 def _cells(array: PlacedArray) -> list[str]:

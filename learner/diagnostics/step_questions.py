@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding, skipped
 from learner.diagnostics.check_trial import CheckTrial, bytes_by_leaf
-from learner.diagnostics.sharding_report import memory_of
 from learner.models.freezing import frozen_leaves
 from learner.steps.train_state import TrainState
 from learner.strategies.device_lookup import memory_limit
 from learner.training.dispatch_plan import planned
+from learner.training.program_memory import memory_of
 from learner.util.text import count, join_names, size
 from learner.util.trees import named_leaves
 

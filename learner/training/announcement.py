@@ -57,7 +57,9 @@ def population_text(spec: RunSpec) -> str:
         order = "each has a copy of the data in an order of its own; values below are their means"
     each, members = state_bytes(spec.member_state), len(spec.members)
     memory = f"{size(each)} of parameters, gradients and optimizer state each, {size(each * members)} together"
-    return f"a population of {count(members, 'member')} in one program, with {memory}: {order}"
+    number, waves = spec.options.population.wave or (1, 1)
+    wave = f"wave {number} of {waves}: " if waves > 1 else ""
+    return f"{wave}a population of {count(members, 'member')} in one program, with {memory}: {order}"
 
 
 def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member: Member | None) -> None:

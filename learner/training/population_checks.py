@@ -77,7 +77,8 @@ def memory_problems(state: TrainState, members: int, strategy: Strategy) -> list
         Problem(
             f"{members} members need at least {size(each * members // shares)} on each device, {size(each)} of "
             f"parameters, gradients and optimizer state a member, and a device has {size(limit)}: at most "
-            f"{limit // each * shares} members fit; devices(n) spreads them over more devices",
+            f"{limit // each * shares} members fit; devices(n) spreads them over more devices, and "
+            "population(..., waves=True) trains them in groups that fit, one after another",
             code="population-memory",
             members=members,
             most=limit // each * shares,

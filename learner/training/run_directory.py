@@ -45,6 +45,8 @@ def may_resume(options: Options) -> bool:
     Raises:
       LearnerError: a new run may not start there.
     """
+    if options.start is not None or not options.overwrite:
+        directory.refuse_waves(options.directory)
     if resumes(options):
         _refuse_members_alone(options)
         return True
@@ -82,6 +84,7 @@ def prepare(options: Options, *, keep: bool) -> None:
         for path in _directories(options):
             directory.refuse_run(path, overwrite=options.overwrite)  # one may have begun since preflight
         directory.remove_members(options.directory)
+        directory.remove_waves(options.directory)
     for path in _directories(options):
         directory.prepare(path, keep=keep)
     if options.population is not None:

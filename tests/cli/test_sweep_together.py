@@ -159,6 +159,35 @@ def test_a_population_resumes(learner, write):
     assert [len(values) for values in losses("run-sweep").values()] == [20, 20]
 
 
+def test_waves_of_a_sweep(learner, write):
+    """Populations one after another, of which those that have ended are kept."""
+    words = ("sweep", write(sweep={"together": True}), "--lr=0.1,0.05,0.2", "--waves=2")
+    code, out, err = learner(*words)
+    names = ["wave-1/000-lr=0.1", "wave-1/001-lr=0.05", "wave-2/002-lr=0.2"]
+    assert (code, err, [line.split()[1] for line in out.splitlines()[:3]]) == (0, "", names)
+    assert [str(run.directory) for run in find_runs(["run-sweep"])] == [f"run-sweep/{name}" for name in names]
+    before = tree_of(Path("run-sweep"))
+    assert learner(*words)[1].count(", kept\n") == 3
+    assert tree_of(Path("run-sweep")) == before
+    assert "by the same learner sweep command" in learner("resume", "run-sweep/wave-1")[2]
+
+
+def test_waves_by_the_values_of_a_sweep(write):
+    path = write()
+    both = plan(path, "--train.batch_size=4,6", "--lr=0.1,0.2", "--together", "--waves=2")
+    assert [group.name.partition("/")[2] for group in both.groups] == ["wave-1", "wave-2"] * 2
+    assert [group.members[0].values["lr"] for group in both.groups] == [0.1, 0.2] * 2
+    assert [group.name for group in plan(path, "--lr=0.1,0.2", "--together", "--waves").groups] == [""]
+    for words, code in (
+        (["--waves"], "sweep-option-value"),
+        (["--together", "--waves=0"], "sweep-option-value"),
+        (["--together", "--waves=3"], "population-unsupported"),
+        (["--waves=2", "--together", "--halving.monitor=train/Loss"], "population-unsupported"),
+    ):
+        with raises_code(code):
+            plan(path, "--lr=0.1,0.2", *words)
+
+
 def test_a_population_has_no_config_to_resume(learner, write):
     assert learner("sweep", write(), "--lr=0.1,0.05", "--together")[0] == 0
     before = tree_of(Path("run-sweep"))
