@@ -36,8 +36,7 @@ from learner.steps.remat import remat_of
 from learner.steps.step_definition import StepDefinition, StepFn, step_fn
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
-from learner.strategies.members import Members
-from learner.strategies.replicated import Replicated
+from learner.strategies.members import spread_members
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
@@ -820,9 +819,8 @@ class LearnerBuilder:
           trainable: the parameters to differentiate, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
         """
         options, parts = self._options, _ModelParts()
-        if options.population is not None and isinstance(options.devices, Replicated):
-            # The members are spread over the devices, rather than the rows of batches.
-            options = dataclasses.replace(options, devices=Members(options.devices.devices))
+        if options.population is not None:
+            options = dataclasses.replace(options, devices=spread_members(options.devices))
         wrong_place = problem_with(options.directory) or wrong_name(options.checkpoint_place)
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)

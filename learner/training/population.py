@@ -361,7 +361,8 @@ def option_problems(
     def refuse(what: str, instead: str) -> None:
         problems.append(Problem(f"a population {what}: {instead}", code="population-unsupported", what=what))
 
-    if population.data_order == "own" and options.devices is not None and options.devices.member_shares > 1:
+    devices = options.devices
+    if population.data_order == "own" and devices is not None and (devices.member_shares > 1 or not devices.resident):
         refuse("on several devices has data_order='shared' only", "leave data_order or devices out")
     if len({member.seed for member in population.members}) > 1 and not (adapter.seeded and adapter.fresh):
         problems.append(
@@ -398,9 +399,11 @@ def option_problems(
         refuse("with update= has no keywords of the optimizer", "seed and lr may differ")
     if options.checkpoints is not None and options.checkpoints.record is not None:
         refuse("writes no records beside its checkpoints", "save_model(result[i].model, path) does")
-    if options.devices is not None and not options.devices.resident:
-        refuse("spreads its members over devices, each with all of the data", "leave strategy out, and call devices(n)")
-    shares = 1 if options.devices is None else options.devices.member_shares
+    if devices is not None and devices.splits:
+        refuse("has no rules of Sharded", "leave them out; the axis member of the mesh spreads the members")
+    elif devices is not None and devices.share is not None:
+        refuse("trains in one process", "leave strategy out, or start one process")
+    shares = 1 if devices is None else devices.member_shares
     if len(population) % shares:
         counts = [n for n in range(1, shares) if len(population) % n == 0]
         refuse(f"of {len(population)} does not divide over {shares} devices", f"choose devices(n) of {counts}")
