@@ -1,6 +1,7 @@
 """A member of a population as a run by itself: what its checkpoints hold, and what its run does from there."""
 
 import itertools
+import shutil
 import types
 
 import jax
@@ -11,8 +12,10 @@ import pytest
 
 from learner import MetricEarlyStopping, ReduceOnPlateau, load_checkpoint
 from learner.checkpoint import CheckpointStore, DamagedError
+from learner.checkpoint.member_store import MemberStore
 from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy
+from learner.training.evaluation import Evaluator
 from learner.training.resume import member_problem
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -308,6 +311,51 @@ def test_keywords_of_the_optimizer_are_named(tmp_path):
     sgd = lambda lr: optax.sgd(lr, momentum=0.5)  # noqa: E731
     builder_in(member.directory, 2).resume().build(line(3, 3), sgd, 0.1, **PLACE).fit(shuffled(), shuffled())
     assert "momentum=0.5 in its population, and needs it" in (member.directory / "experiment.log").read_text()
+
+
+def test_a_member_that_has_ended_is_at_its_own_step(tmp_path):
+    """The loss of the rate 0 does not improve: it ends after the second of three epochs of 6 steps."""
+
+    def stopping(builder):
+        return builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=1))
+
+    ended, trained = population(tmp_path / "run", 4, (0.0, 0.1), configure=stopping)
+    listed = [(entry["epoch"], entry["step"], entry["path"]) for entry in ended.summary["checkpoints"]]
+    assert listed == [(1, 6, "../checkpoint/6"), (2, 12, "../checkpoint/12")]
+    assert [entry["step"] for entry in trained.summary["checkpoints"]] == [6, 12, 18, 24]
+    for member, place in ((ended, (2, 12)), (trained, (4, 24))):
+        builder = stopping(builder_in(member.directory, 4)).checkpoint(epoch="latest")
+        learner = builder.build(line(3, 3), optax.sgd, member.values["lr"], **PLACE)
+        learner.evaluate(shuffled())
+        entry = learner.loaded_checkpoint
+        evaluation = Evaluator(learner.definition).evaluate_checkpoint(shuffled(), "test", "latest")
+        assert (entry.epoch, entry.step) == (evaluation.epoch, evaluation.step) == place
+        assert evaluation.values["Loss"] == pytest.approx(losses(member)[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("split", [None, "test"])
+@pytest.mark.parametrize("removed", [1, 2])
+def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, split, removed):
+    """Another one is read in its place; one that is there and cannot be read is an error as before."""
+    run = population(tmp_path / "run", 3)[1]
+    builder = builder_in(run.directory, 3).checkpoint(epoch="latest")
+    evaluator = Evaluator(builder.build(line(3, 3), optax.sgd, 0.1, **PLACE).definition)
+    original, left = MemberStore.restore, [removed]
+
+    def restore(self, step, items):
+        if left[0]:
+            left[0] -= 1
+            shutil.rmtree(self.path(step))
+        return original(self, step, items)
+
+    monkeypatch.setattr(MemberStore, "restore", restore)
+    if removed == 2:
+        with pytest.raises(Exception, match="12"):
+            evaluator.evaluate(shuffled(), split)
+        return
+    assert evaluator.evaluate(shuffled(), split, *(["latest"] if split else []))["Loss"] == pytest.approx(
+        losses(run)[1], rel=1e-5
+    )
 
 
 def test_a_rate_that_was_0_before_exploit(tmp_path):

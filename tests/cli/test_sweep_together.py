@@ -222,6 +222,14 @@ def test_one_of_its_runs_is_evaluated_and_resumes_by_itself(learner, write):
     assert together[0] == 0
     longer = read_history(Path("longer/003-lr=0.05-seed=7"))["valid/Loss"]
     np.testing.assert_allclose(read_history(Path(member))["valid/Loss"], longer, rtol=1e-5)
+    steps = [read_summary(Path(place))["steps"] for place in ("run-sweep", member)]
+    assert steps[1] == 2 * steps[0]
+    note = f"resumed alone, after the {steps[0]} steps of the others: 003-lr=0.05-seed=7 ({steps[1]} steps)"
+    shown = learner("sweep", path, *words, "--together")[1]
+    assert shown.splitlines()[-1] == note
+    assert "resumed alone" not in together[1]
+    members = json.loads(learner("sweep", path, *words, "--together", "--json")[1])["members"]
+    assert [each["steps"] for each in members] == [steps[0]] * 3 + [steps[1]]
 
 
 def test_a_member_that_diverges_ends_alone(learner, write):

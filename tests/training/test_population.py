@@ -25,6 +25,7 @@ from learner import (
 )
 from learner.loggers import Csv, JsonLines, MetricLogger
 from learner.metrics import Accuracy, MeanMetric
+from learner.metrics.monitor import Monitor
 from learner.renderers import PlainRenderer
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
@@ -35,6 +36,7 @@ from learner.training.dispatch_plan import planned
 from learner.training.population import population_of
 from learner.training.population_result import PopulationResult, Spread
 from learner.training.preflight import read_checked
+from learner.training.selection import Exploit
 from tests.support.codes import raises_code
 from tests.support.runs import (
     LastRow,
@@ -897,6 +899,15 @@ def test_exploit_replaces_the_worst_by_the_best(tmp_path):
     np.testing.assert_allclose(entry["lr_scale"], rate / 2, rtol=1e-6)
     kept = [m for m in result if m.index != worst]
     assert all(entry["event"] != "exploit" for m in kept for entry in journal_of(m.directory))
+
+
+@pytest.mark.parametrize("factors", [(0.5,), (0.8, 1.25), (0.8, 0.8, 1.25)], ids=str)
+def test_exploit_makes_no_twins(factors):
+    """Two members with one state and one rate would train the same."""
+    exploit = Exploit(Monitor("valid/Loss", "min"), 1, 0.5, factors)
+    drawn = [exploit.replaced([5, 3, 7, 1, 0, 2, 4, 6], epoch) for epoch in range(50)]
+    assert all(list(taken) == [0, 2, 4, 6] and len(set(taken.values())) == 4 for taken in drawn)
+    assert {pair for taken in drawn for pair in taken.values()} == {(s, f) for s in (5, 3, 7, 1) for f in factors}
 
 
 def test_exploit_takes_over_the_numbers_of_the_optimizer(tmp_path):
