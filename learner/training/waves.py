@@ -127,11 +127,13 @@ def _largest_wave(definition: TrainingDefinition, train: Any, valid: Any) -> int
         wave = population.in_waves([size])[0]
         tried = _with(definition, dataclasses.replace(definition.options, population=wave))
         with contextlib.closing(read_checked(tried, train, valid)) as inputs:  # raises if not even one fits
+            if size == shares:
+                return size
             plan = planned(tried, inputs)
             peak = max(program.peak for program in memory_of(plan.runner, plan.feed(), plan.feeder.loop))
         if tried.options.checkpoints is not None:
             peak += state_bytes(tried.shapes()) * size // shares  # the copy that is saved
-        if peak <= room or size == shares:
+        if peak <= room:
             return size
         size = max(shares, min(size - shares, size * room // peak // shares * shares))
 

@@ -27,15 +27,20 @@ def lines(directory, epochs=2, *, lr=RATES, saves=False, overwrite=False, **valu
     )
 
 
+def build(builder, lr=0.1):
+    return builder.build(line(3, 3), optax.sgd, lr, train_step=class_step, valid_step=class_step)
+
+
 def fit(builder, train=None, valid=None, lr=0.1):
-    built = builder.build(line(3, 3), optax.sgd, lr, train_step=class_step, valid_step=class_step)
-    return built.fit(shuffled() if train is None else train, shuffled() if valid is None else valid)
+    return build(builder, lr).fit(shuffled() if train is None else train, shuffled() if valid is None else valid)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory, compiled_once):
     directory = tmp_path_factory.mktemp("both")
-    return directory / "waves", fit(lines(directory / "waves", waves=3)), fit(lines(directory / "whole"))
+    # Data of a length of its own, so that nothing has compiled the programs before.
+    waves, whole = (lines(directory / "waves", waves=3), lines(directory / "whole"))
+    return directory / "waves", *(fit(builder, shuffled(rows=20), shuffled(rows=8)) for builder in (waves, whole))
 
 
 def test_the_result_is_that_of_one_population(both):
@@ -55,7 +60,7 @@ def test_the_result_is_that_of_one_population(both):
         line.split()[:3] for line in whole.table().splitlines()
     ]
     assert result.summary("valid/Loss", over="lr")[0].count == 5
-    assert result[4].evaluate(shuffled())["Loss"] == pytest.approx(result[4].history["valid/Loss"][-1], rel=1e-5)
+    assert result[4].evaluate(shuffled(rows=8))["Loss"] == pytest.approx(result[4].history["valid/Loss"][-1], rel=1e-5)
 
 
 def test_each_wave_is_a_population(both):
@@ -92,11 +97,11 @@ def epochs_of(directory):
 
 
 def test_resumes_to_the_bit(tmp_path):
-    """The second wave ends after an epoch, and the third does not begin. The rates of plateaus are resumed as well."""
+    """The second wave ends in its second epoch, and the third does not begin. Rates of plateaus are resumed as well."""
 
     def start(name, wave="none"):
         interrupter = Interrupter()
-        builder = lines(tmp_path / name, 3, saves=True, waves=3).interrupter(interrupter).resume()
+        builder = lines(tmp_path / name, 3, lr=RATES[:3], saves=True, waves=3).interrupter(interrupter).resume()
         return fit(
             builder,
             valid=Interrupting(interrupter, tmp_path / name / wave),
@@ -105,10 +110,10 @@ def test_resumes_to_the_bit(tmp_path):
 
     whole = start("whole")
     first = start("run", "wave-2")
-    assert [len(member.history["valid/Loss"]) for member in first][:2] == [3, 3]
-    assert len(first) == 4
+    assert len(first) == 2
+    assert len(first[0].history["valid/Loss"]) == 3
+    assert len(first[1].history["valid/Loss"]) < 3
     assert "enough" in first.stopped_by
-    assert len(first[3].history["train/Loss"]) < 3
     kept = tree_of(tmp_path / "run" / "wave-1")
     result = start("run")
     assert tree_of(tmp_path / "run" / "wave-1") == kept
@@ -124,43 +129,33 @@ def test_resumes_to_the_bit(tmp_path):
 
 
 def test_waves_that_memory_needs(tmp_path, monkeypatch):
-    """The programs of a member need some hundred bytes, and most of it is the batches that they share."""
-    peaks = []
+    """The state and the gradients of a member have some hundred bytes, and the batches that they share a thousand."""
+    compiled, measured = [], waves.memory_of
 
-    def known(limit):
-        monkeypatch.setattr(waves, "memory_limit", lambda device: limit)
-        monkeypatch.setattr(population_checks, "memory_limit", lambda device: limit)
-
-    def peak_of(runner, feed, loop):
-        peaks.append(len(runner.lanes))
+    def memory_of(runner, feed, loop):
+        compiled.append(len(runner.lanes))
         return measured(runner, feed, loop)
 
-    measured = waves.memory_of
-    monkeypatch.setattr(waves, "memory_of", peak_of)
-    known(None)
-    assert [*read_waves_of(tmp_path / "all", fit(lines(tmp_path / "all", 1, lr=RATES[:3], waves=True)))] == []
-    assert peaks == []
-    known(10**6)
-    assert [*read_waves_of(tmp_path / "room", fit(lines(tmp_path / "room", 1, lr=RATES[:3], waves=True)))] == []
-    assert peaks == [3]
-    known(500)  # of the state alone, three would fit, but not what the training needs beside it
-    result = fit(lines(tmp_path / "run", 1, lr=RATES[:3], waves=True))
-    assert read_waves_of(tmp_path / "run", result) == [1] * 3
-    assert peaks[1] == 3
-    known(None)  # a resumed run has the waves of before
-    assert (
-        read_waves_of(tmp_path / "run", fit(lines(tmp_path / "run", 1, lr=RATES[:3], waves=True).resume())) == [1] * 3
-    )
-    known(100)
-    with raises_code("population-memory"):
-        fit(lines(tmp_path / "none", 1, lr=RATES[:3], waves=True))
-    assert not (tmp_path / "none").exists()
+    monkeypatch.setattr(waves, "memory_of", memory_of)
 
+    def limit_to(limit):
+        for module in (waves, population_checks):
+            monkeypatch.setattr(module, "memory_limit", lambda device: limit)
 
-def read_waves_of(directory, result):
-    """Return the sizes of the waves, none for a population without, from the directories of the members."""
-    places = [member.directory.parent for member in result]
-    return [places.count(place) for place in dict.fromkeys(places) if place != directory]
+    def sizes(limit, builder):
+        limit_to(limit)
+        return waves.wave_sizes(build(builder).definition, shuffled(), shuffled())
+
+    three = lines(tmp_path / "run", 1, lr=RATES[:3], waves=True)
+    assert (sizes(None, three), compiled) == ([3], [])
+    assert (sizes(10**6, three), compiled) == ([3], [3])
+    assert (sizes(500, three), compiled) == ([1, 1, 1], [3, 3])  # the first of its states alone would fit
+    with raises_code("population-memory", members=1, most=0):
+        sizes(110, three)
+    assert not (tmp_path / "run").exists()
+    limit_to(500)
+    assert {member.directory.parent.name for member in fit(three)} == {"wave-1", "wave-2", "wave-3"}
+    assert sizes(None, three.resume()) == [1, 1, 1]  # those of before
 
 
 def test_a_wave_that_diverges_does_not_end_the_others(tmp_path):
