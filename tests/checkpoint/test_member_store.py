@@ -47,6 +47,19 @@ def population(directory, epochs=3, lr=(0.01, 0.1), build_lr=0.1, configure=lamb
     return builder.build(line(3, 3), optimizer, build_lr, **PLACE).fit(shuffled(), shuffled())
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, compiled_once):
+    """Four epochs of the rates 3 and 0.05, all of whose checkpoints are kept."""
+    return population(tmp_path_factory.mktemp("saved") / "run", 4, (3.0, 0.05))
+
+
+def copied(saved, tmp_path):
+    """Return the directory of the first member of a copy, and its losses."""
+    directory = saved[0].directory
+    shutil.copytree(directory.parent, tmp_path / "run")
+    return tmp_path / "run" / directory.name, losses(saved[0])
+
+
 def losses(result):
     return np.array(result.history["valid/Loss"])
 
@@ -225,10 +238,10 @@ def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, number):
+def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, saved, number):
     """Before its checkpoint has its name. The next start copies all, the best among them."""
-    member = population(tmp_path / "run", 4, (3.0, 0.05))[0]
-    best = 6 * (int(np.argmin(losses(member))) + 1)
+    directory, values = copied(saved, tmp_path)
+    best = 6 * (int(np.argmin(values)) + 1)
     name, calls = CheckpointStore._name, itertools.count(1)
 
     def killed(store, *paths):
@@ -240,10 +253,10 @@ def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, number):
         patch.setattr(CheckpointStore, "_name", killed)
         patch.setattr(CheckpointStore, "_discard_partial", lambda store, step: None)
         with pytest.raises(KilledError):
-            resumed(member.directory, 5, 3.0, keep_last=1)
-    result = resumed(member.directory, 5, 3.0, keep_last=1)
-    assert starts_of(member.directory) == [0, 24]
-    assert saved_steps(member.directory) == sorted({best, 30})
+            resumed(directory, 5, 3.0, keep_last=1)
+    result = resumed(directory, 5, 3.0, keep_last=1)
+    assert starts_of(directory) == [0, 24]
+    assert saved_steps(directory) == sorted({best, 30})
     assert len(losses(result)) == 5
 
 
@@ -335,11 +348,11 @@ def test_a_member_that_has_ended_is_at_its_own_step(tmp_path):
 
 @pytest.mark.parametrize("split", [None, "test"])
 @pytest.mark.parametrize("removed", [1, 2])
-def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, split, removed):
+def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, saved, split, removed):
     """Another one is read in its place; one that is there and cannot be read is an error as before."""
-    run = population(tmp_path / "run", 3)[1]
-    builder = builder_in(run.directory, 3).checkpoint(epoch="latest")
-    evaluator = Evaluator(builder.build(line(3, 3), optax.sgd, 0.1, **PLACE).definition)
+    directory, values = copied(saved, tmp_path)
+    builder = builder_in(directory, 4).checkpoint(epoch="latest")
+    evaluator = Evaluator(builder.build(line(3, 3), optax.sgd, 3.0, **PLACE).definition)
     original, left = MemberStore.restore, [removed]
 
     def restore(self, step, items):
@@ -350,12 +363,11 @@ def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, sp
 
     monkeypatch.setattr(MemberStore, "restore", restore)
     if removed == 2:
-        with pytest.raises(Exception, match="12"):
+        with pytest.raises(Exception, match="18"):
             evaluator.evaluate(shuffled(), split)
         return
-    assert evaluator.evaluate(shuffled(), split, *(["latest"] if split else []))["Loss"] == pytest.approx(
-        losses(run)[1], rel=1e-5
-    )
+    found = evaluator.evaluate(shuffled(), split, *(["latest"] if split else []))
+    assert found["Loss"] == pytest.approx(values[2], rel=1e-5)
 
 
 def test_a_rate_that_was_0_before_exploit(tmp_path):
