@@ -88,7 +88,8 @@ class SweepPlan:
         config = _config(self.content, group.values, self.directory, group.name)
         population = dataclasses.replace(group.population([{}] * len(group.members)), waves=waves)
         definition = config.learner_of(population, with_data=False).definition
-        return group.in_waves(wave_sizes(definition, config.data("train"), config.data("valid")))
+        data = [config.data(split) if waves is True else None for split in ("train", "valid")]
+        return group.in_waves(wave_sizes(definition, *data))
 
     def _files(self, member: SweepMember) -> dict[str, Any]:
         """Return the config with which a member that trains together with others resumes by itself."""

@@ -406,7 +406,9 @@ def option_problems(
     shares = 1 if devices is None else devices.member_shares
     if len(population) % shares:
         counts = [n for n in range(1, shares) if len(population) % n == 0]
-        refuse(f"of {len(population)} does not divide over {shares} devices", f"choose devices(n) of {counts}")
+        mapped = devices is not None and devices.members_are_mapped
+        over, choose = ("devices", "devices(n)") if mapped else ("groups of devices", "an axis member of the mesh")
+        refuse(f"of {len(population)} does not divide over {shares} {over}", f"choose {choose} of {counts}")
     elif population.waves > len(population) // shares:
         on = f" on {shares} devices" if shares > 1 else ""
         refuse(

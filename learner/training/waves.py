@@ -175,7 +175,7 @@ def _prepare(options: Options, waves: Sequence[Options]) -> None:
     if options.start is None:
         directory.remove_members(options.directory)
         directory.remove_waves(options.directory)
-        directory.remove_run(options.directory)
+        directory.prepare(options.directory, keep=False)
     if read_waves(options.directory):
         return  # of the run that resumes
     named = {wave.directory.name: [member.name for member in wave.population.members] for wave in waves}

@@ -204,8 +204,10 @@ def test_the_directory_is_used_in_one_way(tmp_path):
 
 def test_overwriting_removes_the_waves_of_before(tmp_path):
     run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("mine")
     fit(lines(run, 1, lr=RATES[:3], waves=3))
-    (run / "mine.txt").write_text("kept")
+    (run / "config.yaml").rename(run / "mine.txt")  # no run's, although it has the name of a run's file
     fit(lines(run, 1, lr=RATES[:2], waves=2, overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["mine.txt", "wave-1", "wave-2", "waves.json"]
     assert read_waves(run) == {"wave-1": NAMES[:1], "wave-2": NAMES[1:2]}
