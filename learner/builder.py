@@ -36,8 +36,7 @@ from learner.steps.remat import remat_of
 from learner.steps.step_definition import StepDefinition, StepFn, step_fn
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
-from learner.strategies.members import Members
-from learner.strategies.replicated import Replicated
+from learner.strategies.members import spread_members
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
@@ -313,6 +312,7 @@ class LearnerBuilder:
         zipped: bool = False,
         size: int | None = None,
         data_order: str = "shared",
+        waves: bool | int = False,
         **optimizer: Any,
     ) -> Self:
         """Train many members in one compiled program. Each leaves an ordinary run in a directory of its own below that
@@ -331,6 +331,8 @@ class LearnerBuilder:
             draws depend on `seed`, if it is one number.
           data_order: `"shared"`: all members get the same batches, in the order that the builder's seed makes. `"own"`:
             each member's seed makes its order. This needs shuffled data in memory, of which each member has a copy.
+          waves: train groups of the members one after another, each in a directory such as `wave-1`: True makes as few
+            groups as have room in the memory of the device, a number so many.
           optimizer: numbers that the optimizer takes as keywords, such as `weight_decay`.
 
         >>> builder = LearnerBuilder("runs/seeds").population(seed=range(3), lr=[1e-4, 1e-3])
@@ -339,7 +341,8 @@ class LearnerBuilder:
         values = {name: value for name, value in given.items() if value is not None}
         _one_of("data_order of population", data_order, ("shared", "own"))
         population = population_of(values, zipped=bool(zipped), size=size)
-        return self._set(population=dataclasses.replace(population, data_order=data_order))
+        waves = waves if isinstance(waves, bool) else _integer("waves of population", waves, 1)
+        return self._set(population=dataclasses.replace(population, data_order=data_order, waves=waves))
 
     def halving(self, monitor: str, every_epochs: int = 1, keep: float = 0.5, mode: str | None = None) -> Self:
         """Train a population by successive halving: every few epochs, the members with the worst values end, and the
@@ -830,9 +833,8 @@ class LearnerBuilder:
           trainable: the parameters to differentiate, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
         """
         options, parts = self._options, _ModelParts()
-        if options.population is not None and isinstance(options.devices, Replicated):
-            # The members are spread over the devices, rather than the rows of batches.
-            options = dataclasses.replace(options, devices=Members(options.devices.devices))
+        if options.population is not None:
+            options = dataclasses.replace(options, devices=spread_members(options.devices))
         wrong_place = problem_with(options.directory) or wrong_name(options.checkpoint_place)
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)

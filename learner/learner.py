@@ -35,6 +35,7 @@ from learner.training.run import Run
 from learner.training.run_directory import locked_directory, prepare
 from learner.training.session import open_run
 from learner.training.signals import TERMINATED
+from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
 from learner.util.stages import enter_stage, stage_line
 from learner.util.text import size
@@ -164,6 +165,11 @@ class Learner(Generic[ModelT]):
             )
         definition, options, processes = self.definition, self.definition.options, hosts()
         train, valid = self._train if train is None else train, self._valid if valid is None else valid
+        if options.population is not None and options.population.waves:
+            of_waves: LearningResult[ModelT] = fit_waves(
+                definition, train, valid, processes, lambda wave: self._fit_wave(wave, train, valid)
+            )
+            return of_waves
         stages = stage_line(sys.stdout if options.renderer == "auto" and processes.index == 0 else None)
         with propagate_failures(processes), stages:
             enter_stage("checking the step")
@@ -193,6 +199,14 @@ class Learner(Generic[ModelT]):
                 return run_result(definition, run)
         # Behind the block, which would report the exit to the other processes as a failure.
         sys.exit(TERMINATED)
+
+    def _fit_wave(self, definition: TrainingDefinition, train: Any, valid: Any) -> LearningResult[ModelT]:
+        """Train some of the members of a population. This learner is fitted once one of its waves is."""
+        learner = Learner[ModelT](definition)
+        try:
+            return learner.fit(train, valid)
+        finally:
+            self._fitted = self._fitted or learner._fitted
 
     # -- without training ----------------------------------------------------------------------------------------------
 

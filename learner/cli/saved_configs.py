@@ -58,7 +58,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
 
 
 def _of_population(directory: Path) -> str:
-    is_sweep = any((place / SWEEP_FILE).exists() for place in (directory, directory.parent))
+    is_sweep = any((place / SWEEP_FILE).exists() for place in (directory, *directory.parents[:2]))
     how = "the same learner sweep command" if is_sweep else "the same builder with resume()"
     member = str(directory / read_members(directory)[0]["directory"])
     return OF_POPULATION.format(directory=directory, how=how, member=member)

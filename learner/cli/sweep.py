@@ -10,7 +10,7 @@ from typing import TextIO
 
 from learner.cli.sweep_groups import SweepGroup
 from learner.cli.sweep_plan import SweepPlan, sweep_plan
-from learner.cli.sweep_report import Outcome, SweepReport, has_ended, metric_of
+from learner.cli.sweep_report import Outcome, SweepReport, has_ended, longer_members, metric_of
 from learner.cli.usage import sweep_parser
 from learner.errors import NonFiniteError, OutOfMemoryError
 from learner.events import Listener
@@ -133,5 +133,6 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(report.to_json(plan.directory, command), indent=2, allow_nan=False))
     else:
-        print("", *map(printable, report.lines(plan.directory, command)), sep="\n")
+        lines = [*report.lines(plan.directory, command), *longer_members(plan.directory, plan.groups)]
+        print("", *map(printable, lines), sep="\n")
     return 0

@@ -1,6 +1,7 @@
 """Members of a sweep that train together: those that differ only in what a population can trace."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from learner.config.sweep_space import SweepMember, directory_name
 from learner.errors import LearnerError
 from learner.optimizers.configs import OptimizerConfig
 from learner.training.population import LR, SEED, Population, population_of
+from learner.training.waves import wave_name
 from learner.util.json_values import encode
 from learner.util.number_checks import is_number
 
@@ -37,6 +39,18 @@ class SweepGroup:
         """
         values = self.members[0].values
         return {key: value for key, value in values.items() if not (self.traced and key == SEED)}
+
+    def in_waves(self, sizes: Sequence[int]) -> list["SweepGroup"]:
+        """Return groups of so many consecutive members, each a population in a directory of its own."""
+        if len(sizes) == 1:
+            return [self]
+        groups, members = list[SweepGroup](), iter(self.members)
+        for number, size in enumerate(sizes, 1):
+            name = "/".join(filter(None, (self.name, wave_name(number, len(sizes)))))
+            wave = list(itertools.islice(members, size))
+            wave = [dataclasses.replace(each, name=f"{name}/{each.name.rpartition('/')[2]}") for each in wave]
+            groups.append(SweepGroup(name, wave, self.traced))
+        return groups
 
     def population(self, configs: Sequence[Mapping[str, Any]]) -> Population:
         """Return the population of the members, each with its `Member.config`.

@@ -26,6 +26,7 @@ from learner.events import Listener
 from learner.runs.flat_config import flat
 from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.sweep_file import refuse_other_sweep, write_sweep
+from learner.training.waves import wave_sizes
 from learner.util.json_values import encode
 from learner.util.number_checks import is_number
 
@@ -79,6 +80,16 @@ class SweepPlan:
             return config.learner(with_data=with_data, renderer=renderer)
         configs = [self._files(member) if with_data else {} for member in group.members]
         return config.learner_of(group.population(configs), with_data=with_data, renderer=renderer)
+
+    def in_waves(self, group: SweepGroup, waves: bool | int) -> list[SweepGroup]:
+        """Return the groups of the members of a population that train one after another. Where memory decides, its data
+        is read and its training compiled.
+        """
+        config = _config(self.content, group.values, self.directory, group.name)
+        population = dataclasses.replace(group.population([{}] * len(group.members)), waves=waves)
+        definition = config.learner_of(population, with_data=False).definition
+        data = [config.data(split) if waves is True else None for split in ("train", "valid")]
+        return group.in_waves(wave_sizes(definition, *data))
 
     def _files(self, member: SweepMember) -> dict[str, Any]:
         """Return the config with which a member that trains together with others resumes by itself."""
@@ -160,7 +171,7 @@ def sweep_plan(line: Namespace) -> SweepPlan:
         try:
             if group.traced:
                 plan.learner(group, with_data=False)  # raises
-            checked.append(group)
+            checked += plan.in_waves(group, values.waves) if group.traced and values.waves else [group]
         except LearnerError as error:
             if together != "auto":
                 raise

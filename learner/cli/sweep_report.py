@@ -66,6 +66,19 @@ def has_ended(directory: Path, group: SweepGroup) -> bool:
     return summary is not None and str(summary.get("stopped_by")).startswith(ENDS)
 
 
+def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
+    """Return a line about the members of each population that have resumed by themselves: they were trained for longer
+    than the others.
+    """
+    lines = []
+    for group in groups:
+        together = (read_summary(directory / group.name) or {}).get("steps", math.inf) if group.traced else math.inf
+        steps = {member.name: (read_summary(directory / member.name) or {}).get("steps", 0) for member in group.members}
+        if names := [f"{name} ({count} steps)" for name, count in steps.items() if count > together]:
+            lines.append(f"resumed alone, after the {together} steps of the others: {', '.join(names)}")
+    return lines
+
+
 def metric_of(
     outcome: Outcome, metric: str | None, monitor: str | None = None, mode: str | None = None
 ) -> tuple[str, bool]:
@@ -166,6 +179,7 @@ class SweepReport:
             "values": outcome.member.values,
             "best": None if math.isnan(value) else value,
             "epoch": epoch,
+            "steps": None if outcome.summary is None else outcome.summary.get("steps"),
             "stopped_by": outcome.stopped_by or None,
             "failure": outcome.failure or None,
         }

@@ -18,7 +18,7 @@ from learner.runs.journal import OBSERVER_KEYS
 from learner.util.number_checks import is_int
 
 TOGETHER = {"always": "always", "auto": "auto", "never": "never", True: "always", False: "never"}
-OPTIONS = ("size", "sweep_seed", "metric", "zipped", "together")
+OPTIONS = ("size", "sweep_seed", "metric", "zipped", "together", "waves")
 """Options of the command that the section `sweep` of a config may have beside keys."""
 
 
@@ -32,6 +32,7 @@ class SweepValues:
       broken: the keys whose values cannot be read.
       together: train members in one program that differ only in what a population can trace: `always`, `never`, or
         `auto`, where it is possible.
+      waves: see `LearnerBuilder.population`.
       metric: that decides which member is best, or None for the monitor of the runs.
       problems: all that is wrong with the values.
     """
@@ -40,6 +41,7 @@ class SweepValues:
     shared: Mapping[str, Any]
     broken: Sequence[str]
     together: str
+    waves: bool | int
     metric: str | None
     problems: Sequence[Problem]
 
@@ -50,14 +52,14 @@ class SweepValues:
         given, options = _given(section, line, problems)
         columns, shared, broken = _columns(given, problems)
         settings = _settings(options, problems)
-        together = settings.pop("together")
+        together, waves = settings.pop("together"), settings.pop("waves")
         space = SweepSpace(columns, **settings)
         # A value that cannot be read is no reason to ask for one.
         follows = {"sweep-empty", "sweep-size-unused"} if broken else set()
         follows |= {"sweep-size-missing"} if "size" in options else set()
         problems += [each for each in space.problems() if each.code not in follows]
         metric = options.get("metric")
-        return cls(space, shared, broken, together, None if metric is None else str(metric), problems)
+        return cls(space, shared, broken, together, waves, None if metric is None else str(metric), problems)
 
 
 def _given(section: Any, line: Namespace, problems: list[Problem]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
@@ -122,7 +124,7 @@ def _refuse_fixed(key: str) -> None:
 
 
 def _settings(options: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Return the arguments of `SweepSpace` beside the columns, and `together`; collect the problems of the options."""
+    """Return the arguments of `SweepSpace` beside the columns, `together` and `waves`; collect the problems of them."""
     given = {name: value_of(value) if isinstance(value, str) else value for name, value in options.items()}
     settings: dict[str, Any] = {}
     for name, argument, least in (("size", "size", 1), ("sweep_seed", "seed", 0)):
@@ -141,4 +143,11 @@ def _settings(options: Mapping[str, Any], problems: list[Problem]) -> dict[str, 
     if settings["together"] is None or value not in TOGETHER:
         text = f"together is {value!r}: it needs always, auto or never"
         problems.append(Problem(text, code="sweep-option-value", name="together"))
+    settings["waves"] = given.get("waves", False)
+    if not isinstance(settings["waves"], bool) and not (is_int(settings["waves"]) and settings["waves"] >= 1):
+        text = f"waves is {settings['waves']!r}: it needs a whole number, 1 or more, or nothing"
+        problems.append(Problem(text, code="sweep-option-value", name="waves"))
+    elif settings["waves"] and settings["together"] == "never":
+        text = "waves are of members that train together: give --together, too"
+        problems.append(Problem(text, code="sweep-option-value", name="waves"))
     return settings

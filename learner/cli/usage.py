@@ -162,6 +162,11 @@ def sweep_parser() -> Parser:
         "possible), or always; --together alone is always (default: never)"
     )
     parser.add_argument("--together", metavar="HOW", nargs="?", const="always", help=about)
+    about = (
+        "train members together in N groups, one group after another; --waves alone: in as few as have room in the "
+        "memory of the device"
+    )
+    parser.add_argument("--waves", metavar="N", nargs="?", const="true", help=about)
     about = "the metric that decides which one is best (default: the monitor of the runs)"
     parser.add_argument("--metric", metavar="KEY", help=about)
     parser.add_argument("--json", action="store_true", help="print the results as an object")

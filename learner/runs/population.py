@@ -1,4 +1,4 @@
-"""The file that makes a run directory that of a population: it names the members and what they differ in."""
+"""The files that make a directory that of a population: they name its members and what they differ in, or its waves."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from learner.runs.appended import replace
 from learner.util.disk import read_bytes
 
 NAME = "population.json"
+WAVES = "waves.json"
 
 
 def write_members(directory: Path, members: Sequence[Mapping[str, Any]]) -> None:
@@ -35,3 +36,21 @@ def read_members(directory: Path) -> list[dict[str, Any]]:
     except (OSError, LearnerError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return known
+
+
+def write_waves(directory: Path, waves: Mapping[str, Sequence[str]]) -> None:
+    """Write the names of the members of each wave of a population, by its directory, one on each line."""
+    rows = ",\n".join(json.dumps({"directory": name, "members": list(members)}) for name, members in waves.items())
+    replace(str(directory / WAVES), f'{{"waves": [\n{rows}\n]}}\n'.encode())
+
+
+def read_waves(directory: Path) -> dict[str, list[str]]:
+    """Return the names of the members of each wave of the population in a directory, by the directory of the wave.
+    Empty if there are none.
+    """
+    try:
+        content = json.loads(read_bytes(directory / WAVES))
+        waves = {wave["directory"]: list(wave["members"]) for wave in content["waves"]}
+    except (OSError, LearnerError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return {name: members for name, members in waves.items() if Path(name).name == name and name not in ("", "..")}

@@ -95,8 +95,13 @@ class Strategy(abc.ABC):
 
     @property
     def member_shares(self) -> int:
-        """The number of devices that the members of a population are spread over."""
+        """The number of shares that the members of a population are spread in, each on devices of its own."""
         return 1
+
+    @property
+    def members_are_mapped(self) -> bool:
+        """True if programs have the members of one share, False if they have all."""
+        return False
 
     def place_members(self, tree: PyTree) -> PyTree:
         """Place arrays with a leading axis of members, or those of one run."""

@@ -1,4 +1,4 @@
-"""The members of a population on several devices: each device steps its own members."""
+"""The members of a population on several devices: each device, or each group of devices, steps its own members."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -8,8 +8,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learner.strategies.base import Kind, PyTree, Strategy
+from learner.strategies.replicated import Replicated
+from learner.strategies.sharded import Sharded
 
 AXIS = "members"
+AXIS_OF_MESH = "member"
 SHARED = ("same", "batch")  # kinds that every device has whole
 
 
@@ -41,6 +44,11 @@ class Members(Strategy):
     def member_shares(self) -> int:
         """See `Strategy`."""
         return len(self.devices)
+
+    @property
+    def members_are_mapped(self) -> bool:
+        """See `Strategy`."""
+        return True
 
     def shardings(self, state: PyTree) -> PyTree:
         """See `Strategy`. All leaves of a population have a leading axis of members."""
@@ -74,6 +82,70 @@ class Members(Strategy):
             program, mesh=self._mesh, in_specs=tuple(map(_spec, arguments)), out_specs=out_specs, check_vma=False
         )
         return jax.jit(mapped, donate_argnums=donate, keep_unused=True)
+
+
+class ShardedMembers(Sharded):
+    """`Sharded` for the members of a population, which are spread over the axis `member` of its mesh.
+
+    Programs see all members and whole batches, and XLA divides both.
+
+    Args:
+      strategy: the mesh, and the axes of the rows.
+
+    >>> ShardedMembers(Sharded({"member": 1, "data": 1}, devices=jax.devices()[:1])).description
+    "sharded over 1 device (cpu): {'member': 1, 'data': 1}, rows over 'data', members over 'member'"
+    """
+
+    def __init__(self, strategy: Sharded):
+        super().__init__(strategy.mesh, strategy.rules.rows or None, strategy.batch)
+        spec = PartitionSpec(AXIS_OF_MESH) if AXIS_OF_MESH in self.mesh.shape else PartitionSpec()
+        self._of_members = NamedSharding(self.mesh, spec)
+
+    @property
+    def description(self) -> str:
+        """See `Strategy`."""
+        spread = f"over {AXIS_OF_MESH!r}" if self._of_members.spec else "on every device"
+        return f"{super().description}, members {spread}"
+
+    @property
+    def member_shares(self) -> int:
+        """See `Strategy`."""
+        shares: int = dict(self.mesh.shape).get(AXIS_OF_MESH, 1)
+        return shares
+
+    def shardings(self, state: PyTree) -> PyTree:
+        """See `Strategy`. All leaves of a population have a leading axis of members."""
+        return jax.tree.map(lambda _: self._of_members, state)
+
+    def place_members(self, tree: PyTree) -> PyTree:
+        """See `Strategy`."""
+        return jax.device_put(tree, self._of_members)
+
+    def to_single_device(self, tree: PyTree) -> PyTree:
+        """See `Strategy`."""
+        return tree
+
+    def compile(
+        self,
+        program: Callable[..., Any],
+        arguments: Sequence[Kind] = (),
+        results: Sequence[Kind] | Kind = "same",
+        donate: tuple[int, ...] = (),
+        shardings: Mapping[str, PyTree] | None = None,
+    ) -> Any:
+        """See `Strategy`."""
+        kinds = [results] if isinstance(results, str) else results
+        of_members = {kind: self._of_members for kind in kinds if kind not in SHARED}
+        return super().compile(program, arguments, results, donate, of_members)
+
+
+def spread_members(strategy: Strategy | None) -> Strategy | None:
+    """Return the strategy of a population for the one of the builder: under `Replicated`, members are spread over the
+    devices rather than the rows of batches, under `Sharded` beside them.
+    """
+    if isinstance(strategy, Replicated):
+        return Members(strategy.devices)
+    return ShardedMembers(strategy) if isinstance(strategy, Sharded) else strategy
 
 
 def _spec(kind: Kind) -> PartitionSpec:

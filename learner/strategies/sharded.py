@@ -30,6 +30,7 @@ class Sharded(Strategy):
       rules: `fsdp()`, or `"fsdp"`; patterns of paths with a spec for each, `{r"attention.*kernel": (None, "model")}`;
         or a list of both, of which the first that matches counts. Default: every device has all of the model.
       batch: the axis of the mesh that rows are spread over, or several; one that the mesh does not have is left out.
+        The members of a population are spread over the axis `member`: `{"member": 4, "data": 2}`.
       devices: how many, or which (`jax.Device`, or their ids), the mesh is made of, if sizes are given; default: all.
 
     >>> Sharded({"data": 1}, devices=jax.devices()[:1]).description
@@ -57,8 +58,8 @@ class Sharded(Strategy):
             )
         self.rules = Rules.of(rules)
         self.splits = bool(self.rules.rows)
-        names = (batch,) if isinstance(batch, str) else tuple(batch)
-        self._batch = tuple(name for name in names if name in self.mesh.shape)
+        self.batch = (batch,) if isinstance(batch, str) else tuple(batch)
+        self._batch = tuple(name for name in self.batch if name in self.mesh.shape)
         self._shares = math.prod(self.mesh.shape[name] for name in self._batch)
         self._local = jax.process_count() == 1
 

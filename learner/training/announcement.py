@@ -16,6 +16,7 @@ from learner.runs.history import summarize
 from learner.schedules.resolve import early_end, not_reached
 from learner.training.dispatch_plan import Planned
 from learner.training.inputs import run_length
+from learner.training.messages import MemberStop
 from learner.training.monitors import monitor_of
 from learner.training.options import Options
 from learner.training.population import Member
@@ -57,7 +58,9 @@ def population_text(spec: RunSpec) -> str:
         order = "each has a copy of the data in an order of its own; values below are their means"
     each, members = state_bytes(spec.member_state), len(spec.members)
     memory = f"{size(each)} of parameters, gradients and optimizer state each, {size(each * members)} together"
-    return f"a population of {count(members, 'member')} in one program, with {memory}: {order}"
+    number, waves = spec.options.population.wave or (1, 1)
+    wave = f"wave {number} of {waves}: " if waves > 1 else ""
+    return f"{wave}a population of {count(members, 'member')} in one program, with {memory}: {order}"
 
 
 def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member: Member | None) -> None:
@@ -210,7 +213,7 @@ def _announce_end(
         epochs=epochs,
         steps=step,
         stopped_by=reason,
-        checkpoints=_checkpoints(run, options),
+        checkpoints=_checkpoints(run, options, ended),
     )
     summary["metrics"] |= summaries(read_evaluations(options.directory))
     reporter.write_summary(summary, index)
@@ -221,8 +224,10 @@ def _announce_end(
     reporter.emit(RunEnded(time.time(), epoch, step, reason, shown, seconds, options.show_summary), index)
 
 
-def _checkpoints(run: Run, options: Options) -> list[dict[str, Any]]:
-    """Return the checkpoints of the run, which in a population hold all members."""
+def _checkpoints(run: Run, options: Options, ended: MemberStop | None) -> list[dict[str, Any]]:
+    """Return the checkpoints of the run, which in a population hold all members. Those after the end of a member have
+    its last state: the first of them stands for all.
+    """
     if run.saver is None:
         return []
     store = run.saver.store
@@ -232,4 +237,10 @@ def _checkpoints(run: Run, options: Options) -> list[dict[str, Any]]:
         path = str(store.path(step))
         return path if "://" in path or options is run.options else os.path.relpath(path, options.directory)
 
-    return [{"epoch": e.epoch, "step": e.step, "path": path_of(e.step), "best": e == best} for e in store.entries]
+    listed: dict[int, dict[str, Any]] = {}
+    for e in store.entries:
+        step, epoch = e.step, e.epoch
+        if ended is not None and step > ended.step:
+            step, epoch = ended.step, ended.epoch if ended.ends_epoch else None
+        listed.setdefault(step, {"epoch": epoch, "step": step, "path": path_of(e.step), "best": e == best})
+    return list(listed.values())

@@ -79,7 +79,7 @@ class TrainingDefinition:
 
     def on_one_device(self) -> "TrainingDefinition":
         """Return the definition of a run on the first of the devices."""
-        if len(self.strategy.devices) == 1:
+        if len(self.strategy.devices) == 1 and self.starts is None:
             return self
         other = copy.copy(self)
         other.strategy = SingleDevice(self.strategy.devices[0])
@@ -153,7 +153,7 @@ class TrainingDefinition:
         """
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
         with compile_threads(threads) as executor:
-            if self.strategy.resident:
+            if self.strategy.resident or self.starts is not None:
                 programs = self._traced_init().in_parts(self._init_function()[1], compiled)
                 programs.compile_ahead(executor)
                 make: Callable[[], TrainState] = programs

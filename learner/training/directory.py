@@ -11,7 +11,7 @@ from learner.runs.evaluations import NAME as EVALUATIONS
 from learner.runs.layout import MARK
 from learner.runs.log_cutting import metric_files
 from learner.runs.population import NAME as POPULATION
-from learner.runs.population import read_members
+from learner.runs.population import WAVES, read_members, read_waves
 from learner.runs.samples import FILE
 from learner.runs.samples import FOLDER as SAMPLES
 from learner.util.disk import kind_of, problem_with_name
@@ -129,6 +129,28 @@ def remove_members(directory: Path) -> None:
         if inside.is_dir() and not inside.is_symlink():
             remove_run(inside)
             _remove_if_empty(inside)
+
+
+def remove_waves(directory: Path) -> None:
+    """Remove the runs of the waves of the population in a directory, if there are some, and nothing else."""
+    for name in read_waves(directory):
+        inside = directory / name
+        if inside.is_dir() and not inside.is_symlink():
+            remove_members(inside)
+            remove_run(inside)
+            _remove_if_empty(inside)
+    _remove_file(directory / WAVES)
+
+
+def refuse_waves(directory: Path) -> None:
+    """Raise `LearnerError` if a population in a directory trains in waves: a run there would be mixed with it."""
+    if read_waves(directory):
+        raise LearnerError(
+            f"{directory} holds a population that trains in waves. To resume it, use population(..., waves=...) with "
+            "resume(); to replace it, LearnerBuilder(directory, overwrite=True); or choose another directory",
+            code="directory-holds-waves",
+            directory=directory,
+        )
 
 
 def _remove_file(path: Path) -> None:

@@ -246,6 +246,6 @@ def planned(definition: TrainingDefinition, inputs: Inputs) -> Planned:
     """Return a run of which no state is made."""
     options, step, strategy = definition.options, definition.step, definition.strategy
     state = definition.placed_shapes()
-    runner = make_runner(step, state, strategy)
+    runner = make_runner(step, state, strategy, options)
     feeder, _ = build_feeder(runner, inputs, "train", options)
     return Planned(options, step, state, inputs, runner, feeder)

@@ -1,6 +1,5 @@
 """Evaluating and predicting with the model of a learner: trained, restored or as given."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -23,12 +22,12 @@ from learner.training.dispatch_plan import build_feeder, in_flight_limit, make_r
 from learner.training.executor import Runner
 from learner.training.feed.group import bytes_of
 from learner.training.inputs import Inputs, has_several, read_valid, refuse_endless
-from learner.training.model_loading import epoch_of, load_model_state
+from learner.training.model_loading import load_model_state, trained_until
 from learner.training.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.reporter import Reporter
 from learner.training.restore import restore
 from learner.training.resume import read_checkpoint
-from learner.training.run_directory import open_store, resumes
+from learner.training.run_directory import read_found, resumes
 from learner.training.step_checks import check_predict, check_valid, no_step
 from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.validation import validate_split
@@ -114,34 +113,35 @@ class Evaluator:
         processes = hosts()
         with propagate_failures(processes):
             inputs = self._read(data, shared=True)
-            with contextlib.closing(open_store(definition.options, processes=processes)) as store:
-                # The run may save or remove one meanwhile, so that another process would find another.
-                entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
-                with self._model_of(entry, store) as runner:
-                    values = evaluate(definition, runner, inputs, processes)
-                best, place = store.best(), store.path(entry.step)
-                evaluation = Evaluation(epoch_of(store, entry), entry.step, entry == best, str(place), values)
+
+            def read(store: CheckpointStore, entry: Entry) -> tuple[Runner, Evaluation]:
+                runner, is_best = self._with_model(entry, store), entry == store.best()
+                trained, shown_epoch = trained_until(entry, store.progress(entry.step))
+                return runner, Evaluation(shown_epoch, trained.step, is_best, str(store.path(entry.step)), {})
+
+            before = None if self.runner is None else self.runner.leaves
+            try:
+                runner, evaluation = read_found(definition.options, processes, epoch, step, read)
+                values = evaluate(definition, runner, inputs, processes)
+                evaluation = dataclasses.replace(evaluation, values=values)
+            finally:
+                if self.runner is not None and before is not None:
+                    self.runner.leaves = before
             if split is not None:
                 processes.run_on_primary(lambda: self._record(split, evaluation, has_several(data)))
         return evaluation
 
-    @contextlib.contextmanager
-    def _model_of(self, entry: Entry, store: CheckpointStore) -> Iterator[Runner]:
-        """Yield programs with the model of a checkpoint in place of the learner's own."""
+    def _with_model(self, entry: Entry, store: CheckpointStore) -> Runner:
+        """Return programs with the model of a checkpoint, in place of the learner's own if it has one."""
         definition = self._definition
         if self.runner is None:
             shapes = definition.placed_shapes()
             state = restore(store, entry, shapes, definition.step.fill_missing).state
             self._loaned = self._loaned or make_runner(definition.step, state, definition.strategy)
             self._loaned.leaves = jax.tree.leaves(state)
-            yield self._loaned
-            return
-        before = self.runner.leaves
+            return self._loaned
         self.runner.leaves = jax.tree.leaves(load_model_state(definition, self.runner.state, entry, store))
-        try:
-            yield self.runner
-        finally:
-            self.runner.leaves = before
+        return self.runner
 
     def _record(self, split: str, evaluation: "Evaluation", several: bool) -> None:
         """Write an evaluation into the run: into its log, `evaluations.jsonl` and the summary."""
@@ -175,7 +175,7 @@ class Evaluator:
         if self.runner is None:
             definition = self._definition
             restored = read_checkpoint(definition, processes=processes) if resumes(definition.options) else None
-            self.entry = None if restored is None else restored.entry
+            self.entry = None if restored is None else trained_until(restored.entry, restored.progress)[0]
             definition.take_initial()
             state = definition.init_placed() if restored is None else restored.state
             self.runner = make_runner(definition.step, state, definition.strategy)

@@ -1,6 +1,9 @@
 """Reading the model of a checkpoint into a state."""
 
 import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.manifest import DamagedError
@@ -60,6 +63,17 @@ def load_best_state(definition: TrainingDefinition, state: TrainState) -> tuple[
         f"the best model cannot be read: {reason}. result.model is the model after the last step",
         code="learner-best-unreadable",
     )
+
+
+def trained_until(entry: Entry, progress: Mapping[str, Any]) -> tuple[Entry, int]:
+    """Return a checkpoint with the step after which its state was trained last, and the epoch of that step. A member of
+    a population may have ended before the population saved it. `progress`: of the checkpoint.
+    """
+    step = progress.get("state_step", entry.step)
+    if step == entry.step:
+        return entry, entry.epoch or Position.from_json(progress["position"]).shown_epoch
+    end = progress["stopped"] or progress["halted"]
+    return dataclasses.replace(entry, step=step, epoch=end["epoch"] if end.get("ends_epoch") else None), end["epoch"]
 
 
 def epoch_of(store: CheckpointStore, entry: Entry) -> int:

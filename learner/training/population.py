@@ -90,10 +90,14 @@ class Population:
     Attributes:
       members: see above.
       data_order: `shared` by all members, or each its `own`.
+      waves: the number of groups that train one after another; True: as many as memory needs.
+      wave: the number of this group among them, from 1, and how many there are; None for a whole population.
     """
 
     members: tuple[Member, ...]
     data_order: str = "shared"
+    waves: bool | int = False
+    wave: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.members)
@@ -102,6 +106,15 @@ class Population:
         """Return the population with the seed of the builder for members that have none of their own."""
         members = tuple(m if SEED in m.values else dataclasses.replace(m, seed=seed) for m in self.members)
         return dataclasses.replace(self, members=members)
+
+    def in_waves(self, sizes: Sequence[int]) -> list["Population"]:
+        """Return populations of so many consecutive members."""
+        ends = list(itertools.accumulate(sizes))
+        waves = []
+        for number, (size, end) in enumerate(zip(sizes, ends, strict=True), 1):
+            members = tuple(dataclasses.replace(m, index=i) for i, m in enumerate(self.members[end - size : end]))
+            waves.append(Population(members, self.data_order, wave=(number, len(sizes))))
+        return waves
 
     def starts(self, lr: float) -> list[Start]:
         """Return what the states of the members begin with. `lr`: of the builder."""
@@ -348,7 +361,8 @@ def option_problems(
     def refuse(what: str, instead: str) -> None:
         problems.append(Problem(f"a population {what}: {instead}", code="population-unsupported", what=what))
 
-    if population.data_order == "own" and options.devices is not None and options.devices.member_shares > 1:
+    devices = options.devices
+    if population.data_order == "own" and devices is not None and (devices.member_shares > 1 or not devices.resident):
         refuse("on several devices has data_order='shared' only", "leave data_order or devices out")
     if len({member.seed for member in population.members}) > 1 and not (adapter.seeded and adapter.fresh):
         problems.append(
@@ -385,12 +399,27 @@ def option_problems(
         refuse("with update= has no keywords of the optimizer", "seed and lr may differ")
     if options.checkpoints is not None and options.checkpoints.record is not None:
         refuse("writes no records beside its checkpoints", "save_model(result[i].model, path) does")
-    if options.devices is not None and not options.devices.resident:
-        refuse("spreads its members over devices, each with all of the data", "leave strategy out, and call devices(n)")
-    shares = 1 if options.devices is None else options.devices.member_shares
+    if devices is not None and devices.splits:
+        refuse("has no rules of Sharded", "leave them out; the axis member of the mesh spreads the members")
+    elif devices is not None and devices.share is not None:
+        refuse("trains in one process", "leave strategy out, or start one process")
+    shares = 1 if devices is None else devices.member_shares
     if len(population) % shares:
         counts = [n for n in range(1, shares) if len(population) % n == 0]
-        refuse(f"of {len(population)} does not divide over {shares} devices", f"choose devices(n) of {counts}")
+        mapped = devices is not None and devices.members_are_mapped
+        over, choose = ("devices", "devices(n)") if mapped else ("groups of devices", "an axis member of the mesh")
+        refuse(f"of {len(population)} does not divide over {shares} {over}", f"choose {choose} of {counts}")
+    elif population.waves > len(population) // shares:
+        on = f" on {shares} devices" if shares > 1 else ""
+        refuse(
+            f"of {len(population)}{on} does not divide into {population.waves} waves",
+            f"choose at most {len(population) // shares}",
+        )
+    if population.waves and (options.halving is not None or options.exploit is not None):
+        refuse(
+            "in waves has no halving and no exploit",
+            "they compare members that train at the same time; leave waves out",
+        )
     if str(jax.config.values["jax_default_prng_impl"]) != "threefry2x32":
         refuse(
             "needs the random keys of threefry2x32, whose numbers do not depend on the other members",

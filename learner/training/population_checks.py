@@ -18,7 +18,7 @@ from learner.strategies.device_lookup import memory_limit
 from learner.training.feed.group import bytes_of
 from learner.training.inputs import Inputs
 from learner.training.step_checks import trace_train, trace_valid
-from learner.util.text import first_line, size
+from learner.util.text import count, first_line, size
 
 MEMBERS = 2  # of the population that is traced: which number is the same
 
@@ -73,14 +73,17 @@ def memory_problems(state: TrainState, members: int, strategy: Strategy) -> list
     each = state_bytes(state)
     if limit is None or each * (members // shares) <= limit:
         return []
+    most = limit // each * shares
+    advice = f"at most {most} members fit; devices(n) spreads them over more devices, and population(..., waves=True) "
+    advice += "trains them in groups that fit, one after another"
     return [
         Problem(
-            f"{members} members need at least {size(each * members // shares)} on each device, {size(each)} of "
-            f"parameters, gradients and optimizer state a member, and a device has {size(limit)}: at most "
-            f"{limit // each * shares} members fit; devices(n) spreads them over more devices",
+            f"{count(members, 'member')} need at least {size(each * members // shares)} on each device, {size(each)} "
+            f"of parameters, gradients and optimizer state a member, and a device has {size(limit)}: "
+            f"{advice if most else 'not even one fits'}",
             code="population-memory",
             members=members,
-            most=limit // each * shares,
+            most=most,
         )
     ]
 

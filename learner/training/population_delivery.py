@@ -74,7 +74,7 @@ class PopulationDelivery(Delivery):
         for lane, member in self._active():
             values = {name: member_of(value, lane) for name, value in on_host.items()}
             of_members.append(member.finish_split(dataclasses.replace(finished, values=values)))
-        return _means(of_members), {}
+        return means_of(of_members), {}
 
     def mark_logs(self) -> None:
         """See `Delivery`."""
@@ -94,7 +94,7 @@ class PopulationDelivery(Delivery):
         return dataclasses.replace(super().snapshot(in_validation, with_rows=False), members=members)
 
 
-def _means(of_members: Sequence[Values]) -> Values:
+def means_of(of_members: Sequence[Values]) -> Values:
     """Return the means of the metrics that are numbers. A member whose value is not finite counts for the others only
     where it is the value of all of them.
     """

@@ -5,7 +5,7 @@ import functools
 import math
 import operator
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from learner.training.dispatch_plan import make_runner
 from learner.training.evaluation import Evaluator
 from learner.training.executor import Runner
 from learner.training.population import Member, Population
+from learner.training.population_delivery import means_of
 from learner.training.preflight import RunPlan
 from learner.training.restore import Restored
 from learner.training.result import LearningResult, finished_runner, result_of
@@ -49,12 +50,13 @@ class MemberResult(LearningResult[Any]):
         history: History,
         summary: Mapping[str, Any],
     ):
+        alone = definition.on_one_device()
+        state = alone.strategy.place(state)  # that of a wave is on the host
         adapter = definition.step.adapter.with_key(jax.random.key(member.seed))
         model = adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
         super().__init__(model, history, str(summary["stopped_by"]), summary, _no_best_model)
         self.index, self.name, self.directory = member.index, member.name, definition.options.directory / member.name
         self.values = member.all_values
-        alone = definition.on_one_device()
         self._evaluator = Evaluator(alone)
         self._evaluator.runner = make_runner(alone.step, state, alone.strategy)
 
@@ -181,16 +183,32 @@ class PopulationResult(LearningResult[Any]):
 
     def __init__(
         self,
-        definition: TrainingDefinition,
         population: Population,
-        state: TrainState,
         history: History,
         stopped_by: str,
         of_members: Sequence[tuple[History, Mapping[str, Any]]],
+        make_member: Callable[[int], MemberResult],
     ):
-        self._definition, self._population, self._state = definition, population, state
-        self._of_members = of_members
+        self._population, self._of_members, self._make_member = population, of_members, make_member
         self.history, self.stopped_by = history, stopped_by
+
+    @classmethod
+    def of_waves(cls, population: Population, waves: Sequence["PopulationResult"]) -> "PopulationResult":
+        """Return the result of a population whose members trained in these waves. Those that did not train are no
+        members of the result.
+        """
+        places = [(wave, index) for wave in waves for index in range(len(wave))]
+        of_members = [pair for wave in waves for pair in wave._of_members]
+
+        def make_member(index: int) -> MemberResult:
+            wave, place = places[index]
+            member = wave[place]
+            member.index = index
+            return member
+
+        trained = dataclasses.replace(population, members=population.members[: len(places)])
+        history = mean_history([history for history, _ in of_members])
+        return cls(trained, history, waves[-1].stopped_by, of_members, make_member)
 
     @property
     def model(self) -> Any:
@@ -216,8 +234,7 @@ class PopulationResult(LearningResult[Any]):
 
     @functools.cache  # noqa: B019 (a result lives as long as its models are wanted)
     def _member(self, index: int) -> MemberResult:
-        member, state = self._population.members[index], member_of(self._state, index)
-        return MemberResult(self._definition, member, state, *self._of_members[index])
+        return self._make_member(index)
 
     def best(self, key: str) -> MemberResult:
         """Return the member with the best value of a metric in any epoch, by the metric's own direction. Members whose
@@ -337,5 +354,32 @@ def _result(
     options = definition.options
     if options.population is None:
         return result_of(definition, runner, history, summary)
-    state = runner.copied_state()
-    return PopulationResult(definition, options.population, state, history, str(summary["stopped_by"]), of_members)
+    state, members = runner.copied_state(), options.population.members
+    if options.population.wave is not None:
+        state = jax.device_get(state)  # the next wave needs the memory of the device
+
+    def make_member(index: int) -> MemberResult:
+        return MemberResult(definition, members[index], member_of(state, index), *of_members[index])
+
+    return PopulationResult(options.population, history, str(summary["stopped_by"]), of_members, make_member)
+
+
+def mean_history(histories: Sequence[History]) -> History:
+    """Return the means over histories of values at the same epoch and step; see `means_of`.
+
+    >>> one, other = History(), History()
+    >>> one.record("train", 1, 45, {"Loss": 0.5})
+    >>> other.record("train", 1, 45, {"Loss": 1.0})
+    >>> mean_history([one, other])["train/Loss"]
+    [0.75]
+    """
+    means = History()
+    for key in dict.fromkeys(key for history in histories for key in history):
+        split, name = key.split("/", 1)
+        values: dict[tuple[int, int], list[dict[str, float | str]]] = {}
+        for history in histories:
+            for point in history.points(key) if key in history else ():
+                values.setdefault((point.epoch, point.step), []).append({name: point.value})
+        for (epoch, step), of_members in sorted(values.items()):
+            means.record(split, epoch, step, means_of(of_members))
+    return means

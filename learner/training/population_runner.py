@@ -59,8 +59,9 @@ class PopulationRunner(Runner):
         super().__init__(self._programs_of_lanes(strategy), strategy, state)
 
     def _programs_of_lanes(self, strategy: Strategy) -> Programs:
-        """Return the programs of the lanes of one device."""
-        return population_programs(self._of_one, len(self.lanes) // strategy.member_shares, self._ends, self._own_data)
+        """Return the programs of the lanes, of one device where each has programs of its own."""
+        shares = strategy.member_shares if strategy.members_are_mapped else 1
+        return population_programs(self._of_one, len(self.lanes) // shares, self._ends, self._own_data)
 
     def _filled(self, lanes: Sequence[int]) -> tuple[int, ...]:
         others = [member for member in range(self._count) if member not in lanes]

@@ -204,13 +204,15 @@ def _collecting(problems: list[str]) -> Iterator[None]:
 
 def read_too_often(options: Options, inputs: Inputs) -> list[str]:
     """Return a problem for each split that can be read only once but is needed in several epochs."""
-    if options.num_steps is not None or options.num_epochs in (None, 1):
+    in_waves = options.population is not None and options.population.wave is not None
+    if not in_waves and (options.num_steps is not None or options.num_epochs in (None, 1)):
         return []
+    needed = "the members train in waves" if in_waves else f"num_epochs is {options.num_epochs}"
     splits = [split for split in ("train", *inputs.valid) if not inputs.source(split).repeats]
     return [
         Problem(
-            f"the {split} data is an iterator (or generator) that can be read once, but num_epochs is "
-            f"{options.num_epochs}: pass a loader, a list, or the generator function itself rather than its result",
+            f"the {split} data is an iterator (or generator) that can be read once, but {needed}: "
+            "pass a loader, a list, or the generator function itself rather than its result",
             code="data-read-once",
             split=split,
         )

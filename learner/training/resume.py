@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from learner.checkpoint.load import refuse_elsewhere
+from learner.checkpoint.store import CheckpointStore, Entry
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, HostMetric, MetricBase
@@ -27,7 +28,7 @@ from learner.training.options import Options
 from learner.training.position import Position
 from learner.training.preflight import RunPlan
 from learner.training.restore import ALLOWED, Differing, Restored, restore, restore_newest
-from learner.training.run_directory import SINGLE_PROCESS, open_store
+from learner.training.run_directory import SINGLE_PROCESS, open_store, read_found
 from learner.training.snapshot import platform_facts
 from learner.training.stopping import MetricEarlyStopping
 from learner.util.json_values import decode
@@ -99,8 +100,12 @@ def read_checkpoint(
     with contextlib.closing(open_store(options, processes=processes)) as store:
         if start.get("resume"):
             return restore_newest(store, *arguments)
-        epoch = start.get("epoch", None if "step" in start else "latest")
-        return restore(store, store.find(epoch, start.get("step")), *arguments)
+    epoch = start.get("epoch", None if "step" in start else "latest")
+
+    def read(store: CheckpointStore, entry: Entry) -> Restored:
+        return restore(store, entry, *arguments)
+
+    return read_found(options, processes, epoch, start.get("step"), read)
 
 
 def allowed(options: Options) -> Collection[str]:

@@ -223,8 +223,11 @@ class Run(ThreadOwned):
         if halted is None or self.stop.decision is not None:
             return
         text = nonfinite_text(halted.kind, halted.step)
-        if self.reporter.has_stopped_members:  # early stopping ended some: results that an error would withhold
-            self.stop.decide(all_ended_text(len(self.options.population)))
+        population = self.options.population
+        in_wave = population is not None and population.wave is not None
+        # Early stopping ended some, or others train in the next waves: results that an error would withhold.
+        if in_wave or self.reporter.has_stopped_members:
+            self.stop.decide(all_ended_text(len(population)))
             return
         if self.options.on_nonfinite.policy != "stop":
             # The loop is ahead of the device: the journal and listeners name the step that the error names.

@@ -1,12 +1,13 @@
 """The directory that a run may use: it is checked, locked and prepared before anything is written there."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from learner.checkpoint.member_store import copies_follow, member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
-from learner.checkpoint.store import CheckpointStore
+from learner.checkpoint.store import CheckpointStore, Entry
 from learner.distributed.process_group import ProcessGroup, SingleProcess
 from learner.errors import LearnerError
 from learner.runs import control_files
@@ -18,6 +19,7 @@ from learner.training.inputs import Inputs
 from learner.training.options import Options
 
 SINGLE_PROCESS = SingleProcess()
+T = TypeVar("T")
 
 
 def resumes(options: Options) -> bool:
@@ -45,6 +47,8 @@ def may_resume(options: Options) -> bool:
     Raises:
       LearnerError: a new run may not start there.
     """
+    if options.start is not None or not options.overwrite:
+        directory.refuse_waves(options.directory)
     if resumes(options):
         _refuse_members_alone(options)
         return True
@@ -82,6 +86,7 @@ def prepare(options: Options, *, keep: bool) -> None:
         for path in _directories(options):
             directory.refuse_run(path, overwrite=options.overwrite)  # one may have begun since preflight
         directory.remove_members(options.directory)
+        directory.remove_waves(options.directory)
     for path in _directories(options):
         directory.prepare(path, keep=keep)
     if options.population is not None:
@@ -108,6 +113,28 @@ def open_store(
         return member_store(options.directory, place, processes.run_on_primary) or store
     keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
     return CheckpointStore(place, keep, processes.run_on_primary)
+
+
+def read_found(
+    options: Options,
+    processes: ProcessGroup,
+    epoch: int | str | None,
+    step: int | None,
+    read: Callable[[CheckpointStore, Entry], T],
+    again: bool = True,
+) -> T:
+    """Return what a function reads of a checkpoint of a run, which may train meanwhile: where it has removed the
+    checkpoint before that was read, it finds another one, once. `epoch`, `step`: see `CheckpointStore.find`.
+    """
+    with contextlib.closing(open_store(options, processes=processes)) as store:
+        # In one process, as another one would find another checkpoint.
+        entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
+        try:
+            return read(store, entry)
+        except Exception:
+            if not again or processes.count > 1 or store.path(entry.step).exists():
+                raise
+    return read_found(options, processes, epoch, step, read, again=False)
 
 
 def _directories(options: Options) -> list[Path]:

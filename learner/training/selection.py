@@ -127,15 +127,17 @@ class Exploit(Selection):
 
     def replaced(self, ranking: Sequence[int], epoch: int) -> dict[int, tuple[int, float]]:
         """Return the members that are replaced, each with the member whose state it takes over and the factor of that
-        member's learning rate. The draws depend on the seed, the epoch and the member.
+        member's learning rate. The draws depend on the seed, the epoch and the member. No two take over the same state
+        with the same factor: they would be twins.
 
         >>> exploit = Exploit(Monitor("valid/Loss", "min"), 1, 0.25, (0.5, 2.0))
         >>> exploit.replaced([2, 0, 3, 1], epoch=1)
         {1: (2, 2.0)}
         """
         count = max(1, math.floor(len(ranking) * self.part + 1e-9)) if len(ranking) > 1 else 0
+        left = [(source, float(factor)) for source in ranking[:count] for factor in dict.fromkeys(self.factors)]
         taken = {}
         for member in ranking[len(ranking) - count :]:
             draws = np.random.default_rng([self.seed, epoch, member])
-            taken[member] = ranking[int(draws.integers(count))], float(draws.choice(self.factors))
+            taken[member] = left.pop(int(draws.integers(len(left))))
         return taken

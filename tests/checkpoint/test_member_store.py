@@ -1,6 +1,7 @@
 """A member of a population as a run by itself: what its checkpoints hold, and what its run does from there."""
 
 import itertools
+import shutil
 import types
 
 import jax
@@ -11,8 +12,10 @@ import pytest
 
 from learner import MetricEarlyStopping, ReduceOnPlateau, load_checkpoint
 from learner.checkpoint import CheckpointStore, DamagedError
+from learner.checkpoint.member_store import MemberStore
 from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy
+from learner.training.evaluation import Evaluator
 from learner.training.resume import member_problem
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -42,6 +45,19 @@ def population(directory, epochs=3, lr=(0.01, 0.1), build_lr=0.1, configure=lamb
     configure(builder)
     optimizer = optax.sgd if values else (lambda lr: optax.sgd(lr))
     return builder.build(line(3, 3), optimizer, build_lr, **PLACE).fit(shuffled(), shuffled())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, compiled_once):
+    """Four epochs of the rates 3 and 0.05, all of whose checkpoints are kept."""
+    return population(tmp_path_factory.mktemp("saved") / "run", 4, (3.0, 0.05))
+
+
+def copied(saved, tmp_path):
+    """Return the directory of the first member of a copy, and its losses."""
+    directory = saved[0].directory
+    shutil.copytree(directory.parent, tmp_path / "run")
+    return tmp_path / "run" / directory.name, losses(saved[0])
 
 
 def losses(result):
@@ -222,10 +238,10 @@ def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, number):
+def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, saved, number):
     """Before its checkpoint has its name. The next start copies all, the best among them."""
-    member = population(tmp_path / "run", 4, (3.0, 0.05))[0]
-    best = 6 * (int(np.argmin(losses(member))) + 1)
+    directory, values = copied(saved, tmp_path)
+    best = 6 * (int(np.argmin(values)) + 1)
     name, calls = CheckpointStore._name, itertools.count(1)
 
     def killed(store, *paths):
@@ -237,10 +253,10 @@ def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, number):
         patch.setattr(CheckpointStore, "_name", killed)
         patch.setattr(CheckpointStore, "_discard_partial", lambda store, step: None)
         with pytest.raises(KilledError):
-            resumed(member.directory, 5, 3.0, keep_last=1)
-    result = resumed(member.directory, 5, 3.0, keep_last=1)
-    assert starts_of(member.directory) == [0, 24]
-    assert saved_steps(member.directory) == sorted({best, 30})
+            resumed(directory, 5, 3.0, keep_last=1)
+    result = resumed(directory, 5, 3.0, keep_last=1)
+    assert starts_of(directory) == [0, 24]
+    assert saved_steps(directory) == sorted({best, 30})
     assert len(losses(result)) == 5
 
 
@@ -308,6 +324,50 @@ def test_keywords_of_the_optimizer_are_named(tmp_path):
     sgd = lambda lr: optax.sgd(lr, momentum=0.5)  # noqa: E731
     builder_in(member.directory, 2).resume().build(line(3, 3), sgd, 0.1, **PLACE).fit(shuffled(), shuffled())
     assert "momentum=0.5 in its population, and needs it" in (member.directory / "experiment.log").read_text()
+
+
+def test_a_member_that_has_ended_is_at_its_own_step(tmp_path):
+    """The loss of the rate 0 does not improve: it ends after the second of three epochs of 6 steps."""
+
+    def stopping(builder):
+        return builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=1))
+
+    ended, trained = population(tmp_path / "run", 4, (0.0, 0.1), configure=stopping)
+    listed = [(entry["epoch"], entry["step"], entry["path"]) for entry in ended.summary["checkpoints"]]
+    assert listed == [(1, 6, "../checkpoint/6"), (2, 12, "../checkpoint/12")]
+    assert [entry["step"] for entry in trained.summary["checkpoints"]] == [6, 12, 18, 24]
+    for member, place in ((ended, (2, 12)), (trained, (4, 24))):
+        builder = stopping(builder_in(member.directory, 4)).checkpoint(epoch="latest")
+        learner = builder.build(line(3, 3), optax.sgd, member.values["lr"], **PLACE)
+        learner.evaluate(shuffled())
+        entry = learner.loaded_checkpoint
+        evaluation = Evaluator(learner.definition).evaluate_checkpoint(shuffled(), "test", "latest")
+        assert (entry.epoch, entry.step) == (evaluation.epoch, evaluation.step) == place
+        assert evaluation.values["Loss"] == pytest.approx(losses(member)[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("split", [None, "test"])
+@pytest.mark.parametrize("removed", [1, 2])
+def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, saved, split, removed):
+    """Another one is read in its place; one that is there and cannot be read is an error as before."""
+    directory, values = copied(saved, tmp_path)
+    builder = builder_in(directory, 4).checkpoint(epoch="latest")
+    evaluator = Evaluator(builder.build(line(3, 3), optax.sgd, 3.0, **PLACE).definition)
+    original, left = MemberStore.restore, [removed]
+
+    def restore(self, step, items):
+        if left[0]:
+            left[0] -= 1
+            shutil.rmtree(self.path(step))
+        return original(self, step, items)
+
+    monkeypatch.setattr(MemberStore, "restore", restore)
+    if removed == 2:
+        with pytest.raises(Exception, match="18"):
+            evaluator.evaluate(shuffled(), split)
+        return
+    found = evaluator.evaluate(shuffled(), split, *(["latest"] if split else []))
+    assert found["Loss"] == pytest.approx(values[2], rel=1e-5)
 
 
 def test_a_rate_that_was_0_before_exploit(tmp_path):

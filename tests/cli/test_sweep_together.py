@@ -97,13 +97,13 @@ def losses(directory):
 @pytest.mark.parametrize("changes", [NNX, {"model": "mymodule.of_key"}], ids=["rngs", "key"])
 def test_members_compute_what_they_do_one_after_another(learner, write, changes):
     path = write(**changes)
-    words = ("--lr=0.1,0.05", "--seed=0,7", "--optimizer.momentum=0.5,0.9")
+    words = ("--lr=0.1,0.05,0.1", "--seed=0,7,7", "--optimizer.momentum=0.5,0.9,0.9", "--zipped")
     assert learner("sweep", path, *words, "--directory=alone")[0] == 0
     code, out, err = learner("sweep", path, *words, "--directory=together", "--together")
-    assert (code, err, out.count(", num_epochs, ")) == (0, "", 8)
+    assert (code, err, out.count(", num_epochs, ")) == (0, "", 3)
     alone, together = losses("alone"), losses("together")
     assert list(alone) == list(together)
-    assert len({each[0] for each in alone.values()}) == 8
+    assert len({each[0] for each in alone.values()}) == 3
     np.testing.assert_allclose(list(together.values()), list(alone.values()), rtol=1e-5)
     assert read_summary(Path("together"))["stopped_by"] == "num_epochs"
 
@@ -159,6 +159,35 @@ def test_a_population_resumes(learner, write):
     assert [len(values) for values in losses("run-sweep").values()] == [20, 20]
 
 
+def test_waves_of_a_sweep(learner, write):
+    """Populations one after another, of which those that have ended are kept."""
+    words = ("sweep", write(sweep={"together": True}), "--lr=0.1,0.05,0.2", "--waves=2")
+    code, out, err = learner(*words)
+    names = ["wave-1/000-lr=0.1", "wave-1/001-lr=0.05", "wave-2/002-lr=0.2"]
+    assert (code, err, [line.split()[1] for line in out.splitlines()[:3]]) == (0, "", names)
+    assert [str(run.directory) for run in find_runs(["run-sweep"])] == [f"run-sweep/{name}" for name in names]
+    before = tree_of(Path("run-sweep"))
+    assert learner(*words)[1].count(", kept\n") == 3
+    assert tree_of(Path("run-sweep")) == before
+    assert "by the same learner sweep command" in learner("resume", "run-sweep/wave-1")[2]
+
+
+def test_waves_by_the_values_of_a_sweep(write):
+    path = write()
+    both = plan(path, "--train.batch_size=4,6", "--lr=0.1,0.2", "--together", "--waves=2")
+    assert [group.name.partition("/")[2] for group in both.groups] == ["wave-1", "wave-2"] * 2
+    assert [group.members[0].values["lr"] for group in both.groups] == [0.1, 0.2] * 2
+    assert [group.name for group in plan(path, "--lr=0.1,0.2", "--together", "--waves").groups] == [""]
+    for words, code in (
+        (["--waves"], "sweep-option-value"),
+        (["--together", "--waves=0"], "sweep-option-value"),
+        (["--together", "--waves=3"], "population-unsupported"),
+        (["--waves=2", "--together", "--halving.monitor=train/Loss"], "population-unsupported"),
+    ):
+        with raises_code(code):
+            plan(path, "--lr=0.1,0.2", *words)
+
+
 def test_a_population_has_no_config_to_resume(learner, write):
     assert learner("sweep", write(), "--lr=0.1,0.05", "--together")[0] == 0
     before = tree_of(Path("run-sweep"))
@@ -193,6 +222,14 @@ def test_one_of_its_runs_is_evaluated_and_resumes_by_itself(learner, write):
     assert together[0] == 0
     longer = read_history(Path("longer/003-lr=0.05-seed=7"))["valid/Loss"]
     np.testing.assert_allclose(read_history(Path(member))["valid/Loss"], longer, rtol=1e-5)
+    steps = [read_summary(Path(place))["steps"] for place in ("run-sweep", member)]
+    assert steps[1] == 2 * steps[0]
+    note = f"resumed alone, after the {steps[0]} steps of the others: 003-lr=0.05-seed=7 ({steps[1]} steps)"
+    shown = learner("sweep", path, *words, "--together")[1]
+    assert shown.splitlines()[-1] == note
+    assert "resumed alone" not in together[1]
+    members = json.loads(learner("sweep", path, *words, "--together", "--json")[1])["members"]
+    assert [each["steps"] for each in members] == [steps[0]] * 3 + [steps[1]]
 
 
 def test_a_member_that_diverges_ends_alone(learner, write):

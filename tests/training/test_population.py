@@ -25,13 +25,18 @@ from learner import (
 )
 from learner.loggers import Csv, JsonLines, MetricLogger
 from learner.metrics import Accuracy, MeanMetric
+from learner.metrics.monitor import Monitor
 from learner.renderers import PlainRenderer
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
+from learner.strategies import Sharded
 from learner.training import assembly, population_checks
+from learner.training.dispatch_plan import planned
 from learner.training.population import population_of
 from learner.training.population_result import PopulationResult, Spread
+from learner.training.preflight import read_checked
+from learner.training.selection import Exploit
 from tests.support.codes import raises_code
 from tests.support.runs import (
     LastRow,
@@ -714,7 +719,8 @@ def test_halving_ends_the_worst_members(tmp_path):
         built = one.build(line(3, 3), optax.sgd, RATES[index], train_step=class_step, valid_step=class_step)
         return built.fit(shuffled(), shuffled())
 
-    whole = [alone(index, 3).history["train/Loss"] for index in range(4)]
+    longest = [alone(index, 3) for index in range(4)]
+    whole = [one.history["train/Loss"] for one in longest]
     first = sorted(range(4), key=lambda i: whole[i][0])
     second = sorted(first[:2], key=lambda i: whole[i][1])
     epochs = {first[2]: 1, first[3]: 1, second[1]: 2, second[0]: 3}
@@ -722,7 +728,7 @@ def test_halving_ends_the_worst_members(tmp_path):
     for index, member in enumerate(result):
         why = f"halving: place {places[index]} by train/Loss" if index in places else "num_epochs"
         assert member.stopped_by.startswith(why)
-        expected = alone(index, epochs[index])
+        expected = longest[index] if epochs[index] == 3 else alone(index, epochs[index])
         assert len(member.history["valid/Loss"]) == epochs[index] == member.summary["epochs"]
         for key in expected.history:
             np.testing.assert_allclose(member.history[key], expected.history[key], rtol=1e-5, err_msg=key)
@@ -896,6 +902,15 @@ def test_exploit_replaces_the_worst_by_the_best(tmp_path):
     assert all(entry["event"] != "exploit" for m in kept for entry in journal_of(m.directory))
 
 
+@pytest.mark.parametrize("factors", [(0.5,), (0.8, 1.25), (0.8, 0.8, 1.25)], ids=str)
+def test_exploit_makes_no_twins(factors):
+    """Two members with one state and one rate would train the same."""
+    exploit = Exploit(Monitor("valid/Loss", "min"), 1, 0.5, factors)
+    drawn = [exploit.replaced([5, 3, 7, 1, 0, 2, 4, 6], epoch) for epoch in range(50)]
+    assert all(list(taken) == [0, 2, 4, 6] and len(set(taken.values())) == 4 for taken in drawn)
+    assert {pair for taken in drawn for pair in taken.values()} == {(s, f) for s in (5, 3, 7, 1) for f in factors}
+
+
 def test_exploit_takes_over_the_numbers_of_the_optimizer(tmp_path):
     """After the first epoch, the rate 1 continues as the other member, with half of its rate and its momentum."""
     builder, build = lines(tmp_path / "run", lr=[1.0, 0.01], momentum=[0.25, 0.5], zipped=True)
@@ -1033,6 +1048,7 @@ def test_data_that_cannot_have_orders_of_their_own(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+MESH = Sharded({"member": 2, "data": 2}, devices=4)
 SPREAD = {
     "nnx, accumulation": (Norm, nnx_step, optax.adamw, 1e-2, 2),
     "convolution, step by step": (Convolution, nnx_step, momentum, 1e-2, 1),
@@ -1041,29 +1057,84 @@ SPREAD = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.full if n != "convolution, step by step" else ()) for n in SPREAD]
+    ("name", "several"),
+    [
+        ("convolution, step by step", [2]),
+        *[pytest.param(name, [2, MESH], marks=pytest.mark.full, id=f"{name}, a mesh") for name in SPREAD],
+    ],
 )
-def test_members_on_several_devices_compute_what_they_do_on_one(name, tmp_path):
-    """Ragged last batches and groups, metrics that collect rows, dropout."""
+def test_members_on_several_devices_compute_what_they_do_on_one(name, several, tmp_path):
+    """Ragged last batches and groups, metrics that collect rows, dropout. The last batch, of one row, does not
+    divide over the devices along `data`.
+    """
     make, step, optimizer, lr, accumulate = SPREAD[name]
     results = {}
-    for devices in (1, 2):
-        builder = configured(tmp_path / f"{devices}", accumulate).population(seed=[3, 8, 9, 1]).devices(devices)
+    for devices in (1, *several):
+        directory = tmp_path / f"{len(results)}"
+        builder = spread_over(configured(directory, accumulate).population(seed=[3, 8, 9, 1]), devices)
         built = builder.build(make, optimizer, lr, train_step=step, valid_step=step)
-        results[devices] = built.fit(shuffled(rows=22), shuffled(rows=10))
-    for one, spread in zip(results[1], results[2], strict=True):
+        results[directory] = list(built.fit(shuffled(rows=21), shuffled(rows=10)))
+    first, *others = results
+    for one, spread in [pair for each in others for pair in zip(results[first], results[each], strict=True)]:
         for key in one.history:
             np.testing.assert_allclose(spread.history[key], one.history[key], rtol=2e-5, atol=1e-6, err_msg=key)
         for found, expected in zip(*(jax.tree.leaves(arrays_of(x.model)) for x in (spread, one)), strict=True):
             np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
         assert spread.evaluate(VALID_BATCHES) == pytest.approx(one.evaluate(VALID_BATCHES), rel=1e-5)
-    found, expected = (logs_of(tmp_path / f"{n}").keys() for n in (2, 1))
-    assert found == expected
+    assert all(logs_of(each).keys() == logs_of(first).keys() for each in others)
+
+
+def test_a_mesh_of_members_and_rows(tmp_path):
+    """Gradients are those of one device, as the update of SGD is proportional to them, also of ragged batches and
+    groups. A run compiles as much in two epochs as in one.
+    """
+    results, compiled = [], []
+    for name, epochs, mesh in (("one", 1, None), ("warm", 1, MESH), ("once", 1, MESH), ("twice", 2, MESH)):
+        builder, build = lines(tmp_path / name, lr=[0.1, 0.2, 0.3, 0.05])
+        builder = builder.num_epochs(epochs).grads_accumulation(2).metrics(LastRow())
+        results.append(build(builder if mesh is None else builder.strategy(mesh)).fit(shuffled(rows=21), shuffled()))
+        compiled.append(compilations_of(tmp_path / name))
+    for one, spread in zip(results[0], results[1], strict=True):
+        np.testing.assert_allclose(spread.model["w"], one.model["w"], rtol=1e-5)
+        for key in one.history:
+            np.testing.assert_allclose(spread.history[key], one.history[key], rtol=1e-6)
+    assert compiled[2] == compiled[3]
+    log = (tmp_path / "warm" / "experiment.log").read_text()
+    assert "{'member': 2, 'data': 2}, rows over 'data', members over 'member'" in log
+    for builder, strategy in (
+        (lines(tmp_path / "run", lr=[0.1, 0.2])[0], Sharded({"member": 2, "model": 4}, {"w": ("model",)})),
+        (lines(tmp_path / "run", lr=[0.1, 0.2, 0.3])[0], MESH),
+        (lines(tmp_path / "run", lr=[0.1, 0.2], data_order="own")[0], MESH),
+    ):
+        with raises_code("population-unsupported"):
+            build(builder.strategy(strategy))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mesh_divides_the_work_of_members_and_rows(tmp_path):
+    """Of the operations of one device, each of four has a quarter, and a little more. Parameters are not gathered."""
+
+    def compiled(strategy):
+        builder = spread_over(quiet(tmp_path / "run").population(seed=range(4)), strategy)
+        make = lambda rngs: nnx.Linear(3, 512, rngs=rngs)  # noqa: E731
+        definition = builder.build(make, optax.sgd, 0.1, train_step=nnx_step).definition
+        plan = planned(definition, read_checked(definition, [arrays(24)], None))
+        (program,) = plan.runner.lowered(plan.feed(), plan.feeder.loop).values()
+        return program.compile()
+
+    one, spread = compiled(1), compiled(MESH)
+    assert spread.cost_analysis()["flops"] < one.cost_analysis()["flops"] / 3
+    assert "all-reduce" in spread.as_text()
+    assert "all-gather" not in spread.as_text()
+
+
+def spread_over(builder, devices):
+    return builder.devices(devices) if isinstance(devices, int) else builder.strategy(devices)
 
 
 def spread_halving(directory, steps, devices):
     builder = quiet(directory).metrics(Accuracy(), LastRow()).num_steps(steps).population(lr=[0.3, 0.1, 0.2, 0.001])
-    builder.halving("train/Loss", keep=0.2).devices(devices).with_file_checkpointer().resume()
+    spread_over(builder.halving("train/Loss", keep=0.2), devices).with_file_checkpointer().resume()
     result = builder.build(line(3, 3), optax.sgd, 0.1, train_step=class_step, valid_step=class_step).fit(shuffled())
     return result, progress_of(directory, steps)["lanes"]
 
@@ -1076,7 +1147,7 @@ def test_halving_on_several_devices_resumes_also_on_one(tmp_path):
     assert best.index in lanes
     others = [model_bits(member.model) for member in result if member.index != best.index]
     # Also within an epoch, whose metrics so far are those of other lanes.
-    for steps, devices, count in ((15, 1, 1), (21, 2, 2), (24, 1, 1), (25, 2, 2)):
+    for steps, devices, count in ((15, 1, 1), (21, MESH, 2), (24, 1, 1), (25, 2, 2)):
         result, lanes = spread_halving(tmp_path / "run", steps, devices)
         assert len(lanes) == count
         assert [model_bits(m.model) for m in result if m.index != best.index] == others
