@@ -269,7 +269,9 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
             archive.members = []  # type: ignore[attr-defined]  # which would keep every header
             if member.isdir():
                 continue
-            if not member.isreg() or member.issparse() or member.size < 0:
+            if member.size < 0:
+                raise tarfile.ReadError(f"{member.name} has {member.size} bytes")  # as newer versions of Python do
+            if not member.isreg() or member.issparse():
                 raise LearnerError(
                     f"{path}: {member.name} is a link, a device or a sparse file; it needs regular files",
                     code="data-archive-member",

@@ -199,7 +199,7 @@ def header(name="a.txt", size=0, kind=tarfile.REGTYPE, **more):
         (b"no archive at all" * 100, "data-archive-damaged"),
         (header(size=10**15), "data-archive-damaged"),
         (header(size=600) + b"x" * 512, "data-archive-damaged"),
-        (header(size=-512), "data-archive-member"),
+        (header(size=-512), "data-archive-damaged"),
         (header(kind=tarfile.SYMTYPE, linkname="/etc/passwd"), "data-archive-member"),
         (header(kind=tarfile.LNKTYPE, linkname="b.txt"), "data-archive-member"),
         (header(kind=tarfile.CHRTYPE), "data-archive-member"),
