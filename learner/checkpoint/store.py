@@ -255,6 +255,9 @@ class CheckpointStore:
         left_over = not self._is_local and (step in self._table or is_mark(self._mark_of(step)))
         if self._is_local and self._writes:
             self._make_room(step)
+        # Before the mark, by which the next start would remove what others keep there.
+        if not self._is_local and self._writes and not left_over and self.path(step).exists():
+            raise _in_the_way(self.path(step))
         # The mark comes before the first byte of Orbax, so that no kill can leave a directory that nothing proves to be
         # ours, and after the checks, so that a refused save leaves nothing behind.
         try:
@@ -666,7 +669,7 @@ def _on_host(x: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
-def _in_the_way(path: Path) -> LearnerError:
+def _in_the_way(path: Any) -> LearnerError:
     return LearnerError(
         f"{path} is in the way: it has a name that a checkpoint needs, and learner did not write it. Nothing was "
         "changed; move it away",

@@ -201,6 +201,19 @@ def test_a_checkpoint_of_a_stop_is_replaced(cloud):
     kept.close()
 
 
+def test_what_others_keep_there_stays(cloud):
+    theirs = epath.Path(f"{cloud}/theirs/4/notes")
+    theirs.write_text("of somebody else")
+    for _ in range(2):
+        kept = CheckpointStore(f"{cloud}/theirs", Retention(2, 0, None, False))
+        kept.prepare()
+        with raises_code("checkpoint-path-in-the-way"):
+            kept.save(4, {"model": {"state": {"w": jnp.ones(3)}}}, {"step": 4})
+        kept.close()
+    assert theirs.read_text() == "of somebody else"
+    assert names_in(f"{cloud}/theirs") == ["4"]
+
+
 def test_a_bucket_that_is_not_there_or_does_not_answer_is_an_error_before_training(cloud, tmp_path, monkeypatch):
     with raises_code("checkpoint-address-unreachable", "Bucket does not exist: other", directory="gs://other/run"):
         fit(tmp_path / "run", "gs://other/run")
