@@ -190,6 +190,7 @@ def test_the_flags_of_xla_that_are_named_exist():
     assert run.returncode == 0, run.stderr
 
 
-def test_the_page_shows_the_job_that_is_run():
-    job = (ROOT / "examples" / "clusters" / "learner.sbatch").read_text()
-    assert f"\n{job}```\n" in (ROOT / "docs" / "scaling.md").read_text()
+@pytest.mark.parametrize("name", ["learner.sbatch", "jobset.yaml"])
+def test_the_page_shows_the_files_that_are_run(name):
+    content = (ROOT / "examples" / "clusters" / name).read_text()
+    assert f"\n{content}```\n" in (ROOT / "docs" / "scaling.md").read_text()

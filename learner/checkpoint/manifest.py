@@ -149,7 +149,8 @@ def is_ours(directory: Any) -> bool:
 def is_mark(path: Any) -> bool:
     """Return True if a file is the mark of an unfinished save of learner."""
     try:
-        return SAVING.fullmatch(path.name) is not None and not path.is_symlink() and _text(path) in ("", MARK)
+        is_link = _is_local(path) and path.is_symlink()
+        return SAVING.fullmatch(path.name) is not None and not is_link and _text(path) in ("", MARK)
     except (OSError, ValueError, LearnerError):
         return False
 

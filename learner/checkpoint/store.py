@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.checkpoint.arrays import ITEMS, STATE, ArrayFiles
+from learner.checkpoint.arrays import ITEMS, STATE, UNFINISHED, ArrayFiles
 from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import (
     MARK,
@@ -119,16 +120,21 @@ class CheckpointStore:
         return table
 
     def _steps(self) -> list[int]:
-        if not self._path.exists():
-            return []
-        return sorted(int(path.name) for path in self._path.iterdir() if self._is_checkpoint(path))
+        with self._reachable():
+            if not self._path.exists():
+                return []
+            return sorted(int(path.name) for path in self._path.iterdir() if self._is_checkpoint(path))
 
     def _is_checkpoint(self, path: Any) -> bool:
         """Return True if a directory is a checkpoint, which may be damaged. Other programs may have files beside it."""
         named = path.name.isdecimal() and path.name == str(int(path.name))
         if self._is_local:
             return named and is_ours(path)
-        return named and path.is_dir() and any((path / part).exists() for part in (NAME, "progress", STATE, *ITEMS))
+        if not named or not path.is_dir():
+            return False
+        # The mark of a save that is under way, or that was cut off.
+        parts = () if is_mark(self._mark_of(int(path.name))) else ("progress", STATE, *ITEMS)
+        return any((path / part).exists() for part in (NAME, *parts))
 
     @property
     def entries(self) -> list[Entry]:
@@ -147,12 +153,17 @@ class CheckpointStore:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Create the directory, and remove the remains of saves and removals that a killed process has begun."""
+        """Create the directory, and remove the remains of saves and removals that a killed process has begun.
+
+        Raises:
+          LearnerError: it is in an object store where nothing can be written.
+        """
+        if not self._is_local:
+            self._prepare_address()
+            return
         # Before anything is removed: a complete checkpoint that lacks only its name must not be taken for a leftover.
         self._path.mkdir(parents=True, exist_ok=True)
         self.recover()
-        if not self._is_local:
-            return
         paths = list(self._path.iterdir())
         for path in paths:
             match = NUMBERED.fullmatch(path.name)
@@ -165,6 +176,40 @@ class CheckpointStore:
         for path in paths:
             if is_mark(path):
                 path.unlink()
+
+    def _prepare_address(self) -> None:
+        probe = self._path / f".learner-{uuid.uuid4().hex}"
+        with self._reachable():
+            self._path.mkdir(parents=True, exist_ok=True)
+            probe.write_text("")
+            probe.unlink()
+            for mark in filter(is_mark, self._path.glob("*.saving")):
+                step = int(mark.stem)
+                if not (self.path(step) / NAME).exists():  # a complete one may have been killed before its mark went
+                    self._clear(step)
+                mark.unlink()
+
+    @contextlib.contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Raise whatever a store's own tools raise as an error that says what to do."""
+        try:
+            yield
+        except Exception as error:
+            if self._is_local or isinstance(error, LearnerError):
+                raise
+            raise LearnerError(
+                f"the checkpoints in {self._path} cannot be reached: {type(error).__name__}: {error}. The bucket has "
+                "to exist, and credentials are those that the store's own tools find",
+                code="checkpoint-address-unreachable",
+                directory=str(self._path),
+            ) from error
+
+    def _clear(self, step: int) -> None:
+        """Remove what a save has left in an object store. The manifest goes first, as without it there is nothing."""
+        (self.path(step) / NAME).unlink(missing_ok=True)
+        for path in self._path.glob(f"{step}*"):
+            if path.name.partition(UNFINISHED)[0] == str(step):
+                path.rmtree()
 
     def recover(self) -> None:
         """Give a checkpoint its name that was complete when its process was killed."""
@@ -207,13 +252,19 @@ class CheckpointStore:
         directory = self._path / f"{step}.partial" if self._is_local else self.path(step)
         if self._is_local and step not in self._table and os.path.lexists(self.path(step)):
             raise _in_the_way(self.path(step))
+        left_over = not self._is_local and (step in self._table or is_mark(self._mark_of(step)))
         if self._is_local and self._writes:
             self._make_room(step)
+        # Before the mark, by which the next start would remove what others keep there.
+        if not self._is_local and self._writes and not left_over and self.path(step).exists():
+            raise _in_the_way(self.path(step))
         # The mark comes before the first byte of Orbax, so that no kill can leave a directory that nothing proves to be
         # ours, and after the checks, so that a refused save leaves nothing behind.
         try:
-            if self._is_local and self._writes:
+            if self._writes:
                 self._mark(step)
+            if left_over and self._writes:
+                self._clear(step)
             # All processes write their shards; Orbax returns in each when all have finished. One completes it.
             self._write(directory, items)
             if self._writes:
@@ -223,7 +274,7 @@ class CheckpointStore:
             self._discard_partial(step)
             raise
         # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it.
-        if self._is_local and self._writes:
+        if self._writes:
             self._mark_of(step).unlink(missing_ok=True)
         for path in replaced if self._writes else ():
             path.unlink(missing_ok=True)
@@ -244,12 +295,14 @@ class CheckpointStore:
                 raise _in_the_way(mark)
             mark.unlink()
 
-    def _mark_of(self, step: int) -> Path:
-        path: Path = self._path / f"{step}.saving"
-        return path
+    def _mark_of(self, step: int) -> Any:
+        return self._path / f"{step}.saving"
 
     def _mark(self, step: int) -> None:
         """Write the mark which proves that the directories of an unfinished save are ours; it outlives a power cut."""
+        if not self._is_local:
+            self._mark_of(step).write_text(MARK)
+            return
         # Exclusive creation follows no link that somebody else has placed there.
         with self._mark_of(step).open("x") as file:  # never through a link
             file.write(MARK)
@@ -577,6 +630,8 @@ class CheckpointStore:
         target = Path(directory) if self._is_local else self._path / "superseded" / Path(directory).parent.name
         for step in newer:
             target.mkdir(parents=True, exist_ok=True)
+            if not self._is_local:  # no directory is there without a file
+                (target / "README").write_text("checkpoints that were newer than the one from which the run resumed\n")
             for path in (*self.records(step), self.path(step)):
                 if self._is_local:
                     shutil.move(path, target / path.name)  # which may be on another disk
@@ -614,7 +669,7 @@ def _on_host(x: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
-def _in_the_way(path: Path) -> LearnerError:
+def _in_the_way(path: Any) -> LearnerError:
     return LearnerError(
         f"{path} is in the way: it has a name that a checkpoint needs, and learner did not write it. Nothing was "
         "changed; move it away",

@@ -8,10 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
+from learner.cli.overrides import value_of
 from learner.cli.sweep_groups import SweepGroup
 from learner.cli.sweep_plan import SweepPlan, sweep_plan
 from learner.cli.sweep_report import Outcome, SweepReport, has_ended, longer_members, metric_of
 from learner.cli.usage import sweep_parser
+from learner.config.sweep_space import SweepMember
 from learner.errors import NonFiniteError, OutOfMemoryError
 from learner.events import Listener
 from learner.training.signals import TERMINATED
@@ -27,12 +29,13 @@ def sweep(words: Sequence[str]) -> int:
     """`learner sweep CONFIG... [--KEY=VALUES ...]`."""
     line = sweep_parser().read(words)
     plan = sweep_plan(line)
+    groups = plan.groups if line.member is None else [plan.group_of(value_of(line.member))]
     plan.open()
     end_stages()
     for note in plan.notes:
         print(f"learner: members train one after another: {printable(note)}", file=sys.stderr)
     progress = _Progress(plan, sys.stderr if line.json else sys.stdout)
-    for group in plan.groups:
+    for group in groups:
         if has_ended(plan.directory, group):
             progress.show(group, "kept")
             continue
@@ -41,7 +44,7 @@ def sweep(words: Sequence[str]) -> int:
         if code:
             return _interrupted(plan, code)
         progress.show(group, duration(time.monotonic() - began), failure)
-    return _finish(plan, progress, as_json=line.json)
+    return _finish(plan, progress, as_json=line.json, as_table=line.member is None)
 
 
 def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple[int, str]:
@@ -93,11 +96,11 @@ class _Progress:
         from learner.cli.sweep_status import SweepStatus
 
         name = f"{count(len(group.members), 'member')} together" if group.traced else group.members[0].name
-        return SweepStatus(f"{self._place(len(self.outcomes) + 1)}  {name}", Console(file=self._stream))
+        return SweepStatus(f"{self._place(group.members[0])}  {name}", Console(file=self._stream))
 
-    def _place(self, number: int) -> str:
-        total = len(self._plan.members)
-        return f"{number:{len(str(total))}}/{total}"
+    def _place(self, member: SweepMember) -> str:
+        members = self._plan.members
+        return f"{members.index(member) + 1:{len(str(len(members)))}}/{len(members)}"
 
     def show(self, group: SweepGroup, time_or_kept: str, failure: str = "") -> None:
         """Print the lines of the members of a group that has ended."""
@@ -118,11 +121,11 @@ class _Progress:
             words.append(outcome.stopped_by)
         end_stages()
         how = ", ".join([*filter(None, words), time_or_kept])
-        text = f"{self._place(len(self.outcomes))}  {outcome.member.name}  {how}"
+        text = f"{self._place(outcome.member)}  {outcome.member.name}  {how}"
         print(printable(text), file=self._stream, flush=True)
 
 
-def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool) -> int:
+def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bool) -> int:
     """Print the results, and return the exit code: 1 if all members have failed."""
     if progress.metric is None:
         print(f"learner: {count(len(progress.outcomes), 'member')} failed, which is all of them", file=sys.stderr)
@@ -132,7 +135,7 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool) -> int:
     command = None if best is None or plan.takes_over else plan.command(best[1].member)
     if as_json:
         print(json.dumps(report.to_json(plan.directory, command), indent=2, allow_nan=False))
-    else:
+    elif as_table:
         lines = [*report.lines(plan.directory, command), *longer_members(plan.directory, plan.groups)]
         print("", *map(printable, lines), sep="\n")
     return 0

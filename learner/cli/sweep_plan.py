@@ -28,7 +28,8 @@ from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.sweep_file import refuse_other_sweep, write_sweep
 from learner.training.waves import wave_sizes
 from learner.util.json_values import encode
-from learner.util.number_checks import is_number
+from learner.util.number_checks import is_int, is_number
+from learner.util.text import count
 
 MANY = 8  # numbers of a key
 EXPLOIT = "exploit"
@@ -70,6 +71,29 @@ class SweepPlan:
     def members(self) -> list[SweepMember]:
         """All members, in order."""
         return [member for group in self.groups for member in group.members]
+
+    def group_of(self, number: Any) -> SweepGroup:
+        """Return the group of one member, by its number from 0.
+
+        Raises:
+          LearnerError: there is no such member, or it trains together with others.
+        """
+        if not (is_int(number) and 0 <= number < len(self.members)):
+            raise LearnerError(
+                f"member is {number!r}: this sweep has {count(len(self.members), 'member')}, which count from 0 to "
+                f"{len(self.members) - 1}",
+                code="sweep-member-unknown",
+                member=number,
+            )
+        (group,) = (group for group in self.groups if self.members[number] in group.members)
+        if group.traced:
+            raise LearnerError(
+                f"{self.members[number].name} trains together with others: leave member out, or together, halving and "
+                "exploit",
+                code="sweep-member-together",
+                member=number,
+            )
+        return group
 
     def learner(self, group: SweepGroup, *, with_data: bool = True, renderer: Listener | None = None) -> Any:
         """Return the learner of a group, which resumes its run, or starts it if there is none. `renderer`: used if the

@@ -169,6 +169,8 @@ def sweep_parser() -> Parser:
     parser.add_argument("--waves", metavar="N", nargs="?", const="true", help=about)
     about = "the metric that decides which one is best (default: the monitor of the runs)"
     parser.add_argument("--metric", metavar="KEY", help=about)
+    about = "train this one alone, from 0 (a task of a job array), and print no table"
+    parser.add_argument("--member", metavar="I", help=about)
     parser.add_argument("--json", action="store_true", help="print the results as an object")
     return parser
 

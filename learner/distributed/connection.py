@@ -21,6 +21,7 @@ from learner.util.number_checks import check_int, is_finite
 
 POLL_SECONDS, WAIT_SECONDS = 0.1, 0.5  # between two questions of a process: until process 0 listens, and afterwards
 SEEN_SECONDS = 5.0  # how long a process counts as there after a question
+SERVING_SECONDS = 15.0  # to connect to a service of JAX that runs already
 WAIT, START = b"wait", b"start"
 HEARTBEAT = 40.0  # seconds; JAX's own 100 would let a run wait for a minute and a half for a process that was killed
 
@@ -80,17 +81,24 @@ def init_distributed(
             code="process-jax-in-use",
         )
     # These wait in Python and raise errors. JAX would end this process from C++ for the same reasons.
+    seconds = timeout
     if coordinator is not None and process_id:
-        _come_to_coordinator(coordinator, process_id, timeout)
+        if _come_to_coordinator(coordinator, process_id, timeout):
+            # Where this process takes the place of one that died, the service is that of the others. Connecting ends
+            # them, and JAX would ask on, while those that take their places wait for this process, which has to end.
+            seconds = min(timeout, SERVING_SECONDS)
     elif coordinator is not None and num_processes is not None:
         _gather_processes(coordinator, num_processes, timeout)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from Python
+    # JAX asks Kubernetes even where nothing is left to ask, and raises in pods that may not.
+    by_hand = coordinator is not None and "KUBERNETES_SERVICE_HOST" in os.environ
     with _connection_errors(coordinator, process_id):
         jax.distributed.initialize(
             coordinator_address=coordinator,
             num_processes=num_processes,
             process_id=process_id,
-            initialization_timeout=max(1, round(timeout)),
+            cluster_detection_method="deactivate" if by_hand else None,
+            initialization_timeout=max(1, round(seconds)),
             heartbeat_timeout_seconds=max(1, round(heartbeat)),
         )
         _report_exits()
@@ -127,12 +135,14 @@ def _connection_errors(coordinator: str | None, process_id: int | None) -> Itera
             f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}",
             code="process-cluster-missing",
         ) from error
-    except RuntimeError as error:
-        if coordinator is None:
+    except Exception as error:
+        if coordinator is None:  # any that a cluster's own package raises
             raise LearnerError(
                 f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}",
                 code="process-cluster-unconnected",
             ) from error
+        if not isinstance(error, RuntimeError):
+            raise
         raise LearnerError(
             f"process {process_id} could not be connected at {coordinator}: {error}",
             code="process-unconnected",
@@ -242,8 +252,8 @@ def _listening(coordinator: str) -> socket.socket:
         return socket.create_server(("", _port(address)))  # this machine has no such addresses
 
 
-def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> None:
-    """Block until process 0 says that all processes have come."""
+def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> bool:
+    """Block until process 0 says that all processes have come. Return True if JAX's service is there already."""
     end, host, answer = time.monotonic() + timeout, coordinator.rpartition(":")[0].strip("[]"), b""
     problem: OSError = ConnectionError("it closed the connection")
     # Where process 0 has answered, it reports who is missing once its own time is over.
@@ -253,8 +263,10 @@ def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> N
                 peer.settimeout(5.0)
                 peer.sendall(b"learner %d\n" % process_id)
                 answer = peer.recv(4096) or answer
-            if answer == START or (answer and not answer.isascii()) or answer.startswith(b"\0"):
-                return  # the latter two: JAX's service is there already
+            if answer == START:
+                return False
+            if (answer and not answer.isascii()) or answer.startswith(b"\0"):
+                return True
             if answer.startswith(b"process"):
                 raise LearnerError(answer.decode(), code="process-start-missing")
             if answer not in (b"", WAIT):

@@ -1,6 +1,7 @@
 """The file that makes a directory that of a sweep: the config that its members share, and what they differ in."""
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Ma
     content = {"config": encode(config), "members": encode(members)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        replace(str(directory / NAME), (json.dumps(content, indent=1) + "\n").encode())
+        # Another task of a job array may write the same meanwhile, and none may move what another has half written.
+        own = directory / f"{NAME}.{uuid.uuid4().hex}"
+        replace(str(own), (json.dumps(content, indent=1) + "\n").encode())
+        own.replace(directory / NAME)
     except OSError as error:
         raise LearnerError(
             f"the sweep cannot be written to {directory}: {error.strerror}",
@@ -53,13 +57,15 @@ def refuse_other_sweep(directory: Path, config: Mapping[str, Any], members: Sequ
             code="sweep-directory-used",
             directory=directory,
         )
+    # Listed before the file is looked for: another task of a job array writes the file, and makes its member then.
+    present = [str(each["directory"]) for each in members if (directory / each["directory"]).exists()]
     if (directory / NAME).exists():
         before = _read(directory / NAME)
         if problem := _difference(before, encode(config), json.loads(json.dumps(encode(members)))):
             raise LearnerError(
                 f"{directory} holds another sweep: {problem}; {AGAIN}", code="sweep-different", directory=directory
             )
-    elif present := [str(each["directory"]) for each in members if (directory / each["directory"]).exists()]:
+    elif present:
         raise LearnerError(
             f"{directory} has {join_names(present, MOST)}, and no {NAME} that names them; {AGAIN}",
             code="sweep-directory-used",

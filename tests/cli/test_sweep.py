@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from learner.cli.config import RunConfig
+from learner.cli.sweep import sweep
 from learner.cli.sweep_groups import groups_of
 from learner.cli.sweep_plan import sweep_plan
 from learner.cli.sweep_report import Outcome, SweepReport, has_ended, metric_of
@@ -22,6 +24,7 @@ from learner.errors import LearnerError
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
+from learner.runs.sweep_file import refuse_other_sweep, write_sweep
 from tests.support.codes import raises_code
 from tests.support.runs import tree_of
 
@@ -233,6 +236,74 @@ def test_a_member_that_diverges_does_not_end_the_sweep(learner, line_config, wor
     assert "best configuration: lr=0.1" in out
     code, out, err = learner("sweep", path, "--lr=2.0,3.0", "--directory=bad")
     assert (code, "2 members failed" in err) == (1, True)
+
+
+def test_one_member_is_trained_alone_as_by_a_task_of_a_job_array(learner, line_config, workplace):
+    with open("mymodule.py", "a") as file:
+        file.write(DIVERGES)
+    words = ("sweep", write(line_config, num_epochs=1, optimizer="mymodule.explode"), "--lr=0.1,0.2,2.0")
+    code, out, err = learner(*words, "--member=1")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"2/3  001-lr=0.2  valid/Loss \S+ at epoch 1, num_epochs, .+\n", out)
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == ["001-lr=0.2"]
+    assert {path.name for path in Path("run-sweep").iterdir()} == {"sweep.json", "001-lr=0.2"}
+    code, out, err = learner(*words, "--member=2")
+    assert (code, out.startswith("3/3  002-lr=2.0  failed: ")) == (1, True)
+    assert json.loads(learner(*words, "--member=1", "--json")[1])["best"] == "001-lr=0.2"
+    code, out, _ = learner(*words)  # trains what is missing, and prints the table
+    assert (code, out.count(", kept\n"), "best configuration: lr=" in out) == (0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--member=2"], "sweep-member-unknown"),
+        (["--member=-1"], "sweep-member-unknown"),
+        (["--member=1.0"], "sweep-member-unknown"),
+        (["--member=first"], "sweep-member-unknown"),
+        (["--member=0", "--together"], "sweep-member-together"),
+    ],
+)
+def test_members_that_cannot_be_trained_alone(config, importable, words, code):
+    with raises_code(code):
+        sweep([config, "--lr=0.1,0.2", *words])
+    assert not Path("run-sweep").exists()
+
+
+def test_tasks_of_a_job_array_may_write_the_file_of_the_sweep_at_once(tmp_path, monkeypatch):
+    """Another task writes it, and makes its member, between any two accesses of this one to the disk."""
+    members = [{"directory": "000-lr=0.1", "values": {"lr": 0.1}}, {"directory": "001-lr=0.2", "values": {"lr": 0.2}}]
+
+    def open_sweep():
+        refuse_other_sweep(tmp_path / "sweep", {"seed": 0}, members)
+        write_sweep(tmp_path / "sweep", {"seed": 0}, members)
+
+    def interrupted(name, number):
+        """Let the other task come before the call of this number of a method of paths."""
+        method, calls = getattr(Path, name), []
+
+        def call(self, *arguments, **named):
+            calls.append(self)
+            if len(calls) == number:
+                with monkeypatch.context() as other:
+                    other.setattr(Path, name, method)
+                    open_sweep()
+                    (tmp_path / "sweep" / "000-lr=0.1").mkdir(exist_ok=True)
+            return method(self, *arguments, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, name, call)
+            open_sweep()
+        return len(calls) >= number
+
+    for name in ("exists", "mkdir", "replace"):
+        number = 1
+        while interrupted(name, number):
+            assert {path.name for path in (tmp_path / "sweep").iterdir()} == {"sweep.json", "000-lr=0.1"}
+            shutil.rmtree(tmp_path / "sweep")
+            number += 1
+        assert number > 1
+        shutil.rmtree(tmp_path / "sweep")
 
 
 def test_an_error_of_the_users_code_ends_the_sweep(learner, config):

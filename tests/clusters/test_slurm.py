@@ -26,6 +26,7 @@ from tests.support.runs import journal_of, saved_steps
 pytestmark = pytest.mark.cluster
 skip_without("sbatch", "slurmctld", "slurmd", "munged")
 SLURM, JOB = ROOT / "tests" / "clusters" / "slurm.sh", ROOT / "examples" / "clusters" / "learner.sbatch"
+ARRAY = JOB.with_name("sweep.sbatch")
 EPOCHS, ENDLESS = 60, 100_000
 
 
@@ -51,11 +52,11 @@ class Cluster:
                 [SLURM, action, *words, self.place], env=self.environment, stdout=output, stderr=output, check=True
             )
 
-    def submit(self, directory, epochs, *options, sbatch=()):
-        """Submit the example's job and return its number."""
+    def submit(self, directory, epochs, *options, sbatch=(), job=JOB):
+        """Submit a job of the examples and return its number."""
         output = f"--output={directory.parent}/%j.out"
         fit = [write_config(directory.parent), f"--directory={directory}", f"--num_epochs={epochs}", *options]
-        return int(self.run("sbatch", "--parsable", "--time=10", output, *sbatch, JOB, *fit))
+        return int(self.run("sbatch", "--parsable", "--time=10", output, *sbatch, job, *fit))
 
     def facts(self, job):
         """Return what `scontrol` shows of a job, by name."""
@@ -135,6 +136,27 @@ def test_the_signal_before_the_time_limit_requeues_the_job(cluster, tmp_path):
     stop = journal_of(run)[-1]
     assert stop["stopped_by"] == "sigterm"
     assert saved_steps(run)[-1] == stop["step"] > 0
+
+
+def test_a_job_array_trains_the_members_of_a_sweep(cluster, tmp_path):
+    """One of its three tasks gets SIGTERM, and is requeued alone."""
+    directory, values = tmp_path / "sweep", "--lr=0.01,0.02,0.03"
+    job = cluster.submit(directory, EPOCHS, values, sbatch=["--array=0-2"], job=ARRAY)
+    wait_for(lambda: epochs_of(directory / "001-lr=0.02") >= 1)
+    cluster.run("scancel", "--signal=TERM", f"{job}_1")
+    cluster.restart_now(f"{job}_1")
+    for task, restarts in enumerate((0, 1, 0)):
+        facts = cluster.wait(f"{job}_{task}", "COMPLETED", "FAILED", restarts=restarts)
+        assert facts["ExitCode"] == "0:0", facts
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+    fit = [tmp_path / "config.yaml", f"--directory={directory}", f"--num_epochs={EPOCHS}", values]
+    table = cluster.run("learner", "sweep", *fit)
+    assert table.count(", kept\n") == 3
+    assert "best configuration: lr=" in table
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()} == before
+    for member, resumed in zip(sorted(directory.glob("00*")), ([False], [False, True], [False]), strict=True):
+        assert [line["resumed"] for line in journal_of(member) if line["event"] == "start"] == resumed
+        assert journal_of(member)[-1]["step"] == EPOCHS * STEPS
 
 
 LIMITED = """\

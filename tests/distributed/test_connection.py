@@ -38,9 +38,9 @@ def in_thread(function, *arguments):
 def test_all_start_once_all_have_come(coordinator):
     called = [in_thread(_gather_processes, coordinator, 3, 20.0)]
     called += [in_thread(_come_to_coordinator, coordinator, index, 20.0) for index in (2, 1)]
-    for thread, outcome in called:
+    for thread, _ in called:
         thread.join(20)
-        assert outcome == [None]
+    assert [outcome for _, outcome in called] == [[None], [False], [False]]
 
 
 def test_processes_that_do_not_come_are_named_in_all_others(coordinator):
@@ -68,23 +68,68 @@ def test_strangers_at_the_port_are_ignored(coordinator):
                 gather[0].join(0.01)
     assert gather[1] == []
     come = in_thread(_come_to_coordinator, coordinator, 1, 20.0)
-    for thread, outcome in (gather, come):
+    for thread, _ in (gather, come):
         thread.join(20)
-        assert outcome == [None]
+    assert (gather[1], come[1]) == ([None], [False])
 
 
-def test_another_service_at_the_address_is_not_taken_for_process_0(coordinator):
+@contextlib.contextmanager
+def answering(coordinator, answer):
+    """A service at the address that sends this to everybody."""
     with socket.create_server(("localhost", int(coordinator.rpartition(":")[2]))) as server:
 
-        def answer():
+        def serve():
             with contextlib.suppress(OSError):  # once the server is closed
                 while True:
                     with server.accept()[0] as peer:
-                        peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                        peer.sendall(answer)
 
-        threading.Thread(target=answer, daemon=True).start()
-        with raises_code("process-coordinator-unreachable", "something else answers there: 'SSH-2.0-OpenSSH_9.2"):
-            _come_to_coordinator(coordinator, 1, 0.5)
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+
+
+def test_another_service_at_the_address_is_not_taken_for_process_0(coordinator):
+    problem = "something else answers there: 'SSH-2.0-OpenSSH_9.2"
+    with answering(coordinator, b"SSH-2.0-OpenSSH_9.2\r\n"), raises_code("process-coordinator-unreachable", problem):
+        _come_to_coordinator(coordinator, 1, 0.5)
+
+
+@pytest.fixture
+def initialized(monkeypatch):
+    """The arguments that JAX is given, which does not connect."""
+    given = {}
+
+    def initialize(**arguments):
+        given.update(arguments)
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(connection, "backends_are_initialized", lambda: False)
+    monkeypatch.setattr(connection.jax.distributed, "initialize", initialize)
+    return given
+
+
+@pytest.mark.parametrize(("answer", "seconds"), [(b"start", 300), (b"\0\0\x12\x04", 15)])
+def test_a_replaced_process_does_not_wait_long_for_the_service_of_the_others(coordinator, initialized, answer, seconds):
+    with answering(coordinator, answer), raises_code("process-unconnected", process_id=1):
+        init_distributed(coordinator, 2, 1)
+    assert initialized["initialization_timeout"] == seconds
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_kubernetes_is_asked_only_where_no_coordinator_is_given(coordinator, initialized, monkeypatch, by_hand):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    with raises_code("process-unconnected" if by_hand else "process-cluster-unconnected"):
+        init_distributed(*((coordinator, 1, 0) if by_hand else ()))
+    assert initialized["cluster_detection_method"] == ("deactivate" if by_hand else None)
+
+
+def test_errors_of_a_cluster_say_what_to_pass(initialized, monkeypatch):
+    def initialize(**arguments):
+        raise OSError("Service token file does not exist.")
+
+    monkeypatch.setattr(connection.jax.distributed, "initialize", initialize)
+    with raises_code("process-cluster-unconnected", "Service token file does not exist.", "--process_id I"):
+        init_distributed()
 
 
 @pytest.mark.parametrize(
