@@ -63,7 +63,8 @@ def shown(value: Any) -> str:
     return truncate(repr(value), LONGEST, "...")
 
 
-SINGULAR = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "None": "null"}
+SINGULAR = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+SINGULAR |= {"None": "null", "NoneType": "null"}
 PLURAL = {"int": "whole numbers", "float": "numbers", "str": "texts", "Any": "any values"}
 
 
@@ -74,17 +75,22 @@ def in_words(kind: str) -> str:
     ('a whole number or null', 'a list of numbers', 'a mapping')
     >>> in_words("tuple[int, str]"), in_words("list[list[float]]"), in_words("Path | Schedule")
     ('a list of a whole number and a text', 'a list of lists of numbers', 'Path or Schedule')
+    >>> in_words("Union[int, Literal['auto'], NoneType]")
+    "a whole number or 'auto' or null"
     """
     return _in_words(kind, SINGULAR, "a ")
 
 
 def _in_words(kind: str, words: Mapping[str, str], article: str) -> str:
-    parts = [part.strip() for part in _split(kind, "|")]
+    union = re.fullmatch(r"Union\[(.*)\]", kind)
+    parts = [part.strip() for part in (_split(union[1], ",") if union else _split(kind, "|"))]
     parts = [part for part in parts if part != "int" or "float" not in parts]
     return " or ".join(dict.fromkeys(_member_in_words(part, words, article) for part in parts))
 
 
 def _member_in_words(kind: str, words: Mapping[str, str], article: str) -> str:
+    if literal := re.fullmatch(r"Literal\[(.*)\]", kind):
+        return " or ".join(part.strip() for part in _split(literal[1], ","))
     match = re.fullmatch(r"(list|tuple|Sequence|dict|Mapping)(?:\[(.*)\])?", kind)
     if match is None:
         return words.get(kind, SINGULAR.get(kind, kind))
