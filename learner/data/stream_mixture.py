@@ -132,6 +132,8 @@ class StreamMixtureIterator(Iterator[Any]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue after the batch after which `get_state` returned this. Sources are opened when a row is drawn."""
         names = self._mixture.names
+        if not {"epoch", "draw", "made", "sources"} <= set(state):
+            raise LearnerError("the state is not that of a mixture of streams", code="data-mixture-state-malformed")
         if set(state["sources"]) != set(names):
             raise LearnerError(
                 f"the mixture has the sources {', '.join(names)}, and had {', '.join(state['sources'])}",

@@ -92,6 +92,8 @@ def label_shuffle(trial: CheckTrial) -> Finding:
         f"After {count(trial.steps, 'step')} the validation loss is {loss:.3g}, and {of_shuffled:.3g} with {names} "
         "shuffled"
     )
+    if not math.isfinite(loss):
+        return Finding(WARNING, ratio, f"{text}: lower the learning rate, or clip gradients.")
     if loss < of_shuffled - LEAST_GAIN * abs(of_shuffled):
         return Finding(OK, ratio, f"{text}.")
     if left > HARDLY:

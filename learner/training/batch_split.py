@@ -30,7 +30,7 @@ SPLIT = "parts per micro-batch"
 
 def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
     """Replace `split="auto"` by a number: that of the checkpoint that the run resumes from, or else the smallest power
-    of two with which the training programs fit into the memory of the device.
+    of two, or the number of rows, with which the training programs fit into the memory of the device.
 
     XLA's memory analysis decides. On an accelerator, one process also tries a step. Several processes use the largest
     of their numbers, as they compile the same programs.
@@ -57,7 +57,7 @@ def _smallest(plan: RunPlan) -> int:
     definition, rows = plan.definition, plan.inputs.rows("train")
     room, needed = _room(plan), 0
     tries = 1 if plan.strategy.platform == "cpu" or plan.processes.count > 1 else 2
-    numbers = [1 << power for power in range(math.ceil(math.log2(rows)) + 1)]
+    numbers = [min(1 << power, rows) for power in range(math.ceil(math.log2(rows)) + 1)]
     for split in numbers:
         enter_stage("compiling" if split == 1 else f"compiling {split} parts a batch")
         definition.change(split=split)

@@ -1,5 +1,6 @@
 """A hook that logs the distribution of gradients."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from learner.data.source import source_of
 from learner.errors import LearnerError
 from learner.models.adapters import adapter_of
 from learner.steps.measure import MetricCollection
+from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import StepDefinition, step_fn
 from learner.training.hooks import EpochInfo
 from learner.util.samples import Histogram
@@ -24,8 +26,8 @@ class GradientHistograms:
     GradientHistograms(data))`.
 
     The gradients of a step exist only inside of its program. These are of the train step on rows of its own, the same
-    at each call, with the parameters of that moment: so that they can be compared over the run. The model is not
-    changed.
+    at each call and with the same random key, with the parameters of that moment: so that they can be compared over
+    the run. The model is not changed. Parameters that the builder has frozen are among them.
 
     Args:
       data: a dataset, or arrays by name; also a loader, whose first batch is taken.
@@ -59,8 +61,7 @@ class GradientHistograms:
             self._define(model)
         assert self._definition is not None
         params, model_state = self._definition.adapter.read_all(model)
-        key = jax.random.fold_in(jax.random.key(0), info.step)
-        gradients = self._gradients(params, model_state, self._batch, key)
+        gradients = self._gradients(params, model_state, self._batch, jax.random.key(0))
         return {f"{name} gradient": Histogram(x) for name, x in named_leaves(gradients).items() if np.size(x)}
 
     def _define(self, model: Any) -> None:
@@ -70,7 +71,11 @@ class GradientHistograms:
                 f"{type(model).__name__} has no train_step: pass GradientHistograms(data, train_step=step)",
                 code="step-hook-no-step",
             )
-        definition = StepDefinition(adapter_of(model), step, None, None, none, none, own_grads=step.returns_gradients)
+        definition = StepDefinition(adapter_of(model), step, None, None, none, none)
+        parts = *definition.adapter.read_all(model), self._batch, jax.random.key(0)
+        returned: list[Any] = []
+        jax.eval_shape(lambda *given: returned.append(definition.run_train(*given)[0]), *parts)
+        definition = dataclasses.replace(definition, own_grads=isinstance(returned[0], TrainOutput))
 
         def gradients(params: PyTree, model_state: PyTree, batch: PyTree, key: Any) -> PyTree:
             return definition.differentiate(params, model_state, batch, key)[0]

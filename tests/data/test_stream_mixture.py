@@ -307,3 +307,8 @@ def test_a_state_of_another_mixture():
     state = iter_state(mixture(), 1)
     with raises_code("data-mixture-state-differs"):
         iter(mix({"a": Rows(0, 3), "b": Rows(0, 3), "d": Rows(0, 3)})).set_state(state)
+
+
+def test_a_state_that_is_none(tmp_path):
+    with raises_code("data-mixture-state-malformed"):
+        iter(mix({"a": Rows(0, 3), "b": Rows(0, 3)})).set_state({"next": 3})

@@ -113,7 +113,7 @@ def test_the_fewest_parts_that_fit(tmp_path, peaks, memory):
 def test_no_part_fits(tmp_path, memory):
     memory(1000)
     data = DataLoaderBuilder().batch_size(3).build(labelled((16,), 6, 0))
-    with raises_code("step-no-room", "with 4 parts of a batch of 3 rows", rows=3, room=1000):
+    with raises_code("step-no-room", "with 3 parts of a batch of 3 rows", rows=3, room=1000):
         build(tmp_path / "run", "auto").fit(data)
     assert not (tmp_path / "run/journal.jsonl").exists()
 

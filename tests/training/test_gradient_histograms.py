@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from learner import GradientHistograms
+from learner import GradientHistograms, TrainOutput
 from learner.events import SamplesLogged
 from learner.loggers import MemoryLogger
 from learner.training.hooks import EpochInfo
@@ -45,11 +45,25 @@ def test_dropout_and_batch_norm_are_in_train_mode_and_the_model_stays():
     hook = GradientHistograms(rows, rows=8)
     model.eval()
     statistics = np.asarray(model.norm.mean[...])
-    first, again, later = (hook(EpochInfo(1, step, {}), model)["out.kernel gradient"] for step in (1, 1, 2))
-    np.testing.assert_array_equal(first.edges, again.edges)
-    assert not np.array_equal(first.edges, later.edges)  # another dropout mask
+    first, later = (hook(EpochInfo(1, step, {}), model)["out.kernel gradient"] for step in (1, 2))
+    np.testing.assert_array_equal(first.edges, later.edges)  # the same dropout mask
+    without = GradientHistograms(rows, rows=8)(INFO, kind.make(0.0))["out.kernel gradient"]
+    assert not np.array_equal(first.edges, without.edges)
     np.testing.assert_array_equal(model.norm.mean[...], statistics)
     assert model.drop.deterministic
+
+
+def test_a_step_that_computes_its_own_gradients():
+    batch, model = batches()[0], {"w": jnp.ones((3, 1)), "b": jnp.zeros(1)}
+
+    def step(model, batch):
+        return TrainOutput(jax.tree.map(lambda x: jnp.full_like(x, 2), model), line_step(model, batch))
+
+    histograms = GradientHistograms(batch, rows=4, train_step=step)(INFO, model)
+    assert {name: (x.edges[0] + x.edges[-1]) / 2 for name, x in histograms.items()} == {
+        "w gradient": 2,
+        "b gradient": 2,
+    }
 
 
 def test_in_a_run(tmp_path):
