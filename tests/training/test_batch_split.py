@@ -3,15 +3,16 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 from jax.errors import JaxRuntimeError
 
-from learner import ClassificationOutput, LearnerBuilder
+from learner import ClassificationOutput, LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
-from learner.metrics import Accuracy
+from learner.metrics import Accuracy, CollectingMetric
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training import batch_split
 from learner.training.dispatch_plan import planned
@@ -90,6 +91,31 @@ def test_parts_make_the_steps_of_whole_batches(tmp_path, kind, strategy, split, 
     )
     spread.same_numbers(whole, parts)
     assert f"each in {split} parts" in parts.log
+
+
+class Rows(CollectingMetric):
+    """Keeps the rows of the last epoch."""
+
+    name, splits = "Rows", ("train",)
+
+    def collect(self, output):
+        return output.predictions
+
+    def compute(self, rows):
+        self.rows = rows
+        return 0.0
+
+
+@pytest.mark.parametrize("strategy", [SingleDevice, Replicated])
+def test_collected_rows_are_in_the_order_of_the_batch(tmp_path, strategy):
+    def step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] * model["w"], batch["x"])
+
+    x, metric = np.arange(40, dtype=np.float32), Rows()  # 5 rows of a device: parts of 2, 2 and 1
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).metric_train(metric).grads_accumulation(split=3)
+    learner = builder.strategy(strategy()).build({"w": jnp.float32(1)}, optax.sgd, 0.1, train_step=step)
+    learner.fit([{"x": x}])
+    np.testing.assert_array_equal(metric.rows, x)
 
 
 def test_a_batch_of_fewer_rows_than_parts(tmp_path):
