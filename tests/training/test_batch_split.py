@@ -17,7 +17,9 @@ from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training import batch_split
 from learner.training.dispatch_plan import planned
 from learner.training.executor import Runner
-from learner.training.preflight import read_checked
+from learner.training.preflight import preflight, read_checked
+from learner.training.program_memory import memory_of
+from learner.training.run_directory import SINGLE_PROCESS
 from tests.support import spread
 from tests.support.codes import raises_code
 from tests.support.spread import labelled
@@ -134,6 +136,28 @@ def test_the_fewest_parts_that_fit(tmp_path, peaks, memory):
         memory(limit)
         build(tmp_path / str(split), "auto").fit(loader())
         assert split_of(tmp_path / str(split)) == split
+
+
+def test_a_compiler_that_refuses_a_program_for_its_memory(tmp_path, monkeypatch):
+    def refuse(runner, feed, loop):
+        if runner._step.split == 1:
+            raise JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
+        return memory_of(runner, feed, loop)
+
+    monkeypatch.setattr(batch_split, "memory_of", refuse)
+    build(tmp_path / "run", "auto").fit(loader())
+    assert split_of(tmp_path / "run") == 2
+
+
+def test_processes_try_the_same_numbers(tmp_path, monkeypatch):
+    """Another process, for which a whole batch is too large."""
+    answers = iter([[True, False], [True, True]])
+    definition, batches = build(tmp_path / "run", "auto").definition, loader()
+    plan = preflight(definition, batches, None, SINGLE_PROCESS)
+    monkeypatch.setattr(type(plan.processes), "all_gather_json", lambda self, value, what="": next(answers))
+    batch_split.resolve_split(plan, None)
+    assert definition.options.split == 2
+    assert not list(answers)
 
 
 def test_no_part_fits(tmp_path, memory):
