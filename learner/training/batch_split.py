@@ -68,8 +68,8 @@ def _smallest(plan: RunPlan) -> int:
             return split
     raise LearnerError(
         f"a step does not fit into memory: with {numbers[-1]} parts of a batch of {rows} rows it needs "
-        f"{'more' if needed is None else size(needed)} on each device, and a device has {size(room)}: use a smaller model, shorter rows, lower precision, remat, or "
-        "strategy(Sharded()) on several devices",
+        f"{'more' if needed is None else size(needed)} on each device, and a device has {size(room)}: use a smaller "
+        "model, shorter rows, lower precision, remat, or strategy(Sharded()) on several devices",
         code="step-no-room",
         rows=rows,
         needed=needed,
