@@ -181,10 +181,11 @@ def test_resuming_keeps_the_parts(tmp_path, peaks, memory):
     assert "parts per micro-batch" not in log  # nothing has changed
 
 
-def test_another_number_of_parts_resumes_with_a_line(tmp_path):
-    build(tmp_path / "run", 1, 2).fit(loader())
+@pytest.mark.parametrize(("before", "parts"), [((1, 2), 2), ((), 1)])
+def test_another_number_of_parts_resumes_with_a_line(tmp_path, before, parts):
+    build(tmp_path / "run", *before).fit(loader())
     build(tmp_path / "run", 1, 4, epochs=2, resume=True).fit(loader())
-    assert "parts per micro-batch: 2 -> 4" in (tmp_path / "run/experiment.log").read_text()
+    assert f"parts per micro-batch: {parts} -> 4" in (tmp_path / "run/experiment.log").read_text()
 
 
 def test_a_step_is_tried(tmp_path, monkeypatch):
