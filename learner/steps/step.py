@@ -188,6 +188,13 @@ class StepFunctions(StepDefinition):
 
         With an axis, `batch` has the device's own rows of it, or is `replicated` on each device.
         """
+        acc, rows = self._accumulate_parts(state, acc, batch, index, replicated)
+        # Of all parts at once, as the rows of a device follow each other in the batch.
+        return acc, rows if replicated or self.axis is None else self.axis.rows(rows)
+
+    def _accumulate_parts(
+        self, state: TrainState, acc: Accumulated, batch: Batch, index: Array, replicated: bool
+    ) -> tuple[Accumulated, PyTree]:
         if self.split == 1:
             return self._accumulate_part(state, acc, batch, index, replicated)
         parts, rest = split_rows(batch, self.split)
@@ -219,7 +226,6 @@ class StepFunctions(StepDefinition):
         info = Info(state.step, weight, lr_at(self.schedule, state.step, state.lr_scale))
         metrics = self.train_metrics.update(acc.metrics, output, info)
         rows = self.train_metrics.collect(output)
-        rows = rows if axis is None else axis.rows(rows)
         loss = jnp.asarray(output.loss, jnp.float32)
         wrong_labels = has_wrong_labels(output).astype(jnp.int32)
         if not self.needs_reduction:

@@ -32,8 +32,8 @@ def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
     """Replace `split="auto"` by a number: that of the checkpoint that the run resumes from, or else the smallest power
     of two, or the number of rows, with which the training programs fit into the memory of the device.
 
-    XLA's memory analysis decides. On an accelerator, one process also tries a step. Several processes use the largest
-    of their numbers, as they compile the same programs.
+    XLA's memory analysis decides. On an accelerator, one process also tries a step. Several processes decide on each
+    number together, as compilers for accelerators talk to each other and wait for the same programs.
 
     Raises:
       LearnerError: not even single rows fit.
@@ -43,7 +43,7 @@ def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
         return
     split = None if restored is None else saved_fingerprint(restored.progress)["settings"].get(SPLIT)
     if not isinstance(split, int) or isinstance(split, bool) or not 1 <= split <= plan.inputs.rows("train"):
-        split = max(plan.processes.all_gather_json(_smallest(plan), "split"))
+        split = _smallest(plan)
     _set(definition, split)
 
 
@@ -55,28 +55,41 @@ def _set(definition: TrainingDefinition, split: int) -> None:
 def _smallest(plan: RunPlan) -> int:
     """Return the smallest number of parts that fits."""
     definition, rows = plan.definition, plan.inputs.rows("train")
-    room, needed = _room(plan), 0
+    room, needed = _room(plan), None
     tries = 1 if plan.strategy.platform == "cpu" or plan.processes.count > 1 else 2
     numbers = [min(1 << power, rows) for power in range(math.ceil(math.log2(rows)) + 1)]
     for split in numbers:
         enter_stage("compiling" if split == 1 else f"compiling {split} parts a batch")
         definition.change(split=split)
         candidate = planned(definition, plan.inputs)
-        programs = memory_of(candidate.runner, candidate.feed(), candidate.feeder.loop)
-        # A save copies the state, which is nearly all of the arguments.
-        copy = 0 if definition.options.checkpoints is None else max(program.arguments for program in programs)
-        needed = max(program.peak for program in programs) + copy
-        if needed <= room and (tries == 1 or runs(definition, candidate)):
+        needed = _needed(definition, candidate)
+        fits = needed is not None and needed <= room and (tries == 1 or runs(definition, candidate))
+        if all(plan.processes.all_gather_json(fits, "split")):
             return split
     raise LearnerError(
-        f"a step does not fit into memory: with {numbers[-1]} parts of a batch of {rows} rows it needs {size(needed)} "
-        f"on each device, and a device has {size(room)}: use a smaller model, shorter rows, lower precision, remat, or "
-        "strategy(Sharded()) on several devices",
+        f"a step does not fit into memory: with {numbers[-1]} parts of a batch of {rows} rows it needs "
+        f"{'more' if needed is None else size(needed)} on each device, and a device has {size(room)}: use a smaller "
+        "model, shorter rows, lower precision, remat, or strategy(Sharded()) on several devices",
         code="step-no-room",
         rows=rows,
         needed=needed,
         room=room,
     )
+
+
+def _needed(definition: TrainingDefinition, candidate: Planned) -> int | None:
+    """Return the bytes that training needs on a device; None where the compiler refuses what does not fit, as that of
+    TPUs does.
+    """
+    try:
+        programs = memory_of(candidate.runner, candidate.feed(), candidate.feeder.loop)
+    except JaxRuntimeError as error:
+        if MARK not in str(error):
+            raise
+        return None
+    # A save copies the state, which is nearly all of the arguments.
+    copy = 0 if definition.options.checkpoints is None else max(program.arguments for program in programs)
+    return max(program.peak for program in programs) + copy
 
 
 def _room(plan: RunPlan) -> int:

@@ -42,6 +42,7 @@ SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
 MICRO_BATCHES = "micro-batches per step"
 """The option that changes the meaning of a position inside an epoch."""
+PARTS = "parts per micro-batch"
 WITH_OWN_COMPARISON = frozenset(
     (
         "learning rate",
@@ -256,6 +257,8 @@ class _Settings:
     def change(self, name: str) -> list[str]:
         """Return a text if the setting changed; otherwise, or if one fingerprint lacks it, return an empty list."""
         had, have = self.before.get(name), self.now[name]
+        if name == PARTS and name in self.before:  # None: the builder did not set them
+            had, have = had or 1, have or 1
         return [f"{name}: {had} -> {have}"] if had not in (None, have) else []
 
 

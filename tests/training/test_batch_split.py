@@ -3,20 +3,23 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 from jax.errors import JaxRuntimeError
 
-from learner import ClassificationOutput, LearnerBuilder
+from learner import ClassificationOutput, LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
-from learner.metrics import Accuracy
+from learner.metrics import Accuracy, CollectingMetric
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training import batch_split
 from learner.training.dispatch_plan import planned
 from learner.training.executor import Runner
-from learner.training.preflight import read_checked
+from learner.training.preflight import preflight, read_checked
+from learner.training.program_memory import memory_of
+from learner.training.run_directory import SINGLE_PROCESS
 from tests.support import spread
 from tests.support.codes import raises_code
 from tests.support.spread import labelled
@@ -92,6 +95,31 @@ def test_parts_make_the_steps_of_whole_batches(tmp_path, kind, strategy, split, 
     assert f"each in {split} parts" in parts.log
 
 
+class Rows(CollectingMetric):
+    """Keeps the rows of the last epoch."""
+
+    name, splits = "Rows", ("train",)
+
+    def collect(self, output):
+        return output.predictions
+
+    def compute(self, rows):
+        self.rows = rows
+        return 0.0
+
+
+@pytest.mark.parametrize("strategy", [SingleDevice, Replicated])
+def test_collected_rows_are_in_the_order_of_the_batch(tmp_path, strategy):
+    def step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] * model["w"], batch["x"])
+
+    x, metric = np.arange(40, dtype=np.float32), Rows()  # 5 rows of a device: parts of 2, 2 and 1
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).metric_train(metric).grads_accumulation(split=3)
+    learner = builder.strategy(strategy()).build({"w": jnp.float32(1)}, optax.sgd, 0.1, train_step=step)
+    learner.fit([{"x": x}])
+    np.testing.assert_array_equal(metric.rows, x)
+
+
 def test_a_batch_of_fewer_rows_than_parts(tmp_path):
     whole, parts = (
         spread.train(tmp_path / str(n), "mlp", rows=26, grads_accumulation={"split": n}) for n in (1, 24)
@@ -108,6 +136,28 @@ def test_the_fewest_parts_that_fit(tmp_path, peaks, memory):
         memory(limit)
         build(tmp_path / str(split), "auto").fit(loader())
         assert split_of(tmp_path / str(split)) == split
+
+
+def test_a_compiler_that_refuses_a_program_for_its_memory(tmp_path, monkeypatch):
+    def refuse(runner, feed, loop):
+        if runner._step.split == 1:
+            raise JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
+        return memory_of(runner, feed, loop)
+
+    monkeypatch.setattr(batch_split, "memory_of", refuse)
+    build(tmp_path / "run", "auto").fit(loader())
+    assert split_of(tmp_path / "run") == 2
+
+
+def test_processes_try_the_same_numbers(tmp_path, monkeypatch):
+    """Another process, for which a whole batch is too large."""
+    answers = iter([[True, False], [True, True]])
+    definition, batches = build(tmp_path / "run", "auto").definition, loader()
+    plan = preflight(definition, batches, None, SINGLE_PROCESS)
+    monkeypatch.setattr(type(plan.processes), "all_gather_json", lambda self, value, what="": next(answers))
+    batch_split.resolve_split(plan, None)
+    assert definition.options.split == 2
+    assert not list(answers)
 
 
 def test_no_part_fits(tmp_path, memory):
@@ -131,10 +181,11 @@ def test_resuming_keeps_the_parts(tmp_path, peaks, memory):
     assert "parts per micro-batch" not in log  # nothing has changed
 
 
-def test_another_number_of_parts_resumes_with_a_line(tmp_path):
-    build(tmp_path / "run", 1, 2).fit(loader())
+@pytest.mark.parametrize(("before", "parts"), [((1, 2), 2), ((), 1)])
+def test_another_number_of_parts_resumes_with_a_line(tmp_path, before, parts):
+    build(tmp_path / "run", *before).fit(loader())
     build(tmp_path / "run", 1, 4, epochs=2, resume=True).fit(loader())
-    assert "parts per micro-batch: 2 -> 4" in (tmp_path / "run/experiment.log").read_text()
+    assert f"parts per micro-batch: {parts} -> 4" in (tmp_path / "run/experiment.log").read_text()
 
 
 def test_a_step_is_tried(tmp_path, monkeypatch):
