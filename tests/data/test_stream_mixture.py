@@ -309,6 +309,6 @@ def test_a_state_of_another_mixture():
         iter(mix({"a": Rows(0, 3), "b": Rows(0, 3), "d": Rows(0, 3)})).set_state(state)
 
 
-def test_a_state_that_is_none(tmp_path):
+def test_a_state_that_is_none():
     with raises_code("data-mixture-state-malformed"):
         iter(mix({"a": Rows(0, 3), "b": Rows(0, 3)})).set_state({"next": 3})
