@@ -68,7 +68,7 @@ class Overview(Event):
       optimizer: in words, or `None` where `update=` replaces it.
       strategy: where it runs, in words; `devices`: how many they are.
       rows: of a batch; `spread`: over how many devices they are spread.
-      accumulate: batches that make one optimizer step.
+      accumulate: batches that make one optimizer step; `split`: parts that each is computed in.
       batches: of an epoch, None if unknown; `steps_per_epoch`, `num_epochs` and `steps` (of the run) likewise.
       flops: floating-point operations of one optimizer step over all devices; `flops_exact`: whether there are no more
         of them.
@@ -98,6 +98,7 @@ class Overview(Event):
     peak: int | None = None
     temporaries: int | None = None
     depth: int | None = None
+    split: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,6 +90,7 @@ def overview_of(plan: Planned, feed: Feed) -> Overview:
         memory=memory_by_part(plan, feed),
         room=_room(strategy),
         depth=options.summary_depth,
+        split=step.split,
     )
 
 

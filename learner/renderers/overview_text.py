@@ -103,9 +103,11 @@ def _batch(o: Overview) -> str:
     where = f" ({o.rows // o.spread} on each of {o.spread} devices)" if o.spread > 1 else ""
     if o.spread == 1 and o.devices > 1:
         where = f" (all on each of {o.devices} devices)"
+    parts = "" if o.split == 1 else f" in {o.split} parts"
     if o.accumulate == 1:
-        return f"{count(o.rows, 'row')}{where}, one batch a step"
-    return f"{count(o.rows, 'row')}{where} x {o.accumulate} batches = {count(o.rows * o.accumulate, 'row')} a step"
+        return f"{count(o.rows, 'row')}{where}, one batch a step{parts}"
+    rows = count(o.rows * o.accumulate, "row")
+    return f"{count(o.rows, 'row')}{where} x {o.accumulate} batches{parts} = {rows} a step"
 
 
 def _length(o: Overview) -> str:

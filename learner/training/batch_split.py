@@ -16,7 +16,7 @@ from learner.steps.buffers import ResidentBatches
 from learner.training.definition import TrainingDefinition
 from learner.training.dispatch_plan import Planned, planned
 from learner.training.feed.dispatch import Dispatch, Kind
-from learner.training.fingerprints import saved_fingerprint
+from learner.training.fingerprints import PARTS, saved_fingerprint
 from learner.training.oom import MARK
 from learner.training.preflight import RunPlan
 from learner.training.program_memory import memory_of
@@ -24,8 +24,6 @@ from learner.training.restore import Restored
 from learner.util.machine import machine_memory
 from learner.util.stages import enter_stage
 from learner.util.text import size
-
-SPLIT = "parts per micro-batch"
 
 
 def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
@@ -41,7 +39,7 @@ def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
     definition = plan.definition
     if definition.options.split != "auto":
         return
-    split = None if restored is None else saved_fingerprint(restored.progress)["settings"].get(SPLIT)
+    split = None if restored is None else saved_fingerprint(restored.progress)["settings"].get(PARTS)
     if not isinstance(split, int) or isinstance(split, bool) or not 1 <= split <= plan.inputs.rows("train"):
         split = _smallest(plan)
     _set(definition, split)

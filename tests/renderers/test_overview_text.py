@@ -131,6 +131,8 @@ def test_batches():
     assert told("batch", accumulate=1) == "24 rows (3 on each of 8 devices), one batch a step"
     assert told("batch", accumulate=1, spread=1) == "24 rows (all on each of 8 devices), one batch a step"
     assert told("batch", rows=1, accumulate=3, devices=1, spread=1) == "1 row x 3 batches = 3 rows a step"
+    assert told("batch", accumulate=1, spread=1, devices=1, split=4) == "24 rows, one batch a step in 4 parts"
+    assert told("batch", devices=1, spread=1, split=4) == "24 rows x 2 batches in 4 parts = 48 rows a step"
 
 
 @pytest.mark.parametrize(
