@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, lr_of
+from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, lr_of, rate_at
 from learner.steps.promotion import optax_promotion
 from learner.util.text import name_of
 
@@ -76,7 +76,7 @@ def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
     """
     ends = schedule.schedule.steps(schedule.run) if isinstance(schedule, Resolved) else None
     ends = schedule.steps(RunLength(steps)) if isinstance(schedule, Schedule) else ends
-    last = float(lr_of(schedule, steps - 1))
+    last = rate_at(schedule, steps - 1)
     if ends is None and last == 0:
         ends = _zero_from(schedule, steps)
         if ends is not None and ends > steps * (1 - ROUNDED):
@@ -105,7 +105,7 @@ def _zero_from(schedule: ScheduleFn, steps: int) -> int | None:
     """
 
     def rate(step: int) -> float:
-        return float(lr_of(schedule, step))
+        return rate_at(schedule, step)
 
     zero, back = steps - 1, 1
     while rate(zero - back if back < zero else 0) == 0:

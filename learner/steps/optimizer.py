@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 
@@ -18,6 +19,7 @@ from learner.errors import LearnerError, Problem
 from learner.steps.eval_params import problems_of
 from learner.steps.extra import extra_arguments, filter_kwargs
 from learner.steps.promotion import optax_promotion
+from learner.util.executables import run_scalar
 from learner.util.text import name_of
 from learner.util.trees import named_leaves
 
@@ -248,12 +250,12 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
     if not callable(optimizer):
         return f"the optimizer is {optimizer!r}; {right}"
     try:
-        transformation = optimizer(jnp.float32(1e-3))
+        transformation = optimizer(np.float32(1e-3))  # with which nothing is compiled
     except LearnerError as error:
         return str(error)
     except Exception as error:
         return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
-    if isinstance(transformation, jax.Array | float | int):
+    if isinstance(transformation, jax.Array | np.number | float | int):
         return (
             f"the optimizer ({name_of(optimizer)}) gave a number for a rate, as schedules do: a schedule is the third "
             f"argument, build(model, optimizer, lr); as the optimizer {right}"
@@ -302,7 +304,7 @@ def check_schedule(schedule: Schedule) -> list[str]:
     number = lambda step: _number(schedule(step), name_of(schedule))  # noqa: E731
     try:
         with optax_promotion():
-            lr = jax.eval_shape(number, jax.ShapeDtypeStruct((), jnp.int32))
+            traced, lr = jax.make_jaxpr(number, return_shape=True)(jax.ShapeDtypeStruct((), jnp.int32))
     except LearnerError as error:
         return [Problem(f"the learning rate: {error}", code=error.code, **error.fields)]
     except Exception as error:
@@ -321,7 +323,7 @@ def check_schedule(schedule: Schedule) -> list[str]:
             )
         ]
     with optax_promotion():
-        first = float(schedule(jnp.int32(0)))
+        first = run_scalar(number, 0) if traced.eqns else float(schedule(jnp.int32(0)))
     if not 0 <= first < float("inf"):
         return [
             Problem(

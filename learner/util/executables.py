@@ -7,10 +7,11 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 MOST = 64  # executables that are kept: a run has some ten, and on an accelerator each takes memory of the device
 LARGEST = 2**24  # characters of a program; one with more has large constants, which its executable keeps in memory
@@ -65,6 +66,16 @@ def compile_ahead(program: Any, threads: concurrent.futures.Executor, *arguments
     """
     if isinstance(program, _SharedProgram):
         program.compile_ahead(threads, *arguments)
+
+
+def run_scalar(function: Callable[[Any], Any], number: int) -> float:
+    """Return a number that a function of an int32 computes, as one program: of a function that is called as it is, JAX
+    compiles each operation. The program is compiled once for all functions that compute the same.
+
+    >>> run_scalar(lambda step: step * step, 3)
+    9.0
+    """
+    return float(share(jax.jit(function), jax.local_devices()[:1], run_once=True)(np.int32(number)))
 
 
 @contextlib.contextmanager

@@ -526,6 +526,20 @@ def test_a_rate_is_the_schedule_times_the_scale(name):
             np.testing.assert_allclose(rate, 0.5 * np.float64(schedule(step)), rtol=1e-5, atol=1e-8)
 
 
+def test_a_schedule_is_checked_by_one_program_and_compiled_once():
+    """Whose operations JAX would compile one by one, at each start of a process."""
+
+    def schedule(step):
+        return jnp.where(step < 3, jnp.cos(step / 7), jnp.sqrt(step + 0.25) * 1e-3)
+
+    with CompileTimes() as times:
+        assert check_schedule(schedule) == []
+    assert times.count <= 1
+    with CompileTimes() as times:
+        assert check_schedule(lambda step: schedule(step)) == []
+    assert times.count == 0
+
+
 def test_without_a_schedule_the_rate_is_the_scale():
     assert lr_at(None, jnp.int32(7), jnp.float32(0.3)) == jnp.float32(0.3)
 
