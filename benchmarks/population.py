@@ -9,7 +9,8 @@ The same members (seeds) of a workload are trained in three ways, each in a proc
 A round has one of each; every second round goes backwards. `total` is the time of the process from its start, imports,
 compiling and closing included. `epochs` is that of the epochs after the warm ones, of all members together. A ratio is
 the other way's time divided by the population's, within a round: more is better. Printed are the median, the least and
-the greatest over the rounds.
+the greatest over the rounds. With `--devices`, the members of the population are spread over so many devices; JAX makes
+them of the cores of a CPU.
 """
 
 import argparse
@@ -28,15 +29,18 @@ EPOCHS = {"digits": (60, 5), "transformer-2": (3, 1), "cnn": (1, 1)}  # measured
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A process: a workload, the way of training, the number of members."""
+    """A process: a workload, the way of training, the number of members, and of devices for a population."""
 
     workload: str
     way: str
     members: int
+    devices: int = 1
 
 
 def measure(what: Measurement) -> dict[str, Any]:
     """Train all members in this process. Return `epochs` (seconds of the measured ones) and `peak` (MiB)."""
+    import jax
+
     from benchmarks import loops
     from benchmarks.child import Case, Clock, train_with_learner, workload_of
 
@@ -44,24 +48,26 @@ def measure(what: Measurement) -> dict[str, Any]:
     case = Case(what.workload, "learner", epochs=epochs, warm=warm, checkpoints=False, function=True)
     work, seconds = workload_of(case), 0.0
     alone = what.way == "population"
+    spread_over = what.devices if alone else 1
+    if spread_over > 1:
+        jax.config.update("jax_num_cpu_devices", spread_over)
     for _ in range(1 if alone else what.members):
         clock = Clock()
         if what.way == "hand":
             loops.hand(work, "slice", warm + epochs, clock.mark)
         else:
-            train_with_learner(
-                work, dataclasses.replace(case, members=what.members if alone else 0), warm + epochs, clock
-            )
+            of_case = dataclasses.replace(case, members=what.members if alone else 0)
+            train_with_learner(work, of_case, warm + epochs, clock, lambda builder: builder.devices(spread_over))
         seconds += clock.epochs[-1] - clock.epochs[-1 - epochs]
     return {"epochs": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def rounds_of(workload: str, members: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
+def rounds_of(workload: str, members: int, devices: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Return what each way measured in each round."""
     results: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for number in range(rounds):
         for way in WAYS[:: -1 if number % 2 else 1]:
-            case = json.dumps(dataclasses.asdict(Measurement(workload, way, members)))
+            case = json.dumps(dataclasses.asdict(Measurement(workload, way, members, devices)))
             began = time.perf_counter()
             result = spawn(["-m", "benchmarks.population", "--case", case], None)
             results[way].append({**result, "total": time.perf_counter() - began})
@@ -86,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default="digits,transformer-2", help="default: digits,transformer-2; also cnn")
     parser.add_argument("--members", default="1,4,16")
+    parser.add_argument("--devices", type=int, default=1, help="that a population is spread over (default: 1)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -94,7 +101,7 @@ def main() -> None:
         return
     for workload in arguments.workloads.split(","):
         for members in map(int, arguments.members.split(",")):
-            report(workload, members, rounds_of(workload, members, arguments.rounds))
+            report(workload, members, rounds_of(workload, members, arguments.devices, arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from typing import Any
 from learner.builder import LearnerBuilder
 from learner.cli.builder_options import methods
 from learner.cli.config import RunConfig
+from learner.cli.cores import claim_cores
 from learner.cli.overrides import apply_overrides, override, read_configs, value_of
 from learner.cli.problems import problems_of
 from learner.cli.schema import NEEDED, PARTS, PROCESS, SWEEP
-from learner.cli.sweep_groups import SweepGroup, groups_of, share_order, singles
+from learner.cli.sweep_groups import SweepGroup, groups_of, keyword_of, share_order, singles
 from learner.cli.sweep_places import separate_places
 from learner.cli.sweep_report import Outcome, metric_of
 from learner.cli.sweep_values import OPTIONS, SweepValues
@@ -174,6 +175,8 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     problems, members, groups = list(values.problems), list[SweepMember](), list[SweepGroup]()
     keys = {key.partition(".")[0] for key in (*content, *values.shared)}
     together = values.together if keys.isdisjoint(SELECTIONS) else "always"
+    if together != "never":
+        claim_cores()  # before anything below begins with JAX
     if not problems:
         try:
             members += values.space.members()
@@ -229,14 +232,14 @@ def _config(
 
 
 def _covering(members: Sequence[SweepMember], space: SweepSpace) -> Iterator[Mapping[str, Any]]:
-    """Yield values of members so that each value of each key is among them; of many numbers the ends only, as each
-    config takes about 50 ms.
+    """Yield values of members so that each value of each key is among them. Of many numbers, and of those that a
+    population traces, the ends are enough, as each config takes 0.1 s.
     """
     chosen: dict[str, SweepMember] = {}
     for key in space.columns:
         first = {repr(member.values[key]): member for member in reversed(members)}
         covering: Iterable[SweepMember] = first.values()
-        if len(first) > MANY and all(is_number(member.values[key]) for member in covering):
+        if len(first) > (2 if keyword_of(key) else MANY) and all(is_number(member.values[key]) for member in covering):
             by_value = sorted(covering, key=lambda member: float(member.values[key]))
             covering = [by_value[0], by_value[-1]]
         chosen |= {member.name: member for member in covering}

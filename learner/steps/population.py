@@ -1,8 +1,12 @@
 """Populations: the steps of one run, mapped over a leading axis of members.
 
 The members share the batches, and each has a state, metrics and random keys of its own. A population is a `TrainState`
-whose leaves have a leading axis `[members, ...]`, and its programs are those of one run under `jax.vmap`: the loop over
-steps, whose count all members share, stays outside of the mapped axis.
+whose leaves have a leading axis `[members, ...]`, and its programs are those of one run over that axis:
+
+- under `jax.vmap`: one operation for all members fills an accelerator. The loop over steps, whose count all members
+  share, stays outside of the mapped axis;
+- in a loop over the members, each of which makes all steps of the dispatch: one member keeps a core of a CPU busy,
+  products of matrices with a further axis take longer, and its bits are those of the run by itself.
 """
 
 import copy
@@ -13,9 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from learner.steps.measure import Packed
-from learner.steps.program import Leaves, Programs
+from learner.steps.program import Leaves, Programs, has_convolution
 from learner.steps.step import ACTIVE, StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import keep_if
@@ -87,23 +92,39 @@ def stacked_shapes(tree: PyTree, members: int) -> PyTree:
 
 
 SHARED = None
-TRAIN = (0, 0, SHARED, SHARED, SHARED), (0, 0, SHARED, 0)
-ADD = (0, 0, SHARED, SHARED, SHARED), (0, SHARED, SHARED, 0)
-VALID = (0, 0, SHARED, SHARED, SHARED), (0, SHARED, SHARED, 0)
-AXES: dict[str, tuple[Any, Any]] = {
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberAxes:
+    """Where a program has the axis of members. Batches, cursors and counts are shared.
+
+    Attributes:
+      takes: of each argument, 0 or `SHARED`.
+      gives: of each result, or of the only one.
+      replaced: by the index of a result, that of the argument whose place it takes.
+    """
+
+    takes: tuple[int | None, ...]
+    gives: tuple[int | None, ...] | int
+    replaced: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+
+TRAIN = MemberAxes((0, 0, SHARED, SHARED, SHARED), (0, 0, SHARED, 0), {0: 0, 1: 1})
+ADD = MemberAxes((0, 0, SHARED, SHARED, SHARED), (0, SHARED, SHARED, 0), {0: 1})
+VALID = MemberAxes((0, 0, SHARED, SHARED, SHARED), (0, SHARED, SHARED, 0), {0: 1})
+AXES = {
     "train": TRAIN,
     "train_tail": TRAIN,
     "train_single": TRAIN,
-    "begin": ((0,), 0),
+    "begin": MemberAxes((0,), 0),
     "add": ADD,
     "add_tail": ADD,
-    "finish": ((0, 0, 0), 0),
-    "valid": ((*VALID[0], SHARED), VALID[1]),
+    "finish": MemberAxes((0, 0, 0), (0, 0, 0), {0: 0, 1: 2}),
+    "valid": dataclasses.replace(VALID, takes=(*VALID.takes, SHARED)),
     "valid_single": VALID,
     "valid_tail": VALID,
-    "outputs": ((0, SHARED, SHARED), 0),
+    "outputs": MemberAxes((0, SHARED, SHARED), 0),
 }
-"""The axis of members of each argument and of each result of a program. Batches, cursors and counts are shared."""
 TAKES_TRAIN_DATA = "train", "train_tail", "train_single", "add", "add_tail"
 CHANGES_STATE = "train", "train_tail", "train_single", "finish"
 
@@ -122,26 +143,84 @@ def _keeping(program: Callable[..., Any], tree: Any) -> Callable[..., Any]:
     return kept
 
 
-def _mapped(program: Callable[..., Any], takes: Any, gives: Any, members: int) -> Callable[..., Any]:
-    if members > 1:
-        return jax.vmap(program, takes, gives)
+def _mapped(program: Callable[..., Any], axes: MemberAxes, members: int, in_turn: bool) -> Callable[..., Any]:
+    if members == 1:
+        return _alone(program, axes)
+    return _in_turn(program, axes, members) if in_turn else jax.vmap(program, axes.takes, axes.gives)
 
+
+def _alone(program: Callable[..., Any], axes: MemberAxes) -> Callable[..., Any]:
     def alone(*arguments: Any) -> Any:
         """Add and remove the axis: products of matrices with an axis of length 1 take twice as long on a CPU."""
-        inner = [x if axis is SHARED else member_of(x, 0) for x, axis in zip(arguments, takes, strict=True)]
+        inner = [x if axis is SHARED else member_of(x, 0) for x, axis in zip(arguments, axes.takes, strict=True)]
         results = program(*inner)
-        if gives == 0:
+        if not isinstance(axes.gives, tuple):
             return _expanded(results)
-        return tuple(x if axis is SHARED else _expanded(x) for x, axis in zip(results, gives, strict=True))
+        return tuple(x if axis is SHARED else _expanded(x) for x, axis in zip(results, axes.gives, strict=True))
 
     return alone
+
+
+def _in_turn(program: Callable[..., Any], axes: MemberAxes, members: int) -> Callable[..., Any]:
+    """Return the program of all members, which runs that of one for each of them.
+
+    A result that replaces an argument is written into it, so that there is never a second state of all members. A
+    program with a convolution is mapped: on a CPU, XLA runs one in a loop about 60 times slower than outside of one.
+    """
+    is_tuple = isinstance(axes.gives, tuple)
+    gives = axes.gives if isinstance(axes.gives, tuple) else (axes.gives,)
+
+    def in_turn(*arguments: Any) -> Any:
+        first = [x if axis is SHARED else member_shapes(x) for x, axis in zip(arguments, axes.takes, strict=True)]
+        traced, shapes = jax.make_jaxpr(program, return_shape=True)(*first)
+
+        def one(*inner: Any) -> Any:
+            return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(traced)(*jax.tree.leaves(inner)))
+
+        if has_convolution(traced.jaxpr):
+            return jax.vmap(one, axes.takes, axes.gives)(*arguments)
+        empty = {
+            index: jax.tree.map(
+                lambda x, axis=axis: jnp.zeros(x.shape if axis is SHARED else (members, *x.shape), x.dtype), shape
+            )
+            for index, (shape, axis) in enumerate(zip(shapes if is_tuple else (shapes,), gives, strict=True))
+            if index not in axes.replaced
+        }
+
+        def body(member: Array, carry: tuple[dict[int, PyTree], dict[int, PyTree]]) -> Any:
+            changing, others = dict(carry[0]), dict(carry[1])
+            given = [changing.get(index, x) for index, x in enumerate(arguments)]
+            results = one(*(x if axis is SHARED else _at(x, member) for x, axis in zip(given, axes.takes, strict=True)))
+            for index, (x, axis) in enumerate(zip(results if is_tuple else (results,), gives, strict=True)):
+                if index in axes.replaced:
+                    changing[axes.replaced[index]] = _put(changing[axes.replaced[index]], x, member)
+                else:
+                    others[index] = x if axis is SHARED else _put(others[index], x, member)
+            return changing, others
+
+        changing = {index: arguments[index] for index in axes.replaced.values()}
+        changing, others = jax.lax.fori_loop(0, members, body, (changing, empty))
+        results = {**others, **{index: changing[place] for index, place in axes.replaced.items()}}
+        return tuple(results[index] for index in range(len(gives))) if is_tuple else results[0]
+
+    return in_turn
+
+
+def _at(tree: PyTree, member: Array) -> PyTree:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, member, keepdims=False), tree)
+
+
+def _put(tree: PyTree, of_member: PyTree, member: Array) -> PyTree:
+    return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, member, 0), tree, of_member)
 
 
 def _expanded(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-def population_programs(programs: Programs, members: int, ends: bool, own_data: bool = False) -> Programs:
+def population_programs(
+    programs: Programs, members: int, ends: bool, own_data: bool = False, in_turn: bool = False
+) -> Programs:
     """Return the programs of a population: states, metrics and outputs have a leading axis of members.
 
     Args:
@@ -149,6 +228,7 @@ def population_programs(programs: Programs, members: int, ends: bool, own_data: 
       members: their number.
       ends: whether members may end alone, whose state then stays. It costs the memory of a second state.
       own_data: whether each has batches of its own to train on.
+      in_turn: run one member after another, rather than each operation for all of them.
     """
     mapped = copy.copy(programs)
 
@@ -160,13 +240,13 @@ def population_programs(programs: Programs, members: int, ends: bool, own_data: 
         return jax.vmap(programs.measure(kind).totals)(epoch_metrics), fresh(kind)
 
     replaced: dict[str, Any] = {"fresh": fresh, "totals": totals}
-    for name, (takes, gives) in AXES.items():
+    for name, axes in AXES.items():
         if own_data and name in TAKES_TRAIN_DATA:
-            takes = (*takes[:2], 0, *takes[3:])
+            axes = dataclasses.replace(axes, takes=(*axes.takes[:2], 0, *axes.takes[3:]))
         program = getattr(programs, name)
         if ends and name in CHANGES_STATE:
             program = functools.wraps(program)(_keeping(program, programs.tree))
-        replaced[name] = functools.wraps(program)(_mapped(program, takes, gives, members))
+        replaced[name] = functools.wraps(program)(_mapped(program, axes, members, in_turn))
     for name, program in replaced.items():
         object.__setattr__(mapped, name, program)  # the instance is frozen for everybody else
     return mapped

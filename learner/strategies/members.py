@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -54,9 +55,17 @@ class Members(Strategy):
         """See `Strategy`. All leaves of a population have a leading axis of members."""
         return jax.tree.map(lambda _: self._of_members, state)
 
+    def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
+        """See `Strategy`. On a CPU, NumPy divides the arrays: JAX would compile a program for each shape."""
+        if self.platform == "cpu":
+            tree = jax.tree.map(_on_host, tree)
+        placed = self.replicated_sharding if shardings is None else shardings
+        # Copies: steps write into the arrays of the state, which are donated to them.
+        return jax.device_put(tree, placed, may_alias=False)
+
     def place_members(self, tree: PyTree) -> PyTree:
         """See `Strategy`."""
-        return jax.device_put(tree, self._of_members)
+        return self.place(tree, self._of_members)
 
     def divides(self, rows: int) -> bool:
         """See `Strategy`."""
@@ -146,6 +155,11 @@ def spread_members(strategy: Strategy | None) -> Strategy | None:
     if isinstance(strategy, Replicated):
         return Members(strategy.devices)
     return ShardedMembers(strategy) if isinstance(strategy, Sharded) else strategy
+
+
+def _on_host(x: Any) -> Any:
+    has_numbers = isinstance(x, jax.Array) and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+    return np.asarray(x) if has_numbers else x
 
 
 def _spec(kind: Kind) -> PartitionSpec:

@@ -61,7 +61,9 @@ class PopulationRunner(Runner):
     def _programs_of_lanes(self, strategy: Strategy) -> Programs:
         """Return the programs of the lanes, of one device where each has programs of its own."""
         shares = strategy.member_shares if strategy.members_are_mapped else 1
-        return population_programs(self._of_one, len(self.lanes) // shares, self._ends, self._own_data)
+        # Not where XLA divides the members over devices: a loop would visit all of them on each.
+        in_turn = strategy.platform == "cpu" and (strategy.members_are_mapped or len(strategy.devices) == 1)
+        return population_programs(self._of_one, len(self.lanes) // shares, self._ends, self._own_data, in_turn)
 
     def _filled(self, lanes: Sequence[int]) -> tuple[int, ...]:
         others = [member for member in range(self._count) if member not in lanes]

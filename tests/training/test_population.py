@@ -297,13 +297,16 @@ def compilations_of(directory):
     return int(line.split(" programs compiled")[0].split()[-1])
 
 
-def test_a_member_alone_has_the_bits_of_the_run_by_itself(tmp_path):
-    builder = configured(tmp_path / "all").population(seed=5)
+@pytest.mark.parametrize(("seeds", "devices"), [([5], 1), ([4, 5, 6, 7], 1), ([4, 5, 6, 7], 2)])
+def test_on_a_cpu_a_member_has_the_bits_of_the_run_by_itself(seeds, devices, tmp_path):
+    rates = [1e-2 * 0.5**seed for seed in seeds]
+    builder = configured(tmp_path / "all").population(seed=seeds, lr=rates, zipped=True).devices(devices)
     found = builder.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step).fit(shuffled(), shuffled())
-    alone = configured(tmp_path / "alone").seed(5)
-    one = alone.build(Norm, optax.adamw, 1e-2, train_step=nnx_step, valid_step=nnx_step).fit(shuffled(), shuffled())
-    assert found[0].history == one.history
-    assert model_bits(found[0].model) == model_bits(one.model)
+    alone, lr = configured(tmp_path / "alone").seed(5), 1e-2 * 0.5**5
+    one = alone.build(Norm, optax.adamw, lr, train_step=nnx_step, valid_step=nnx_step).fit(shuffled(), shuffled())
+    member = found[seeds.index(5)]
+    assert member.history == one.history
+    assert model_bits(member.model) == model_bits(one.model)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
@@ -1112,18 +1115,18 @@ def test_a_mesh_of_members_and_rows(tmp_path):
 
 
 def test_a_mesh_divides_the_work_of_members_and_rows(tmp_path):
-    """Of the operations of one device, each of four has a quarter, and a little more. Parameters are not gathered."""
+    """Of the operations of four members, each device has a quarter, and a little more. Parameters are not gathered."""
 
-    def compiled(strategy):
-        builder = spread_over(quiet(tmp_path / "run").population(seed=range(4)), strategy)
+    def compiled(members, strategy):
+        builder = spread_over(quiet(tmp_path / "run").population(seed=range(members)), strategy)
         make = lambda rngs: nnx.Linear(3, 512, rngs=rngs)  # noqa: E731
         definition = builder.build(make, optax.sgd, 0.1, train_step=nnx_step).definition
         plan = planned(definition, read_checked(definition, [arrays(24)], None))
         (program,) = plan.runner.lowered(plan.feed(), plan.feeder.loop).values()
         return program.compile()
 
-    one, spread = compiled(1), compiled(MESH)
-    assert spread.cost_analysis()["flops"] < one.cost_analysis()["flops"] / 3
+    one, spread = compiled(1, 1), compiled(4, MESH)
+    assert spread.cost_analysis()["flops"] < 4 * one.cost_analysis()["flops"] / 3
     assert "all-reduce" in spread.as_text()
     assert "all-gather" not in spread.as_text()
 

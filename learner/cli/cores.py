@@ -1,0 +1,32 @@
+"""The cores of a CPU for members of a sweep that train together: JAX runs a program for some of them on each."""
+
+import contextlib
+import os
+
+import jax
+
+MOST = 8  # each device has a copy of the data
+
+
+def claim_cores() -> None:
+    """Let JAX have a CPU device for each core, unless their number is set, or JAX has begun."""
+    is_set = jax.config.values["jax_num_cpu_devices"] >= 0 or "xla_force_host_platform_device_count" in os.environ.get(
+        "XLA_FLAGS", ""
+    )
+    if not is_set:
+        with contextlib.suppress(RuntimeError):  # JAX has begun
+            jax.config.update("jax_num_cpu_devices", _cores())
+
+
+def devices_for(members: int) -> int:
+    """Return the number of devices to spread members over: on a CPU at most one for each core, with as many members on
+    each, and elsewhere one.
+    """
+    if jax.default_backend() != "cpu":
+        return 1
+    most = min(_cores(), jax.local_device_count())
+    return max(number for number in range(1, most + 1) if members % number == 0)
+
+
+def _cores() -> int:
+    return min(os.cpu_count() or 1, MOST)
