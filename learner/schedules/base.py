@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.steps.promotion import optax_promotion
-from learner.util.executables import run_scalar
 from learner.util.text import name_of
 
 Array = Any
@@ -231,16 +230,6 @@ def lr_of(function: ScheduleFn, step: Any) -> Array:
     """
     with optax_promotion():
         return jnp.asarray(function(jnp.asarray(step, jnp.int32)), jnp.float32)
-
-
-def rate_at(function: ScheduleFn, step: int) -> float:
-    """Return the learning rate at a step.
-
-    >>> rate_at(lambda step: 0.5 * step, 3)
-    1.5
-    """
-    with optax_promotion():
-        return run_scalar(lambda step: lr_of(function, step), step)
 
 
 def between(function: ScheduleFn, first: float, steps: int, last: float) -> ScheduleFn:

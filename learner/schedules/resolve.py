@@ -1,13 +1,15 @@
 """Any schedule over a whole run: what it is called, its rates, and whether it ends before the run does."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, lr_of, rate_at
+from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, lr_of
 from learner.steps.promotion import optax_promotion
+from learner.util.executables import scalar_program
 from learner.util.text import name_of
 
 
@@ -76,9 +78,10 @@ def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
     """
     ends = schedule.schedule.steps(schedule.run) if isinstance(schedule, Resolved) else None
     ends = schedule.steps(RunLength(steps)) if isinstance(schedule, Schedule) else ends
-    last = rate_at(schedule, steps - 1)
+    rate = scalar_program(lambda step: lr_of(schedule, step))
+    last = rate(steps - 1)
     if ends is None and last == 0:
-        ends = _zero_from(schedule, steps)
+        ends = _zero_from(rate, steps)
         if ends is not None and ends > steps * (1 - ROUNDED):
             return None
     if ends is None or ends >= steps or ends < 1:
@@ -99,14 +102,10 @@ def not_reached(schedule: ScheduleFn, steps: int) -> list[str]:
     return schedule.not_reached(RunLength(steps)) if isinstance(schedule, Schedule) else []
 
 
-def _zero_from(schedule: ScheduleFn, steps: int) -> int | None:
+def _zero_from(rate: Callable[[int], float], steps: int) -> int | None:
     """Return the step from which on a learning rate is 0, for one that is 0 at the last step. Return None if it always
     was, as far as the search can see.
     """
-
-    def rate(step: int) -> float:
-        return rate_at(schedule, step)
-
     zero, back = steps - 1, 1
     while rate(zero - back if back < zero else 0) == 0:
         if back >= zero:

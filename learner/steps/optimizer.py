@@ -19,7 +19,7 @@ from learner.errors import LearnerError, Problem
 from learner.steps.eval_params import problems_of
 from learner.steps.extra import extra_arguments, filter_kwargs
 from learner.steps.promotion import optax_promotion
-from learner.util.executables import run_scalar
+from learner.util.executables import scalar_program
 from learner.util.text import name_of
 from learner.util.trees import named_leaves
 
@@ -323,7 +323,7 @@ def check_schedule(schedule: Schedule) -> list[str]:
             )
         ]
     with optax_promotion():
-        first = run_scalar(number, 0) if traced.eqns else float(schedule(jnp.int32(0)))
+        first = scalar_program(number)(0) if traced.eqns else float(schedule(jnp.int32(0)))
     if not 0 <= first < float("inf"):
         return [
             Problem(

@@ -167,7 +167,6 @@ def _in_turn(program: Callable[..., Any], axes: MemberAxes, members: int) -> Cal
     A result that replaces an argument is written into it, so that there is never a second state of all members. A
     program with a convolution is mapped: on a CPU, XLA runs one in a loop about 60 times slower than outside of one.
     """
-    is_tuple = isinstance(axes.gives, tuple)
     gives = axes.gives if isinstance(axes.gives, tuple) else (axes.gives,)
 
     def in_turn(*arguments: Any) -> Any:
@@ -179,31 +178,29 @@ def _in_turn(program: Callable[..., Any], axes: MemberAxes, members: int) -> Cal
 
         if has_convolution(traced.jaxpr):
             return jax.vmap(one, axes.takes, axes.gives)(*arguments)
-        empty = {
-            index: jax.tree.map(
-                lambda x, axis=axis: jnp.zeros(x.shape if axis is SHARED else (members, *x.shape), x.dtype), shape
-            )
-            for index, (shape, axis) in enumerate(zip(shapes if is_tuple else (shapes,), gives, strict=True))
-            if index not in axes.replaced
-        }
 
-        def body(member: Array, carry: tuple[dict[int, PyTree], dict[int, PyTree]]) -> Any:
-            changing, others = dict(carry[0]), dict(carry[1])
-            given = [changing.get(index, x) for index, x in enumerate(arguments)]
-            results = one(*(x if axis is SHARED else _at(x, member) for x, axis in zip(given, axes.takes, strict=True)))
-            for index, (x, axis) in enumerate(zip(results if is_tuple else (results,), gives, strict=True)):
-                if index in axes.replaced:
-                    changing[axes.replaced[index]] = _put(changing[axes.replaced[index]], x, member)
-                else:
-                    others[index] = x if axis is SHARED else _put(others[index], x, member)
-            return changing, others
+        def body(member: Array, results: list[PyTree]) -> list[PyTree]:
+            given = list(arguments)
+            for index, place in axes.replaced.items():
+                given[place] = results[index]
+            of_one = one(*(x if axis is SHARED else _at(x, member) for x, axis in zip(given, axes.takes, strict=True)))
+            pairs = zip(results, of_one if isinstance(axes.gives, tuple) else (of_one,), gives, strict=True)
+            return [new if axis is SHARED else _put(old, new, member) for old, new, axis in pairs]
 
-        changing = {index: arguments[index] for index in axes.replaced.values()}
-        changing, others = jax.lax.fori_loop(0, members, body, (changing, empty))
-        results = {**others, **{index: changing[place] for index, place in axes.replaced.items()}}
-        return tuple(results[index] for index in range(len(gives))) if is_tuple else results[0]
+        empty = shapes if isinstance(axes.gives, tuple) else (shapes,)
+        results = [
+            _zeros(x if axis is SHARED else stacked_shapes(x, members)) for x, axis in zip(empty, gives, strict=True)
+        ]
+        for index, place in axes.replaced.items():
+            results[index] = arguments[place]
+        results = jax.lax.fori_loop(0, members, body, results)
+        return tuple(results) if isinstance(axes.gives, tuple) else results[0]
 
     return in_turn
+
+
+def _zeros(shapes: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _at(tree: PyTree, member: Array) -> PyTree:

@@ -68,14 +68,15 @@ def compile_ahead(program: Any, threads: concurrent.futures.Executor, *arguments
         program.compile_ahead(threads, *arguments)
 
 
-def run_scalar(function: Callable[[Any], Any], number: int) -> float:
-    """Return a number that a function of an int32 computes, as one program: of a function that is called as it is, JAX
-    compiles each operation. The program is compiled once for all functions that compute the same.
+def scalar_program(function: Callable[[Any], Any]) -> Callable[[int], float]:
+    """Return a function of an int32 scalar as one program: of a function that is called as it is, JAX compiles each
+    operation. Functions that compute the same are compiled once.
 
-    >>> run_scalar(lambda step: step * step, 3)
+    >>> scalar_program(lambda step: step * step)(3)
     9.0
     """
-    return float(share(jax.jit(function), jax.local_devices()[:1], run_once=True)(np.int32(number)))
+    program = share(jax.jit(function), jax.local_devices()[:1], run_once=True)
+    return lambda number: float(program(np.int32(number)))
 
 
 @contextlib.contextmanager
