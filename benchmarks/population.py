@@ -9,8 +9,8 @@ The same members (seeds) of a workload are trained in three ways, each in a proc
 A round has one of each; every second round goes backwards. `total` is the time of the process from its start, imports,
 compiling and closing included. `epochs` is that of the epochs after the warm ones, of all members together. A ratio is
 the other way's time divided by the population's, within a round: more is better. Printed are the median, the least and
-the greatest over the rounds. With `--devices`, the members of the population are spread over so many devices; JAX makes
-them of the cores of a CPU.
+the greatest over the rounds. With `--devices`, the members of the population are spread over at most so many devices;
+JAX makes them of the cores of a CPU.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def measure(what: Measurement) -> dict[str, Any]:
     case = Case(what.workload, "learner", epochs=epochs, warm=warm, checkpoints=False, function=True)
     work, seconds = workload_of(case), 0.0
     alone = what.way == "population"
-    spread_over = what.devices if alone else 1
+    spread_over = max(n for n in range(1, what.devices + 1) if what.members % n == 0) if alone else 1
     if spread_over > 1:
         jax.config.update("jax_num_cpu_devices", spread_over)
     for _ in range(1 if alone else what.members):

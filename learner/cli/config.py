@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.builder_options import Option, methods, option
-from learner.cli.cores import devices_for
+from learner.cli.cores import PLACES, devices_for
 from learner.cli.importing import import_path
 from learner.cli.object_kinds import BASES, named_kind
 from learner.cli.problems import Problems
@@ -243,8 +243,9 @@ class RunConfig:
         builder = self._configured()
         self._problems.raise_all()
         builder._set(population=population)
-        if not population.waves and self._content.keys().isdisjoint(("devices", "strategy")):
-            builder.devices(devices_for(len(population)))
+        devices = 1 if population.waves else devices_for(len(population))
+        if devices > 1 and self._content.keys().isdisjoint(PLACES):
+            builder.devices(devices)
         if renderer is not None and "renderer" not in self._content:
             builder.renderer(renderer)
         objects = {key: part.make() for key, part in self._recipes.items() if key != "model"}

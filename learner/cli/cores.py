@@ -6,6 +6,7 @@ import os
 import jax
 
 MOST = 8  # each device has a copy of the data
+PLACES = ("devices", "strategy")  # options of a config that say where its members train
 
 
 def claim_cores() -> None:
@@ -22,11 +23,13 @@ def devices_for(members: int) -> int:
     """Return the number of devices to spread members over: on a CPU at most one for each core, with as many members on
     each, and elsewhere one.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return 1
     most = min(_cores(), jax.local_device_count())
     return max(number for number in range(1, most + 1) if members % number == 0)
 
 
 def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # on Linux: a task of a cluster may have a few of the cores
+        return min(len(os.sched_getaffinity(0)), MOST)
     return min(os.cpu_count() or 1, MOST)

@@ -12,7 +12,7 @@ from typing import Any
 from learner.builder import LearnerBuilder
 from learner.cli.builder_options import methods
 from learner.cli.config import RunConfig
-from learner.cli.cores import claim_cores
+from learner.cli.cores import PLACES, claim_cores
 from learner.cli.overrides import apply_overrides, override, read_configs, value_of
 from learner.cli.problems import problems_of
 from learner.cli.schema import NEEDED, PARTS, PROCESS, SWEEP
@@ -27,6 +27,7 @@ from learner.events import Listener
 from learner.runs.flat_config import flat
 from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.sweep_file import refuse_other_sweep, write_sweep
+from learner.training.population import SEED
 from learner.training.waves import wave_sizes
 from learner.util.json_values import encode
 from learner.util.number_checks import is_int, is_number
@@ -175,7 +176,7 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     problems, members, groups = list(values.problems), list[SweepMember](), list[SweepGroup]()
     keys = {key.partition(".")[0] for key in (*content, *values.shared)}
     together = values.together if keys.isdisjoint(SELECTIONS) else "always"
-    if together != "never":
+    if together != "never" and keys.isdisjoint(PLACES):
         claim_cores()  # before anything below begins with JAX
     if not problems:
         try:
@@ -239,7 +240,9 @@ def _covering(members: Sequence[SweepMember], space: SweepSpace) -> Iterator[Map
     for key in space.columns:
         first = {repr(member.values[key]): member for member in reversed(members)}
         covering: Iterable[SweepMember] = first.values()
-        if len(first) > (2 if keyword_of(key) else MANY) and all(is_number(member.values[key]) for member in covering):
+        is_known = is_int if key == SEED else is_number
+        most = 2 if keyword_of(key) else MANY
+        if len(first) > most and all(is_known(member.values[key]) for member in covering):
             by_value = sorted(covering, key=lambda member: float(member.values[key]))
             covering = [by_value[0], by_value[-1]]
         chosen |= {member.name: member for member in covering}

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import optax.contrib
 
@@ -250,12 +249,12 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
     if not callable(optimizer):
         return f"the optimizer is {optimizer!r}; {right}"
     try:
-        transformation = optimizer(np.float32(1e-3))  # with which nothing is compiled
+        transformation = optimizer(jnp.float32(1e-3))
     except LearnerError as error:
         return str(error)
     except Exception as error:
         return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
-    if isinstance(transformation, jax.Array | np.number | float | int):
+    if isinstance(transformation, jax.Array | float | int):
         return (
             f"the optimizer ({name_of(optimizer)}) gave a number for a rate, as schedules do: a schedule is the third "
             f"argument, build(model, optimizer, lr); as the optimizer {right}"

@@ -6,7 +6,7 @@ whose leaves have a leading axis `[members, ...]`, and its programs are those of
 - under `jax.vmap`: one operation for all members fills an accelerator. The loop over steps, whose count all members
   share, stays outside of the mapped axis;
 - in a loop over the members, each of which makes all steps of the dispatch: one member keeps a core of a CPU busy,
-  products of matrices with a further axis take longer, and its bits are those of the run by itself.
+  products of large matrices take longer with a further axis, and on one device its bits are those of the run by itself.
 """
 
 import copy
@@ -96,7 +96,7 @@ SHARED = None
 
 @dataclasses.dataclass(frozen=True)
 class MemberAxes:
-    """Where a program has the axis of members. Batches, cursors and counts are shared.
+    """The axis of members of the arguments and results of a program. Batches, cursors and counts are shared.
 
     Attributes:
       takes: of each argument, 0 or `SHARED`.
@@ -223,7 +223,8 @@ def population_programs(
     Args:
       programs: of one member.
       members: their number.
-      ends: whether members may end alone, whose state then stays. It costs the memory of a second state.
+      ends: whether members may end alone, whose state then stays. It costs the memory of a second state of the members
+        that are computed at once.
       own_data: whether each has batches of its own to train on.
       in_turn: run one member after another, rather than each operation for all of them.
     """

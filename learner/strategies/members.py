@@ -57,11 +57,11 @@ class Members(Strategy):
 
     def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
         """See `Strategy`. On a CPU, NumPy divides the arrays: JAX would compile a program for each shape."""
-        if self.platform == "cpu":
-            tree = jax.tree.map(_on_host, tree)
-        placed = self.replicated_sharding if shardings is None else shardings
+        if self.platform != "cpu":
+            return super().place(tree, shardings)
         # Copies: steps write into the arrays of the state, which are donated to them.
-        return jax.device_put(tree, placed, may_alias=False)
+        placed = self.replicated_sharding if shardings is None else shardings
+        return jax.device_put(jax.tree.map(_on_host, tree), placed, may_alias=False)
 
     def place_members(self, tree: PyTree) -> PyTree:
         """See `Strategy`."""

@@ -269,6 +269,28 @@ def test_the_same_directory_is_not_used_in_both_ways(write):
         plan(path, "--lr=0.1,0.2").open()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words", "claims"),
+    [
+        ({}, ["--together"], True),
+        ({}, [], False),
+        ({"devices": "all"}, ["--together=auto"], False),
+        ({}, ["--together", "--devices=1"], False),
+    ],
+)
+def test_the_cores_are_for_members_whose_devices_are_not_set(write, changes, words, claims, monkeypatch):
+    claimed = []
+    monkeypatch.setattr("learner.cli.sweep_plan.claim_cores", lambda: claimed.append(True))
+    plan(write(**changes), "--lr=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8", *words)
+    assert bool(claimed) == claims
+
+
+@pytest.mark.parametrize("words", [[], ["--together=auto"], ["--together"]])
+def test_each_seed_is_checked_before_anything_is_written(write, words):
+    with raises_code("config-arguments-mismatch"):
+        plan(write(), "--seed=0,1.5,2", *words)
+
+
 def test_groups():
     members = SweepSpace({"optimizer": ["SGD", "Adam"], "lr": [0.1, 0.2], "model.size": [3]}).members()
     first, second = groups_of(members, together="always")
