@@ -158,8 +158,8 @@ def sweep_parser() -> Parser:
     parser.add_argument("--sweep_seed", metavar="N", help="of the draws (default: 0)")
     parser.add_argument("--zipped", action="store_true", help="pair the values rather than take their product")
     about = (
-        "train members in one program that differ in seed, lr and numbers of the optimizer: never, auto (where it is "
-        "possible), or always; --together alone is always (default: never)"
+        "train members in one program that differ in seed, lr and numbers of the optimizer, on a CPU spread over the "
+        "cores: never, auto (where it is possible), or always; --together alone is always (default: never)"
     )
     parser.add_argument("--together", metavar="HOW", nargs="?", const="always", help=about)
     about = (

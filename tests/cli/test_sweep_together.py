@@ -285,6 +285,15 @@ def test_the_cores_are_for_members_whose_devices_are_not_set(write, changes, wor
     assert bool(claimed) == claims
 
 
+@pytest.mark.parametrize(("words", "devices"), [([], 2), (["--devices=1"], 1), (["--waves=2"], 2)])
+def test_members_are_spread_over_the_cores(write, words, devices, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    found = plan(write(), "--lr=0.1,0.2,0.3,0.4", "--together", *words)
+    assert [len(found.learner(group).definition.strategy.devices) for group in found.groups] == [devices] * len(
+        found.groups
+    )
+
+
 @pytest.mark.parametrize("words", [[], ["--together=auto"], ["--together"]])
 def test_each_seed_is_checked_before_anything_is_written(write, words):
     with raises_code("config-arguments-mismatch"):

@@ -309,6 +309,18 @@ def test_on_a_cpu_a_member_has_the_bits_of_the_run_by_itself(seeds, tmp_path):
     assert model_bits(member.model) == model_bits(one.model)
 
 
+def test_on_a_cpu_there_is_one_state_of_the_members(tmp_path):
+    """Each member's new state takes the place of its old one, and what a step needs is there once."""
+    make = lambda rngs: nnx.Linear(3, 4096, rngs=rngs)  # noqa: E731
+    builder = quiet(tmp_path / "run").population(seed=range(16))
+    definition = builder.build(make, optax.sgd, 0.1, train_step=nnx_step).definition
+    plan = planned(definition, read_checked(definition, [arrays(24)], None))
+    (program,) = plan.runner.lowered(plan.feed(), plan.feeder.loop).values()
+    memory, state = program.compile().memory_analysis(), 16 * 4 * 4096 * 4
+    assert memory.alias_size_in_bytes >= state
+    assert memory.temp_size_in_bytes < state
+
+
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
