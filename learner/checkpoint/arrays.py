@@ -1,7 +1,7 @@
 """The arrays of a checkpoint: one PyTree of Orbax, `state`, whose branches are the items of a run.
 
 An item is read on its own by naming it: no array of the others is read. `learner.checkpoint.pytree` writes the files of
-one process; Orbax writes those of several, writes to object stores, and reads. Checkpoints of format 1 have a tree for
+one process; Orbax writes those of several, and reads. Checkpoints of format 1 have a tree for
 each item; they are read, too.
 """
 
@@ -15,7 +15,6 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,7 +72,7 @@ class ArrayFiles:
           OSError: the disk is full.
         """
         try:
-            if jax.process_count() == 1 and isinstance(directory, Path):
+            if jax.process_count() == 1:
                 write_pytree(directory, STATE, items)
             else:
                 self._save_with_orbax(directory, items)

@@ -9,23 +9,26 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from learner.checkpoint.stored_files import is_local
+
 FILE_BYTES = 1 << 26  # of a file of the database, so that the checksums of a large one are taken side by side
 DICT_KEY = 2  # Orbax's number for a key of a dict
+COMMITTED = "commit_success.txt"  # in an object store Orbax takes a directory for complete that has it
+RETRIES = {"max_retries": 6}  # of a request to an object store: a minute, as each waits twice as long
 HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
 
-def write_pytree(directory: Path, name: str, tree: Mapping[str, Any]) -> None:
+def write_pytree(directory: Any, name: str, tree: Mapping[str, Any]) -> None:
     """Write a tree as the item `name` of a new directory, as Orbax's `PyTreeCheckpointHandler` would. Nothing is
     flushed to the disk.
 
     Args:
-      directory: of the checkpoint.
+      directory: of the checkpoint: a `pathlib.Path`, or one of `etils.epath` in Google Cloud Storage.
       name: of the item.
       tree: nested dicts of arrays, all of whose shards lie in this process. Each shard is a chunk of its own.
     """
@@ -40,17 +43,20 @@ def write_pytree(directory: Path, name: str, tree: Mapping[str, Any]) -> None:
     (item / "_METADATA").write_text(json.dumps({"tree_metadata": metadata, **options, "custom_metadata": None}))
     times = {"init_timestamp_nsecs": began, "commit_timestamp_nsecs": time.time_ns()}
     (directory / "_CHECKPOINT_METADATA").write_text(json.dumps({"item_handlers": {name: HANDLER}, **times}))
+    for committed in () if is_local(directory) else (item, directory):
+        (committed / COMMITTED).write_text(f"{committed} is complete")
 
 
-def _write_arrays(directory: Path, arrays: Mapping[str, Any]) -> None:
+def _write_arrays(directory: Any, arrays: Mapping[str, Any]) -> None:
     import tensorstore
 
     # One thread of each kind: more would cost small arrays more than they save large ones. Nobody else writes here, and
     # the manifest flushes all files at once.
     limits = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
-    context = tensorstore.Context({"file_io_sync": False, "file_io_locking": {"mode": "none"}, **limits})
+    alone = {"file_io_sync": False, "file_io_locking": {"mode": "none"}}
+    context = tensorstore.Context({**alone, **limits, "gcs_request_retries": RETRIES})
     transaction = tensorstore.Transaction()  # without one, each batch of writes makes files of its own
-    files = {"driver": "file", "path": f"{directory}/"}
+    files = {"driver": "file", "path": f"{directory}/"} if is_local(directory) else f"{directory}/"
     database = {"driver": "ocdbt", "base": files, "target_data_file_size": FILE_BYTES}
     shards, opening = [_shards(x) for x in arrays.values()], []
     for (name, x), parts in zip(arrays.items(), shards, strict=True):
@@ -72,8 +78,9 @@ def _write_arrays(directory: Path, arrays: Mapping[str, Any]) -> None:
         with contextlib.suppress(Exception):
             commit.exception()  # after an interrupt it still runs
         # Writes that are queued would make the directory anew once it is removed. One thread does all of them, so that
-        # this read is behind them.
-        tensorstore.KvStore.open(files, context=context).result().read("nothing").result()
+        # this read is behind them. In an object store they leave files that no manifest names.
+        if is_local(directory):
+            tensorstore.KvStore.open(files, context=context).result().read("nothing").result()
         raise
 
 

@@ -33,7 +33,6 @@ from learner.checkpoint.manifest import (
     NUMBERED,
     PROGRESS,
     DamagedError,
-    files_below,
     is_mark,
     is_ours,
     read_manifest,
@@ -43,11 +42,14 @@ from learner.checkpoint.manifest import (
 )
 from learner.checkpoint.records import is_record, record_name, records_of, write_record
 from learner.checkpoint.retention import Retention
+from learner.checkpoint.stored_files import stored_files, text_of
 from learner.errors import LearnerError
-from learner.util.disk import read_text, to_disk
+from learner.util.disk import to_disk
+from learner.util.retries import Retries
 
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too
+AGAIN = Retries(2)  # of what fails in an object store; each try takes half a minute to a minute if nobody answers
 SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its arrays
 TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
 MOST_PACKED = 10_000  # times: as much as compression could save
@@ -88,6 +90,7 @@ class CheckpointStore:
         self._directory, self._retention, self._once = directory, retention, once
         self._arrays = ArrayFiles()
         self._verified: set[int] = set()
+        self._is_gone = False  # the last write to an object store has failed
         self.damaged: dict[int, str] = {}
 
     @property
@@ -226,11 +229,26 @@ class CheckpointStore:
         """Write a checkpoint, and when it is complete, remove those that are not kept. Waits until then.
 
         It is written under another name, and gets its own when everything is on the disk. Only one that was made
-        because the run stopped there is replaced by another of its step.
+        because the run stopped there is replaced by another of its step. In an object store a save that fails is tried
+        again, if the process is alone: several would have to begin again together.
 
         Raises:
           LearnerError: there is a checkpoint of this step, something else has its name, or the directory is gone.
         """
+        self._try_again(lambda: self._save(step, items, progress))
+        # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
+        self.prune()
+
+    def _try_again(self, what: Callable[[], None]) -> None:
+        if self._is_local or jax.process_count() > 1:
+            what()
+            return
+        # A store that is gone for long holds a run for the pauses once, and then no longer than it must.
+        times, self._is_gone = Retries(0) if self._is_gone else AGAIN, True
+        times.call(what, lambda error: not isinstance(error, LearnerError))
+        self._is_gone = False
+
+    def _save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         assert self._retention is not None
         if self._is_local and not self._path.exists():
             raise LearnerError(
@@ -278,9 +296,7 @@ class CheckpointStore:
             self._mark_of(step).unlink(missing_ok=True)
         for path in replaced if self._writes else ():
             path.unlink(missing_ok=True)
-        # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
         self._table[step] = facts
-        self.prune()
 
     def _make_room(self, step: int) -> None:
         """Remove what an earlier save or removal left under the names that this save needs, if it is ours."""
@@ -310,7 +326,9 @@ class CheckpointStore:
 
     def records(self, step: int) -> list[Any]:
         """Return the files beside a checkpoint that hold parts of it."""
-        facts = self._table.get(step)
+        return self._records(step, self._table.get(step))
+
+    def _records(self, step: int, facts: Mapping[str, Any] | None) -> list[Any]:
         return [] if facts is None else list(records_of(self._path, step, facts["ends_epoch"]))
 
     def record(self, step: int, extension: str, write: Callable[[Any], None], item: str = "model") -> Any:
@@ -391,16 +409,16 @@ class CheckpointStore:
 
     def _remove(self, step: int) -> None:
         """Remove a checkpoint. Its name goes first, so that a half-removed one is never taken for a checkpoint."""
-        # The table knows the epoch, from which the names of records are made; it is read before the entry goes.
-        records = self.records(step)
-        self._table.pop(step, None)
+        facts = self._table.pop(step, None)  # it knows the epoch, from which the names of records are made
         self.damaged.pop(step, None)
-        directory = self.path(step)
-        if not self._writes:
-            return
+        if self._writes:
+            self._try_again(lambda: self._remove_files(step, facts))
+
+    def _remove_files(self, step: int, facts: Mapping[str, Any] | None) -> None:
         # Records first: without its checkpoint no later run would know a record's owner.
-        for path in records:
+        for path in self._records(step, facts):
             path.unlink(missing_ok=True)
+        directory = self.path(step)
         if self._is_local:
             if not is_ours(directory):
                 raise _in_the_way(directory)
@@ -416,7 +434,8 @@ class CheckpointStore:
         else:
             # Without a manifest it is no checkpoint, so that a removal that is cut off cannot leave half of one.
             (directory / NAME).unlink(missing_ok=True)
-            directory.rmtree()
+            with contextlib.suppress(FileNotFoundError):  # it is gone, and the answer to that was lost
+                directory.rmtree()
 
     @property
     def _is_local(self) -> bool:
@@ -425,7 +444,7 @@ class CheckpointStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def verify(self, step: int) -> None:
-        """Read every file of a checkpoint, once.
+        """Compare every file of a checkpoint with its manifest, once.
 
         Raises:
           DamagedError: a file is not as it was written; the message names it.
@@ -443,8 +462,7 @@ class CheckpointStore:
             self.verify(step)
         path = self.path(step) / PROGRESS
         try:
-            text = read_text(path) if self._is_local else path.read_text()
-            progress: dict[str, Any] = dict(json.loads(text))
+            progress: dict[str, Any] = dict(json.loads(text_of(path)))
         except (OSError, ValueError, TypeError, RecursionError, LearnerError) as error:
             raise DamagedError(
                 f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})",
@@ -533,7 +551,7 @@ class CheckpointStore:
         hold.
         """
         item = next(path for name in (STATE, "in_flight") if (path := self.path(step) / name).exists())
-        stored = sum(path.stat().st_size if self._is_local else path.stat().length for path in files_below(item))
+        stored = sum(file.size for file in stored_files(item).values())
         claimed = sum(int(np.prod(x.shape, dtype=object)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
         if claimed > MOST_PACKED * stored:
             raise LearnerError(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from learner.errors import LearnerError
 from learner.events import Event, Listener, RunStarted, Saved
-from learner.loggers.retries import Retries
 from learner.runs.population import NAME as POPULATION
 from learner.runs.remote import RemoteRun
 from learner.util.number_checks import is_finite
+from learner.util.retries import Retries
 
 
 class RunMirror(Listener):

@@ -16,7 +16,6 @@ from learner.loggers.base import EVERY_DEAR
 from learner.loggers.checkpoint_upload import check_log_model, checkpoints_to_keep
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.loggers.flat_settings import plain_settings
-from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
 from learner.runs.layout import ENDS
@@ -24,6 +23,7 @@ from learner.runs.samples import histogram_json
 from learner.util.json_values import encode
 from learner.util.optional import refuse_missing
 from learner.util.png import pixels
+from learner.util.retries import Retries
 from learner.util.samples import Image
 
 T = TypeVar("T")

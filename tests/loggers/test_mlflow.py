@@ -26,7 +26,7 @@ from tests.support.runs import batches, build_line, line, model_bits, quiet
         ({"tracking_uri": "http//me:word@localhost"}, "logger-address-malformed", ["'...'"]),
         ({"tracking_uri": 5}, "logger-mlflow-uri-type", ["tracking_uri"]),
         ({"experiment": ""}, "logger-mlflow-experiment", []),
-        ({"retries": -1}, "logger-retries-value", ["is -1"]),
+        ({"retries": -1}, "retries-value", ["is -1"]),
     ],
     ids=str,
 )

@@ -288,7 +288,7 @@ def test_a_run_whose_server_is_not_there_goes_on_with_one_warning(server, tmp_pa
         ({"on": ["ends"]}, "logger-arguments-wrong", ["'ends'", "'end'"]),
         ({"on": "bset"}, "logger-arguments-wrong", ["'bset'", "'best'"]),
         ({"timeout": 0}, "logger-arguments-wrong", ["is 0"]),
-        ({"retries": -1}, "logger-retries-value", ["is -1"]),
+        ({"retries": -1}, "retries-value", ["is -1"]),
     ],
     ids=str,
 )

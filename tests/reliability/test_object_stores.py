@@ -1,13 +1,21 @@
 """Object stores as servers on this machine: `pip install "moto[server]" s3fs gcsfs gcp-storage-emulator`."""
 
 import contextlib
+import dataclasses
+import hashlib
+import http.server
+import json
 import os
+import re
 import socket
 import traceback
+import urllib.parse
 import urllib.request
 
+import fsspec
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
@@ -17,7 +25,10 @@ from learner.checkpoint.retention import Retention
 from learner.checkpoint.store import CheckpointStore
 from learner.loggers import RunMirror
 from learner.runs.remote import RemoteRun
+from learner.util.retries import Retries
 from tests.support.codes import raises_code
+from tests.support.processes import ROOT, start
+from tests.support.proxies import Proxy
 from tests.support.runs import batches, build_line, logs_of, quiet, saved_steps
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # those of the servers and their libraries
@@ -99,18 +110,50 @@ def test_credentials_are_checked_at_the_start_and_not_shown(bucket, monkeypatch,
 @pytest.fixture(scope="module")
 def cloud():
     """A bucket of Google Cloud Storage. One server for all tests: TensorStore reads its address once."""
-    server = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
     pytest.importorskip("gcsfs", reason="gcsfs is not installed")
     port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    names = {"STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address, "GOOGLE_CLOUD_PROJECT": "project"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in names.items():
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(Proxy(port)) as proxy:
+        address = f"http://127.0.0.1:{proxy.port}"
+        for name, value in settings_of(address).items():
             patch.setenv(name, value)
-        running = server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+        # Its own server answers one connection after another, and waits for those that nobody uses.
+        patch.setattr(emulator.server, "HTTPServer", http.server.ThreadingHTTPServer)
+        running = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
         running.start()
-        yield "gs://bucket"
+        yield Cloud("gs://bucket", proxy, emulator.RequestHandler)
         running.stop()
+
+
+def settings_of(address):
+    """Return the environment by which gcsfs and TensorStore find the server."""
+    return {"STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address, "GOOGLE_CLOUD_PROJECT": "project"}
+
+
+@dataclasses.dataclass
+class Cloud:
+    """A server on this machine that stands for the cloud; it is formatted as the address of its bucket."""
+
+    bucket: str
+    proxy: Proxy
+    handler: type
+
+    def __str__(self):
+        return self.bucket
+
+    @contextlib.contextmanager
+    def requests(self):
+        """Yield a list of the requests that come inside of the block, as `GET /path?query`."""
+        seen, parse = [], self.handler.parse_request
+
+        def parse_request(handler):
+            is_valid = parse(handler)
+            seen.append(f"{handler.command} {urllib.parse.unquote(handler.path)}")
+            return is_valid
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.handler, "parse_request", parse_request)
+            yield seen
 
 
 def names_in(address):
@@ -178,17 +221,142 @@ def test_a_damaged_checkpoint_is_set_aside(cloud, tmp_path):
     assert "12" in names_in(f"{address}/superseded/1")
 
 
-def test_a_store_that_is_gone_for_a_while_costs_one_checkpoint(cloud, tmp_path, monkeypatch):
-    gone = ConnectionResetError(104, "Connection reset by peer")
-    cut_off(monkeypatch, "write_manifest", 2, gone)
-    fit(tmp_path / "run", f"{cloud}/gone", on_save_error="warn")
-    assert "Connection reset by peer" in (tmp_path / "run" / "experiment.log").read_text()
-    assert CheckpointStore(f"{cloud}/gone").steps == [6, 18]
-    fit(tmp_path / "run", f"{cloud}/gone", epochs=4)
-    assert names_in(f"{cloud}/gone") == ["18", "24"]
-    cut_off(monkeypatch, "write_manifest", 1, gone)
-    with pytest.raises(ConnectionResetError):
-        fit(tmp_path / "run", f"{cloud}/gone", epochs=5)
+def lost(cloud, step):
+    """Return a hook that breaks all connections to the store from a step on."""
+
+    def hook(info, model):
+        cloud.proxy.gone = cloud.proxy.gone or info.step == step
+
+    return hook
+
+
+def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeypatch):
+    """The pauses between tries go by without waiting; the tools of the store have pauses of their own."""
+
+    def sleep(seconds):
+        cloud.proxy.gone = False
+
+    monkeypatch.setattr(store, "AGAIN", Retries(2, sleep=sleep))
+    fit(tmp_path / "run", f"{cloud}/gone", hook=lost(cloud, 8))
+    assert not cloud.proxy.gone
+    assert names_in(f"{cloud}/gone") == ["12", "18"]
+
+
+def test_a_store_that_is_gone_for_long_costs_checkpoints(cloud, tmp_path, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(store, "AGAIN", Retries(1, sleep=pauses.append))
+    monkeypatch.setattr(store.ArrayFiles, "save", lambda self, directory, items: broken())
+    address = f"{cloud}/long"
+    fit(tmp_path / "run", address, on_save_error="warn")
+    assert pauses == [1.0]  # for the first of three saves
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert log.count("could not be written to gs://bucket/long") >= 3
+    monkeypatch.undo()
+    fit(tmp_path / "run", address, epochs=4)
+    assert "24" in names_in(address)
+
+
+def broken():
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def test_a_slow_store_holds_no_step(cloud, tmp_path):
+    """Each way of a request takes a tenth of a second."""
+    steps = []
+
+    def hook(info, model):
+        steps.append(info.step)
+        cloud.proxy.delay = 0.1
+
+    try:
+        fit(tmp_path / "run", f"{cloud}/slow", epochs=2, hook=hook)
+    finally:
+        cloud.proxy.delay = 0.0
+    assert steps == list(range(1, 13))
+    assert names_in(f"{cloud}/slow") == ["12", "6"]
+
+
+def save(cloud, name, value=1.0):
+    """Save 4 MB as the checkpoint of step 4, and return its store."""
+    kept = CheckpointStore(f"{cloud}/{name}", Retention(2, 0, None, False))
+    kept.prepare()
+    kept.save(4, {"model": {"params": {"w": jnp.full((1000, 1000), value)}}}, {"format": 2, "step": 4})
+    return kept
+
+
+def test_a_save_takes_few_requests_and_reads_nothing_back(cloud):
+    with contextlib.closing(save(cloud, "requests")) as kept, cloud.requests() as requests:
+        kept.save(8, {"model": {"params": {"w": jnp.ones((1000, 1000))}}}, {"format": 2, "step": 8})
+        CheckpointStore(f"{cloud}/requests").verify(8)
+    assert len(requests) <= 45
+    assert not [request for request in requests if "alt=media" in request and "/d/" in request]
+
+
+def test_orbax_alone_reads_it(cloud):
+    save(cloud, "alone", 3.0).close()
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        found = checkpointer.restore(f"{cloud}/alone/4/state")
+    np.testing.assert_array_equal(found["model"]["params"]["w"], np.full((1000, 1000), 3.0))
+
+
+def test_a_copy_on_a_disk_is_checked_by_the_checksums_of_the_store(cloud, tmp_path):
+    save(cloud, "copied", 2.0).close()
+    filesystem, root = fsspec.core.url_to_fs(f"{cloud}/copied/4")
+    for path in filesystem.find(root):
+        target = tmp_path / "4" / path.removeprefix(f"{root}/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(filesystem.cat_file(path))
+    restored = CheckpointStore(tmp_path).restore(4, {"model": {"params": {"w": np.zeros((1000, 1000), np.float32)}}})
+    np.testing.assert_array_equal(restored["model"]["params"]["w"], np.full((1000, 1000), 2.0))
+    large = max((tmp_path / "4" / "state" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(large.read_bytes())
+    data[-1] ^= 1
+    large.write_bytes(bytes(data))
+    with raises_code("checkpoint-damaged", large.name):
+        CheckpointStore(tmp_path).verify(4)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_file_that_was_changed_is_found(cloud, is_old):
+    """Older manifests have the SHA-256 of all files, for which they are read."""
+    name = f"changed-{is_old}"
+    save(cloud, name).close()
+    directory = epath.Path(f"{cloud}/{name}/4")
+    if is_old:
+        content = json.loads((directory / "manifest.json").read_text())
+        del content["sha256"]
+        for file, entry in content["files"].items():
+            entry[1] = hashlib.sha256((directory / file).read_bytes()).hexdigest()
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        (directory / "manifest.json").write_text(json.dumps({**content, "sha256": digest}))
+    CheckpointStore(f"{cloud}/{name}").verify(4)
+    large = max((directory / "state" / "d").iterdir(), key=lambda path: path.stat().length)
+    data = bytearray(large.read_bytes())
+    data[len(data) // 2] ^= 1
+    large.write_bytes(bytes(data))
+    with raises_code("checkpoint-damaged", re.escape(large.name)):
+        CheckpointStore(f"{cloud}/{name}").verify(4)
+    large.unlink()
+    with raises_code("checkpoint-damaged", "is missing"):
+        CheckpointStore(f"{cloud}/{name}").verify(4)
+
+
+def test_several_processes_save_and_resume_in_google_cloud_storage(cloud, tmp_path):
+    def trained(name, count, epochs):
+        options = {"save": {"directory": f"{cloud}/{name}"}, "epochs": epochs, "resume": True}
+        words = json.dumps(options).replace("{", "{{").replace("}", "}}")
+        program = ROOT / "tests" / "support" / "trained.py"
+        place = ["localhost:{port}", "{count}", "{index}", tmp_path / name, "mlp", words]
+        ended = start([program, *place], count, timeout=240, **settings_of(f"http://127.0.0.1:{cloud.proxy.port}"))
+        assert [each.code for each in ended] == [0] * count, ended[0].err[-3000:]
+        with np.load(tmp_path / name / "left-0.npz") as arrays:
+            return dict(arrays)
+
+    whole = trained("whole", 2, 3)
+    trained("parts", 2, 2)
+    resumed = trained("parts", 2, 3)
+    for name, x in whole.items():
+        np.testing.assert_array_equal(resumed[name], x)
 
 
 def test_a_checkpoint_of_a_stop_is_replaced(cloud):

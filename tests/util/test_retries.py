@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.loggers.retries import Retries
+from learner.util.retries import Retries
 from tests.support.codes import raises_code
 
 
@@ -52,5 +52,5 @@ def test_what_would_fail_again_is_not_tried_again():
 
 @pytest.mark.parametrize("times", [-1, 1.0, True, None])
 def test_wrong_numbers_are_refused(times):
-    with raises_code("logger-retries-value"):
+    with raises_code("retries-value"):
         Retries(times)

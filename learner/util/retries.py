@@ -37,9 +37,7 @@ class Retries:
 
     def __post_init__(self) -> None:
         if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
-            raise LearnerError(
-                f"retries is {self.times!r}; it needs a whole number, 0 or more", code="logger-retries-value"
-            )
+            raise LearnerError(f"retries is {self.times!r}; it needs a whole number, 0 or more", code="retries-value")
 
     def call(self, what: Callable[[], T], is_transient: Callable[[Exception], bool]) -> T:
         """Return `what()`. Raises its error if it is not transient, or if the retries fail."""

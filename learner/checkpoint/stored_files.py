@@ -1,0 +1,118 @@
+"""The files of a checkpoint with their sizes and checksums, on a disk or in an object store."""
+
+import base64
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from learner.util.disk import read_text, to_disk
+from learner.util.optional import import_optional
+
+LARGE = 1 << 24  # bytes from which on checksums in threads pay
+OF_STORE = "md5:"  # begins a checksum that the object store itself computed from what it received, in base 64
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """A file of a checkpoint.
+
+    Attributes:
+      path: a `pathlib.Path`, or one of `etils.epath`.
+      size: bytes.
+      of_store: the checksum that the object store has of it, or None.
+    """
+
+    path: Any
+    size: int
+    of_store: str | None = None
+
+    def has(self, checksum: str) -> bool:
+        """Return True if the file has this checksum. It is read for that unless the object store knows it; that of an
+        object store may be asked of a copy on a disk.
+        """
+        if str(checksum).startswith(OF_STORE):
+            return checksum == (self.of_store or _md5(self.path))
+        return checksum == _sha256(self.path)
+
+
+def is_local(path: Any) -> bool:
+    """Return True for a path on a disk.
+
+    >>> is_local("runs/digits"), is_local("gs://bucket/digits")
+    (True, False)
+    """
+    return "://" not in str(path)
+
+
+def text_of(path: Any) -> str:
+    """Return the text of a small file."""
+    text: str = read_text(path) if is_local(path) else path.read_text()
+    return text
+
+
+def stored_files(directory: Any) -> dict[str, StoredFile]:
+    """Return the files in a directory and in those below, by their names relative to it, in the order of the names.
+
+    Of an object store its listing is read, which has sizes and checksums: one request for a thousand files.
+    """
+    files = _below(directory) if is_local(directory) else _listing(directory)
+    return {file.path.relative_to(directory).as_posix(): file for file in sorted(files, key=lambda file: file.path)}
+
+
+def checksums(files: Sequence[StoredFile]) -> list[str]:
+    """Return the checksum of each of these files, all of one directory. Those on a disk are flushed to it.
+
+    In an object store only files are read that it has no checksum of.
+    """
+    if not all(is_local(file.path) for file in files):
+        return [file.of_store or _sha256(file.path) for file in files]
+    paths = [file.path for file in files]
+    if sum(file.size for file in files) < LARGE:
+        _flush(paths)
+        return [_sha256(path) for path in paths]
+    # A thread for the disk, and two for the checksums, of which one may be slower than the disk.
+    with ThreadPoolExecutor(3, "learner-checksums") as pool:
+        flushing = pool.submit(_flush, paths)
+        digests = list(pool.map(_sha256, paths))
+        flushing.result()
+    return digests
+
+
+def flush_directories(directory: Any) -> None:
+    """Flush a directory and those below: a file survives a power cut only if the entry in its directory does."""
+    _flush([*(path for path in directory.rglob("*") if path.is_dir()), directory])
+
+
+def _below(directory: Any) -> Iterator[StoredFile]:
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _below(path)
+        elif path.is_file():  # reading a pipe would never end
+            yield StoredFile(path, path.stat().st_size)
+
+
+def _listing(directory: Any) -> Iterator[StoredFile]:
+    fsspec = import_optional("fsspec", "stores", "a checkpoint in an object store")
+    filesystem, root = fsspec.core.url_to_fs(str(directory))
+    filesystem.invalidate_cache()  # Orbax writes past it
+    for path, info in filesystem.find(root, detail=True).items():
+        checksum = info.get("md5Hash")
+        yield StoredFile(directory / path.removeprefix(f"{root}/"), info["size"], checksum and f"{OF_STORE}{checksum}")
+
+
+def _flush(paths: Iterable[Any]) -> None:
+    for path in paths:
+        to_disk(path)
+
+
+def _md5(path: Any) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
+    return f"{OF_STORE}{base64.b64encode(digest).decode()}"
+
+
+def _sha256(path: Any) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
