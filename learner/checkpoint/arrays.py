@@ -1,8 +1,8 @@
 """The arrays of a checkpoint: one PyTree of Orbax, `state`, whose branches are the items of a run.
 
 An item is read on its own by naming it: no array of the others is read. `learner.checkpoint.pytree` writes the files of
-one process; Orbax writes those of several, and reads. Checkpoints of format 1 have a tree for
-each item; they are read, too.
+one process; Orbax writes those of several, and reads. Checkpoints of format 1 have a tree for each item; they are read,
+too.
 """
 
 import contextlib

@@ -103,9 +103,9 @@ def refuse_damage(directory: Any) -> None:
                 name=name,
             )
         # The size is compared first: it finds a cut-off file without reading gigabytes.
-        if file.size != size:
+        if (actual := file.size) != size:
             raise DamagedError(
-                f"the checkpoint {directory} is damaged: {name} has {file.size} bytes and had {size}",
+                f"the checkpoint {directory} is damaged: {name} has {actual} bytes and had {size}",
                 code="checkpoint-file-size",
                 directory=directory,
                 name=name,
