@@ -55,7 +55,8 @@ def _write_arrays(directory: Any, arrays: Mapping[str, Any]) -> None:
     limits = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
     alone = {"file_io_sync": False, "file_io_locking": {"mode": "none"}}
     context = tensorstore.Context({**alone, **limits, "gcs_request_retries": RETRIES})
-    transaction = tensorstore.Transaction()  # without one, each batch of writes makes files of its own
+    # Only an atomic transaction is one commit: of any other, each batch of writes that is ready makes files of its own.
+    transaction = tensorstore.Transaction(atomic=True)
     files = {"driver": "file", "path": f"{directory}/"} if is_local(directory) else f"{directory}/"
     database = {"driver": "ocdbt", "base": files, "target_data_file_size": FILE_BYTES}
     shards, opening = [_shards(x) for x in arrays.values()], []

@@ -83,6 +83,14 @@ def test_zeros_are_stored_too(tmp_path):
     np.testing.assert_array_equal(restored(tmp_path / "c")["w"], np.zeros((2, 2)))
 
 
+def test_a_small_tree_is_one_file_of_data(tmp_path):
+    """A commit for each batch of arrays that happens to be ready would make up to two files of each array."""
+    tree = {f"w{n}": np.ones((4, 100), np.float32) for n in range(20)}
+    for number in range(10):
+        write_pytree(tmp_path / str(number), "state", tree)
+        assert len([*(tmp_path / str(number) / "state" / "d").iterdir()]) == 1
+
+
 def test_the_cost_of_a_small_save(tmp_path, monkeypatch):
     """No thread is started, and each file and directory is flushed once."""
     threads, flushed, start, fsync = [], [], threading.Thread.start, os.fsync
