@@ -69,8 +69,38 @@ def export_model(
     Raises:
       LearnerError: the model cannot be exported like this.
     """
-    _check_format(format, platforms)
+    _check_arguments(model, function, batch_size, platforms, format)
     directory = _checked(Path(path))
+    program, weights = _program(model, function or (lambda model, inputs: model(inputs)))
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
+    example = _shapes(inputs, batch_size)
+    content: bytes | bytearray
+    try:
+        outputs = jax.eval_shape(program, shapes, example)
+        if format == "onnx":
+            name, content = ONNX, onnx_program(partial(program, weights), inputs, example)
+        else:
+            exported = jax.export.export(jax.jit(program), platforms=list(platforms))(shapes, example)
+            name, content = PROGRAM, exported.serialize()
+    except LearnerError:
+        raise
+    except Exception as error:  # of the model's code, or of what JAX or jax2onnx cannot export
+        fixed = "" if batch_size is not None else ". If it needs a fixed number of rows, give batch_size="
+        reason = str(error).rstrip(".")
+        raise LearnerError(f"the model cannot be exported: {reason}{fixed}", code="export-impossible") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in FILES:  # of another format
+        (directory / old).unlink(missing_ok=True)
+    if format == "jax":
+        save_model(directory / WEIGHTS, {name: np.asarray(x) for name, x in weights.items()})
+    (directory / name).write_bytes(content)
+    card = _card(type(model).__name__, format, platforms, example, outputs, weights, metrics or {})
+    (directory / CARD).write_text(card)
+    return directory
+
+
+def _check_arguments(model: Any, function: Any, batch_size: int | None, platforms: Sequence[str], format: str) -> None:
+    _check_format(format, platforms)
     if function is None and not callable(model):
         raise LearnerError(
             f"a model of type {type(model).__name__} cannot be called: give function=, (model, inputs) -> outputs",
@@ -86,44 +116,6 @@ def export_model(
         raise LearnerError(
             f"platforms is {shown!r}; it needs a list of one or more of {', '.join(KNOWN)}", code="export-platforms"
         )
-    call = function or (lambda model, inputs: model(inputs))
-    adapter = adapter_of(model)
-    leaves, tree = jax.tree.flatten((adapter.params, adapter.model_state))
-    names = list(named_leaves({"params": adapter.params, "state": adapter.model_state}))
-    # Random keys are no weights: in eval mode nothing is drawn, and what is fixed is part of the program.
-    keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    weights = {name: leaf for name, leaf, is_key in zip(names, leaves, keys, strict=True) if not is_key}
-
-    def program(weights: Mapping[str, Any], inputs: PyTree) -> PyTree:
-        given = [weights.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
-        return call(adapter.rebuild(*jax.tree.unflatten(tree, given)), inputs)
-
-    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
-    example = _shapes(inputs, batch_size)
-    written: dict[str, bytes | bytearray] = {}
-    try:
-        outputs = jax.eval_shape(program, shapes, example)
-        if format == "onnx":
-            written[ONNX] = onnx_program(partial(program, weights), inputs, example)
-        else:
-            exported = jax.export.export(jax.jit(program), platforms=list(platforms))(shapes, example)
-            written[PROGRAM] = exported.serialize()
-    except LearnerError:
-        raise
-    except Exception as error:  # of the model's code, or of what JAX or jax2onnx cannot export
-        fixed = "" if batch_size is not None else ". If it needs a fixed number of rows, give batch_size="
-        reason = str(error).rstrip(".")
-        raise LearnerError(f"the model cannot be exported: {reason}{fixed}", code="export-impossible") from error
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in FILES:  # of another format
-        (directory / name).unlink(missing_ok=True)
-    if format == "jax":
-        save_model(directory / WEIGHTS, {name: np.asarray(x) for name, x in weights.items()})
-    for name, content in written.items():
-        (directory / name).write_bytes(content)
-    card = _card(type(model).__name__, format, platforms, example, outputs, weights, metrics or {})
-    (directory / CARD).write_text(card)
-    return directory
 
 
 def _check_format(format: str, platforms: Sequence[str]) -> None:
@@ -138,6 +130,24 @@ def _check_format(format: str, platforms: Sequence[str]) -> None:
         )
     if format == "jax":
         import_optional("flatbuffers", "export", "export_model")
+
+
+def _program(model: Any, call: Callable[[Any, Any], Any]) -> tuple[Callable[..., PyTree], dict[str, Any]]:
+    """Return the function of weights and inputs that is exported, and the weights by path."""
+    adapter = adapter_of(model)
+    leaves, tree = jax.tree.flatten((adapter.params, adapter.model_state))
+    names = list(named_leaves({"params": adapter.params, "state": adapter.model_state}))
+
+    def program(weights: Mapping[str, Any], inputs: PyTree) -> PyTree:
+        given = [weights.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+        return call(adapter.rebuild(*jax.tree.unflatten(tree, given)), inputs)
+
+    # Random keys are no weights: in eval mode nothing is drawn, and what is fixed is part of the program.
+    return program, {
+        name: leaf
+        for name, leaf in zip(names, leaves, strict=True)
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    }
 
 
 def _checked(directory: Path) -> Path:
