@@ -57,7 +57,7 @@ def _write_arrays(directory: Any, arrays: Mapping[str, Any]) -> None:
     context = tensorstore.Context({**alone, **limits, "gcs_request_retries": RETRIES})
     # Only an atomic transaction is one commit: of any other, each batch of writes that is ready makes files of its own.
     transaction = tensorstore.Transaction(atomic=True)
-    files = {"driver": "file", "path": f"{directory}/"} if is_local(directory) else f"{directory}/"
+    files = _files_in(directory)
     database = {"driver": "ocdbt", "base": files, "target_data_file_size": FILE_BYTES}
     shards, opening = [_shards(x) for x in arrays.values()], []
     for (name, x), parts in zip(arrays.items(), shards, strict=True):
@@ -83,6 +83,14 @@ def _write_arrays(directory: Any, arrays: Mapping[str, Any]) -> None:
         if is_local(directory):
             tensorstore.KvStore.open(files, context=context).result().read("nothing").result()
         raise
+
+
+def _files_in(directory: Any) -> dict[str, str]:
+    if is_local(directory):
+        return {"driver": "file", "path": f"{directory}/"}
+    # In an address TensorStore would take `%20` for a space, and write elsewhere than Orbax and gcsfs read.
+    bucket, _, path = str(directory).partition("://")[2].partition("/")
+    return {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}
 
 
 def _shards(x: Any) -> list[tuple[Any, Any]]:

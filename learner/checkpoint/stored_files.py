@@ -95,7 +95,8 @@ def _below(directory: Any) -> Iterator[StoredFile]:
 
 def _listing(directory: Any) -> Iterator[StoredFile]:
     fsspec = import_optional("fsspec", "stores", "a checkpoint in an object store")
-    filesystem, root = fsspec.core.url_to_fs(str(directory))
+    protocol, _, root = str(directory).partition("://")
+    filesystem = fsspec.filesystem(protocol)
     filesystem.invalidate_cache()  # Orbax writes past it
     for path, info in filesystem.find(root, detail=True).items():
         checksum = info.get("md5Hash")

@@ -7,6 +7,7 @@ from learner.errors import LearnerError
 from learner.util.optional import refuse_missing
 
 OF_ORBAX = "gs"
+SPECIAL = "*?[#"  # gcsfs takes the first three for patterns, also where it removes; Orbax ends an address at the last
 MIRROR = "let the run write to a directory here, and learner.loggers.RunMirror copy it there"
 
 
@@ -55,6 +56,13 @@ def refuse_store(place: str | os.PathLike[str]) -> None:
         raise LearnerError(
             f"Orbax keeps no checkpoints at {os.fspath(place)}, only in directories and at {OF_ORBAX}://...: {MIRROR}",
             code="checkpoint-address",
+            place=place,
+        )
+    if special := [character for character in os.fspath(place) if character in SPECIAL]:
+        raise LearnerError(
+            f"the address {os.fspath(place)} has {special[0]!r}, which means something else in addresses of stores: "
+            "give one without it",
+            code="checkpoint-address-special",
             place=place,
         )
     refuse_missing("gcsfs", "stores", f"{OF_ORBAX}://")

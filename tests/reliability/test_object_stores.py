@@ -300,6 +300,14 @@ def test_orbax_alone_reads_it(cloud):
     np.testing.assert_array_equal(found["model"]["params"]["w"], np.full((1000, 1000), 3.0))
 
 
+@pytest.mark.parametrize("name", ["lr=1%202", "a b", "ü::1"])
+def test_names_are_taken_as_they_are(cloud, name):
+    save(cloud, f"names/{name}", 3.0).close()
+    assert name in names_in(f"{cloud}/names")
+    read = CheckpointStore(f"{cloud}/names/{name}").restore(4, {"model": {"params": {"w": jnp.zeros((1000, 1000))}}})
+    np.testing.assert_array_equal(read["model"]["params"]["w"], np.full((1000, 1000), 3.0))
+
+
 def test_a_copy_on_a_disk_is_checked_by_the_checksums_of_the_store(cloud, tmp_path):
     save(cloud, "copied", 2.0).close()
     filesystem, root = fsspec.core.url_to_fs(f"{cloud}/copied/4")

@@ -30,6 +30,14 @@ def test_an_address_as_a_path_has_lost_a_slash_and_makes_no_directory(use, tmp_p
 
 
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("character", "*?[#")
+def test_an_address_with_a_character_that_stores_take_for_something_else(use, character):
+    """gcsfs would remove `run1/4` and `run2/4` where it is asked to remove `run*/4`."""
+    with raises_code("checkpoint-address-special", place=f"gs://bucket/run{character}"):
+        use(f"gs://bucket/run{character}")
+
+
+@pytest.mark.parametrize("use", USES)
 def test_stores_that_orbax_cannot_write_to(use, monkeypatch):
     with raises_code("checkpoint-address", "RunMirror", place="s3://bucket/run"):
         use("s3://bucket/run")
