@@ -36,7 +36,8 @@ def write_pytree(directory: Any, name: str, tree: Mapping[str, Any]) -> None:
     leaves = {tuple(entry.key for entry in path): leaf for path, leaf in paths}
     began = time.time_ns()
     item = directory / name
-    item.mkdir(parents=True)
+    if is_local(directory):
+        item.mkdir(parents=True)
     _write_arrays(item, {".".join(path): leaf for path, leaf in leaves.items() if not _is_empty(leaf)})
     metadata = {str(path): _described(path, leaf) for path, leaf in leaves.items()}
     options = {"use_ocdbt": True, "use_zarr3": False, "store_array_data_equal_to_fill_value": True}

@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -54,6 +54,7 @@ SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its a
 TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
 MOST_PACKED = 10_000  # times: as much as compression could save
 Once = Callable[[Callable[[], Any]], Any]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,20 +236,25 @@ class CheckpointStore:
         Raises:
           LearnerError: there is a checkpoint of this step, something else has its name, or the directory is gone.
         """
-        self._try_again(lambda: self._save(step, items, progress))
+        replaced = self._try_again(lambda: self._save(step, items, progress))
+        # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it. Tried
+        # again by itself: a save that is complete must not begin anew because the answer to this was lost.
+        if self._writes:
+            self._try_again(lambda: _unlink([self._mark_of(step), *replaced]))
         # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
         self.prune()
 
-    def _try_again(self, what: Callable[[], None]) -> None:
+    def _try_again(self, what: Callable[[], T]) -> T:
         if self._is_local or jax.process_count() > 1:
-            what()
-            return
+            return what()
         # A store that is gone for long holds a run for the pauses once, and then no longer than it must.
         times, self._is_gone = Retries(0) if self._is_gone else AGAIN, True
-        times.call(what, lambda error: not isinstance(error, LearnerError))
+        answer = times.call(what, lambda error: not isinstance(error, LearnerError))
         self._is_gone = False
+        return answer
 
-    def _save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    def _save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> list[Any]:
+        """Write a checkpoint, and return the records of the one that it replaces."""
         assert self._retention is not None
         if self._is_local and not self._path.exists():
             raise LearnerError(
@@ -291,12 +297,8 @@ class CheckpointStore:
             error.add_note(f"while writing the checkpoint {self.path(step)}")
             self._discard_partial(step)
             raise
-        # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it.
-        if self._writes:
-            self._mark_of(step).unlink(missing_ok=True)
-        for path in replaced if self._writes else ():
-            path.unlink(missing_ok=True)
         self._table[step] = facts
+        return replaced
 
     def _make_room(self, step: int) -> None:
         """Remove what an earlier save or removal left under the names that this save needs, if it is ours."""
@@ -359,7 +361,8 @@ class CheckpointStore:
     def _complete(self, directory: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         # The manifest holds the checksums of all other files, so it is written after the last of them.
         path = directory / PROGRESS
-        path.parent.mkdir()
+        if self._is_local:  # object stores have no directories, and gcsfs may remember those of a save that failed
+            path.parent.mkdir()
         path.write_text(json.dumps(progress, allow_nan=False))
         write_manifest(directory, {"format": FORMAT, "step": step, **facts})
         if self._is_local:
@@ -416,8 +419,7 @@ class CheckpointStore:
 
     def _remove_files(self, step: int, facts: Mapping[str, Any] | None) -> None:
         # Records first: without its checkpoint no later run would know a record's owner.
-        for path in self._records(step, facts):
-            path.unlink(missing_ok=True)
+        _unlink(self._records(step, facts))
         directory = self.path(step)
         if self._is_local:
             if not is_ours(directory):
@@ -662,6 +664,11 @@ class CheckpointStore:
     def close(self) -> None:
         """End Orbax's threads."""
         self._arrays.close()
+
+
+def _unlink(paths: Iterable[Any]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _damage(path: Any) -> str:
