@@ -434,10 +434,12 @@ class CheckpointStore:
             with contextlib.suppress(OSError):  # what is left of it goes at the next start
                 remove_checkpoint(removed)
         else:
-            # Without a manifest it is no checkpoint, so that a removal that is cut off cannot leave half of one.
+            # Without a manifest it is no checkpoint, and with a mark no damaged one: a removal that is cut off cannot
+            # leave half of one, and the next start goes on with it.
+            self._mark(step)
             (directory / NAME).unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # it is gone, and the answer to that was lost
-                directory.rmtree()
+            directory.rmtree(missing_ok=True)  # the answer to an earlier try may have been lost
+            self._mark_of(step).unlink(missing_ok=True)
 
     @property
     def _is_local(self) -> bool:

@@ -213,6 +213,28 @@ def test_a_save_that_was_cut_off_is_no_checkpoint_and_the_run_resumes(cloud, tmp
     assert names_in(address) == ["12", "18"]
 
 
+def test_a_removal_that_was_cut_off_leaves_no_damaged_checkpoint(cloud, monkeypatch):
+    address, items = f"{cloud}/removal", {"model": {"state": {"w": jnp.ones(3)}}}
+
+    def save(step, score):
+        with contextlib.closing(CheckpointStore(address, Retention(1, 0, None, False))) as kept:
+            kept.prepare()
+            kept.save(step, items, {"format": 2, "step": step, "score": score})
+
+    def killed(path, missing_ok=False):
+        raise KeyboardInterrupt
+
+    save(4, 0.4)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(epath.Path(address)), "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(8, 0.3)
+    reader = CheckpointStore(address)
+    assert (reader.steps, reader.find(epoch="best").step) == ([8], 8)
+    save(12, 0.2)
+    assert names_in(address) == ["12"]
+
+
 def test_a_damaged_checkpoint_is_set_aside(cloud, tmp_path):
     address = f"{cloud}/damaged"
     fit(tmp_path / "run", address, epochs=2)
