@@ -236,7 +236,10 @@ class CheckpointStore:
         Raises:
           LearnerError: there is a checkpoint of this step, something else has its name, or the directory is gone.
         """
-        replaced = self._try_again(lambda: self._save(step, items, progress))
+        assert self._retention is not None
+        text = json.dumps(progress, allow_nan=False)  # which may raise: before the arrays, and once
+        facts = {name: progress.get(name) for name in FACTS}
+        replaced = self._try_again(lambda: self._save(step, items, facts, text))
         # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it. Tried
         # again by itself: a save that is complete must not begin anew because the answer to this was lost.
         if self._writes:
@@ -248,14 +251,19 @@ class CheckpointStore:
         if self._is_local or jax.process_count() > 1:
             return what()
         # A store that is gone for long holds a run for the pauses once, and then no longer than it must.
-        times, self._is_gone = Retries(0) if self._is_gone else AGAIN, True
-        answer = times.call(what, lambda error: not isinstance(error, LearnerError))
+        times = Retries(0) if self._is_gone else AGAIN
+        try:
+            answer = times.call(what, lambda error: not isinstance(error, LearnerError))
+        except LearnerError:
+            raise  # it is about the checkpoint, and not about the store
+        except Exception:
+            self._is_gone = True
+            raise
         self._is_gone = False
         return answer
 
-    def _save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> list[Any]:
+    def _save(self, step: int, items: Mapping[str, Any], facts: dict[str, Any], progress: str) -> list[Any]:
         """Write a checkpoint, and return the records of the one that it replaces."""
-        assert self._retention is not None
         if self._is_local and not self._path.exists():
             raise LearnerError(
                 f"the directory {self._path} is gone: somebody removed it while the run went on",
@@ -269,7 +277,6 @@ class CheckpointStore:
                 step=step,
             )
         # The records of a checkpoint that is replaced are listed now: afterwards the table names the new one.
-        facts = {name: progress.get(name) for name in FACTS}
         replaced = self.records(step)
         # A local checkpoint is written under another name and renamed, which is atomic. Object stores have no rename:
         # there the manifest, written last, decides whether it exists.
@@ -358,12 +365,12 @@ class CheckpointStore:
             text = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed:,} bytes, and {usage.free:,} are free"
             raise OSError(errno.ENOSPC, text, str(self._path))
 
-    def _complete(self, directory: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    def _complete(self, directory: Any, step: int, facts: Mapping[str, Any], progress: str) -> None:
         # The manifest holds the checksums of all other files, so it is written after the last of them.
         path = directory / PROGRESS
         if self._is_local:  # object stores have no directories, and gcsfs may remember those of a save that failed
             path.parent.mkdir()
-        path.write_text(json.dumps(progress, allow_nan=False))
+        path.write_text(progress)
         write_manifest(directory, {"format": FORMAT, "step": step, **facts})
         if self._is_local:
             self._name(directory, self.path(step))

@@ -280,6 +280,21 @@ def test_a_store_that_is_gone_for_long_costs_checkpoints(cloud, tmp_path, monkey
     assert "24" in names_in(address)
 
 
+def test_a_mistake_is_not_tried_again_and_takes_no_try_from_the_store(cloud, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(store, "AGAIN", Retries(1, sleep=pauses.append))
+    with contextlib.closing(Checkpointer(f"{cloud}/mistakes")) as checkpointer:
+        checkpointer.save(1, {"w": jnp.ones(3)})
+        with raises_code("checkpoint-step-exists"):
+            checkpointer.save(1, {"w": jnp.ones(3)})
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            checkpointer.save(2, {"w": jnp.ones(3)}, info={"batch": object()})
+        assert (names_in(f"{cloud}/mistakes"), pauses) == (["1"], [])
+        cut_off(monkeypatch, "write_manifest", 1, ConnectionResetError(104, "Connection reset by peer"))
+        checkpointer.save(2, {"w": jnp.ones(3)})
+    assert (names_in(f"{cloud}/mistakes"), pauses) == (["1", "2"], [1.0])
+
+
 def broken():
     raise ConnectionResetError(104, "Connection reset by peer")
 
