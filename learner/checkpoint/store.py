@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +45,7 @@ from learner.checkpoint.records import is_record, record_name, records_of, write
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.stored_files import stored_files, text_of
 from learner.errors import LearnerError
+from learner.loggers.urls import one_line
 from learner.util.disk import to_disk
 from learner.util.retries import Retries
 
@@ -77,6 +79,7 @@ class CheckpointStore:
 
     Attributes:
       damaged: the problems of checkpoints whose manifest is damaged, by step.
+      warn: called with a line where an object store fails and the run goes on, by the thread that saves.
     """
 
     def __init__(self, directory: Any, retention: Retention | None = None, once: Once = lambda do: do()):
@@ -93,6 +96,7 @@ class CheckpointStore:
         self._verified: set[int] = set()
         self._is_gone = False  # the last write to an object store has failed
         self.damaged: dict[int, str] = {}
+        self.warn: Callable[[str], None] = warnings.warn
 
     @property
     def _writes(self) -> bool:
@@ -239,21 +243,28 @@ class CheckpointStore:
         assert self._retention is not None
         text = json.dumps(progress, allow_nan=False)  # which may raise: before the arrays, and once
         facts = {name: progress.get(name) for name in FACTS}
-        replaced = self._try_again(lambda: self._save(step, items, facts, text))
+        failure = f"the checkpoint of step {step} could not be written to {self.path(step)}"
+        replaced = self._try_again(lambda: self._save(step, items, facts, text), failure)
         # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it. Tried
         # again by itself: a save that is complete must not begin anew because the answer to this was lost.
         if self._writes:
-            self._try_again(lambda: _unlink([self._mark_of(step), *replaced]))
+            mark = self._mark_of(step)
+            self._try_again(lambda: _unlink([mark, *replaced]), f"{mark} could not be removed")
         # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
         self.prune()
 
-    def _try_again(self, what: Callable[[], T]) -> T:
+    def _try_again(self, what: Callable[[], T], failure: str) -> T:
+        """Return `what()`, which writes to the store. `failure` begins the warning before it is tried again."""
         if self._is_local or jax.process_count() > 1:
             return what()
+
+        def failed(error: Exception, pause: float) -> None:
+            self.warn(f"{failure}; tried again in {pause:g} s: {one_line(error)}")
+
         # A store that is gone for long holds a run for the pauses once, and then no longer than it must.
         times = Retries(0) if self._is_gone else AGAIN
         try:
-            answer = times.call(what, lambda error: not isinstance(error, LearnerError))
+            answer = times.call(what, lambda error: not isinstance(error, LearnerError), failed)
         except LearnerError:
             raise  # it is about the checkpoint, and not about the store
         except Exception:
@@ -422,7 +433,8 @@ class CheckpointStore:
         facts = self._table.pop(step, None)  # it knows the epoch, from which the names of records are made
         self.damaged.pop(step, None)
         if self._writes:
-            self._try_again(lambda: self._remove_files(step, facts))
+            failure = f"the checkpoint {self.path(step)} could not be removed"
+            self._try_again(lambda: self._remove_files(step, facts), failure)
 
     def _remove_files(self, step: int, facts: Mapping[str, Any] | None) -> None:
         # Records first: without its checkpoint no later run would know a record's owner.

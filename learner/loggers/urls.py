@@ -4,6 +4,9 @@ import re
 from urllib.parse import urlsplit
 
 from learner.errors import LearnerError
+from learner.util.text import truncate
+
+MOST_CHARACTERS = 300  # of an error in a line; those of TensorStore have kilobytes
 
 
 def refuse_url(url: object, what: str) -> None:
@@ -52,3 +55,14 @@ def without_user(text: str) -> str:
     'GET http://***@127.0.0.1:5000/api failed'
     """
     return re.sub(r"(?<=//)[^\s/?#]*@", "***@", text)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as a short line, without what may be secret in its addresses. The query of an upload is as good
+    as a password.
+
+    >>> one_line(OSError("Forbidden: https://me:word@127.0.0.1/upload?upload_id=a1b2\\nno access"))
+    'OSError: Forbidden: https://***@127.0.0.1/upload?*** no access'
+    """
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return truncate(re.sub(r"(//[^\s?]*\?)[^\s'\"]+", r"\1***", without_user(text)), MOST_CHARACTERS, "…")

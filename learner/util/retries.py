@@ -39,13 +39,26 @@ class Retries:
         if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
             raise LearnerError(f"retries is {self.times!r}; it needs a whole number, 0 or more", code="retries-value")
 
-    def call(self, what: Callable[[], T], is_transient: Callable[[Exception], bool]) -> T:
-        """Return `what()`. Raises its error if it is not transient, or if the retries fail."""
+    def call(
+        self,
+        what: Callable[[], T],
+        is_transient: Callable[[Exception], bool],
+        failed: Callable[[Exception, float], None] = lambda error, pause: None,
+    ) -> T:
+        """Return `what()`. Raises its error if it is not transient, or if the retries fail.
+
+        Args:
+          what: the call.
+          is_transient: returns True for an error after which it is tried again.
+          failed: called with such an error and the seconds until then, before each pause.
+        """
         for number in range(self.times):
+            pause = self.pause * 2**number
             try:
                 return what()
             except Exception as error:
                 if not is_transient(error):
                     raise
-            self.sleep(self.pause * 2**number)
+                failed(error, pause)
+            self.sleep(pause)
         return what()

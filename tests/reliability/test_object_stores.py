@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import json
+import logging
 import os
 import re
 import socket
@@ -25,6 +26,7 @@ from learner import Checkpointer
 from learner.checkpoint import store
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.store import CheckpointStore
+from learner.events import Listener, Message
 from learner.loggers import RunMirror
 from learner.runs.remote import RemoteRun
 from learner.util.retries import Retries
@@ -163,10 +165,12 @@ def names_in(address):
     return sorted(path.name for path in epath.Path(address).iterdir())
 
 
-def fit(directory, address, epochs=3, on_save_error="raise", hook=None):
+def fit(directory, address, epochs=3, on_save_error="raise", hook=None, listener=None):
     builder = quiet(directory, saves=True).num_epochs(epochs).on_save_error(on_save_error).resume()
     if hook is not None:
         builder.every(steps=1, fn=hook)
+    if listener is not None:
+        builder.metric_loggers(listener)
     return build_line(builder.with_file_checkpointer(directory=address, keep_last=2, keep_best=0)).fit(
         batches(), batches()
     )
@@ -263,7 +267,42 @@ def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeyp
     monkeypatch.setattr(store, "AGAIN", Retries(2, sleep=sleep))
     fit(tmp_path / "run", f"{cloud}/gone", hook=lost(cloud, 8))
     assert not cloud.proxy.gone
+    assert len(warnings_of_tries(tmp_path / "run")) == 1
     assert names_in(f"{cloud}/gone") == ["12", "18"]
+
+
+def warnings_of_tries(directory):
+    return [line for line in (directory / "experiment.log").read_text().splitlines() if "tried again in" in line]
+
+
+def test_each_try_that_fails_is_a_warning_without_secrets(cloud, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "AGAIN", Retries(2, sleep=lambda seconds: None))
+    for number in (2, 1):  # each counts the calls that the ones after it let through
+        error = OSError(f"Forbidden: http://me:word@127.0.0.1/upload?upload_id=a1b2\nno {number}")
+        cut_off(monkeypatch, "write_manifest", 2, error)
+    seen = Messages()
+    fit(tmp_path / "run", f"{cloud}/told", listener=seen)
+    lines = [
+        f"the checkpoint of step 12 could not be written to {cloud}/told/12; tried again in {seconds} s: OSError: "
+        f"Forbidden: http://***@127.0.0.1/upload?*** no {number}"
+        for number, seconds in ((1, 1), (2, 2))
+    ]
+    assert [text for text in seen.texts if "tried again" in text] == lines
+    logged = warnings_of_tries(tmp_path / "run")
+    assert [line[line.index("the checkpoint") :] for line in logged] == lines
+    assert all("WARNING" in line for line in logged)
+    assert names_in(f"{cloud}/told") == ["12", "18"]
+
+
+class Messages(Listener):
+    """Keeps the warnings of a run."""
+
+    def __init__(self):
+        self.texts = []
+
+    def on_event(self, event):
+        if isinstance(event, Message) and event.level == logging.WARNING:
+            self.texts.append(event.text)
 
 
 def test_a_store_that_is_gone_for_long_costs_checkpoints(cloud, tmp_path, monkeypatch):

@@ -30,9 +30,11 @@ def test_what_works_is_called_once():
 
 
 def test_pauses_grow():
-    server, pauses = Server(4), []
-    assert Retries(4, 0.5, pauses.append).call(server, is_connection) == "taken"
+    server, pauses, announced = Server(4), [], []
+    failed = lambda error, pause: announced.append((str(error), pause))  # noqa: E731
+    assert Retries(4, 0.5, pauses.append).call(server, is_connection, failed) == "taken"
     assert pauses == [0.5, 1.0, 2.0, 4.0]
+    assert announced == [("no 1", 0.5), ("no 2", 1.0), ("no 3", 2.0), ("no 4", 4.0)]
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
