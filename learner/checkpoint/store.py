@@ -235,7 +235,7 @@ class CheckpointStore:
 
         It is written under another name, and gets its own when everything is on the disk. Only one that was made
         because the run stopped there is replaced by another of its step. In an object store a save that fails is tried
-        again, if the process is alone: several would have to begin again together.
+        again, if the process is alone.
 
         Raises:
           LearnerError: there is a checkpoint of this step, something else has its name, or the directory is gone.
@@ -245,17 +245,24 @@ class CheckpointStore:
         facts = {name: progress.get(name) for name in FACTS}
         failure = f"the checkpoint of step {step} could not be written to {self.path(step)}"
         replaced = self._try_again(lambda: self._save(step, items, facts, text), failure)
-        # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it. Tried
-        # again by itself: a save that is complete must not begin anew because the answer to this was lost.
-        if self._writes:
-            mark = self._mark_of(step)
-            self._try_again(lambda: _unlink([mark, *replaced]), f"{mark} could not be removed")
-        # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
-        self.prune()
+        try:
+            # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it.
+            # Tried again by itself: a save that is complete must not begin anew because the answer to this was lost.
+            if self._writes:
+                mark = self._mark_of(step)
+                self._try_again(lambda: _unlink([mark, *replaced]), f"{mark} could not be removed")
+            # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
+            self.prune()
+        except Exception as error:
+            if not self._is_alone_in_store:
+                raise
+            # Raised, it would make a complete checkpoint one that could not be written, and is written again.
+            text = f"{self.path(step)} is complete; what it replaces could not be removed, which the next start does"
+            self.warn(f"{text}: {one_line(error)}")
 
     def _try_again(self, what: Callable[[], T], failure: str) -> T:
         """Return `what()`, which writes to the store. `failure` begins the warning before it is tried again."""
-        if self._is_local or jax.process_count() > 1:
+        if not self._is_alone_in_store:
             return what()
 
         def failed(error: Exception, pause: float) -> None:
@@ -463,6 +470,11 @@ class CheckpointStore:
     @property
     def _is_local(self) -> bool:
         return isinstance(self._path, Path)
+
+    @property
+    def _is_alone_in_store(self) -> bool:
+        """Return True for an object store that one process writes to. Several would have to begin again together."""
+        return not self._is_local and jax.process_count() == 1
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

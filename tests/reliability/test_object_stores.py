@@ -239,6 +239,24 @@ def test_a_removal_that_was_cut_off_leaves_no_damaged_checkpoint(cloud, monkeypa
     assert names_in(address) == ["12"]
 
 
+@pytest.mark.parametrize("on_save_error", ["raise", "warn"])
+def test_a_removal_that_fails_is_no_save_that_failed(cloud, tmp_path, monkeypatch, on_save_error):
+    def fails(path, missing_ok=False):
+        broken()
+
+    address = f"{cloud}/unremoved-{on_save_error}"
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "AGAIN", Retries(1, sleep=lambda seconds: None))
+        patch.setattr(type(epath.Path(address)), "rmtree", fails)
+        fit(tmp_path / "run", address, on_save_error=on_save_error)
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert f"{address}/18 is complete; what it replaces could not be removed" in log
+    assert "could not be written" not in log
+    assert CheckpointStore(address).steps == [12, 18]
+    fit(tmp_path / "run", address, epochs=4)
+    assert names_in(address) == ["18", "24"]
+
+
 def test_a_damaged_checkpoint_is_set_aside(cloud, tmp_path):
     address = f"{cloud}/damaged"
     fit(tmp_path / "run", address, epochs=2)
