@@ -43,7 +43,7 @@ from learner.checkpoint.manifest import (
 )
 from learner.checkpoint.records import is_record, record_name, records_of, write_record
 from learner.checkpoint.retention import Retention
-from learner.checkpoint.stored_files import stored_files, text_of
+from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
 from learner.errors import LearnerError
 from learner.loggers.urls import one_line
 from learner.util.disk import to_disk
@@ -120,7 +120,8 @@ class CheckpointStore:
         table = {}
         for step in self._steps():
             try:
-                manifest = read_manifest(self.path(step))
+                with self._reachable():
+                    manifest = read_manifest(self.path(step))
             except DamagedError as error:
                 self.damaged[step] = str(error)
                 continue
@@ -205,12 +206,16 @@ class CheckpointStore:
         except Exception as error:
             if self._is_local or isinstance(error, LearnerError):
                 raise
-            raise LearnerError(
-                f"the checkpoints in {self._path} cannot be reached: {type(error).__name__}: {error}. The bucket has "
-                "to exist, and credentials are those that the store's own tools find",
-                code="checkpoint-address-unreachable",
-                directory=str(self._path),
-            ) from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> LearnerError:
+        cause = str(error) if isinstance(error, NoAnswerError) else f"{type(error).__name__}: {error}"
+        return LearnerError(
+            f"the checkpoints in {self._path} cannot be reached: {cause}. The bucket has to exist, and credentials are "
+            "those that the store's own tools find",
+            code="checkpoint-address-unreachable",
+            directory=str(self._path),
+        )
 
     def _clear(self, step: int) -> None:
         """Remove what a save has left in an object store. The manifest goes first, as without it there is nothing."""
@@ -487,9 +492,18 @@ class CheckpointStore:
         # Hashing reads every byte, seconds for large models, and files of a complete checkpoint never change.
         if step in self._verified:
             return
-        if problem := self._once(lambda: _damage(self.path(step))):
+        if problem := self._once(lambda: self._damage(step)):
             raise DamagedError(problem, code="checkpoint-damaged", step=step)
         self._verified.add(step)
+
+    def _damage(self, step: int) -> str:
+        """Return the damage of a checkpoint, or an empty text."""
+        try:
+            with self._reachable():
+                refuse_damage(self.path(step))
+        except DamagedError as error:
+            return str(error)
+        return ""
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
         """Return the JSON item of a checkpoint. `verified`: verify the checksums of the checkpoint first."""
@@ -498,6 +512,8 @@ class CheckpointStore:
         path = self.path(step) / PROGRESS
         try:
             progress: dict[str, Any] = dict(json.loads(text_of(path)))
+        except NoAnswerError as error:
+            raise self._unreachable(error) from error
         except (OSError, ValueError, TypeError, RecursionError, LearnerError) as error:
             raise DamagedError(
                 f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})",
@@ -702,15 +718,6 @@ class CheckpointStore:
 def _unlink(paths: Iterable[Any]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
-
-
-def _damage(path: Any) -> str:
-    """Return the damage of a checkpoint, or an empty text."""
-    try:
-        refuse_damage(path)
-    except DamagedError as error:
-        return str(error)
-    return ""
 
 
 def _abstract(item: Any) -> Any:

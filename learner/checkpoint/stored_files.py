@@ -14,6 +14,10 @@ LARGE = 1 << 24  # bytes from which on checksums in threads pay
 OF_STORE = "md5:"  # begins a checksum that the object store itself computed from what it received, in base 64
 
 
+class NoAnswerError(Exception):
+    """An object store does not answer, or refuses to. It is no `OSError`, as a file that cannot be read is damaged."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
     """A file of a checkpoint.
@@ -47,8 +51,19 @@ def is_local(path: Any) -> bool:
 
 
 def text_of(path: Any) -> str:
-    """Return the text of a small file."""
-    text: str = read_text(path) if is_local(path) else path.read_text()
+    """Return the text of a small file.
+
+    Raises:
+      NoAnswerError: an object store does not give it, which proves nothing about the file.
+    """
+    if is_local(path):
+        return read_text(path)
+    try:
+        text: str = path.read_text()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise NoAnswerError(f"{type(error).__name__}: {error}") from error
     return text
 
 

@@ -257,6 +257,18 @@ def test_a_removal_that_fails_is_no_save_that_failed(cloud, tmp_path, monkeypatc
     assert names_in(address) == ["18", "24"]
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "progress/metadata"])
+def test_a_store_that_refuses_a_file_is_no_damage(cloud, file):
+    save(cloud, f"unread-{file[0]}").close()
+    reader = CheckpointStore(f"{cloud}/unread-{file[0]}")
+    with (
+        refused(cloud, f"GET /download/storage/v1/b/bucket/o/unread-{file[0]}/4/{file}", is_done=False),
+        raises_code("checkpoint-address-unreachable", "Forbidden", directory=f"{cloud}/unread-{file[0]}"),
+    ):
+        reader.progress(reader.steps[0], verified=False)
+    assert reader.progress(reader.steps[0])["step"] == 4
+
+
 def test_a_damaged_checkpoint_is_set_aside(cloud, tmp_path):
     address = f"{cloud}/damaged"
     fit(tmp_path / "run", address, epochs=2)
