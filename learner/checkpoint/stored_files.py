@@ -114,8 +114,10 @@ def _listing(directory: Any) -> Iterator[StoredFile]:
     filesystem = fsspec.filesystem(protocol)
     filesystem.invalidate_cache()  # Orbax writes past it
     for path, info in filesystem.find(root, detail=True).items():
-        checksum = info.get("md5Hash")
-        yield StoredFile(directory / path.removeprefix(f"{root}/"), info["size"], checksum and f"{OF_STORE}{checksum}")
+        if not path.endswith("/"):  # which other tools make for a directory
+            checksum = info.get("md5Hash")  # composite objects have none
+            of_store = checksum and f"{OF_STORE}{checksum}"
+            yield StoredFile(directory / path.removeprefix(f"{root}/"), info["size"], of_store)
 
 
 def _flush(paths: Iterable[Any]) -> None:

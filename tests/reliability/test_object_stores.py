@@ -1,5 +1,6 @@
 """Object stores as servers on this machine: `pip install "moto[server]" s3fs gcsfs gcp-storage-emulator`."""
 
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -26,6 +27,7 @@ from learner import Checkpointer
 from learner.checkpoint import store
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.store import CheckpointStore
+from learner.checkpoint.stored_files import checksums, stored_files
 from learner.events import Listener, Message
 from learner.loggers import RunMirror
 from learner.runs.remote import RemoteRun
@@ -457,6 +459,26 @@ def test_a_request_that_fails_in_the_middle_of_a_save_costs_a_try(cloud, monkeyp
     assert names_in(f"{cloud}/{name}") == ["8"]
     read = CheckpointStore(f"{cloud}/{name}").restore(8, items[0])
     assert read["model"]["state"]["w"].tolist() == [2.0] * 3
+
+
+def test_a_composite_object_is_read_and_a_directory_of_another_tool_left_out(cloud, monkeypatch):
+    filesystem = fsspec.filesystem("gs")
+    files = [f"bucket/listed/1/d/{number:02}" for number in range(12)]
+    filesystem.pipe({path: path.encode() for path in [*files, "bucket/listed/1/d/", "bucket/listed/10/other"]})
+    find = filesystem.find
+
+    def composite(*arguments, **options):  # the server of these tests makes none
+        found = find(*arguments, **options)
+        del found[files[0]]["md5Hash"]
+        return found
+
+    monkeypatch.setattr(filesystem, "find", composite)
+    stored = stored_files(epath.Path(f"{cloud}/listed/1"))
+    assert [*stored] == [f"d/{number:02}" for number in range(12)]
+    digests = checksums([*stored.values()])
+    assert digests[0] == hashlib.sha256(files[0].encode()).hexdigest()
+    assert digests[1] == "md5:" + base64.b64encode(hashlib.md5(files[1].encode()).digest()).decode()
+    assert stored["d/00"].has("md5:" + base64.b64encode(hashlib.md5(files[0].encode()).digest()).decode())
 
 
 def test_orbax_alone_reads_it(cloud):
