@@ -9,6 +9,7 @@ import jax
 
 from learner.checkpoint.best import BestSnapshot, Snapshot
 from learner.checkpoint.store import CheckpointStore
+from learner.loggers.urls import one_line
 from learner.records.recorder import Recorder
 from learner.steps.train_state import TrainState
 from learner.training.executor import Runner
@@ -130,9 +131,7 @@ class CheckpointWriter(ThreadOwned):
         if self._best is not None:
             self._best.give_back(snapshot)
         self.failed_step = step  # the end of the run tries again
-        what = (
-            f"could not be written to {self._store.path(step)}, and training continues: {type(error).__name__}: {error}"
-        )
+        what = f"could not be written to {self._store.path(step)}, and training continues: {one_line(error)}"
         self._reporter.warn(f"the checkpoint of step {step} {what}")
         if not is_full(error):  # the log needs the room that is left
             self._reporter.log.info("the traceback:", exc_info=error)

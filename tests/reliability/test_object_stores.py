@@ -340,12 +340,13 @@ class Messages(Listener):
 def test_a_store_that_is_gone_for_long_costs_checkpoints(cloud, tmp_path, monkeypatch):
     pauses = []
     monkeypatch.setattr(store, "AGAIN", Retries(1, sleep=pauses.append))
-    monkeypatch.setattr(store.ArrayFiles, "save", lambda self, directory, items: broken())
-    address = f"{cloud}/long"
-    fit(tmp_path / "run", address, on_save_error="warn")
+    monkeypatch.setattr(store.ArrayFiles, "save", lambda self, directory, items: broken("[source locations]\n" * 100))
+    address, seen = f"{cloud}/long", Messages()
+    fit(tmp_path / "run", address, on_save_error="warn", listener=seen)
     assert pauses == [1.0]  # for the first of three saves
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert log.count("could not be written to gs://bucket/long") >= 3
+    assert all(len(text) < 500 and "\n" not in text for text in seen.texts)
     monkeypatch.undo()
     fit(tmp_path / "run", address, epochs=4)
     assert "24" in names_in(address)
@@ -366,8 +367,8 @@ def test_a_mistake_is_not_tried_again_and_takes_no_try_from_the_store(cloud, mon
     assert (names_in(f"{cloud}/mistakes"), pauses) == (["1", "2"], [1.0])
 
 
-def broken():
-    raise ConnectionResetError(104, "Connection reset by peer")
+def broken(details=""):
+    raise ConnectionResetError(104, f"Connection reset by peer {details}")
 
 
 def test_a_slow_store_holds_no_step(cloud, tmp_path):
