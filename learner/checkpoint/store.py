@@ -52,6 +52,8 @@ from learner.util.retries import Retries
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too
 AGAIN = Retries(2)  # of what fails in an object store; each try takes half a minute to a minute if nobody answers
+# Without these TensorStore waits for half an hour for a server that is gone without a word. It reads them once.
+PATIENCE = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
 SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its arrays
 TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
 MOST_PACKED = 10_000  # times: as much as compression could save
@@ -109,6 +111,8 @@ class CheckpointStore:
             return Path(self._directory)
         from etils import epath
 
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
         return epath.Path(self._directory)
 
     @functools.cached_property

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -440,3 +441,11 @@ def test_orbax_is_quiet_and_may_speak_again(tmp_path, opened, caplog):
         assert absl.level == logging.INFO
     absl.setLevel(before)
     assert [record for record in caplog.records if record.name == "absl"] == []
+
+
+def test_a_store_elsewhere_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.delenv("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", raising=False)
+    monkeypatch.setenv("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "100")
+    CheckpointStore("gs://bucket/run").path(1)
+    assert os.environ["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] == "60"
+    assert os.environ["TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES"] == "100"  # the user's
