@@ -288,12 +288,19 @@ class WeightedMean:
         return cls(CompensatedSum.zero(), CompensatedSum.zero())
 
     def add(self, values: Array, weights: Array | None = None) -> Self:
-        """Add `values` of any shape, with `weights` of that shape or of its leading axes (None: 1 each).
+        """Add `values` of any shape, with `weights` of that shape or of its leading axes. None: 1 for each value of an
+        array. A scalar needs a weight, which is how many rows it is the mean over: `info.weight` in a metric.
 
         Raises:
-          LearnerError: for weights of another shape.
+          LearnerError: for weights of another shape, or a scalar without one.
         """
         values = jnp.asarray(values, jnp.float32)
+        if weights is None and values.ndim == 0:
+            raise LearnerError(
+                "WeightedMean.add got a scalar without a weight, so that a batch of few rows would count as much as a "
+                "full one: give how many rows it is the mean over, state.add(value, info.weight)",
+                code="metric-scalar-weight",
+            )
         if weights is None:
             return type(self)(self.total.add(values.sum()), self.weight.add(jnp.float32(values.size)))
         weights = jnp.asarray(weights, jnp.float32)

@@ -1,6 +1,11 @@
 """The common parts of metrics that are one weighted mean, or one fraction."""
 
-from learner.metrics.base import Array, Metric, WeightedMean
+from typing import Any
+
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.metrics.base import Array, Info, Metric, WeightedMean, rows_mask
 from learner.metrics.counts import Fraction
 
 
@@ -33,6 +38,47 @@ class MeanMetric(Metric):
     def compute(self, state: WeightedMean) -> Array:
         """Return a float32 scalar; NaN without rows."""
         return state.value()
+
+
+class Mean(MeanMetric):
+    """The mean of a field of the step's output over all rows: a term of the loss, or another number of the step.
+
+    A scalar is a mean over the rows of its batch and counts as its loss does. The rows of an array that the output's
+    `mask` leaves out do not count.
+
+    >>> from learner.steps.outputs import Output
+    >>> metric = Mean("kl")
+    >>> state = metric.init()
+    >>> for kl, rows in ((1.0, 3), (5.0, 1)):
+    ...     out = Output(jnp.float32(0), kl=jnp.float32(kl))
+    ...     state = metric.update(state, out, Info(step=jnp.int32(0), weight=jnp.float32(rows)))
+    >>> print(metric.compute(state))   # (3 * 1 + 1 * 5) / 4
+    2.0
+
+    Args:
+      field: the name of a field of numbers: a scalar, or `[batch, ...]`.
+      name: of the metric; default: `field`.
+      higher_is_better: its direction, if it has one.
+    """
+
+    unit = ""
+    higher_is_better = None
+    description = "a field of the step's output, mean over rows and values"
+    undefined = "nothing that it counts was there, or a value of the field that counts is NaN"
+
+    def __init__(self, field: str, name: str | None = None, higher_is_better: bool | None = None) -> None:
+        if not (isinstance(field, str) and field):
+            raise LearnerError(
+                f"Mean got the field {field!r}: it needs the name of a field of the step's output",
+                code="metric-field-name",
+            )
+        self.name = field if name is None else name
+        vars(self).update(fields=(field,), higher_is_better=higher_is_better)
+
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
+        """Add the field of a batch."""
+        values = jnp.asarray(getattr(output, *self.fields))
+        return state.add(values, rows_mask(output) if values.ndim else info.weight)
 
 
 class FractionMetric(Metric):

@@ -8,7 +8,9 @@ and several devices exact.
 """
 
 import dataclasses
-from typing import Any
+import types
+from collections.abc import Iterable
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,36 @@ import optax
 from learner.errors import LearnerError
 
 Array = Any  # a jax.Array, or a tracer of one
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Output(types.SimpleNamespace):
+    """A loss and any further fields, which metrics read by their names. A step may also return a dict of them.
+
+    Attributes:
+      loss: scalar, the mean over the rows of the batch.
+      weight: how many rows (or tokens) the mean is over. Left out: the rows of the batch.
+      mask: `[batch]` of 0 and 1. Left out: every row counts.
+
+    >>> out = Output(jnp.float32(1.5), reconstruction=jnp.float32(1.2), kl=jnp.float32(0.3))
+    >>> print(out.loss, out.kl)
+    1.5 0.3
+    """
+
+    loss: Array
+
+    def __init__(self, loss: Array, **fields: Any):
+        super().__init__(loss=loss, **fields)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        """Return the fields, sorted, and their names."""
+        names = tuple(sorted(vars(self)))
+        return [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names], names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], fields: Iterable[Any]) -> Self:
+        """Return an output of these fields."""
+        return cls(**dict(zip(names, fields, strict=True)))
 
 
 @jax.tree_util.register_dataclass

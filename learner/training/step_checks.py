@@ -331,7 +331,7 @@ def _problems(
 
 
 def _output_problem(output: Any, name: str) -> Problem | None:
-    needs = "return an output with a loss, such as ClassificationOutput.from_logits(logits, labels)"
+    needs = "return an output with a loss, such as ClassificationOutput.from_logits(logits, labels) or Output(loss)"
     if output is None:
         return Problem(f"{name} returned nothing (None); {needs}", code="step-output-missing", name=name)
     if not hasattr(output, "loss"):

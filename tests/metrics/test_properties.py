@@ -39,6 +39,7 @@ from learner.metrics import (
     LearningRate,
     Loss,
     Matthews,
+    Mean,
     MeanAbsoluteError,
     MeanAbsolutePercentageError,
     MeanSquaredError,
@@ -211,6 +212,9 @@ FIRST = [
     Case(Loss(), "tokens", cross_entropy),
     Case(Loss(), "number", squared),
     Case(Loss(), "numbers", squared),
+    Case(Mean("loss"), "classes", cross_entropy),
+    Case(Mean("predictions"), "number", lambda predictions, targets: predictions.mean(dtype=float), signed=True),
+    Case(Mean("targets"), "numbers", lambda predictions, targets: targets.mean(dtype=float), signed=True),
     Case(Perplexity(), "classes", perplexity),
     Case(Perplexity(), "tokens", perplexity),
     Case(Accuracy(), "classes", accuracy, exact=True),
@@ -736,6 +740,7 @@ def test_directions() -> None:
         "Learning Rate",
         "Gradient Norm",
         "Confusion Matrix",
+        "targets",
     }
     assert {name for name, higher in better.items() if higher is False} == {
         "Loss",

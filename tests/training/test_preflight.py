@@ -226,7 +226,10 @@ STEPS = {
         lambda m, b: b["x"] * 2.0,
         ["train_step returned an array of shape [4, 3]", "no field 'loss'"],
     ),
-    "returns a dict": (lambda m, b: {"loss": loss_of(b)}, ["train_step returned dict", "no field 'loss'"]),
+    "returns a dict without a loss": (
+        lambda m, b: {"lost": loss_of(b)},
+        ["train_step returned dict", "no field 'loss'"],
+    ),
     "returns no pytree": (lambda m, b: NoTree(loss_of(b)), ["NoTree", "register_dataclass"]),
     "loss of each row": (
         lambda m, b: OwnOutput(b["x"].mean(1), jnp.float32(4)),
