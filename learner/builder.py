@@ -781,6 +781,7 @@ class LearnerBuilder:
         *,
         train_step: Callable[..., Any] | None = None,
         valid_step: Callable[..., Any] | None = None,
+        predict_step: Callable[..., Any] | None = None,
         update: Callable[..., Any] | None = None,
         trainable: Any = None,
     ) -> Learner[ModelT]: ...
@@ -796,6 +797,7 @@ class LearnerBuilder:
         *,
         train_step: Callable[..., Any] | None = None,
         valid_step: Callable[..., Any] | None = None,
+        predict_step: Callable[..., Any] | None = None,
         update: Callable[..., Any] | None = None,
         trainable: Any = None,
     ) -> Learner[ModelT]: ...
@@ -810,6 +812,7 @@ class LearnerBuilder:
         *,
         train_step: Callable[..., Any] | None = None,
         valid_step: Callable[..., Any] | None = None,
+        predict_step: Callable[..., Any] | None = None,
         update: Callable[..., Any] | None = None,
         trainable: Any = None,
     ) -> Learner[Any]:
@@ -828,6 +831,8 @@ class LearnerBuilder:
           valid: validation data, if not given to `fit`.
           train_step: `(model, batch)` or `(model, batch, rng)` to an output; default: the model's method of that name.
           valid_step: the same for validation.
+          predict_step: the same for `predict`, for data without labels: it returns any pytree of arrays. Default: the
+            model's method of that name, or else the valid step.
           update: replaces the whole update: `(state, batch, lr, rng) -> (state, output)`, where `model` is the first
             state.
           trainable: the parameters to differentiate, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
@@ -839,7 +844,7 @@ class LearnerBuilder:
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)
         problems += problems_of_lr
-        problems += parts.read(options, model, trainable, train_step, valid_step, update)
+        problems += parts.read(options, model, trainable, update, (train_step, valid_step, predict_step))
         if update is not None:
             problems += _wrong_update(update, optimizer, train_step, options)
         elif parts.adapter is not None:
@@ -879,18 +884,18 @@ class _ModelParts:
     adapter: ModelAdapter | None = None
     train: StepFn | None = None
     valid: StepFn | None = None
+    predict: StepFn | None = None
 
-    def read(
-        self, options: Options, model: Any, trainable: Any, train_step: Any, valid_step: Any, update: Any
-    ) -> list[str]:
+    def read(self, options: Options, model: Any, trainable: Any, update: Any, steps: tuple[Any, Any, Any]) -> list[str]:
         """Read the parts from the arguments of `build`. Return all problems that they have."""
         problems: list[str] = []
         try:
             selected = trained_of(trainable, options.freeze) if options.freeze else trainable
             self.adapter, model = _split_model(model, selected, update is not None, options)
             problems += check_freeze_patterns(options.freeze, self.adapter, model)
-            self.train = None if update is not None else step_fn(model, "train_step", train_step)
-            self.valid = step_fn(model, "valid_step", valid_step)
+            self.train = None if update is not None else step_fn(model, "train_step", steps[0])
+            self.valid = step_fn(model, "valid_step", steps[1])
+            self.predict = step_fn(model, "predict_step", steps[2])
             # Arrays that the strategy makes later have no values yet.
             problems += [] if self.adapter.fresh else init_problems(self.adapter.params)
             if options.checkpoints is not None and options.checkpoints.record is not None and not self.adapter.fresh:
@@ -930,6 +935,7 @@ class _ModelParts:
             matmul=options.matmul,
             remat=options.remat,
             on_batch=options.on_batch,
+            predict=self.predict,
         )
 
 

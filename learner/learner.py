@@ -239,8 +239,8 @@ class Learner(Generic[ModelT]):
         return self._evaluator.evaluate(data, split, checkpoint)
 
     def predict(self, data: Any) -> Iterator[Any]:
-        """Yield the valid step's outputs on the host, batch by batch in the order of `data`, each row once. See
-        `evaluate`.
+        """Yield the outputs of the predict step, or of the valid step if there is none, on the host: batch by batch in
+        the order of `data`, each row once. The model is that of `evaluate`.
         """
         self.definition.refuse_population("predict")
         return self._evaluator.predict(data)

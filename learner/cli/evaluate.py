@@ -115,7 +115,8 @@ def predict(words: Sequence[str]) -> int:
 
 
 def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return the leaves of all outputs that have a row for each row of the data, by their paths.
+    """Return the leaves of all outputs that have a row for each row of the data, by their paths. An output that is one
+    array is called `predictions`.
 
     Args:
       outputs: of the batches, in order: pytrees of one structure.
@@ -131,11 +132,12 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
     found: dict[str, list[np.ndarray]] = {}
     for output in outputs:
         for path, leaf in jax.tree_util.tree_flatten_with_path(output)[0]:
-            found.setdefault(jax.tree_util.keystr(path, simple=True, separator="."), []).append(np.asarray(leaf))
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "predictions"
+            found.setdefault(name, []).append(np.asarray(leaf))
     by_row = {name: parts for name, parts in found.items() if [p.shape[:1] for p in parts] == [(n,) for n in rows]}
     if not by_row:
         raise LearnerError(
-            f"the output of the valid step ({', '.join(found)}) has no field with a row for each row of data",
+            f"the output of the step that predicts ({', '.join(found)}) has no field with a row for each row of data",
             code="cli-output-without-rows",
         )
     return {name: np.concatenate(parts) for name, parts in by_row.items()}

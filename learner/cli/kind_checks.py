@@ -30,7 +30,7 @@ those of pathlib remove files.
 OURS = ("learner", "optax")
 """Packages whose classes and functions may be called although a config has mistakes."""
 
-CALLED = ("optimizer", "lr", "train_step", "valid_step", "update", "trainable", "batcher")
+CALLED = ("optimizer", "lr", "train_step", "valid_step", "predict_step", "update", "trainable", "batcher")
 METHODS = {
     **dict.fromkeys(CALLED, ("__call__",)),
     "data": ("__iter__", "__next__", "__getitem__", "as_numpy_iterator", "__call__"),

@@ -7,7 +7,19 @@ from typing import Any
 
 from learner.cli.importing import exports, import_path
 
-PARTS = ("directory", "model", "optimizer", "lr", "train", "valid", "train_step", "valid_step", "update", "trainable")
+PARTS = (
+    "directory",
+    "model",
+    "optimizer",
+    "lr",
+    "train",
+    "valid",
+    "train_step",
+    "valid_step",
+    "predict_step",
+    "update",
+    "trainable",
+)
 """Keys that are arguments of the builder, of `build` and of `fit`; all others are methods of the builder."""
 
 OBJECTS: dict[str, dict[str, bool]] = {
@@ -16,6 +28,7 @@ OBJECTS: dict[str, dict[str, bool]] = {
     "lr": {"alone": True},
     "train_step": {"alone": True, "partial": True},
     "valid_step": {"alone": True, "partial": True},
+    "predict_step": {"alone": True, "partial": True},
     "update": {"alone": True, "partial": True},
     "trainable": {"alone": True, "partial": True},
 }
@@ -87,6 +100,7 @@ CONTEXT = {
     "valid": "as train; or a mapping of several by name",
     "train_step": "a function (model, batch) or (model, batch, rng) by import path; default: the model's method",
     "valid_step": "the function for validation, likewise",
+    "predict_step": "the function for learner predict, likewise; default: the model's method, or valid_step",
     "update": "a function (state, batch, lr, rng) by import path that replaces the whole update",
     "trainable": "the parameters to train, by import path: a function (path, array), or an nnx filter",
 }

@@ -202,7 +202,7 @@ class Policy:
         """Return a step's output for metrics. Its loss and its weight are float32."""
         if not self.casts:
             return output
-        float32 = [x for x in (output.loss, getattr(output, "weight", None)) if x is not None]
+        float32 = [x for x in (getattr(output, name, None) for name in ("loss", "weight")) if x is not None]
         return jax.tree.map(lambda x: _cast(x, "float32" if any(x is y for y in float32) else self.output), output)
 
     def problems(self, output: Any, name: str) -> list[str]:

@@ -146,8 +146,8 @@ class Programs:
         return self._valid_one(leaves, epoch_metrics, feed.tail(), feed.replicated[1], cursor, number)
 
     def outputs(self, leaves: Leaves, batch: PyTree, number: Array) -> PyTree:
-        """Return the valid step's output for a batch."""
-        return self.step.evaluate(self.tree.unflatten(leaves), batch, number)
+        """Return the output of the step that predicts for a batch."""
+        return self.step.predictions(self.tree.unflatten(leaves), batch, number)
 
     # -- the metrics of a split ----------------------------------------------------------------------------------------
 

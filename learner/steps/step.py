@@ -368,6 +368,11 @@ class StepFunctions(StepDefinition):
         """
         return self.policy.to_output_dtype(self.run_valid(state, batch, index, replicated))
 
+    @with_matmul
+    def predictions(self, state: TrainState, batch: Batch, index: Array) -> Any:
+        """Return the output of the step that predicts for the `index`-th batch, with the model in eval mode."""
+        return self.policy.to_output_dtype(self.run_valid(state, batch, index, step=self.predict))
+
     def validate(
         self, state: TrainState, batch: Batch, index: Array, replicated: bool = False
     ) -> tuple[PyTree, Array, PyTree]:

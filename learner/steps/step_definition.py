@@ -115,6 +115,7 @@ class StepDefinition:
       on_batch: changes micro-batches before the train step.
       axis: of devices that each have rows of their own. None if each device has the whole batch, or XLA splits it.
       gather: gathers arrays that are split over devices before a step computes with them. None if none are.
+      predict: the step that predicts, whose output needs no loss. None: the valid step.
     """
 
     adapter: ModelAdapter
@@ -133,6 +134,7 @@ class StepDefinition:
     on_batch: tuple[BatchTransform, ...] = ()
     axis: Axis | None = None
     gather: Callable[[str, PyTree], PyTree] | None = None
+    predict: StepFn | None = None
 
     @property
     def needs_reduction(self) -> bool:
@@ -268,13 +270,18 @@ class StepDefinition:
 
         return value
 
-    def run_valid(self, state: TrainState, batch: Batch, index: Array, replicated: bool = True) -> Any:
-        """Return the valid step's output in the dtypes that the step returns; see `StepFunctions.evaluate`."""
-        assert self.valid is not None
+    def run_valid(
+        self, state: TrainState, batch: Batch, index: Array, replicated: bool = True, step: StepFn | None = None
+    ) -> Any:
+        """Return the output of `step`, by default the valid step, in the dtypes that it returns; see
+        `StepFunctions.evaluate`.
+        """
+        step = step or self.valid
+        assert step is not None
         key = jax.random.fold_in(jax.random.fold_in(state.rng, VALID_STREAM), index)
         key = key if replicated or self.axis is None else self.axis.fold(key)
         with self.policy.allow_promotion():
             parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
             model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
-            output, _ = self.valid(model, self.policy.to_compute_dtype(batch), key)
+            output, _ = step(model, self.policy.to_compute_dtype(batch), key)
         return output

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,7 +80,7 @@ class Evaluator:
         if split is None and checkpoint is None:
             processes = hosts()
             with propagate_failures(processes):
-                return evaluate(self._definition, self._loaded(processes), self._read(data, shared=True), processes)
+                return evaluate(self._definition, self._loaded(processes), self._read(data), processes)
         return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
 
     def choice(self, checkpoint: int | str | None = None) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Evaluator:
             )
         processes = hosts()
         with propagate_failures(processes):
-            inputs = self._read(data, shared=True)
+            inputs = self._read(data)
 
             def read(store: CheckpointStore, entry: Entry) -> tuple[Runner, Evaluation]:
                 runner, is_best = self._with_model(entry, store), entry == store.best()
@@ -160,16 +161,21 @@ class Evaluator:
         close_application_log(log)
 
     def predict(self, data: Any) -> Iterator[Any]:
-        """Yield the outputs of the valid step on the host, batch by batch. Every process yields all rows."""
+        """Yield the outputs of the step that predicts on the host, batch by batch. Every process yields all rows."""
         processes = hosts()
         with propagate_failures(processes):
-            inputs = self._read(data, shared=False)
+            if self._definition.step.predict is None:
+                self._require_valid_step()
+            inputs = read_valid(self._definition.options, data, None)
             yield from predict(self._definition, self._loaded(processes), inputs, processes)
 
-    def _read(self, data: Any, shared: bool) -> Inputs:
+    def _read(self, data: Any) -> Inputs:
+        self._require_valid_step()
+        return read_valid(self._definition.options, data, self._definition.strategy)
+
+    def _require_valid_step(self) -> None:
         if self._definition.step.valid is None:
             raise LearnerError(no_step("valid_step"), code="step-valid-missing")
-        return read_valid(self._definition.options, data, self._definition.strategy if shared else None)
 
     def _loaded(self, processes: ProcessGroup) -> Runner:
         if self.runner is None:
@@ -177,6 +183,13 @@ class Evaluator:
             restored = read_checkpoint(definition, processes=processes) if resumes(definition.options) else None
             self.entry = None if restored is None else trained_until(restored.entry, restored.progress)[0]
             definition.take_initial()
+            options = definition.options
+            if restored is None and options.initial is None and not options.overwrite and holds_run(options.directory):
+                warnings.warn(
+                    f"{options.directory} holds a run, and this is the model that build was given, without the run's "
+                    "weights: the builder's checkpoint('best') or checkpoint('latest') loads them",
+                    stacklevel=4,  # the line that called `evaluate`
+                )
             state = definition.init_placed() if restored is None else restored.state
             self.runner = make_runner(definition.step, state, definition.strategy)
         return self.runner
@@ -215,7 +228,7 @@ def evaluate(
 
 
 def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> Iterator[Any]:
-    """Yield the outputs of the valid step on the host, batch by batch."""
+    """Yield the outputs of the step that predicts on the host, batch by batch."""
     if len(inputs.valid) > 1:
         raise LearnerError(
             f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",

@@ -156,7 +156,7 @@ class Runner:
         return values
 
     def outputs(self, batch: PyTree, number: int) -> PyTree:
-        """Return the valid step's output for one batch, on the device."""
+        """Return the output of the step that predicts for one batch, on the device."""
         placed, index = self.strategy.place(batch), self.strategy.scalar(number)
         return self._programs.outputs(self._state.moving, self._state.fixed, placed, index)
 

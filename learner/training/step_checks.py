@@ -157,8 +157,19 @@ def _differing_twice(one: Any, other: Any) -> str | None:
 
 
 def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> None:
-    """Raise `LearnerError` if the valid step reads a key that the first batch lacks."""
-    _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch, GIVEN)
+    """Raise `LearnerError` if the step that predicts reads a key that the first batch lacks."""
+    name = "valid_step" if step.predict is None else "predict_step"
+    try:
+        _trace(lambda state, batch: step.predictions(state, batch, jnp.int32(0)), (state, batch), name, batch, GIVEN)
+    except LearnerError as error:
+        if error.code != "batch-missing-key" or step.predict is not None:
+            raise
+        raise LearnerError(
+            f"{error}. To predict without labels, give the model a method predict_step(self, batch), or pass "
+            "build(..., predict_step=fn) with fn(model, batch), which returns what to predict",
+            code=error.code,
+            **error.fields,
+        ) from None
 
 
 def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, split: str) -> Any:

@@ -471,6 +471,13 @@ def test_predict(learner, trained, workplace):
         weights = np.linalg.lstsq(x, outputs["predictions"], rcond=None)[0]
         np.testing.assert_allclose(x @ weights, outputs["predictions"], rtol=1e-4)
         first = outputs["predictions"]
+    np.savez(workplace / "unlabelled.npz", x=x)
+    code, _, err = learner("predict", "run", "unlabelled.npz", "-o", "again.npz")
+    assert (code, "predict_step" in err) == (2, True)
+    assert learner("predict", "run", "unlabelled.npz", "-o", "again.npz", "--predict_step=mymodule.prediction")[0] == 0
+    with np.load("again.npz") as outputs:
+        assert set(outputs) == {"predictions"}
+        np.testing.assert_allclose(outputs["predictions"], first, rtol=1e-6)
     stored = "{class_path: mymodule.stored, init_args: {path: data.npz}}"
     (workplace / "data.yaml").write_text(f"dataset: {stored}\nbatch_size: 2")
     code, _, err = learner("predict", "run", "data.yaml", "--output=again.npz")
@@ -498,7 +505,7 @@ def test_predict_needs_rows(learner, config, workplace):
     np.savez(workplace / "data.npz", x=np.ones((3, 3), np.float32), y=np.ones(3, np.float32))
     code, _, err = learner("predict", "run", "data.npz", "-o", "out.npz")
     assert code == 2
-    assert "the output of the valid step (loss) has no field with a row for each row of data" in err
+    assert "the output of the step that predicts (loss) has no field with a row for each row of data" in err
 
 
 def test_a_run_that_never_started_is_not_evaluated(learner, trained):

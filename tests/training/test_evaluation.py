@@ -2,9 +2,11 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from learner import RegressionOutput
 from learner.data import DataLoaderBuilder
@@ -15,11 +17,14 @@ from learner.training.evaluation import Evaluator
 from learner.training.follow import follow
 from tests.support.codes import raises_code
 from tests.support.runs import (
+    ROWS,
     STEPS,
+    X,
     arrays,
     batches,
     build_line,
     line,
+    line_predictions,
     line_step,
     model_bits,
     quiet,
@@ -91,6 +96,16 @@ def test_a_checkpoint_can_be_chosen(tmp_path, trained):
     assert learner.evaluate(batches(), "test")["Loss"] == pytest.approx(loss(models[4], arrays()), rel=1e-6)
     with raises_code("checkpoint-not-found"):
         learner.evaluate(batches(), checkpoint=3)
+
+
+def test_a_model_without_the_weights_of_its_run_is_noticed(tmp_path, trained):
+    """`fit` refuses the directory; to evaluate a random model in its place goes unnoticed otherwise."""
+    for call in ("evaluate", "predict"):
+        learner = build(quiet(tmp_path / "run"))
+        with pytest.warns(UserWarning, match=r"checkpoint\('best'\)") as found:
+            list(getattr(learner, call)(batches()))
+        assert len(found) == 1
+    build(quiet(tmp_path / "run", overwrite=True)).evaluate(batches())  # a run that begins anew, before it does
 
 
 def test_several_sets_at_once(tmp_path, trained):
@@ -215,3 +230,57 @@ def test_the_learners_model_stays(trained):
     (output,) = learner.predict([batch])
     assert output.predictions == pytest.approx(np.asarray(line_step(result.model, batch).predictions))
     assert model_bits(result.model) != model_bits(result.best_model)
+
+
+# -- the step that predicts --------------------------------------------------------------------------------------------
+
+
+def twice(model, batch):
+    return 2 * line_predictions(model, batch["x"])
+
+
+class Halves(nnx.Module):
+    """A model with a step of its own for predictions, which returns a dict and no loss."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.full((), 0.5))
+
+    def predict_step(self, batch):
+        return {"half": batch["x"] * self.scale, "row": batch["x"].sum(1)}
+
+
+def unlabelled(size=5):
+    return [{"x": X[start : start + size]} for start in range(0, ROWS, size)]
+
+
+def test_rows_without_labels_are_predicted(tmp_path):
+    model = {"w": jnp.array([[1.0], [2.0], [3.0]]), "b": jnp.array([4.0])}
+    learner = quiet(tmp_path).build(model, optax.sgd, 0.1, train_step=line_step, predict_step=twice)
+    found = np.concatenate([*learner.predict(unlabelled())])
+    np.testing.assert_allclose(found, 2 * (X @ [[1.0], [2.0], [3.0]] + 4), rtol=1e-5, atol=1e-6)
+    with raises_code("step-valid-missing"):
+        learner.evaluate(unlabelled())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_model_brings_its_step_for_predictions(tmp_path, precision):
+    builder = quiet(tmp_path).precision(precision)
+    learner = builder.build(Halves(), optax.sgd, 0.1, train_step=lambda model, batch: {"loss": model.scale[...]})
+    outputs = [*learner.predict(unlabelled())]
+    assert [output["half"].shape for output in outputs] == [(len(batch["x"]), 3) for batch in unlabelled()]
+    assert {output["half"].dtype for output in outputs} == {np.dtype("float32")}
+    np.testing.assert_allclose(np.concatenate([output["half"] for output in outputs]), X / 2, rtol=1e-2)
+
+
+def test_a_valid_step_that_needs_labels_names_the_one_that_does_not(tmp_path):
+    learner = build(quiet(tmp_path))
+    with raises_code("batch-missing-key", "predict_step", key="t"):
+        list(learner.predict(unlabelled()))
+    learner = quiet(tmp_path).build(line(), optax.sgd, 0.1, train_step=line_step, predict_step=line_step)
+    with raises_code("batch-missing-key", "predict_step reads batch['t']"):
+        list(learner.predict(unlabelled()))
+
+
+def test_a_step_for_predictions_takes_a_model_and_a_batch(tmp_path):
+    with raises_code("step-function-signature"):
+        quiet(tmp_path).build(line(), optax.sgd, 0.1, train_step=line_step, predict_step=lambda batch: batch)
