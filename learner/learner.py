@@ -179,6 +179,8 @@ class Learner(Generic[ModelT]):
                 if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
                     self._fitted = True
                     self._evaluator.runner, result = finished
+                    if options.renderer is not None and processes.index == 0:
+                        _announce_finished(options.directory, result)
                     return result
                 state = None if checkpoint is None else first_state(plan, checkpoint)
                 if checkpoint is None:
@@ -385,6 +387,13 @@ class Learner(Generic[ModelT]):
     def _fit_trial(self, train: Any) -> "trials.Fit":
         train = self._train if train is None else train
         return lambda definition: Learner(definition, train).fit()
+
+
+def _announce_finished(directory: Path, result: LearningResult[Any]) -> None:
+    from learner.renderers.plain import write_lines
+    from learner.renderers.summary_text import heading
+
+    write_lines([f"{directory} has nothing left to do: {heading(result.summary)}"])
 
 
 def _announce_overview(planned: Any, run: Run) -> None:

@@ -16,7 +16,6 @@ from learner.cli.trust import require_trust
 from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError
 from learner.records.hub import SOURCE as PULLED
-from learner.renderers.summary_text import heading
 from learner.runs.layout import MARK, read_summary
 from learner.training.signals import TERMINATED
 from learner.training.watchdog import EXIT
@@ -96,8 +95,7 @@ def _train(config: RunConfig) -> int:
         end_stages()
         if jax.process_index() == 0:
             stopped_early = str(before.get("stopped_by")).startswith("early stopping")
-            how = "--early_stopping=null resumes it" if stopped_early else "--num_epochs=... makes it longer"
-            print(f"{config.directory} has nothing left to do: {heading(before)} ({how})")
+            print("--early_stopping=null resumes it" if stopped_early else "--num_epochs=... makes it longer")
         return 0
     codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
     reason = result.stopped_by.partition(":")[0]

@@ -17,6 +17,7 @@ import learner
 from learner import MetricEarlyStopping, ReduceOnPlateau
 from learner.checkpoint import CheckpointStore
 from learner.metrics import LearningRate
+from learner.renderers.plain import PlainRenderer
 from tests.support.codes import raises_code
 from tests.support.everything import END, GROUP, STEPS, Augmented, EveryRun, GrainRun, LightRun
 from tests.support.killed import KilledRun
@@ -403,8 +404,8 @@ FINISHED = {
 
 
 @pytest.mark.parametrize("how", some(FINISHED, {"num_steps inside of an epoch"}))
-def test_resume_finished_run(tmp_path, how):
-    """It returns at once, and writes nothing."""
+def test_resume_finished_run(tmp_path, how, capsys):
+    """It returns at once, writes nothing and, unless it is to be silent, shows one line."""
     make = lambda: FINISHED[how](quiet(tmp_path / "run").with_file_checkpointer())  # noqa: E731
     first = build_line(make()).fit(shuffled(), valid_data())
     before = tree_of(tmp_path)
@@ -418,6 +419,10 @@ def test_resume_finished_run(tmp_path, how):
     assert learner.evaluate(valid_data()) == {"Loss": first.history["valid/Loss"][-1]}
     with raises_code("learner-already-fitted"):
         learner.fit(shuffled())
+    assert capsys.readouterr().out == ""
+    build_line(make().resume().renderer(PlainRenderer())).fit(shuffled(), valid_data())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{tmp_path / 'run'} has nothing left to do: ")
 
 
 # -- rates and decisions -----------------------------------------------------------------------------------------------
