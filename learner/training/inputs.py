@@ -144,6 +144,13 @@ def valid_sources(
     named = {"valid": valid}
     if isinstance(valid, dict):
         arrays = [isinstance(value, np.ndarray | jax.Array) for value in valid.values()]
+        scalars = [str(name) for name, value in valid.items() if np.isscalar(value) or getattr(value, "ndim", 1) == 0]
+        if any(arrays) and scalars:
+            raise LearnerError(
+                f"the data is a dict whose {', '.join(scalars)} has no axis of rows; each field has one, [rows, ...], "
+                "also where there is a single row: x[None]",
+                code="data-validation-type",
+            )
         if not valid or (any(arrays) and (options.batch_size is None or not _is_arrays(valid))):
             raise LearnerError(
                 f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a "

@@ -281,6 +281,13 @@ def test_a_valid_step_that_needs_labels_names_the_one_that_does_not(tmp_path):
         list(learner.predict(unlabelled()))
 
 
+@pytest.mark.parametrize("label", [np.int32(3), np.array(3), jnp.int32(3), 3])
+def test_a_single_row_needs_an_axis_of_rows(tmp_path, label):
+    learner = build(quiet(tmp_path).with_batch_size(4))
+    with raises_code("data-validation-type", "label has no axis of rows"):
+        list(learner.predict({"x": X[0], "label": label}))
+
+
 def test_a_step_for_predictions_takes_a_model_and_a_batch(tmp_path):
     with raises_code("step-function-signature"):
         quiet(tmp_path).build(line(), optax.sgd, 0.1, train_step=line_step, predict_step=lambda batch: batch)
