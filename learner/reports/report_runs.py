@@ -92,7 +92,7 @@ def runs_table(runs: Sequence[RunReader], settings: Sequence[str], metrics: Sequ
     shown = _first_shown(runs)
     rows = []
     for index, run in enumerate(runs):
-        facts = {**run.config, **run.fingerprint}
+        facts = {**run.fingerprint, **run.config}
         best = [run.best(key) or run.history.last(key) for key in metrics]
         cells = [_cell(facts.get(key), short(text_of(facts.get(key)))) for key in settings]
         cells += [_cell(point and point.value, short(point.value) if point else "-") for point in best]

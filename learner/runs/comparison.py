@@ -1,9 +1,8 @@
 """Comparison of runs: the settings that differ, and the results."""
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, near
@@ -11,14 +10,17 @@ from learner.runs.flat_config import text_of
 from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
 from learner.util.metric_order import ordered
-from learner.util.text import aligned, by_number, count, duration, printable, short
+from learner.util.text import abbreviate, aligned, by_number, count, duration, printable, short
 
 ALWAYS_DIFFER = ("directory",)
 FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")
 PROGRAM = "train step"
+DERIVED = (".batches", ".rows per batch", ".first row")
 SECONDARY = ("last", "steps", "epoch", "epochs")
 """Columns that narrow terminals do without, the first ones first."""
 GAP = 2
+CELL = 24
+"""The most characters of a setting."""
 Row = dict[str, Any]
 
 
@@ -30,6 +32,7 @@ class Comparison:
       settings: the keys of the configs that differ; facts of the data that do (`data.train.rows`); and `train step`,
         where steps of one config compute something else.
       metrics: the keys of the metrics that are shown.
+      requested: the columns that `lines` shows at any width: metrics that were asked for, and the one to sort by.
       rows: a mapping for each run: `run`, `directory`, `status`, `epochs`, `steps`, `seconds`, the settings by key
         (with `config.` before one that is called like another column), and for each metric `<key> best`, `<key> best
         epoch` and `<key> last`, `None` where a run has none.
@@ -37,6 +40,7 @@ class Comparison:
 
     settings: tuple[str, ...]
     metrics: tuple[str, ...]
+    requested: tuple[str, ...]
     rows: tuple[Row, ...]
 
     def columns(self) -> list[str]:
@@ -48,39 +52,64 @@ class Comparison:
 
         Args:
           settings: the largest number of settings; None shows all.
-          width: of the terminal, in characters. If the table is wider, columns are left out whole, then rows and
-            columns change places, and then the last columns are counted only.
+          width: of the terminal, in characters. If the table is wider, columns are left out whole; then rows and
+            columns change places; then only the columns that fit are shown: those requested, the first metric, and the
+            first settings before the rest.
         """
-        shown = self.settings[:settings]
+        first = self.settings[:settings]
+        shown = [key for key in self.settings if key in first or _column(key) in self.requested]
+        columns = self._columns(shown, ())
         if width is None:
-            return aligned(self._table(shown, ()))
-        tables = [self._table(shown, SECONDARY[:number]) for number in range(len(SECONDARY) + 1)]
-        for table in (*tables, list(map(list, zip(*tables[-1], strict=True)))):
-            text = aligned(table)
+            return _table(columns.values())
+        for number in range(len(SECONDARY) + 1):
+            columns = self._columns(shown, SECONDARY[:number])
+            text = _table(columns.values())
             if max(map(len, text)) <= width:
                 return text
-        columns = list(zip(*tables[-1], strict=True))
-        used = itertools.accumulate(max(map(len, column)) + GAP for column in columns)
-        fitting = max(1, sum(end - GAP <= width for end in used))
-        text = aligned(list(zip(*columns[:fitting], strict=True)))
-        return [*text, f"{count(len(columns) - fitting, 'further column')}: --metric=NAME selects, --csv has all"]
+        text = aligned(list(columns.values()))
+        if max(map(len, text)) <= width:
+            return text
+        fitting = self._fitting(columns, shown, width)
+        hidden = count(len(columns) - len(fitting), "further column")
+        return [*_table(fitting), f"{hidden}: --metric=NAME selects, --csv has all"]
 
-    def _table(self, settings: Sequence[str], left_out: Sequence[str]) -> list[list[str]]:
-        """Return a row of titles and one for each run, without the columns `left_out`."""
-        names = ["run", "status", "epochs", "steps", "time", *map(_last_part(self.settings), settings)]
-        for key in self.metrics:
-            names += [key, "epoch", "last"]
-        kept = [number for number, name in enumerate(names) if name not in left_out or 5 <= number < 5 + len(settings)]
-        rows = [list(map(printable, names)), *(self._cells(row, settings, "last" in left_out) for row in self.rows)]
-        return [[row[number] for number in kept] for row in rows]
+    def _columns(self, settings: Sequence[str], left_out: Sequence[str]) -> dict[str, list[str]]:
+        """Return the columns as texts, titles first, by their names in `rows`; metrics by their keys."""
+        columns: dict[str, tuple[str, list[str]]] = {}
 
-    def _cells(self, row: Row, shown: Sequence[str], best_or_last: bool) -> list[str]:
-        cells = [printable(row["run"]), printable(row["status"].partition(":")[0]), str(row["epochs"])]
-        cells += [str(row["steps"]), duration(row["seconds"]), *(short(text_of(row[_column(key)])) for key in shown)]
+        def add(name: str, title: str, texts: Iterable[str]) -> None:
+            if title not in left_out or name in self.requested:
+                columns[name] = title, list(texts)
+
+        add("run", "run", (row["run"] for row in self.rows))
+        add("status", "status", (row["status"].partition(":")[0] for row in self.rows))
+        add("epochs", "epochs", (str(row["epochs"]) for row in self.rows))
+        add("steps", "steps", (str(row["steps"]) for row in self.rows))
+        add("seconds", "time", (duration(row["seconds"]) for row in self.rows))
+        title = _last_part(self.settings)
+        for key in settings:
+            texts = [" ".join(text_of(row[_column(key)]).split()) for row in self.rows]
+            columns[_column(key)] = title(key), [abbreviate(text, CELL) for text in texts]
         for key in self.metrics:
-            best, epoch, last = (row[f"{key} {what}"] for what in ("best", "best epoch", "last"))
-            cells += map(_cell, (last if best is None and best_or_last else best, epoch, last))
-        return cells
+            best, epoch, last = ([row[f"{key} {what}"] for row in self.rows] for what in ("best", "best epoch", "last"))
+            if "last" in left_out:
+                best = [b if a is None else a for a, b in zip(best, last, strict=True)]
+            add(key, key, map(_cell, best))
+            add(f"{key} best epoch", "epoch", map(_cell, epoch))
+            add(f"{key} last", "last", map(_cell, last))
+        return {name: list(map(printable, [title, *texts])) for name, (title, texts) in columns.items()}
+
+    def _fitting(self, columns: Mapping[str, list[str]], settings: Sequence[str], width: int) -> list[list[str]]:
+        """Return the columns that fit, in order: the most important ones, and the requested ones in any case."""
+        needed = [name for name in ("run", *self.requested, *self.metrics[:1]) if name in columns]
+        others = ["status", *map(_column, settings), *self.metrics, *columns]
+        kept, used = set(), -GAP
+        for name in dict.fromkeys([*needed, *others]):
+            size = max(map(len, columns[name])) + GAP
+            if name in needed or used + size <= width:
+                kept.add(name)
+                used += size
+        return [column for name, column in columns.items() if name in kept]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +117,7 @@ class _RunSummary:
     """The values of a run that a comparison shows, so that hundreds of long runs need not be in memory at once."""
 
     fixed: Row
+    from_file: bool
     config: dict[str, Any]
     fingerprint: dict[str, Any]
     best: dict[str, Point | None]
@@ -106,12 +136,21 @@ class _RunSummary:
         }
         best, last = ({key: find(key) for key in run.history} for find in (run.best, run.history.last))
         higher = frozenset(key for key, info in run.metrics.items() if info.higher_is_better)
-        return cls(fixed, run.config, run.fingerprint, best, last, higher)
+        return cls(fixed, run.has_config, run.config, run.fingerprint, best, last, higher)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config, the facts about the data, and the program."""
-        return {**self.config, **self.fingerprint}
+        """The config, and what else the run recorded: facts about the data, the program, the seed and the rate."""
+        return {**self.fingerprint, **self.config}
+
+    def in_common_form(self) -> "_RunSummary":
+        """Return the summary with the model and the schedule as runs from configs and from Python both have them."""
+        config = dict(self.config)
+        if isinstance(model := config.get("model"), str):
+            config["model"] = model.partition(" (")[0].rpartition(".")[2]
+        if isinstance(config.get("lr"), str):
+            config["lr"] = self.fingerprint.get("lr", config["lr"])
+        return dataclasses.replace(self, config=config)
 
 
 def compare(runs: Iterable[RunReader], metrics: Sequence[str] = (), sort: str | None = None) -> Comparison:
@@ -128,14 +167,19 @@ def compare(runs: Iterable[RunReader], metrics: Sequence[str] = (), sort: str | 
       LearnerError: there is no such metric or column.
     """
     summaries = list(map(_RunSummary.of, runs))
+    if len({run.from_file for run in summaries if run.config}) > 1:
+        summaries = [run.in_common_form() for run in summaries]
     known = list(dict.fromkeys(key for run in summaries for key in run.last))
     chosen = [key for name in metrics for key in _keys(name, known)] or _usual(summaries, known)
+    requested = list(chosen) if metrics else []
     chosen += [sort] if sort in known and sort not in chosen else []
     settings = _differing(summaries)
     rows = [_row(run, settings, chosen) for run in summaries]
     if sort is not None:
-        rows = _sorted(rows, summaries, sort, chosen, settings)
-    return Comparison(tuple(settings), tuple(chosen), tuple(rows))
+        column = _sort_column(sort, rows[0], chosen, settings)
+        rows = _sorted(rows, column, is_descending=any(column in run.higher for run in summaries))
+        requested = [*requested, column]
+    return Comparison(tuple(settings), tuple(chosen), tuple(dict.fromkeys(requested)), tuple(rows))
 
 
 def _keys(name: str, known: Sequence[str]) -> list[str]:
@@ -159,33 +203,53 @@ def _usual(runs: Sequence[_RunSummary], known: Sequence[str]) -> list[str]:
 
 
 def _differing(runs: Sequence[_RunSummary]) -> list[str]:
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    configs = [run.config for run in runs if run.config]
-    differing = [
-        key
-        for key in keys
-        if key not in ALWAYS_DIFFER
-        and any(_differ(config.get(key), configs[0].get(key)) for config in configs)  # None is shown as an absent one
-    ]
-    return differing + _differing_facts([run for run in runs if run.fingerprint], differing)
+    """Return the settings and facts that differ, those that all runs have before those that some lack."""
+    configs = [run for run in runs if run.config]
+    keys = dict.fromkeys(key for run in configs for key in run.config if key not in ALWAYS_DIFFER)
+    settings = [key for key in keys if _differs(key, configs)]
+    facts = _differing_facts([run for run in runs if run.fingerprint], settings)
+    found = _without_twins(settings, facts, runs)
+    return sorted(found, key=lambda key: any(run.settings.get(key) is None for run in configs))
+
+
+def _differs(key: str, runs: Sequence[_RunSummary]) -> bool:
+    """Return True if a setting differs between the runs that may have it: configs and runs from Python have different
+    keys. None does not differ from an absent one, as both are shown alike.
+    """
+    kinds = {run.from_file for run in runs if key in run.config}
+    first, *others = (run.settings.get(key) for run in runs if run.from_file in kinds or key in run.settings)
+    return any(type(value) is not type(first) or value != first for value in others)
+
+
+def _without_twins(settings: Sequence[str], facts: Sequence[str], runs: Sequence[_RunSummary]) -> list[str]:
+    """Return settings and facts without those that say the same: of `train.batch_size` and the fact
+    `data.train.batch_size`, the setting, or the fact if only that one is known of all runs.
+    """
+    dropped: set[str] = set()
+    for fact in facts:
+        values = [run.settings.get(fact) for run in runs]
+        named = {key: [run.settings.get(key) for run in runs] for key in settings if _name(key) == _name(fact)}
+        twins = {k: own for k, own in named.items() if all(a in (None, b) for a, b in zip(own, values, strict=True))}
+        dropped |= {fact} if values in twins.values() else set(twins)
+    return [key for key in (*settings, *facts) if key not in dropped]
+
+
+def _name(key: str) -> str:
+    return key.rpartition(".")[2].removeprefix("with_")
 
 
 def _differing_facts(runs: Sequence[_RunSummary], settings: Sequence[str]) -> list[str]:
-    """Return the keys of the fingerprints that differ. Programs of different configs always differ, and the first row
-    of the data is shown only where no other fact differs.
+    """Return the keys of the fingerprints that differ. Programs of different configs always differ, and facts that
+    follow from others are shown only where no other fact differs.
     """
     keys = dict.fromkeys(key for run in runs for key in run.fingerprint if key.startswith("data."))
     facts = [key for key in keys if len({str(run.fingerprint.get(key)) for run in runs}) > 1]
-    facts = [key for key in facts if not key.endswith("first row")] or facts
+    facts = [key for key in facts if not key.endswith(DERIVED)] or facts
     programs: dict[str, set[str]] = {}
     for run in runs:
         config = str([run.fingerprint.get("versions"), *(run.config.get(key) for key in settings)])
         programs.setdefault(config, set()).add(str(run.fingerprint.get(PROGRAM)))
     return facts + [PROGRAM] * any(len(matching) > 1 for matching in programs.values())
-
-
-def _differ(a: Any, b: Any) -> bool:
-    return type(a) is not type(b) or a != b
 
 
 def _row(run: _RunSummary, settings: Sequence[str], metrics: Sequence[str]) -> Row:
@@ -200,21 +264,24 @@ def _value(point: Point | None) -> float | str | None:
     return None if point is None else point.value
 
 
-def _sorted(
-    rows: list[Row], runs: Sequence[_RunSummary], sort: str, metrics: Sequence[str], settings: Sequence[str]
-) -> list[Row]:
+def _sort_column(sort: str, row: Row, metrics: Sequence[str], settings: Sequence[str]) -> str:
+    """Return the key of the metric, or the column of `row`, that `sort` names."""
     key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
     names = {_last_part(settings)(setting): _column(setting) for setting in settings}
-    column, sign = names.get(sort, "seconds" if sort == "time" else sort), 1.0
-    if key is not None:
-        best = f"{key} best"
-        column = best if any(row[best] is not None for row in rows) else f"{key} last"
-        sign = -1.0 if any(key in run.higher for run in runs) else 1.0
-    if column not in rows[0]:
+    column = key or names.get(sort, "seconds" if sort == "time" else sort)
+    if key is None and column not in row:
         raise LearnerError(
-            f"there is no column {sort!r} to sort by: {near(sort, [*metrics, *names, *rows[0]])}",
+            f"there is no column {sort!r} to sort by: {near(sort, [*metrics, *names, *row])}",
             code="run-column-unknown",
         )
+    return column
+
+
+def _sorted(rows: list[Row], column: str, is_descending: bool) -> list[Row]:
+    if column not in rows[0]:  # a metric
+        best = f"{column} best"
+        column = best if any(row[best] is not None for row in rows) else f"{column} last"
+    sign = -1.0 if is_descending else 1.0
 
     def rank(row: Row) -> tuple[int, float, Any]:
         value = row[column]
@@ -229,6 +296,10 @@ def _sorted(
 def _column(setting: str) -> str:
     """Return the column of a setting, whose key may equal that of another column."""
     return f"config.{setting}" if setting in FIXED else setting
+
+
+def _table(columns: Iterable[Sequence[str]]) -> list[str]:
+    return aligned(list(zip(*columns, strict=True)))
 
 
 def _cell(value: float | str | None) -> str:

@@ -33,6 +33,8 @@ from learner.util.number_checks import is_finite
 from learner.util.text import duration, printable
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
+SCHEDULE = "the schedule"
+"""The key of the learning rate's schedule in a fingerprint."""
 TIME_PARTS = ("total", "compile", "data", "train", "valid", "save", "other")
 SILENT = 300
 """Seconds without a sign of a run on another machine, after which it counts as dead."""
@@ -197,11 +199,17 @@ class RunReader:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Facts about the data by dotted keys (`data.train.rows`), and `train step`, eight digits that differ if the
-        train step or the optimizer computes something else, from the newest start. Runs of old versions have none.
+        train step or the optimizer computes something else, from the newest start; also `seed` and `lr`, as all runs
+        record them. Runs of old versions have none.
         """
         recorded = self._recorded("fingerprint")
         data, programs = recorded.get("data"), recorded.get("programs")
         facts = flat({"data": data}) if isinstance(data, Mapping) else {}
+        if isinstance(settings := recorded.get("settings"), Mapping):
+            schedules = settings.get("schedules")
+            schedule = schedules.get(SCHEDULE) if isinstance(schedules, Mapping) else None
+            values = {"seed": settings.get("seed"), "lr": schedule or settings.get("learning rate")}
+            facts |= {key: value for key, value in values.items() if value is not None}
         if isinstance(programs, Mapping) and isinstance(hashes := programs.get("hashes"), Mapping):
             parts = [f"{name} {text}" for name, text in sorted(hashes.items()) if not name.startswith("valid")]
             facts["train step"] = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]

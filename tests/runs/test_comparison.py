@@ -77,8 +77,76 @@ def test_the_table_on_narrow_terminals(runs):
         "valid/Loss        1       1",
         "valid/Score     0.7     0.9",
     ]
-    assert found.lines(width=20)[:-1] == ["run  status    time", "a     ended  21.0 s", "b     ended  21.0 s"]
+    assert found.lines(width=20)[:-1] == ["run   lr  valid/Loss", "a    0.1           1", "b    0.2           1"]
     assert found.lines(width=20)[-1].startswith("3 further columns: ")
+
+
+def test_requested_columns_are_shown_at_any_width(tmp_path):
+    """However many settings differ, and where runs would be too many columns."""
+    for number in range(9):
+        keys = "".join(f"key{i}: {number}\n" for i in range(30))
+        write_run(tmp_path / f"run-{number}", {"valid/Loss": [1.0], "valid/Score": [0.5], "train/A": [1]}, config=keys)
+    runs = find_runs([tmp_path])
+
+    def titles(width, *args, **kwargs):
+        return compare(runs, *args, **kwargs).lines(6, width)[0].split()
+
+    assert titles(60)[:3] == ["run", "status", "key0"]
+    assert titles(60)[-1] == titles(10)[-1] == "valid/Loss"
+    assert titles(60, ["Score"])[-1] == titles(10, ["Score"])[-1] == "valid/Score"
+    assert titles(60, sort="train/A")[-2:] == ["valid/Loss", "train/A"]
+    assert "key29" in titles(60, sort="key29")
+    assert "time" in titles(40, sort="time")
+    assert titles(30, sort="valid/Loss last")[-2:] == ["valid/Loss", "last"]
+    assert titles(30, sort="directory")[0] == "run"  # not a column of the table
+    assert titles(10, ["Loss", "Score"], sort="steps") == ["run", "steps", "valid/Loss", "valid/Score"]
+
+
+def test_settings_of_one_optimizer_come_last(tmp_path):
+    for name, optimizer in (("a", "{class_path: AdamW, init_args: {b1: 0.9}}"), ("b", "SGD")):
+        write_run(tmp_path / name, config=f"optimizer: {optimizer}\nlr: 0.{len(optimizer)}\nseed: {len(optimizer)}\n")
+    assert compare(find_runs([tmp_path])).settings == ("optimizer", "lr", "seed", "optimizer.b1")
+
+
+def test_long_settings_are_shortened(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, config=f"lr: {name * 50}\n")
+    assert compare(find_runs([tmp_path])).lines()[1].split()[6] == "aaaaaaaaaaaa…aaaaaaaaaaa"
+
+
+def write_start(directory, settings=None, config=None, **train):
+    """Write a run with the facts that it records at its start; without `config`, of a run from Python."""
+    write_run(directory, config=config and json.dumps(config))
+    path = directory / "journal.jsonl"
+    start, *lines = map(json.loads, path.read_text().splitlines())
+    facts = {"seed": 0, "learning rate": None, "schedules": {"the schedule": "Cosine(first=0.1) in 9 steps"}}
+    start |= {"config": settings, "fingerprint": {"data": {"train": train}, "settings": facts}}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (start, *lines)))
+
+
+def test_a_seed_is_one_column(tmp_path):
+    """The data's order follows it; numbers of batches follow from their size."""
+    for seed in (0, 1):
+        config = {"seed": seed, "train": {"batch_size": 8 + seed, "shuffle": True}}
+        write_start(tmp_path / f"{seed}", config=config, seed=seed, batch_size=8 + seed, batches=3 - seed)
+    assert compare(find_runs([tmp_path])).settings == ("seed", "train.batch_size")
+
+
+def test_runs_from_python_beside_those_from_configs(tmp_path):
+    """Only what both know can differ."""
+    schedule = {"class_path": "Cosine", "init_args": {"first": 0.1}}
+    for name in ("yaml", "other"):
+        config = {"model": "mine.MLP", "lr": schedule, "train": {"batch_size": 8, "shuffle": True}}
+        write_start(tmp_path / name, config=config, batch_size=8)
+    settings = {"model": "MLP (flax.nnx)", "lr": "Cosine(first=0.1) in 9 steps", "seed": 0, "precision": "float32"}
+    write_start(tmp_path / "python", {**settings, "with_batch_size": 8}, batch_size=8)
+    assert compare(find_runs([tmp_path])).settings == ()
+    write_start(tmp_path / "python2", {**settings, "model": "CNN (flax.nnx)", "with_batch_size": 16}, batch_size=16)
+    found = compare(find_runs([tmp_path]))
+    assert found.settings == ("model", "data.train.batch_size")
+    assert {row["run"]: row["model"] for row in found.rows} == {
+        "yaml": "MLP", "other": "MLP", "python": "MLP", "python2": "CNN",
+    }  # fmt: skip
 
 
 def test_many_metrics_make_a_column_of_each_run(tmp_path):
