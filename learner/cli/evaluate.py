@@ -17,10 +17,11 @@ from learner.cli.trust import require_trust
 from learner.errors import LearnerError
 from learner.learner import Learner
 from learner.records import hub
+from learner.renderers import lines
 from learner.training.directory import holds_run
 from learner.training.evaluation import Evaluator
 from learner.training.follow import follow
-from learner.util.text import aligned, short
+from learner.util.text import aligned, printable
 
 EVALUATE = """\
 Prints the metrics of the newest checkpoint of the run in DIR on its validation data. With --split=test --data=FILE, it
@@ -69,11 +70,9 @@ def evaluate(words: Sequence[str]) -> int:
         if split is not None:
             return _evaluate_into(learner, data, split, line.follow)
         splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
-        rows = [
-            [f"{split}/{key}", _text(v)] for split, each in splits.items() for key, v in learner.evaluate(each).items()
-        ]
+        values = {f"{name}/{key}": v for name, each in splits.items() for key, v in learner.evaluate(each).items()}
         if jax.process_index() == 0:
-            print("\n".join([*_checkpoint_line(learner), *aligned(rows)]))
+            print("\n".join([*_checkpoint_line(learner), *_lines(values)]))
     return 0
 
 
@@ -83,9 +82,9 @@ def _evaluate_into(learner: Learner[Any], data: Any, split: str, follows: bool) 
     chosen = (evaluator.evaluate_checkpoint(data, split, **evaluator.choice()) for _ in range(1))
     for evaluation in follow(learner.definition, data, split) if follows else chosen:
         prefix = f"{split}-" if isinstance(data, dict) else f"{split}/"
-        rows = [[prefix + name, _text(value)] for name, value in evaluation.values.items()]
+        values = {prefix + name: value for name, value in evaluation.values.items()}
         if jax.process_index() == 0:
-            print("\n".join([evaluation.checkpoint, *aligned(rows)]), flush=True)
+            print("\n".join([evaluation.checkpoint, *_lines(values)]), flush=True)
     return 0
 
 
@@ -171,8 +170,10 @@ def _checkpoint_line(learner: Learner[Any]) -> list[str]:
     return [f"checkpoint: step {entry.step}, {f'epoch {entry.epoch}' if entry.epoch else 'inside an epoch'}"]
 
 
-def _text(value: float | str) -> str:
-    return short(value) if isinstance(value, str) else f"{value:.6g}"
+def _lines(values: Mapping[str, float | str]) -> list[str]:
+    """Return a line for each number, and the text metrics with their line breaks below."""
+    rows = [[printable(key), f"{value:.6g}"] for key, value in values.items() if not isinstance(value, str)]
+    return [*aligned(rows), *lines.texts(values)]
 
 
 def _loader(path: str) -> Any:

@@ -90,17 +90,18 @@ def values(values: Mapping[str, float | str], monitor: str | None = None, width:
     return joined(fitting, cells), len(important) - fitting
 
 
-def texts(values: Mapping[str, float | str]) -> list[str]:
-    """Return the text values by key, indented, with their line breaks.
+def texts(values: Mapping[str, float | str], epochs: Mapping[str, int] | None = None) -> list[str]:
+    """Return the text values by key, indented, with their line breaks and the epochs that they are of.
 
-    >>> texts({"train/Loss": 0.5, "valid/Confusion": "4 1\\n0 5"})
-    ['  valid Confusion:', '    4 1', '    0 5']
+    >>> texts({"train/Loss": 0.5, "valid/Confusion": "4 1\\n0 5"}, {"valid/Confusion": 3})
+    ['  valid Confusion of epoch 3:', '    4 1', '    0 5']
     """
     shown: list[str] = []
     for key in ordered(values):
         value = values[key]
         if isinstance(value, str):
-            shown.append(f"  {printable(key.replace('/', ' ', 1))}:")
+            epoch = f" of epoch {epochs[key]}" if epochs else ""
+            shown.append(f"  {printable(key.replace('/', ' ', 1))}{epoch}:")
             shown += [f"    {printable(line)}" for line in value.splitlines()]
     return shown
 

@@ -49,6 +49,7 @@ def messages(content: Sequence[Message], earlier: int) -> str:
     return f'<div style="margin: 8px 0">{"".join([*first, *(paragraph(*entry) for entry in bold)])}</div>'
 
 
-def texts(values: Mapping[str, str]) -> str:
-    """Return the text metrics with their layout."""
-    return "".join(paragraph(key) + preformatted(value.splitlines()) for key, value in values.items())
+def texts(values: Mapping[str, str], epochs: Mapping[str, int]) -> str:
+    """Return the text metrics with their layout, and the epochs that they are of."""
+    titles = {key: paragraph(f"{key} of epoch {epochs[key]}") for key in values}
+    return "".join(titles[key] + preformatted(value.splitlines()) for key, value in values.items())

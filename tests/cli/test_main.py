@@ -391,6 +391,48 @@ def test_evaluate(learner, config):
     assert "epoch" in err
 
 
+LABELS = """
+import jax.numpy as jnp
+from learner import ClassificationOutput
+
+def step(model, batch):
+    scores = batch["x"] @ model["w"] - 1
+    return ClassificationOutput.from_logits(jnp.stack([-scores, scores], -1), (batch["y"] > 1).astype(jnp.int32))
+"""
+
+
+@pytest.fixture
+def classified(learner, config):
+    """A run with metrics that are tables."""
+    Path("labels.py").write_text(LABELS)
+    tables = [{"class_path": "ConfusionMatrix", "init_args": {"classes": 2}}]
+    tables += [{"class_path": "Recall", "init_args": {"classes": 2, "average": "none"}}]
+    steps = {"train_step": "labels.step", "valid_step": "labels.step"}
+    code, _, err = learner("fit", config, *(f"--{key}={value}" for key, value in steps.items()),
+                           f"--metric_valid={json.dumps(tables)}", "--lr=0.001")  # fmt: skip
+    assert code == 0, err
+
+
+def test_evaluate_prints_tables(learner, classified):
+    """Below the numbers, with their lines."""
+    for words in ([], ["--split=test"]):
+        code, out, err = learner("evaluate", "run", *words)
+        assert code == 0, err
+        split = "test" if words else "valid"
+        lines = out.splitlines()
+        assert [line.split()[0] for line in lines[1:-7]] == [f"{split}/Loss"]
+        # all scores are about -1, and the targets of 8 of 12 rows are 1
+        assert lines[-7:] == [
+            f"  {split} Confusion Matrix:",
+            "    label  0  1",
+            "    0      4  0",
+            "    1      8  0",
+            f"  {split} Recall (per class):",
+            "    0  1.0000",
+            "    1  0.0000",
+        ]
+
+
 @pytest.mark.full
 def test_export_model(learner, trained):
     pytest.importorskip("flatbuffers")

@@ -231,6 +231,8 @@ def test_messages_texts_and_files(renderer, shown, play, summary):
     assert texts.index("5 earlier messages in experiment.log") + 1 == texts.index("message 5")
     assert ("b", "warning: message 14") in page.texts
     assert ("pre", "1 0\n0 1") in page.texts
+    assert ("div", "valid/Confusion of epoch 1") in page.texts
+    assert "  valid Confusion of epoch 1:\n    1 0\n    0 1\n" in shown[-1][0]["text/plain"]
     assert texts[-1] == "checkpoints: checkpoint/45 (epoch 1, best)"
 
 

@@ -479,7 +479,7 @@ def test_validations_inside_an_epoch_and_texts_have_their_lines(make, out, play)
     play.validate(renderer, 1, 30, Confusion="1 0\n0 1")
     play.end(renderer)
     assert Screen(out.getvalue()).lines()[8:] == [
-        "  valid Confusion:",
+        "  valid Confusion of epoch 1:",
         "    1 0",
         "    0 1",
         "ended at epoch 3, step 135, 4.6 s: num_epochs",
