@@ -24,7 +24,7 @@ from learner.steps.train_state import TrainState
 from learner.training.agreement import propagate_failures
 from learner.training.batch_split import resolve_split
 from learner.training.definition import TrainingDefinition
-from learner.training.evaluation import Evaluator
+from learner.training.evaluation import Evaluator, MetricValues
 from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
 from learner.training.preparation import prepare_programs
@@ -219,10 +219,9 @@ class Learner(Generic[ModelT]):
         """
         return self._evaluator.entry
 
-    def evaluate(
-        self, data: Any, split: str | None = None, checkpoint: int | str | None = None
-    ) -> dict[str, float | str]:
-        """Return the metrics of the valid step over all of `data`, by name.
+    def evaluate(self, data: Any, split: str | None = None, checkpoint: int | str | None = None) -> MetricValues:
+        """Return the metrics of the valid step over all of `data`, by name. Metrics that are tables are texts, and
+        arrays in `arrays` of the result.
 
         Without `split` and `checkpoint`, the trained model is evaluated after `fit`; before, the checkpoint that
         `resume()` or `checkpoint()` chose, or else the model as given. With one of them, a checkpoint of the run is.

@@ -35,6 +35,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from learner.errors import LearnerError
 
@@ -94,6 +95,10 @@ class MetricBase:
     def text(self, value: Any) -> str:
         """Format the value; metrics that are not numeric override it. `value` is on the host."""
         return f"{float(value):.6g}"
+
+    def arrays(self, value: Any) -> Any:
+        """Return the value as NumPy arrays, for `arrays` of what `Learner.evaluate` returns. `value` is on the host."""
+        return jax.tree.map(np.asarray, value)
 
 
 def all_within(metric: MetricBase) -> Iterator[MetricBase]:

@@ -147,6 +147,10 @@ class ConfusionMatrix(MatrixMetric):
         """Return, on the host, uint64 `[classes, classes]`; rows are labels and columns predictions."""
         return self.counts(value)[:-1, :-1]
 
+    def arrays(self, value: Count) -> np.ndarray:
+        """Return `matrix(value)`."""
+        return self.matrix(value)
+
     def picture(self, value: Count) -> np.ndarray:
         """Return, on the host, uint8 `[side, side]` in greys, a square of pixels for each label (rows) and predicted
         class (columns). It is darker if more of the label's rows were predicted so: white is none of them and black

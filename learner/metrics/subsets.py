@@ -66,6 +66,10 @@ class Subset(Metric):
         """Return the text of the wrapped metric."""
         return self._metric.text(value)
 
+    def arrays(self, value: Any) -> Any:
+        """Return the arrays of the wrapped metric."""
+        return self._metric.arrays(value)
+
 
 class By(Metric):
     """A metric of each group of rows, as a text at the end of a split: `cats 0.5, dogs 0.75`.
@@ -138,6 +142,10 @@ class _CollectedSubset(CollectingMetric):
     def text(self, value: Any) -> str:
         """Return the text of the wrapped metric."""
         return self._metric.text(value)
+
+    def arrays(self, value: Any) -> Any:
+        """Return the arrays of the wrapped metric."""
+        return self._metric.arrays(value)
 
 
 class _CollectedBy(CollectingMetric):

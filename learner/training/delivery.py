@@ -10,7 +10,7 @@ from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, Samp
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.steps.finite import nonfinite_text
-from learner.training.host_metrics import HostMetrics, Pictures, Values
+from learner.training.host_metrics import Arrays, HostMetrics, Pictures, Values
 from learner.training.messages import (
     Callback,
     EpochFinished,
@@ -73,6 +73,11 @@ class Delivery(ThreadOwned):
         self._log_offsets_before_validation: Mapping[str, Any] = {}
         self._split_began: dict[str, float] = {}
         self._epoch_began = now()
+
+    @property
+    def arrays(self) -> Arrays:
+        """See `HostMetrics`."""
+        return self._host_metrics.arrays
 
     @property
     def has_listeners(self) -> bool:

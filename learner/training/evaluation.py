@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -34,6 +34,19 @@ from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.validation import validate_split
 
 
+class MetricValues(dict[str, float | str]):
+    """The metrics of an evaluation by name: numbers, and the texts of those that are tables.
+
+    Attributes:
+      arrays: the values of the latter by name, as NumPy arrays: `[classes]`, or `[classes, classes]` of a
+        `ConfusionMatrix`; for metrics of your own, what their `arrays` returns.
+    """
+
+    def __init__(self, values: Mapping[str, float | str], arrays: Mapping[str, Any]):
+        super().__init__(values)
+        self.arrays = dict(arrays)
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """The metrics of a checkpoint.
@@ -50,7 +63,7 @@ class Evaluation:
     step: int
     is_best: bool
     path: str
-    values: dict[str, float | str]
+    values: MetricValues
 
     @property
     def checkpoint(self) -> str:
@@ -73,9 +86,7 @@ class Evaluator:
         self._loaned: Runner | None = None  # for checkpoints, where the learner has no model of its own
         self.entry: Entry | None = None
 
-    def evaluate(
-        self, data: Any, split: str | None = None, checkpoint: int | str | None = None
-    ) -> dict[str, float | str]:
+    def evaluate(self, data: Any, split: str | None = None, checkpoint: int | str | None = None) -> MetricValues:
         """Return the metrics of the valid step over all of `data`, by name; see `Learner.evaluate`."""
         if split is None and checkpoint is None:
             processes = hosts()
@@ -118,7 +129,9 @@ class Evaluator:
             def read(store: CheckpointStore, entry: Entry) -> tuple[Runner, Evaluation]:
                 runner, is_best = self._with_model(entry, store), entry == store.best()
                 trained, shown_epoch = trained_until(entry, store.progress(entry.step))
-                return runner, Evaluation(shown_epoch, trained.step, is_best, str(store.path(entry.step)), {})
+                return runner, Evaluation(
+                    shown_epoch, trained.step, is_best, str(store.path(entry.step)), MetricValues({}, {})
+                )
 
             before = None if self.runner is None else self.runner.leaves
             try:
@@ -195,9 +208,7 @@ class Evaluator:
         return self.runner
 
 
-def evaluate(
-    definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup
-) -> dict[str, float | str]:
+def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> MetricValues:
     """Return the metrics of the valid step over all batches of all processes, by name."""
     refuse_endless(inputs)
     sizes = {split: [inputs.batch_shapes(split), source.batches] for split, source in inputs.valid.items()}
@@ -224,7 +235,12 @@ def evaluate(
         reporter.close()
         for source in inputs.valid.values():
             source.close()
-    return {key.removeprefix("valid/").removeprefix("valid-"): values[-1] for key, values in reporter.history.items()}
+    values = {_name(key): values[-1] for key, values in reporter.history.items()}
+    return MetricValues(values, {_name(key): arrays() for key, arrays in reporter.arrays.items()})
+
+
+def _name(key: str) -> str:
+    return key.removeprefix("valid/").removeprefix("valid-")
 
 
 def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from learner.util.ownership import ThreadOwned
 
 Values = dict[str, float | str]
 Pictures = dict[str, Callable[[], np.ndarray]]
+Arrays = dict[str, Callable[[], Any]]
 
 
 class HostMetrics(ThreadOwned):
@@ -28,6 +29,9 @@ class HostMetrics(ThreadOwned):
       rows: of collecting metrics.
       history: the values so far. An earlier process of the run has reported those that are undefined.
       warn: shows a warning to people, and logs it.
+
+    Attributes:
+      arrays: by key, functions that return the newest values of metrics that are texts as arrays.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class HostMetrics(ThreadOwned):
         warn: Callable[[str], None],
     ):
         self._metrics, self.rows, self._warn = metrics, rows, warn
+        self.arrays: Arrays = {}
         self._reported = _undefined_in(history)  # names of metrics that were reported as undefined
 
     def update(self, read: StepsRead, numbers: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -81,6 +86,8 @@ class HostMetrics(ThreadOwned):
                 value = metric.compute()
                 metric.reset()
             values[metric.name] = _number(value) if metric.numeric else metric.text(value)
+            if not metric.numeric:
+                self.arrays[f"{finished.split}/{metric.name}"] = functools.partial(metric.arrays, value)
             if callable(draw := getattr(metric, "picture", None)):
                 pictures[metric.name] = functools.partial(draw, value)
         self.rows.discard(finished.split)

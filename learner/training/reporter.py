@@ -24,7 +24,7 @@ from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.steps.finite import NonFinitePolicy
 from learner.training.delivery import Delivery
-from learner.training.host_metrics import HostMetrics
+from learner.training.host_metrics import Arrays, HostMetrics
 from learner.training.in_flight import InFlightLimiter
 from learner.training.messages import (
     Callback,
@@ -312,6 +312,11 @@ class Reporter(ThreadOwned):
     def history(self) -> History:
         """The value of every metric at every epoch and validation. Other threads may read it after `wait`."""
         return self._delivery.history
+
+    @property
+    def arrays(self) -> Arrays:
+        """By key, functions that return the newest values of metrics that are texts as arrays; read as `history`."""
+        return self._delivery.arrays
 
     def history_of(self, member: int | None) -> History:
         """Return the history of a member of a population, or that of the run; see `history`."""

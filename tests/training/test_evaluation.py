@@ -8,9 +8,10 @@ import optax
 import pytest
 from flax import nnx
 
-from learner import RegressionOutput
+from learner import ClassificationOutput, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.distributed.process_group import SingleProcess
+from learner.metrics import AUROC, Accuracy, By, ConfusionMatrix, Recall, Subset
 from learner.reports import html_report
 from learner.runs import RunReader, compare
 from learner.training.evaluation import Evaluator
@@ -111,6 +112,33 @@ def test_a_model_without_the_weights_of_its_run_is_noticed(tmp_path, trained):
 def test_several_sets_at_once(tmp_path, trained):
     trained[0].evaluate({"clean": batches(), "noisy": batches(8)}, split="test")
     assert {"test-clean/Loss", "test-noisy/Loss"} <= {*RunReader(tmp_path / "run").history}
+
+
+def test_tables_are_arrays_too(tmp_path):
+    """By name; of several sets by theirs too. Texts stay, and numbers are no arrays."""
+
+    def step(model, batch):
+        return ClassificationOutput.from_logits(batch["x"], batch["t"])
+
+    tables = ConfusionMatrix(2), Recall(2, average="none"), Subset(ConfusionMatrix(2), "targets", 1, "ones")
+    tables += (By(Accuracy(), "targets", ["zeros", "ones"]), AUROC(average="none"))
+    builder = quiet(tmp_path / "run").with_batch_size(3)
+    for metric in tables:
+        builder = builder.metric_valid(metric)
+    learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=step)
+    logits = np.array([[1, 0], [0, 1], [1, 0], [0, 1]], np.float32)  # of the classes 0, 1, 0, 1
+    data = {"x": logits, "t": np.array([0, 0, 1, 1], np.int32)}
+    values = learner.evaluate(data)
+    assert isinstance(values["Recall (per class)"], str)
+    assert {name: array.tolist() for name, array in values.arrays.items()} == {
+        "Confusion Matrix": [[1, 1], [1, 1]],
+        "Recall (per class)": [0.5, 0.5],
+        "Confusion Matrix of ones": [[0, 0], [1, 1]],
+        "Accuracy by targets": [0.5, 0.5],
+        "AUROC (per class)": [0.5, 0.5],
+    }
+    several = learner.evaluate({"a": data, "b": data})
+    assert several.arrays["b/Confusion Matrix"].tolist() == [[1, 1], [1, 1]]
 
 
 def test_a_dict_of_arrays_is_one_set(tmp_path, trained):
