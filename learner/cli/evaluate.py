@@ -1,5 +1,6 @@
 """`learner evaluate` and `learner predict`: metrics and outputs of a run's checkpoint."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from learner.learner import Learner
 from learner.records import hub
 from learner.renderers import lines
 from learner.training.directory import holds_run
-from learner.training.evaluation import Evaluator
+from learner.training.evaluation import Evaluator, MetricValues
 from learner.training.follow import follow
+from learner.util.json_values import encode
 from learner.util.text import aligned, printable
 
 EVALUATE = """\
@@ -51,6 +53,8 @@ def evaluate(words: Sequence[str]) -> int:
     parser.add_argument("--split", metavar="NAME", help=about)
     about = "evaluate each checkpoint of a run as it appears, once each, until the run is over (split: eval)"
     parser.add_argument("--follow", action="store_true", help=about)
+    about = "print an object with the checkpoint's epoch and step, and the values by key; tables are arrays"
+    parser.add_argument("--json", action="store_true", help=about)
     line = parser.read(words)
     directory = line.directory
     require_trust(directory, line.trust)
@@ -68,24 +72,49 @@ def evaluate(words: Sequence[str]) -> int:
                 directory=directory,
             )
         if split is not None:
-            return _evaluate_into(learner, data, split, line.follow)
+            return _evaluate_into(learner, data, split, line.follow, line.json)
         splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
-        values = {f"{name}/{key}": v for name, each in splits.items() for key, v in learner.evaluate(each).items()}
-        if jax.process_index() == 0:
-            print("\n".join([*_checkpoint_line(learner), *_lines(values)]))
+        values = {f"{name}/": learner.evaluate(each) for name, each in splits.items()}
+        entry = learner.loaded_checkpoint
+        place = {} if entry is None else {"epoch": entry.epoch, "step": entry.step}
+        _print(_checkpoint_line(learner), place, values, line.json)
     return 0
 
 
-def _evaluate_into(learner: Learner[Any], data: Any, split: str, follows: bool) -> int:
+def _evaluate_into(learner: Learner[Any], data: Any, split: str, follows: bool, as_json: bool) -> int:
     """Evaluate checkpoints, print the values, and write them into the run as a split."""
     evaluator = Evaluator(learner.definition)
     chosen = (evaluator.evaluate_checkpoint(data, split, **evaluator.choice()) for _ in range(1))
     for evaluation in follow(learner.definition, data, split) if follows else chosen:
         prefix = f"{split}-" if isinstance(data, dict) else f"{split}/"
-        values = {prefix + name: value for name, value in evaluation.values.items()}
-        if jax.process_index() == 0:
-            print("\n".join([evaluation.checkpoint, *_lines(values)]), flush=True)
+        place = {"epoch": evaluation.epoch, "step": evaluation.step}
+        _print([evaluation.checkpoint], place, {prefix: evaluation.values}, as_json)
     return 0
+
+
+def _print(head: Sequence[str], place: dict[str, Any], values: Mapping[str, MetricValues], as_json: bool) -> None:
+    """Print values by key: a line for each number, and texts with their line breaks below; or an object on one line.
+
+    Args:
+      head: the checkpoint, for people.
+      place: its epoch and step.
+      values: by the beginning of their keys.
+      as_json: print arrays rather than their texts.
+    """
+    if jax.process_index() != 0:
+        return
+    by_key = {prefix + name: value for prefix, each in values.items() for name, value in each.items()}
+    if as_json:
+        for prefix, each in values.items():
+            by_key |= {prefix + name: jax.tree.map(_plain, arrays) for name, arrays in each.arrays.items()}
+        print(json.dumps(encode({**place, **by_key}), allow_nan=False), flush=True)
+        return
+    rows = [[printable(key), f"{value:.6g}"] for key, value in by_key.items() if not isinstance(value, str)]
+    print("\n".join([*head, *aligned(rows), *lines.texts(by_key)]), flush=True)
+
+
+def _plain(array: Any) -> Any:
+    return np.asarray(array).tolist()
 
 
 def predict(words: Sequence[str]) -> int:
@@ -168,12 +197,6 @@ def _checkpoint_line(learner: Learner[Any]) -> list[str]:
     if entry is None:
         return []
     return [f"checkpoint: step {entry.step}, {f'epoch {entry.epoch}' if entry.epoch else 'inside an epoch'}"]
-
-
-def _lines(values: Mapping[str, float | str]) -> list[str]:
-    """Return a line for each number, and the text metrics with their line breaks below."""
-    rows = [[printable(key), f"{value:.6g}"] for key, value in values.items() if not isinstance(value, str)]
-    return [*aligned(rows), *lines.texts(values)]
 
 
 def _loader(path: str) -> Any:

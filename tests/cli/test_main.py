@@ -433,6 +433,20 @@ def test_evaluate_prints_tables(learner, classified):
         ]
 
 
+def test_evaluate_as_json(learner, classified):
+    """One object on a line, with the numbers of tables."""
+    code, out, _ = learner("evaluate", "run", "--json")
+    assert code == 0
+    values = json.loads(out)
+    assert values.keys() == {"epoch", "step", "valid/Loss", "valid/Confusion Matrix", "valid/Recall (per class)"}
+    assert (values["epoch"], values["step"]) == (2, 6)
+    assert values["valid/Confusion Matrix"] == [[4, 0], [8, 0]]
+    assert values["valid/Recall (per class)"] == [1.0, 0.0]
+    assert values["valid/Loss"] == summary()["metrics"]["valid/Loss"]["last"]["value"]
+    into_run = json.loads(learner("evaluate", "run", "--split=test", "--json")[1])
+    assert into_run["test/Confusion Matrix"] == [[4, 0], [8, 0]]
+
+
 @pytest.mark.full
 def test_export_model(learner, trained):
     pytest.importorskip("flatbuffers")
