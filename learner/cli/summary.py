@@ -12,6 +12,8 @@ from learner.cli.importing import import_order
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError
 from learner.renderers import print_overview, print_summary
+from learner.renderers.plain import write_lines
+from learner.renderers.summary_text import summary_lines
 from learner.runs.layout import read_summary
 from learner.runs.run_reader import RunReader
 from learner.util.json_values import encode
@@ -62,7 +64,10 @@ def summary(words: Sequence[str]) -> int:
         return 0
     run = RunReader(directory)
     print(f"{printable(str(directory))}: this run has not ended ({printable(str(run.status))})")
-    print(run.history if run.history else "no epoch has ended yet")
+    if not run.history:
+        print("no epoch has ended yet")
+        return 0
+    write_lines(summary_lines({"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": []}))
     return 0
 
 
@@ -94,8 +99,8 @@ def _overview(line: Namespace) -> int:
     return 0
 
 
-def _everything(run: RunReader) -> dict[str, Any]:
-    """Return the status, metrics and config of a run, which may still be training."""
+def _metrics(run: RunReader) -> dict[str, Any]:
+    """Return the metrics of a run, which may still be training, as `summary.json` has them."""
     metrics = {}
     for key, info in run.metrics.items():
         best, last = run.best(key), run.history.last(key)
@@ -105,7 +110,18 @@ def _everything(run: RunReader) -> dict[str, Any]:
             "best": best and best._asdict(),
             "last": last and last._asdict(),
         }
+    return metrics
+
+
+def _everything(run: RunReader) -> dict[str, Any]:
+    """Return the status, metrics and config of a run, which may still be training."""
     status = {"status": run.status.word, "why": run.status.why}
     length = {"epochs": run.epochs, "steps": run.step, "seconds": round(run.seconds, 3), "spent": run.time_parts}
     ended = read_summary(run.directory) or {}
-    return {**status, **length, "metrics": metrics, "checkpoints": ended.get("checkpoints", []), "config": run.config}
+    return {
+        **status,
+        **length,
+        "metrics": _metrics(run),
+        "checkpoints": ended.get("checkpoints", []),
+        "config": run.config,
+    }
