@@ -46,7 +46,7 @@ from learner.checkpoint.retention import Retention
 from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
 from learner.errors import LearnerError
 from learner.loggers.urls import one_line
-from learner.util.disk import to_disk
+from learner.util.disk import make_directory, to_disk
 from learner.util.retries import Retries
 
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
@@ -169,13 +169,13 @@ class CheckpointStore:
         """Create the directory, and remove the remains of saves and removals that a killed process has begun.
 
         Raises:
-          LearnerError: it is in an object store where nothing can be written.
+          LearnerError: it cannot be made, or is in an object store where nothing can be written.
         """
         if not self._is_local:
             self._prepare_address()
             return
+        make_directory(Path(self._path))
         # Before anything is removed: a complete checkpoint that lacks only its name must not be taken for a leftover.
-        self._path.mkdir(parents=True, exist_ok=True)
         self.recover()
         paths = list(self._path.iterdir())
         for path in paths:

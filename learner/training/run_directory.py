@@ -17,6 +17,7 @@ from learner.runs.population import read_members, write_members
 from learner.training import directory
 from learner.training.inputs import Inputs
 from learner.training.options import Options
+from learner.util.disk import make_directory
 
 SINGLE_PROCESS = SingleProcess()
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
     """
     with contextlib.ExitStack() as locks:
         for path in _directories(options):
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
             if processes.index == 0:
                 locks.enter_context(locked(path))
                 control_files.forget(path)

@@ -26,6 +26,7 @@ from learner.runs.lock import locked
 from learner.runs.metric_logs import RunFiles
 from learner.training.directory import holds_run, problem_with
 from learner.training.run_metadata import commit, environment
+from learner.util.disk import make_directory
 
 END = "the end of the loop"
 SPLITS = ("train", "valid", "custom")
@@ -102,7 +103,7 @@ class RunWriter:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self._directory))  # before any file of the run is changed
             stack.enter_context(contextlib.closing(self._files))

@@ -32,6 +32,16 @@ def to_disk(path: Any) -> None:
         os.close(descriptor)
 
 
+def make_directory(path: Path) -> None:
+    """Create a directory with those above it, if it is not there. Raise `LearnerError` if that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LearnerError(
+            f"the directory {path} cannot be made: {error.strerror}", code="directory-unusable", directory=path
+        ) from None  # it says what pathlib's chain of errors does
+
+
 def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     """Return the content of a regular file, also of one behind a link.
 

@@ -606,6 +606,15 @@ def test_summary(learner, trained):
     assert lines[:3] == table
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a directory where also root can make none")
+def test_a_directory_that_cannot_be_made_is_one_line(learner, config):
+    for key in ("directory", "with_file_checkpointer.directory"):
+        code, _, err = learner("fit", config, f"--{key}=/proc/run/a")
+        assert code == 2
+        assert err.startswith("learner: the directory /proc/run/a ")
+        assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "damage",
     [{"metrics": None}, {"epochs": "2"}, {"metrics": {"a/b": {}}}, {"metrics": {"a/b": {"best": 1}}}, {"artifacts": 3}],
