@@ -637,7 +637,7 @@ def test_nothing_that_a_file_says_steers_the_terminal(learner, workplace):
     metric = {"unit": steering, "higher_is_better": True, "best": point, "last": point}
     summary = {"stopped_by": steering, "epochs": 1, "steps": 1, "metrics": {f"a/{steering}": metric}}
     summary |= {"checkpoints": [{"path": steering, "epoch": steering}], "artifacts": [steering]}
-    epoch = {"event": "epoch", "epoch": 1, "step": 1, "values": {f"a/{steering}": steering}}
+    epoch = {"event": "epoch", "epoch": 1, "step": 1, "values": {f"a/{steering}": 0.5, "a/text": steering}}
     (workplace / "run").mkdir()
     (workplace / "run/summary.json").write_text(json.dumps(summary))
     (workplace / "run/journal.jsonl").write_text(json.dumps(epoch) + "\n")
