@@ -30,6 +30,7 @@ from learner.cli.importing import exports
 from learner.cli.problems import Problems, at_path
 from learner.cli.recipes import Recipe, recipe
 from learner.config.base import is_config
+from learner.data.sources.input_files import reader_of, refuse_path
 from learner.errors import LearnerError, near
 
 PARTS = ("dataset", "views", "batcher")
@@ -176,7 +177,12 @@ def names() -> dict[str, str]:
 
 
 def _data(value: Any, key: str) -> Recipe:
-    found = recipe(value, key, names())
+    try:
+        found = recipe(value, key, names())
+    except LearnerError as error:
+        if error.code in ("config-module-missing", "config-path-malformed") and reader_of(str(value)):
+            refuse_path(str(value), key)
+        raise
     if is_config(found.target) or is_config(type(found.target)):
         raise LearnerError(
             f"{key} is {found.path}, a config: it has settings, and no data. Name a class or a function that takes it "

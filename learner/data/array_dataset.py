@@ -1,5 +1,6 @@
 """Arrays in memory, and the views on them that stay arrays: those store row numbers, and gather from the arrays."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -9,6 +10,7 @@ import numpy as np
 from learner.data.batch_arrays import field_name
 from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
+from learner.data.sources.input_files import refuse_path
 from learner.errors import LearnerError
 
 
@@ -20,7 +22,7 @@ class ArrayDataset(Dataset):
         They are not copied: do not change them while they are trained on.
 
     Raises:
-      LearnerError: no arrays, no rows, a scalar among the arrays, or arrays of different lengths.
+      LearnerError: a path, no arrays, no rows, a scalar among the arrays, or arrays of different lengths.
 
     >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
     >>> data
@@ -30,6 +32,8 @@ class ArrayDataset(Dataset):
     """
 
     def __init__(self, arrays: Any) -> None:
+        if isinstance(arrays, str | os.PathLike):
+            refuse_path(arrays, "ArrayDataset")
         self._leaves: list[np.ndarray]
         self._structure: Any
         self._leaves, self._structure = jax.tree.flatten(jax.tree.map(np.asarray, arrays))

@@ -39,6 +39,20 @@ def test_data_as_they_are(importable):
     assert made.config() == {"class_path": "mymodule.batches"}
 
 
+@pytest.mark.parametrize(("path", "reader"), [("nope.npz", "numpy_arrays"), ("data/nope.csv.gz", "csv")])
+def test_a_file_in_place_of_data(importable, path, reader):
+    """A missing one is named, not a module; for one that is there, what reads it."""
+    for said in (path, {"dataset": path, "batch_size": 4}):
+        with raises_code("data-file-missing", path):
+            source(said, "train", 0)
+    (importable / "data").mkdir()
+    (importable / path).write_bytes(b"")
+    with raises_code("data-path-unread", "{class_path: " + reader, f"init_args: {{path: {path}}}"):
+        source({"dataset": path, "batch_size": 4}, "train", 0)
+    with raises_code("config-module-missing"):
+        source({"dataset": "nosuchmodule.rows"}, "train", 0)
+
+
 def test_a_batcher(importable):
     (importable / "batchers.py").write_text(
         "import numpy as np\n\ndef count(items): return {'n': np.array([len(items)])}\n\ncount.any_rows = True\n"

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,6 +50,8 @@ def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
         (np.float32(1), "data-arrays-type", ("[]",)),
         ({"x": np.zeros((0, 2))}, "data-dataset-empty", ("[0, 2]",)),
         ({}, "data-arrays-missing", ()),
+        ("nowhere/nope.npz", "data-file-missing", ("nowhere/nope.npz",)),
+        (Path(__file__), "data-path-unread", ("test_dataset.py",)),
         (None, "data-arrays-missing", ()),
     ],
 )

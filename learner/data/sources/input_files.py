@@ -10,7 +10,7 @@ import stat
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NoReturn, cast
 
 from learner.data.npz import LARGEST_RATIO
 from learner.errors import LearnerError, near
@@ -23,6 +23,22 @@ GZIP = b"\x1f\x8b"
 LEAST_MEMORY = 2**29  # bytes that a file of any size may take
 # Memory to file size: gzip packs real tables up to 25 times, and Python's objects take up to 40 times a text.
 MEMORY_RATIO = 1000
+READERS = {
+    ".npz": "numpy_arrays",
+    ".npy": "numpy_arrays",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".jsonl": "json_lines",
+    ".ndjson": "json_lines",
+    ".tar": "TarShards",
+    ".txt": "Lines",
+    ".sqlite": "SQLiteTable",
+    ".db": "SQLiteTable",
+}
+"""By suffix, what in `learner.data` reads a file."""
 KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -38,6 +54,28 @@ def as_path(path: PathLike, what: str) -> Path:
         return Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
         raise LearnerError(f"{what}: {path} cannot be found: {error}", code="data-path-not-found", path=path) from error
+
+
+def reader_of(path: PathLike) -> str | None:
+    """Return the name of what in `learner.data` reads files with this suffix, or None.
+
+    >>> reader_of("a.npz"), reader_of("a.csv.gz"), reader_of("mymodule.rows")
+    ('numpy_arrays', 'csv', None)
+    """
+    return next((READERS[suffix] for suffix in reversed(Path(path).suffixes) if suffix in READERS), None)
+
+
+def refuse_path(path: PathLike, what: str) -> NoReturn:
+    """Raise `LearnerError` for a path in the place of data: there is no such file, or what reads it."""
+    if not as_path(path, what).exists():
+        present(path, what)
+    reader = reader_of(path)
+    hint = f": {{class_path: {reader}, init_args: {{path: {path}}}}}, or learner.data.{reader}({str(path)!r})"
+    raise LearnerError(
+        f"{what} got the path {path}; it needs something that reads it{hint if reader else ''}",
+        code="data-path-unread",
+        path=path,
+    )
 
 
 def present(path: PathLike, what: str) -> Path:
