@@ -30,7 +30,7 @@ from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.batch_transforms import BatchTransform
 from learner.steps.finite import POLICIES, NonFinitePolicy
 from learner.steps.measure import MetricCollection
-from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
+from learner.steps.optimizer import check_optimizer, check_schedule, is_built, is_schedule, no_schedule
 from learner.steps.precision import MATMUL, Policy, policy_of
 from learner.steps.remat import remat_of
 from learner.steps.step_definition import StepDefinition, StepFn, step_fn
@@ -806,7 +806,7 @@ class LearnerBuilder:
         self,
         model: Any,
         optimizer: Any,
-        lr: Any,
+        lr: Any = None,
         train: Any = None,
         valid: Any = None,
         *,
@@ -1054,6 +1054,8 @@ def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition,
             Problem(f"the learning rate is {problem}", code="learning-rate-value", value=lr)
         ]
 
+    if lr is None and is_built(optimizer):
+        return OptimizerDefinition(optimizer, 0.0), []  # the problem of the optimizer names the place of the rate
     if isinstance(lr, ReduceOnPlateau):
         return OptimizerDefinition(optimizer, lr.lr, plateau=lr), []
     if needs_run_length(lr):  # `fit` checks it, which knows the length of the run
@@ -1061,11 +1063,13 @@ def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition,
     if is_schedule(lr):
         return OptimizerDefinition(optimizer, 1.0, lr), check_schedule(lr)
     needs = "it needs a float, an optax schedule or one of learner.schedules, or ReduceOnPlateau(...)"
+    if lr is None:
+        return refuse(f"None; {needs}, as the third argument: build(model, optimizer, lr)")
     if problem := no_schedule(lr):
         return refuse(problem)
     if hasattr(lr, "init") and hasattr(lr, "update"):
         return refuse(f"an optimizer; {needs}")
-    if isinstance(lr, bool | str) or lr is None or isinstance(lr, type):
+    if isinstance(lr, bool | str | type):
         return refuse(f"{lr!r}; {needs}")
     try:
         value = float(lr)

@@ -28,6 +28,7 @@ from learner import (
 )
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, CollectingMetric, LearningRate, Loss, Metric, TopKAccuracy
+from learner.optimizers import AdamW
 from learner.records import CompactRecorder
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, fsdp
@@ -360,6 +361,16 @@ BUILDS = {
         {"optimizer": optax.adamw(1e-3)},
         ["already built", "optax.adamw", "build(model, optimizer, lr)"],
     ),
+    "a built optimizer without a rate": (
+        {"optimizer": optax.adamw(1e-3), "lr": None},
+        ["already built", "build(model, optimizer, lr)"],
+    ),
+    "an optimizer of nnx": (
+        {"optimizer": nnx.Optimizer(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param), "lr": None},
+        ["already built", "build(model, optimizer, lr)"],
+    ),
+    "the class of an optimizer": ({"optimizer": AdamW}, ["is the class AdamW", "AdamW(...)"]),
+    "something long": ({"optimizer": ["adamw"] * 1000}, ["the optimizer is ['adamw', ", "…"]),
     "no optimizer": ({"optimizer": None}, ["the optimizer is None"]),
     "its name": ({"optimizer": "adamw"}, ["the optimizer is 'adamw'"]),
     "no function of a rate": ({"optimizer": lambda: optax.sgd(0.1)}, ["cannot be called with a learning rate"]),
@@ -405,6 +416,13 @@ def test_a_wrong_part_is_named(tmp_path, what):
     assert "2 problems" not in str(error.value)
     assert compiled.count == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rate_left_out_is_named_as_any_other_wrong_part(tmp_path):
+    with raises_code("learning-rate-value", "build(model, optimizer, lr)"):
+        quiet(tmp_path / "run").build(line(), optax.sgd, train_step=line_step)
+    with raises_code("optimizer-type", "already built", "build(model, optimizer, lr)"):
+        quiet(tmp_path / "run").build(line(), optax.sgd(0.1), train_step=line_step)
 
 
 def test_all_that_is_wrong_is_one_error(tmp_path):

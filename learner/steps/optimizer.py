@@ -19,12 +19,13 @@ from learner.steps.eval_params import problems_of
 from learner.steps.extra import extra_arguments, filter_kwargs
 from learner.steps.promotion import optax_promotion
 from learner.util.executables import scalar_program
-from learner.util.text import name_of
+from learner.util.text import abbreviate, name_of
 from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
 OptimizerFn = Callable[[Any], optax.GradientTransformation]
+LONGEST_SHOWN = 100  # characters of what is no optimizer
 Schedule = Callable[[Array], Array]
 
 
@@ -241,18 +242,21 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
         "pass the function (optax.adamw), partial(optax.adamw, weight_decay=1e-4), or lambda lr: "
         "optax.chain(..., optax.adamw(lr))"
     )
-    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+    if is_built(optimizer):
         return (
             "the optimizer is already built: its rate is fixed inside. An optimizer here is a function of the "
             f"learning rate: {right}, and the rate as build(model, optimizer, lr)"
         )
     if not callable(optimizer):
-        return f"the optimizer is {optimizer!r}; {right}"
+        return f"the optimizer is {abbreviate(repr(optimizer), LONGEST_SHOWN)}; {right}"
     try:
         transformation = optimizer(jnp.float32(1e-3))
     except LearnerError as error:
         return str(error)
     except Exception as error:
+        if isinstance(optimizer, type) and any("__call__" in vars(base) for base in optimizer.__mro__):
+            name = optimizer.__name__
+            return f"the optimizer is the class {name}: make one of it, {name}(...); or {right}"
         return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
     if isinstance(transformation, jax.Array | float | int):
         return (
@@ -265,6 +269,15 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
             f"transformation; {right}"
         )
     return None
+
+
+def is_built(optimizer: Any) -> bool:
+    """Return True for an optimizer with its rate inside: a transformation of optax, or an `nnx.Optimizer`.
+
+    >>> is_built(optax.adamw(1e-3)), is_built(optax.adamw)
+    (True, False)
+    """
+    return hasattr(optimizer, "update") and (hasattr(optimizer, "init") or not callable(optimizer))
 
 
 def is_schedule(lr: Any) -> bool:
