@@ -419,14 +419,11 @@ def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyT
             labels = np.asarray(given)
             labels = labels[~np.isin(labels, [label for label in ignored if label is not None])]
             if labels.size and (labels.min() < 0 or labels.max() >= classes):
-                outside = _outside(labels, classes)
-                # A metric leaves a label out; the loss of an output of this package knows no such label.
-                by_metrics = "" if isinstance(output, OF_LABELS) else f", or its metrics ignore_label={outside}"
+                advice = _label_advice(labels, classes, by_metrics=not isinstance(output, OF_LABELS))
                 return [
                     Problem(
                         f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have "
-                        f"{classes} classes (0 to {classes - 1}); where some are not to count, give the output a mask, "
-                        f"such as labels != {outside}{by_metrics}",
+                        f"{classes} classes (0 to {classes - 1}); {advice}",
                         code="batch-labels-out-of-range",
                         path=path,
                         classes=classes,
@@ -435,10 +432,21 @@ def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyT
     return []
 
 
-def _outside(labels: np.ndarray, classes: int) -> int:
-    """Return the most frequent label outside of the classes."""
-    outside, counts = np.unique(labels[(labels < 0) | (labels >= classes)], return_counts=True)
-    return int(outside[counts.argmax()])
+def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
+    """Return the remedy for labels outside of the classes. `by_metrics`: only metrics read them, which can ignore one;
+    the loss of an output of this package cannot.
+    """
+    special = (labels < 0) | ((labels == 255) & (classes <= 255))  # as data sets mark what does not count
+    counted, advice = labels[~special], []
+    if counted.size and (most := int(counted.max())) >= classes:
+        from_one = "if they count from 1, subtract 1 from the labels; otherwise "
+        advice.append(f"{from_one if counted.min() > 0 and most == classes else ''}they need {most + 1} logits")
+    if special.any():
+        values, counts = np.unique(labels[special], return_counts=True)
+        label = values[counts.argmax()]
+        ignored = f", or its metrics ignore_label={label}" if by_metrics else ""
+        advice.append(f"where some are not to count, give the output a mask, such as labels != {label}{ignored}")
+    return "; ".join(advice)
 
 
 def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:

@@ -431,6 +431,22 @@ def test_the_error_of_labels_says_how_some_do_not_count():
         assert problem.endswith(f"such as labels != {ignored}, or its metrics ignore_label={ignored}")
 
 
+@pytest.mark.parametrize(
+    ("labels", "advice"),
+    [
+        ((1, 2, 3, 3), "; if they count from 1, subtract 1 from the labels; otherwise they need 4 logits"),
+        ((0, 1, 2, 3), "; they need 4 logits"),
+        ((1, 2, 3, 6), "; they need 7 logits"),
+        ((1, -1, 3, 2), "; if they count from 1, subtract 1 from the labels; otherwise they need 4 logits; where some"),
+        ((0, 255, 255, 2), "; where some are not to count, give the output a mask, such as labels != 255"),
+    ],
+)
+def test_the_error_of_labels_has_the_remedy_of_their_values(labels, advice):
+    (problem,), _ = checked(batch=labelled(*labels))
+    assert f"3 classes (0 to 2){advice}" in problem
+    assert ("mask" in problem) == (min(labels) < 0 or max(labels) == 255)
+
+
 def test_labels_that_the_step_makes_cannot_be_told():
     def shifted(model, batch):
         return ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["label"] - 1)
