@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -1014,8 +1015,17 @@ def _one_of(name: str, value: Any, words: Sequence[str]) -> str:
 
 
 def _hook(name: str, fn: Any) -> Callable[..., Any]:
-    if not callable(fn):
-        raise LearnerError(f"{name} got {fn!r}; it needs a function (info, model)", code="builder-hook-type", name=name)
+    try:
+        fits = callable(fn) and inspect.signature(fn).bind(None, None) is not None
+    except ValueError:  # a function in C without a signature
+        fits = True
+    except TypeError:
+        fits = False
+    if not fits:
+        taken = f", which takes {inspect.signature(fn)}" if callable(fn) else ""
+        raise LearnerError(
+            f"{name} got {fn!r}{taken}; it needs a function (info, model)", code="builder-hook-type", name=name
+        )
     hook: Callable[..., Any] = fn
     return hook
 
