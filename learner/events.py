@@ -8,12 +8,14 @@ its own (`ListenerThread`), so that it can neither slow nor stop training.
 import collections
 import dataclasses
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learner.util.code_location import code_location
 from learner.util.samples import Sample
 from learner.util.text import masked
 
@@ -287,11 +289,17 @@ class ListenerThread:
 
     Where `size` events wait, those of steps are dropped and counted. The others are few, and people wait for them: how
     a run ended, a split's values. They are dropped only where a listener that hangs has left `MOST * size` of them.
-    A listener that raises is detached, with one call of `warn`.
+    A listener that raises is detached, with one call of `warn`, and one of `log` with the traceback.
     """
 
-    def __init__(self, listener: Listener, warn: Callable[[str], None], size: int = 1024):
-        self._listener, self._warn, self._size = listener, warn, size
+    def __init__(
+        self,
+        listener: Listener,
+        warn: Callable[[str], None],
+        log: Callable[[str], None] = lambda text: None,
+        size: int = 1024,
+    ):
+        self._listener, self._warn, self._log, self._size = listener, warn, log, size
         self._waiting: collections.deque[Event] = collections.deque()
         self._news = threading.Condition()  # its lock is held for no longer than an event is put or taken
         self._dropped = 0
@@ -355,5 +363,8 @@ class ListenerThread:
         except BaseException as error:  # sys.exit() too would end the thread without a word
             was, self._detached = self._detached, True
             if not was:
-                text = masked(repr(error), self._listener.secrets)
+                text = masked(f"{error!r} ({code_location(error)})", self._listener.secrets)
                 self._warn(f"{type(self._listener).__name__} failed and is detached; training continues: {text}")
+                # Without the errors before it: they may quote parts of a secret address.
+                lines = traceback.format_exception(error, chain=False)
+                self._log(masked(f"the traceback:\n{''.join(lines).rstrip()}", self._listener.secrets))

@@ -1,6 +1,7 @@
 """Listeners: each has a thread and a queue of its own, and whatever it does, who tells it never waits."""
 
 import dataclasses
+import inspect
 import pathlib
 import threading
 
@@ -159,7 +160,28 @@ def test_a_listener_that_raises_is_detached_with_one_warning_and_still_closed(at
     outlet.close()
     assert listener.told == texts(at)
     assert listener.closed == 1
-    assert warnings == ["Raising failed and is detached; training continues: ValueError('no such bar')"]
+    (warning,) = warnings
+    assert warning.startswith(
+        f"Raising failed and is detached; training continues: ValueError('no such bar') ({__file__}"
+    )
+
+
+def test_the_line_of_the_error_of_a_listener_is_in_the_warning_and_its_traceback_in_the_log():
+    class Told(Raising):
+        secrets = ("such bar",)
+
+    warnings, log = [], []
+    outlet = ListenerThread(Told(), warnings.append, log.append)
+    outlet.put(message(0))
+    outlet.close()
+    line = inspect.getsourcelines(Raising.on_event)[1] + 3
+    assert warnings == [
+        f"Told failed and is detached; training continues: ValueError('no ***') ({__file__}, line {line})"
+    ]
+    (text,) = log
+    assert text.startswith("the traceback:\nTraceback (most recent call last):")
+    assert f'File "{__file__}", line {line}, in on_event' in text
+    assert text.endswith("ValueError: no ***")
 
 
 def test_what_a_detached_listener_misses_is_not_a_second_warning():
@@ -181,7 +203,8 @@ def test_a_listener_that_cannot_close_is_one_warning(fails_before):
     outlet.put(message(0))
     outlet.close()
     error = "ValueError('no such bar')" if fails_before else "RuntimeError('cannot close')"
-    assert warnings == [f"Raising failed and is detached; training continues: {error}"]
+    (warning,) = warnings
+    assert warning.startswith(f"Raising failed and is detached; training continues: {error} (")
 
 
 def test_who_waits_for_long_is_told_for_whom(monkeypatch):

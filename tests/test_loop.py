@@ -553,7 +553,9 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     """The loop ends while two of three listeners have not come back from their first event."""
     close = ListenerThread.close
     monkeypatch.setattr(
-        learner.training.run_outputs, "ListenerThread", lambda listener, warn: ListenerThread(listener, warn, size=4)
+        learner.training.run_outputs,
+        "ListenerThread",
+        lambda listener, warn, log: ListenerThread(listener, warn, log, size=4),
     )
     monkeypatch.setattr(
         ListenerThread,
@@ -586,9 +588,10 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     warnings = [
         w.split("WARNING ")[1] for w in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARN" in w
     ]
-    assert [w for w in warnings if "Raising" in w] == [
+    assert [w.split(" (")[0] for w in warnings if "Raising" in w] == [
         "Raising failed and is detached; training continues: ValueError('no such bar')"
     ]
+    assert 'in on_event\n    raise ValueError("no such bar")' in (tmp_path / "run" / "experiment.log").read_text()
     assert [w.split(":")[0] for w in warnings if "Blocked" in w] == ["Blocked was too slow"]
     assert "Hanging hangs and was left behind" in warnings
 

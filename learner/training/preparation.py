@@ -57,7 +57,7 @@ class EarlyMessages:
         elif level == logging.WARNING:
             self._outputs.warn(text)
         else:
-            self._outputs.log.info("%s", text)
+            self._outputs.info(text)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,10 @@ class Outputs:
         for listener in self.listeners:
             listener.put(Compiling(time.time(), number, total))
 
+    def info(self, text: str) -> None:
+        """Write a text to the log. Any thread may call it."""
+        self.log.info("%s", text)
+
     def warn(self, text: str) -> None:
         """Write a warning to the log, and send it to the listeners. Any thread may call it."""
         self.log.warning(text)
@@ -76,7 +80,7 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
             stack.push(_suppressing_beside_an_error(each.files.close))
         if first:
             for each in every:
-                each.listeners.extend(ListenerThread(listener, outputs.warn) for listener in _listeners(each.options))
+                each.listeners.extend(ListenerThread(x, outputs.warn, outputs.info) for x in _listeners(each.options))
         stack.push(closing(lambda seconds: _close([x for each in every for x in each.listeners], seconds)))
         try:
             yield outputs

@@ -2,9 +2,7 @@
 
 import dataclasses
 import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +19,7 @@ from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import weight_of
 from learner.training.feed.group import listed
+from learner.util.code_location import code_location
 from learner.util.jaxprs import inner_jaxprs
 from learner.util.text import join_names
 from learner.util.trees import named_leaves, nonfinite_leaves
@@ -281,7 +280,7 @@ class Tracing:
             error.add_note(f"while tracing {self._name} with {which}")
             return
         raise LearnerError(
-            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({_code_location(error)})",
+            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({code_location(error)})",
             code="step-trace-failed",
         ) from error
 
@@ -290,15 +289,6 @@ def _may_be_of_shapes(error: Exception) -> bool:
     """Return True for the exceptions that JAX and flax raise if shapes, dtypes or structures do not match."""
     flax = sys.modules.get("flax.errors")
     return isinstance(error, TypeError | ValueError) or (flax is not None and isinstance(error, flax.FlaxError))
-
-
-def _code_location(error: Exception) -> str:
-    """Return the last line in the traceback that belongs to the user's code, or else the last line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    package = str(Path(__file__).parents[1])
-    user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((package, "<"))]
-    frame = (user_frames or frames)[-1]
-    return f"{frame.filename}, line {frame.lineno}"
 
 
 def _own_grads_problems(step: StepFunctions) -> list[str]:
