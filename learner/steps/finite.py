@@ -113,13 +113,20 @@ def nonfinite_text(kind: str, step: int) -> str:
     return f"the {kind} of step {step} is not finite"
 
 
-def advice(kind: str) -> str:
-    """Return what may be done about it."""
-    usual = (
-        "Try a lower learning rate, gradients that are clipped (optax.clip_by_global_norm), or data without NaN; "
-        "on_nonfinite says what else may be done"
-    )
-    return ADVICE.get(kind, usual)
+def advice(kind: str, bad_rows: str | None) -> str:
+    """Return what may be done about it. `bad_rows` names rows of the training data that are not finite; None if they
+    are not known, and empty if there are none.
+    """
+    if kind in ADVICE:
+        return ADVICE[kind]
+    usual = "a lower learning rate or clipped gradients (learner.optimizers.Clipped(optimizer, norm=1.0))"
+    if bad_rows:
+        return (
+            f"The training data has NaN or infinite values in {bad_rows}: leave such rows out, or replace the values. "
+            f"If the loss does not depend on them, try {usual}"
+        )
+    data = "" if bad_rows is not None else ", or data without NaN, which `learner data` and DatasetReport count"
+    return f"Try {usual}{data}; on_nonfinite says what else may be done"
 
 
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:

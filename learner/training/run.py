@@ -247,7 +247,7 @@ class Run(ThreadOwned):
                 good = f"The last checkpoint before it is {last}"
         before = f", as were those of the {policy.in_a_row - 1} steps before" if policy.policy == "skip" else ""
         return NonFiniteError(
-            f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind)}",
+            f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind, self.feeder.bad_rows())}",
             code="step-nonfinite",
             quantity=halted.kind,
             step=halted.step,

@@ -33,6 +33,20 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
     return [name for name in inexact if not finite[name]]
 
 
+def nonfinite_rows(arrays: PyTree) -> dict[str, list[int]]:
+    """Return the numbers of the rows with a NaN or an infinity, by the path of each array that has some.
+
+    >>> nonfinite_rows({"x": np.array([[0.0, 1.0], [np.nan, np.inf], [2.0, 3.0]]), "y": np.arange(3)})
+    {'x': [1]}
+    """
+    found = {}
+    for name, x in named_leaves(arrays).items():
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            finite = np.isfinite(np.asarray(x))
+            found[name] = np.flatnonzero(~finite.all(axis=tuple(range(1, finite.ndim)))).tolist()
+    return {name: rows for name, rows in found.items() if rows}
+
+
 @jax.jit
 def _finite(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: jnp.isfinite(x).all() for name, x in arrays.items()}

@@ -79,6 +79,24 @@ def test_nan_visible(tmp_path, dispatch):
     assert f"the loss of step {BAD} is not finite" in (tmp_path / "run" / "experiment.log").read_text()
 
 
+def test_rows_in_memory_are_named(tmp_path):
+    x, t = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+    x[5, 1], x[6, 0], t[7] = math.nan, math.inf, math.nan
+    with raises_code("step-nonfinite", "NaN or infinite values in t (row 7) and x (row 5, 6):"):
+        build_line(quiet(tmp_path / "run").with_batch_size(4)).fit({"x": x, "t": t})
+
+
+def test_the_advice_without_bad_rows_names_what_may_be_done(tmp_path):
+    with raises_code("step-nonfinite", "Clipped(optimizer, norm=1.0)", "`learner data`"):
+        build_line(quiet(tmp_path / "stream")).fit(Poisoned(2))
+    steep_rate = quiet(tmp_path / "arrays").with_batch_size(4).num_epochs(99)
+    with raises_code("step-nonfinite", "lower learning rate") as error:
+        steep_rate.build(line(), optax.sgd, 1e30, train_step=line_step).fit(
+            {"x": np.ones((8, 3), np.float32), "t": np.ones((8, 1), np.float32)}
+        )
+    assert "NaN" not in str(error.value)
+
+
 @pytest.mark.full
 def test_resumed_from_before(tmp_path):
     """With data that were mended the run ends like one that had them from the start."""

@@ -22,6 +22,8 @@ from learner.training.feed.dispatch import Dispatch
 from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatch, MicroBatchGroup, empty_epoch
 from learner.training.feed.place import Placer, ResidentRows, device_dtype, stacked
 from learner.training.feed.prefetch import Prefetcher
+from learner.util.text import join_names
+from learner.util.trees import nonfinite_rows
 
 __all__ = ["Dispatch", "Feeder"]
 
@@ -99,6 +101,14 @@ class Feeder:
     def data(self) -> PyTree:
         """Return the data that lives on the device, in its own order; None if it is streamed."""
         return None if self._rows is None else self._rows.data
+
+    def bad_rows(self) -> str | None:
+        """Return the fields of data in memory that are not finite, with their rows, for messages; None for streams."""
+        rows = self._source.rows
+        if rows is None:
+            return None
+        found = nonfinite_rows(rows[0])
+        return " and ".join(f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items())
 
     def example(self) -> Feed:
         """Return a feed as the looped program gets it, to trace the program with."""
