@@ -13,6 +13,7 @@ from learner.errors import LearnerError, near
 from learner.models.adapters import adapter_of
 from learner.records.model_files import save_model
 from learner.records.onnx import onnx_program
+from learner.util.code_location import code_location
 from learner.util.distribution import VERSION
 from learner.util.number_checks import is_int
 from learner.util.optional import import_optional
@@ -85,9 +86,9 @@ def export_model(
     except LearnerError:
         raise
     except Exception as error:  # of the model's code, or of what JAX or jax2onnx cannot export
-        fixed = "" if batch_size is not None else ". If it needs a fixed number of rows, give batch_size="
-        reason = str(error).rstrip(".")
-        raise LearnerError(f"the model cannot be exported: {reason}{fixed}", code="export-impossible") from error
+        reason = f"{str(error).rstrip('.')} ({code_location(error)})"
+        advice = "" if batch_size is not None else f". {ANY_NUMBER}"
+        raise LearnerError(f"the model cannot be exported: {reason}{advice}", code="export-impossible") from error
     directory.mkdir(parents=True, exist_ok=True)
     for old in FILES:  # of another format
         (directory / old).unlink(missing_ok=True)
@@ -160,6 +161,10 @@ def _checked(directory: Path) -> Path:
     return directory
 
 
+ANY_NUMBER = (
+    "If this is about the number of rows, it is a symbol here: take it from x.shape[0], not len(x), or use "
+    "reshape(-1, n); or fix it by batch_size=, on the command line --batch_size="
+)
 FILES = {PROGRAM, WEIGHTS, ONNX, CARD}
 
 

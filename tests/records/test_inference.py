@@ -134,6 +134,21 @@ def test_what_cannot_be_exported(tmp_path, model, inputs, options, code):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_that_takes_the_length_of_its_input_gets_the_line_and_the_remedies(tmp_path):
+    def flattened(model, x):
+        return model(x.reshape(len(x), -1))
+
+    line = flattened.__code__.co_firstlineno + 1
+    with raises_code(
+        "export-impossible", f"({__file__}, line {line})", "x.shape[0]", "reshape(-1, n)", "--batch_size="
+    ):
+        export_model(tmp_path / "out", Net(), X, function=flattened)
+    by_shape = lambda model, x: model(x.reshape(x.shape[0], -1))  # noqa: E731
+    by_number = lambda model, x: model(x.reshape(-1, 3))  # noqa: E731
+    for number, (function, options) in enumerate([(by_shape, {}), (by_number, {}), (flattened, {"batch_size": 8})]):
+        export_model(tmp_path / str(number), Net(), X, function=function, **options)
+
+
 def test_other_files_are_not_touched(tmp_path):
     (tmp_path / "mine.txt").touch()
     with raises_code("export-directory-used"):
