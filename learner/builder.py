@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import jax
 
@@ -87,6 +87,14 @@ class LearnerBuilder:
             )
         refuse_address(directory)
         self._options = Options(Path(directory), overwrite=bool(overwrite))
+
+    if not TYPE_CHECKING:  # for a type checker the class would have every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with the options that the name, as other libraries have it, is a part of."""
+            found = [option for option in dir(LearnerBuilder) if name in option and not option.startswith("_")]
+            hint = f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     # -- metrics, logs, what people see --------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from learner.training.signals import TERMINATED
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
 from learner.util.stages import enter_stage, stage_line
-from learner.util.text import size
+from learner.util.text import count, size
 
 if TYPE_CHECKING:  # what few learners are asked for is imported when they are, as `import learner` must be fast
     from learner.diagnostics import trials
@@ -84,6 +84,11 @@ class Learner(Generic[ModelT]):
         self._train, self._valid = train, valid
         self._steps, self._evaluator = PureSteps(definition, train), Evaluator(definition)
         self._fitted = False
+
+    def __repr__(self) -> str:
+        adapter, directory = self.definition.step.adapter, self.definition.options.directory
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(adapter.params))
+        return f"{type(self).__name__}({adapter.name}, {count(parameters, 'parameter')}, {str(directory)!r})"
 
     def _repr_html_(self) -> str:
         """Return the arrays of the model as a table for a notebook. Nothing is computed, and no data is read."""

@@ -422,6 +422,20 @@ def test_a_wrong_part_is_named(tmp_path, what):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("batch_size", "'with_batch_size'"), ("steps", "'num_steps' or 'steps_per_dispatch'")]
+)
+def test_the_name_of_an_option_in_other_libraries_has_a_hint(tmp_path, name, options):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean {options}"):
+        getattr(LearnerBuilder(tmp_path), name)
+
+
+def test_another_name_has_no_hint(tmp_path):
+    with pytest.raises(AttributeError, match=r"no attribute 'callbacks'$"):
+        LearnerBuilder(tmp_path).callbacks(3)
+    assert not hasattr(LearnerBuilder(tmp_path), "__wrapped__")
+
+
 def test_a_rate_left_out_is_named_as_any_other_wrong_part(tmp_path):
     with raises_code("learning-rate-value", "build(model, optimizer, lr)"):
         quiet(tmp_path / "run").build(line(), optax.sgd, train_step=line_step)

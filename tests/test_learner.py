@@ -467,6 +467,13 @@ def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
     assert norms[-1] == pytest.approx(float(np.abs(plain.model["w"]).sum()), rel=1e-6)
 
 
+def test_the_repr_of_a_learner_is_short(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    assert repr(learner) == f"Learner(dict, 4 parameters, {str(tmp_path / 'run')!r})"
+    made = quiet(tmp_path / "run").build(lambda: line(), optax.sgd, 0.1, train_step=line_step)
+    assert repr(made) == repr(learner)
+
+
 def test_a_notebook_shows_the_model(tmp_path):
     """Data that can be read once is not read, and nothing is computed."""
     learner = build_line(quiet(tmp_path / "run"), train=iter([]))
