@@ -244,6 +244,13 @@ def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str 
     return batch
 
 
+OF_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
 class Tracing:
     """A context manager for code that may trace a step. If the model does not fit the batch, the error describes the
     batch.
@@ -274,6 +281,14 @@ class Tracing:
         """Add the batch to the error."""
         if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
             return
+        if isinstance(error, OF_VALUES):
+            what = str(error).partition("\n")[0].rstrip(".")  # a list of all arrays of the state follows
+            raise LearnerError(
+                f"{self._name} needs the value of an array ({code_location(error)}), and it is traced, before there "
+                f"are values: {what}. Print with jax.debug.print('{{}}', x), choose with jnp.where(condition, x, y), "
+                "and leave out float(x), int(x), x.item(), and np functions of x",
+                code="step-needs-value",
+            ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
         which = f"{which} ({listed(self._batch())})"
         if not _may_be_of_shapes(error):

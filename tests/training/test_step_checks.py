@@ -340,6 +340,23 @@ def test_a_model_that_does_not_fit_the_data_is_told_with_the_batch():
         check_predict(learner.definition.step, jax.eval_shape(learner.init), WIDE)
 
 
+@pytest.mark.parametrize(
+    "looks",
+    [
+        lambda loss: float(loss),
+        lambda loss: 1 if loss > 0 else 2,
+        lambda loss: loss.item(),
+        lambda loss: np.asarray(loss),
+        lambda loss: [1, 2][loss.astype(int)],
+    ],
+)
+def test_a_step_that_needs_a_value_gets_the_functions_that_do_not(looks):
+    with raises_code("step-needs-value", "train_step", "jax.debug.print('{}', x)", "jnp.where(") as raised:
+        checked(lambda m, b: Own(loss_of(m) * looks(loss_of(m))))
+    assert f"({__file__}, line {looks.__code__.co_firstlineno})" in str(raised.value)
+    assert "state" not in str(raised.value)
+
+
 def test_layers_of_flax_that_do_not_fit_the_data():
     module = linen.Dense(2)
     given = Linen(module, module.init(jax.random.key(0), jnp.ones((1, 64))))
