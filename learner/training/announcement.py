@@ -38,6 +38,7 @@ def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -
     if spec.members:
         reporter.notify(population_text(spec), log=True)
     _announce_initial(run, spec)
+    _notify_of_large_batch(run, spec)
     _log_early_end(run, spec)
     _warn_of_selections(run, spec)
     if not options.metric_files:
@@ -133,6 +134,14 @@ def _announce_initial(run: Run, spec: RunSpec) -> None:
         run.reporter.put(Message(time.time(), logging.INFO, report.line))
     elif spec.options.initial is not None:
         log.info("initial_from is ignored: the run resumes from a checkpoint of its own")
+
+
+def _notify_of_large_batch(run: Run, spec: RunSpec) -> None:
+    facts = spec.inputs.source("train").fingerprint()
+    rows, batch_size = facts["rows"], facts["batch_size"]
+    if rows is not None and batch_size is not None and batch_size > rows:
+        text = f"the batch size is {batch_size:,}, and the train data has {count(rows, 'row')}: an epoch is one batch"
+        run.reporter.notify(text, log=True)
 
 
 def _log_early_end(run: Run, spec: RunSpec) -> None:

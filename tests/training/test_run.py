@@ -45,6 +45,8 @@ from tests.support.codes import raises_code
 from tests.support.runs import (
     ROWS,
     STEPS,
+    T,
+    X,
     batches,
     build_line,
     build_net,
@@ -495,6 +497,14 @@ def test_listeners_hear_of_everything_in_order(tmp_path):
     (warning,) = memory.of(Message)
     assert "Deaf failed and is detached" in warning.text
     assert "Deaf failed and is detached" in (tmp_path / "run" / "experiment.log").read_text()
+
+
+@pytest.mark.parametrize(("size", "notices"), [(8, 0), (9, 1)])
+def test_a_batch_that_is_larger_than_the_data_is_a_notice(tmp_path, size, notices):
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path / "run").with_batch_size(size).metric_loggers(memory)).fit({"x": X[:8], "t": T[:8]})
+    told = ["the batch size is 9, and the train data has 8 rows: an epoch is one batch"] * notices
+    assert [event.text for event in memory.of(Message)] == told
 
 
 def describe(event):
