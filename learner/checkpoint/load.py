@@ -452,6 +452,7 @@ class PathMatch:
 
     def refuse_differences(self, checkpoint: str, advice: str, opt_state: Arrays | None = None) -> None:
         """Raise one error that lists all arrays that differ, those of the optimizer included."""
+        self._refuse_part(checkpoint)
         saved = {
             _shown(self._model_paths.get(name, (part, path))): self._saved[part][path]
             for name, (part, path) in self._saved_paths.items()
@@ -469,6 +470,7 @@ class PathMatch:
     def refuse_strangers(self, checkpoint: str) -> None:
         """Raise if not one array fits."""
         if not self._fitting:
+            self._refuse_part(checkpoint)
             unmatched = [f"{path}: {reason}" for path, reason in self.unmatched.items()]
             unused = [f"{path}: unused" for path in self.unused]
             shown = [*unmatched[:SHOWN], *unused[:SHOWN]]
@@ -476,6 +478,20 @@ class PathMatch:
                 f"nothing in {checkpoint} fits this model, by path and shape:\n  " + "\n  ".join(shown),
                 code="checkpoint-nothing-fits",
             )
+
+    def _refuse_part(self, checkpoint: str) -> None:
+        """Raise if the checkpoint has the paths of a part of the model."""
+        first = next(iter(self._saved_paths), "")
+        for name in self._model_paths:
+            prefix = name.removesuffix(first)
+            if prefix.endswith(".") and all(f"{prefix}{saved}" in self._model_paths for saved in self._saved_paths):
+                part = _unescape(prefix[:-1])
+                raise LearnerError(
+                    f"{checkpoint} is of the part {part!r} of this model: put "
+                    "load_checkpoint(directory, 'best', part).model into its place before build, without initial_from",
+                    code="checkpoint-of-part",
+                    part=part,
+                )
 
     def items(self) -> dict[str, Arrays]:
         """Return the item `model` for the state: the arrays of the checkpoint that fit, on the host and cast if

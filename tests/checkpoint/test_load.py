@@ -496,6 +496,20 @@ def test_arrays_that_are_on_one_side_only(one, tmp_path):
     assert "  unused: params/b\n" in log
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_the_checkpoint_of_a_part_is_loaded_there(one, tmp_path, partial):
+    model = {"body": line(), "c": jnp.ones((1,))}
+    step = lambda model, batch: line_step(model["body"], batch)  # noqa: E731
+    builder = quiet(tmp_path / "new").initial_from(one, partial=partial)
+    with raises_code("checkpoint-of-part", part="body"):
+        builder.build(model, optax.sgd, 0.1, train_step=step).init()
+    with raises_code("checkpoint-of-part", part="body"):
+        load_checkpoint(one, "latest", model)
+    model["body"] = load_checkpoint(one, "latest", line()).model
+    params = quiet(tmp_path / "new").build(model, optax.sgd, 0.1, train_step=step).init().params
+    assert bits(params["body"]) == bits(load_checkpoint(one, "latest").params)
+
+
 def test_nothing_fits(net, tmp_path):
     with raises_code("checkpoint-nothing-fits") as error:
         build_line(quiet(tmp_path / "new").initial_from(net, partial=True))
