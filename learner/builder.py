@@ -1024,16 +1024,13 @@ def _one_of(name: str, value: Any, words: Sequence[str]) -> str:
 
 def _hook(name: str, fn: Any) -> Callable[..., Any]:
     try:
-        fits = callable(fn) and inspect.signature(fn).bind(None, None) is not None
-    except ValueError:  # a function in C without a signature
-        fits = True
-    except TypeError:
-        fits = False
-    if not fits:
-        taken = f", which takes {inspect.signature(fn)}" if callable(fn) else ""
+        inspect.signature(fn).bind(None, None)
+    except ValueError:  # a function in C that does not tell its arguments
+        pass
+    except TypeError as error:
         raise LearnerError(
-            f"{name} got {fn!r}{taken}; it needs a function (info, model)", code="builder-hook-type", name=name
-        )
+            f"{name} got {fn!r}: {error}; it needs a function (info, model)", code="builder-hook-type", name=name
+        ) from None
     hook: Callable[..., Any] = fn
     return hook
 

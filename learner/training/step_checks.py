@@ -441,7 +441,7 @@ def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
     """Return the remedy for labels outside of the classes. `by_metrics`: only metrics read them, which can ignore one;
     the loss of an output of this package cannot.
     """
-    special = (labels < 0) | ((labels == 255) & (classes <= 255))  # as data sets mark what does not count
+    special = (labels < 0) | ((labels == 255) & (classes < 255))  # as data sets mark what does not count
     counted, advice = labels[~special], []
     if counted.size and (most := int(counted.max())) >= classes:
         from_one = "if they count from 1, subtract 1 from the labels; otherwise "
