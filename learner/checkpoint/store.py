@@ -54,6 +54,7 @@ FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `
 AGAIN = Retries(2)  # of what fails in an object store; each try takes half a minute to a minute if nobody answers
 # Without these TensorStore waits for half an hour for a server that is gone without a word. It reads them once.
 PATIENCE = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
+NO_ANSWER = "UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"  # of TensorStore, in its errors
 SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its arrays
 TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
 MOST_PACKED = 10_000  # times: as much as compression could save
@@ -585,6 +586,8 @@ class CheckpointStore:
             yield
         except Exception as error:  # whatever Orbax meets in files that are not what they should be
             reason = " ".join(str(error).split())
+            if not self._is_local and any(answer in reason for answer in NO_ANSWER):
+                raise self._unreachable(error) from error
             raise DamagedError(
                 f"the checkpoint {self.path(step)} is damaged: {reason}",
                 code="checkpoint-damaged",

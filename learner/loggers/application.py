@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from learner.errors import LearnerError
+from learner.loggers.urls import without_credentials
 from learner.runs.appended import refuse_special
 
 
@@ -69,9 +70,17 @@ class _RunHandler(logging.FileHandler):
             super().close()
 
 
+class _Formatter(logging.Formatter):
+    """A formatter of lines and tracebacks; errors of object stores have addresses that let anybody upload."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record without what may be secret in them."""
+        return without_credentials(super().format(record))
+
+
 def _handler(path: Path) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_special(path)
     handler = _RunHandler(path, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-5s %(message)s", "%Y-%m-%d %H:%M:%S"))
     return handler

@@ -57,12 +57,21 @@ def without_user(text: str) -> str:
     return re.sub(r"(?<=//)[^\s/?#]*@", "***@", text)
 
 
+def without_credentials(text: str) -> str:
+    """Return a text with users, passwords and queries removed from its addresses. The query of an upload is as good as
+    a password.
+
+    >>> without_credentials("POST https://me:word@example.org/upload?upload_id=a1b2 failed")
+    'POST https://***@example.org/upload?*** failed'
+    """
+    return re.sub(r"(//[^\s?]*\?)[^\s'\"]+", r"\1***", without_user(text))
+
+
 def one_line(error: BaseException) -> str:
-    """Return an error as a short line, without what may be secret in its addresses. The query of an upload is as good
-    as a password.
+    """Return an error as a short line, without what may be secret in its addresses.
 
     >>> one_line(OSError("Forbidden: https://me:word@127.0.0.1/upload?upload_id=a1b2\\nno access"))
     'OSError: Forbidden: https://***@127.0.0.1/upload?*** no access'
     """
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return truncate(re.sub(r"(//[^\s?]*\?)[^\s'\"]+", r"\1***", without_user(text)), MOST_CHARACTERS, "…")
+    return truncate(without_credentials(text), MOST_CHARACTERS, "…")

@@ -90,3 +90,20 @@ def test_runs_leave_no_logger_in_the_registry(tmp_path):
         build_line(quiet(tmp_path / str(number)).num_steps(1)).fit(batches())
     found = set(logging.root.manager.loggerDict) - before
     assert {name for name in found if name.startswith("learner")} == set()
+
+
+def test_addresses_in_errors_are_written_without_what_is_secret(tmp_path):
+    """An object store puts the address of an upload into its error, with which anybody can write there."""
+
+    def post(step):
+        raise OSError("503 for https://me:word@storage.example.org/upload/b?name=8&upload_id=a1b2, twice")
+
+    builder = quiet(tmp_path, saves=True)
+    builder.on_epoch_end(lambda info, model: post(8))
+    with pytest.raises(OSError, match="upload_id=a1b2"):
+        build_line(builder).fit(batches())
+    text = (tmp_path / "experiment.log").read_text()
+    assert (
+        text.count("503 for https://***@storage.example.org/upload/b?***") == 3
+    )  # also in the traceback, with its line
+    assert "a1b2" not in text

@@ -272,6 +272,17 @@ def test_a_store_that_refuses_a_file_is_no_damage(cloud, file):
     assert reader.progress(reader.steps[0])["step"] == 4
 
 
+def test_a_store_that_refuses_arrays_is_no_damage(cloud):
+    save(cloud, "unread-arrays").close()
+    reader, like = CheckpointStore(f"{cloud}/unread-arrays"), {"model": {"params": {"w": np.zeros((1000, 1000))}}}
+    with (
+        refused(cloud, "GET /storage/v1/b/bucket/o/unread-arrays/4/state/manifest.ocdbt", is_done=False),
+        raises_code("checkpoint-address-unreachable", "PERMISSION_DENIED", directory=f"{cloud}/unread-arrays"),
+    ):
+        reader.read(4, like)
+    assert reader.read(4, like)["model"]["params"]["w"].sum() == 1e6
+
+
 def test_a_damaged_checkpoint_is_set_aside(cloud, tmp_path):
     address = f"{cloud}/damaged"
     fit(tmp_path / "run", address, epochs=2)
