@@ -405,4 +405,15 @@ class TrainOutput:
     output: Any
 
 
+def as_output(returned: Any) -> Any:
+    """Return what a step returned, with an `Output` in place of a dict with a loss.
+
+    >>> as_output({"loss": 1.5, "kl": 0.5}), as_output(TrainOutput({}, {"loss": 1.5}))
+    (Output(loss=1.5, kl=0.5), TrainOutput(grads={}, output=Output(loss=1.5)))
+    """
+    if isinstance(returned, TrainOutput):
+        return dataclasses.replace(returned, output=as_output(returned.output))
+    return Output(**returned) if isinstance(returned, dict) and "loss" in returned else returned
+
+
 OF_LABELS = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of integer labels

@@ -16,7 +16,7 @@ from learner.metrics.base import Info
 from learner.models.adapters import same_structure
 from learner.steps.finite import mark_overflow
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at, update_params
-from learner.steps.outputs import has_wrong_labels
+from learner.steps.outputs import as_output, has_wrong_labels
 from learner.steps.parts import with_barriers
 from learner.steps.precision import with_matmul
 from learner.steps.step_definition import StepDefinition
@@ -326,7 +326,8 @@ class StepFunctions(StepDefinition):
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
         batch = self.train_batch(state, batch, key)
         model = self.adapter.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=True)
-        model, output = self.update(model, batch, lr, key)
+        model, returned = self.update(model, batch, lr, key)
+        output = as_output(returned)
         params, model_state = self.updated(model, state)
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
         loss = jnp.asarray(output.loss, jnp.float32)

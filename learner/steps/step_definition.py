@@ -19,7 +19,7 @@ from learner.steps.batch_transforms import BatchTransform, transformed
 from learner.steps.eval_params import eval_params
 from learner.steps.finite import RAISES, NonFinitePolicy
 from learner.steps.measure import MetricCollection
-from learner.steps.outputs import Output, TrainOutput
+from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import rematerialised
 from learner.steps.train_state import TrainState
@@ -62,7 +62,7 @@ class StepFn:
         returned = self.fn(model, batch, rng) if self.takes_rng else self.fn(model, batch)
         pair = isinstance(returned, tuple) and len(returned) == 2 and not hasattr(returned, "loss")
         output, after = returned if pair else (returned, None)
-        return (Output(**output) if isinstance(output, dict) and "loss" in output else output), after
+        return as_output(output), after
 
 
 def _kind_of(value: Any) -> str:

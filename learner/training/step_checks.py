@@ -13,7 +13,7 @@ from jax.errors import JaxRuntimeError
 from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
 from learner.steps.measure import MetricCollection
-from learner.steps.outputs import OF_LABELS, TrainOutput
+from learner.steps.outputs import OF_LABELS, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
@@ -67,7 +67,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
                     code="step-update-returns",
                 )
             after = step.updated(result[0], state)
-            seen.append(result[1])
+            seen.append(as_output(result[1]))
         else:
             returned, after = step.run_train(state.params, state.model_state, changed, key)
             seen.append(returned)

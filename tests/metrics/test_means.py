@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from learner import LearnerBuilder, LearnerError, Output
+from learner import LearnerBuilder, LearnerError, Output, TrainOutput
 from learner.metrics import Mean, MeanMetric
 
 X = np.array([[1.0], [2.0], [3.0], [4.0], [10.0]], np.float32)
@@ -33,6 +33,24 @@ def test_batches_count_by_their_rows(tmp_path, step):
     for split in ("train", "valid"):
         names = "Loss", "scalar", "Rows", "twice"
         assert [found[f"{split}/{name}"] for name in names] == [[4.0], [4.0], [4.0], [8.0]]
+
+
+def own_gradients(model, batch) -> TrainOutput:
+    return TrainOutput({"w": jnp.zeros(())}, returning_a_dict(model, batch))
+
+
+def own_update(state, batch, lr, rng):
+    return state, returning_a_dict(state, batch)
+
+
+@pytest.mark.parametrize(
+    "steps", [{"train_step": own_gradients}, {"update": own_update}], ids=["own gradients", "own update"]
+)
+def test_a_dict_is_an_output_wherever_there_is_one(tmp_path, steps):
+    builder = LearnerBuilder(tmp_path).metrics(Mean("scalar")).with_batch_size(4).renderer(None)
+    optimizer = None if "update" in steps else optax.sgd
+    found = builder.build({"w": jnp.ones(())}, optimizer, 0.1, **steps).fit({"x": X}).history
+    assert (found["train/Loss"], found["train/scalar"]) == ([4.0], [4.0])
 
 
 def test_masked_rows_do_not_count(tmp_path):
