@@ -303,7 +303,7 @@ def test_metrics_go_where_they_have_a_meaning_and_texts_are_not_plotted(tmp_path
 
 def made_of(kind):
     """A metric with what it cannot do without."""
-    needed = {"classes": 3, "q": 0.9}
+    needed = {"classes": 3, "q": 0.9, "field": "loss"}
     return kind(**{name: needed[name] for name in inspect.signature(kind).parameters if name in needed})
 
 

@@ -192,7 +192,7 @@ def test_own_gradients_are_taken():
     [
         (dict_step, "step-needs-random-key", ("dict_step",)),
         (lambda model: 0, "step-function-signature", ("1",)),
-        (lambda model, batch: {"loss": 1.0}, "step-output-without-loss", ("dict",)),
+        (lambda model, batch: {"lost": 1.0}, "step-output-without-loss", ("dict",)),
         (lambda model, batch: model["hidden"]["b"] * 1.0, "step-output-without-loss", ("[3]",)),
     ],
 )

@@ -194,7 +194,7 @@ WRONG = {
     "an array": (lambda m, b: b["x"], "{0} returned an array of shape [4, 3], which has no field 'loss'"),
     "a scalar": (lambda m, b: loss_of(m), "{0} returned an array of shape [], which has no field 'loss'"),
     "a number": (lambda m, b: 1.5, "{0} returned float, which has no field 'loss'"),
-    "a dict": (lambda m, b: {"loss": loss_of(m)}, "{0} returned dict, which has no field 'loss'"),
+    "a dict without a loss": (lambda m, b: {"lost": loss_of(m)}, "{0} returned dict, which has no field 'loss'"),
     "a named tuple": (
         lambda m, b: Pair(b["x"], b["label"], 1),
         "{0} returned Pair with logits, labels, more, which has no field 'loss'",
@@ -299,7 +299,7 @@ def test_a_key_that_a_step_does_without_is_no_error():
         (lambda m, b: (loss_of(m), b["x"]), "float32[]"),
         (lambda m, b: (b["x"], b["label"]), "float32[4, 3]"),
         (lambda m, b: (None, m), "NoneType"),
-        (lambda m, b: ({"loss": loss_of(m)}, m), "dict"),
+        (lambda m, b: ({"lost": loss_of(m)}, m), "dict"),
     ],
 )
 def test_a_pair_of_a_loss_and_more_is_no_pair_of_an_output_and_a_model(returned, named):
