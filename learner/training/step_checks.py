@@ -265,10 +265,9 @@ class Tracing:
         exceptions get a note.
 
     >>> with Tracing("train_step", "train", lambda: {"x": np.zeros((2, 3), np.float32)}):
-    ...     raise RuntimeError("mine")
+    ...     raise TypeError("mine")
     Traceback (most recent call last):
-    RuntimeError: mine
-    while tracing train_step with a train batch (x: float32[2, 3])
+    learner.errors.LearnerError: train_step cannot be traced with a train batch (x: float32[2, 3]): TypeError: mine ...
     """
 
     def __init__(self, name: str, split: str, batch: Callable[[], PyTree]) -> None:

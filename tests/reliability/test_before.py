@@ -20,6 +20,7 @@ import optax
 
 from learner import Interrupter, LearnerBuilder
 from learner.data import DataLoaderBuilder
+from tests.support.archives import unpack
 
 FIXTURE = Path(__file__).parent / "fixtures" / "run-dyadic.tar.gz"
 ROWS, BATCH, EPOCHS, STOP = 22, 4, 3, 9  # 6 steps in an epoch, the last of them with 2 rows
@@ -62,8 +63,7 @@ def values_of(result):
 
 
 def test_a_run_that_stopped_inside_an_epoch(tmp_path):
-    with tarfile.open(FIXTURE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(FIXTURE, tmp_path)
     expected = json.loads((tmp_path / "expected.json").read_text())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["stopped_by"]) == (STOP, "interrupter: enough")

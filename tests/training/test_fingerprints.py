@@ -3,7 +3,6 @@
 import functools
 import json
 import shutil
-import tarfile
 import warnings
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from learner.optimizers import Group, Groups
 from learner.optimizers.description import describe_optimizer, optimizer_change
 from learner.runs import RunReader, compare
 from learner.schedules import Linear
+from tests.support.archives import unpack
 from tests.support.codes import raises_code
 from tests.support.runs import (
     BATCH,
@@ -41,6 +41,8 @@ from tests.support.runs import (
     valid_data,
 )
 from tests.support.stopped import some, stopping_at
+
+RUN_0_1_0 = Path(__file__).parents[1] / "reliability" / "fixtures" / "run-0.1.0.tar.gz"
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -328,16 +330,14 @@ def test_a_run_of_version_0_1_0_stopped_inside_an_epoch(tmp_path):
     """The checkpoint has no fingerprint. Its bits are of another machine, so the end is compared in float tolerance;
     the order of the data exactly.
     """
-    with tarfile.open(Path(__file__).parents[1] / "reliability" / "fixtures" / "run-0.1.0.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(RUN_0_1_0, tmp_path)
     left = build_net(saving(tmp_path / "run", 3).resume()).fit(shuffled(rows=ROWS), valid_data())
     whole = build_net(saving(tmp_path / "whole", 3)).fit(shuffled(rows=ROWS), valid_data())
     assert left.summary["steps"] == whole.summary["steps"] == 3 * STEPS
     assert left.history["train/Last Row"] == whole.history["train/Last Row"]
     np.testing.assert_allclose(left.history["train/Loss"], whole.history["train/Loss"], rtol=1e-4)
     # Compared as it is: batch sizes are in checkpoints of that version, too.
-    with tarfile.open(Path(__file__).parents[1] / "reliability" / "fixtures" / "run-0.1.0.tar.gz") as archive:
-        archive.extractall(tmp_path / "other", filter="data")
+    unpack(RUN_0_1_0, tmp_path / "other")
     other = DataLoaderBuilder().batch_size(5).shuffle(3).build(arrays(ROWS))
     with raises_code("resume-differs", "4", "5"):
         build_net(saving(tmp_path / "other" / "run", 3).resume()).fit(other, valid_data())
