@@ -214,7 +214,7 @@ FIRST = [
     Case(Loss(), "numbers", squared),
     Case(Mean("loss"), "classes", cross_entropy),
     Case(Mean("predictions"), "number", lambda predictions, targets: predictions.mean(dtype=float), signed=True),
-    Case(Mean("targets"), "numbers", lambda predictions, targets: targets.mean(dtype=float), signed=True),
+    Case(Mean("predictions"), "numbers", lambda predictions, targets: predictions.mean(dtype=float), signed=True),
     Case(Perplexity(), "classes", perplexity),
     Case(Perplexity(), "tokens", perplexity),
     Case(Accuracy(), "classes", accuracy, exact=True),
@@ -740,7 +740,7 @@ def test_directions() -> None:
         "Learning Rate",
         "Gradient Norm",
         "Confusion Matrix",
-        "targets",
+        "predictions",
     }
     assert {name for name, higher in better.items() if higher is False} == {
         "Loss",
