@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from learner.metrics.kappa import CohenKappa, Matthews
     from learner.metrics.losses import Loss, Perplexity
     from learner.metrics.matrix import ConfusionMatrix
-    from learner.metrics.means import Mean, MeanMetric
+    from learner.metrics.means import FieldMean, MeanMetric
     from learner.metrics.moments import Moments
     from learner.metrics.on_text import OnText
     from learner.metrics.optimizer_step import GradientNorm, LearningRate, ParameterNorm, UpdateRatio
@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         "ExactMatch",
         "ExplainedVariance",
         "FBeta",
+        "FieldMean",
         "FlopsPerSecond",
         "Fraction",
         "GPUUse",
@@ -110,7 +111,6 @@ if TYPE_CHECKING:
         "LearningRate",
         "Loss",
         "Matthews",
-        "Mean",
         "MeanAbsoluteError",
         "MeanAbsolutePercentageError",
         "MeanMetric",

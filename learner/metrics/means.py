@@ -40,14 +40,14 @@ class MeanMetric(Metric):
         return state.value()
 
 
-class Mean(MeanMetric):
+class FieldMean(MeanMetric):
     """The mean of a field of the step's output over all rows: a term of the loss, or another number of the step.
 
     A scalar is a mean over the rows of its batch and counts as its loss does. The rows of an array that the output's
     `mask` leaves out do not count.
 
     >>> from learner.steps.outputs import Output
-    >>> metric = Mean("kl")
+    >>> metric = FieldMean("kl")
     >>> state = metric.init()
     >>> for kl, rows in ((1.0, 3), (5.0, 1)):
     ...     out = Output(jnp.float32(0), kl=jnp.float32(kl))
@@ -69,7 +69,7 @@ class Mean(MeanMetric):
     def __init__(self, field: str, name: str | None = None, higher_is_better: bool | None = None) -> None:
         if not (isinstance(field, str) and field):
             raise LearnerError(
-                f"Mean got the field {field!r}: it needs the name of a field of the step's output",
+                f"FieldMean got the field {field!r}: it needs the name of a field of the step's output",
                 code="metric-field-name",
             )
         self.name = field if name is None else name

@@ -208,7 +208,7 @@ def _differing(runs: Sequence[_RunSummary]) -> list[str]:
     keys = dict.fromkeys(key for run in configs for key in run.config if key not in ALWAYS_DIFFER)
     settings = [key for key in keys if _differs(key, configs)]
     facts = _differing_facts([run for run in runs if run.fingerprint], settings)
-    found = _without_twins(settings, facts, runs)
+    found = _without_duplicates(settings, facts, runs)
     return sorted(found, key=lambda key: any(run.settings.get(key) is None for run in configs))
 
 
@@ -221,7 +221,7 @@ def _differs(key: str, runs: Sequence[_RunSummary]) -> bool:
     return any(type(value) is not type(first) or value != first for value in others)
 
 
-def _without_twins(settings: Sequence[str], facts: Sequence[str], runs: Sequence[_RunSummary]) -> list[str]:
+def _without_duplicates(settings: Sequence[str], facts: Sequence[str], runs: Sequence[_RunSummary]) -> list[str]:
     """Return settings and facts without those that say the same: of `train.batch_size` and the fact
     `data.train.batch_size`, the setting, or the fact if only that one is known of all runs.
     """
@@ -229,9 +229,16 @@ def _without_twins(settings: Sequence[str], facts: Sequence[str], runs: Sequence
     for fact in facts:
         values = [run.settings.get(fact) for run in runs]
         named = {key: [run.settings.get(key) for run in runs] for key in settings if _name(key) == _name(fact)}
-        twins = {k: own for k, own in named.items() if all(a in (None, b) for a, b in zip(own, values, strict=True))}
-        dropped |= {fact} if values in twins.values() else set(twins)
+        duplicates = {
+            k: own for k, own in named.items() if all(a in (None, b) for a, b in zip(own, values, strict=True))
+        }
+        dropped |= {fact} if values in duplicates.values() else set(duplicates)
     return [key for key in (*settings, *facts) if key not in dropped]
+
+
+def _agrees(partial: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Return True if values, where they are known, are the others."""
+    return all(a in (None, b) for a, b in zip(partial, values, strict=True))
 
 
 def _name(key: str) -> str:

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from learner import LearnerBuilder, LearnerError, Output, TrainOutput
-from learner.metrics import Mean, MeanMetric
+from learner.metrics import FieldMean, MeanMetric
 
 X = np.array([[1.0], [2.0], [3.0], [4.0], [10.0]], np.float32)
 
@@ -29,7 +29,7 @@ def history(tmp_path, step, *metrics, **data):
 
 @pytest.mark.parametrize("step", [returning_a_dict, returning_an_output])
 def test_batches_count_by_their_rows(tmp_path, step):
-    found = history(tmp_path, step, Mean("scalar"), Mean("rows", name="Rows"), Mean("twice"))
+    found = history(tmp_path, step, FieldMean("scalar"), FieldMean("rows", name="Rows"), FieldMean("twice"))
     for split in ("train", "valid"):
         names = "Loss", "scalar", "Rows", "twice"
         assert [found[f"{split}/{name}"] for name in names] == [[4.0], [4.0], [4.0], [8.0]]
@@ -47,7 +47,7 @@ def own_update(state, batch, lr, rng):
     "steps", [{"train_step": own_gradients}, {"update": own_update}], ids=["own gradients", "own update"]
 )
 def test_a_dict_is_an_output_wherever_there_is_one(tmp_path, steps):
-    builder = LearnerBuilder(tmp_path).metrics(Mean("scalar")).with_batch_size(4).renderer(None)
+    builder = LearnerBuilder(tmp_path).metrics(FieldMean("scalar")).with_batch_size(4).renderer(None)
     optimizer = None if "update" in steps else optax.sgd
     found = builder.build({"w": jnp.ones(())}, optimizer, 0.1, **steps).fit({"x": X}).history
     assert (found["train/Loss"], found["train/scalar"]) == ([4.0], [4.0])
@@ -58,7 +58,7 @@ def test_masked_rows_do_not_count(tmp_path):
         values, mask = batch["x"][:, 0], batch["mask"]
         return Output(model["w"], weight=mask.sum(), mask=mask, rows=jnp.where(mask > 0, values, jnp.nan))
 
-    found = history(tmp_path, step, Mean("rows"), mask=np.array([1, 0, 1, 0, 1], np.float32))
+    found = history(tmp_path, step, FieldMean("rows"), mask=np.array([1, 0, 1, 0, 1], np.float32))
     assert found["valid/rows"] == [pytest.approx(14 / 3)]
 
 
@@ -79,18 +79,18 @@ def test_an_own_mean_of_a_scalar_needs_its_weight(tmp_path):
 
 def test_a_field_that_the_output_lacks(tmp_path):
     with pytest.raises(LearnerError, match="nope"):
-        history(tmp_path, returning_a_dict, Mean("nope"))
+        history(tmp_path, returning_a_dict, FieldMean("nope"))
 
 
 @pytest.mark.parametrize("field", ["", None, 3])
 def test_a_field_is_a_name(field):
     with pytest.raises(LearnerError) as error:
-        Mean(field)
+        FieldMean(field)
     assert error.value.code == "metric-field-name"
 
 
 def test_a_direction_for_monitors():
-    assert (Mean("a").higher_is_better, Mean("a", higher_is_better=True).higher_is_better) == (None, True)
+    assert (FieldMean("a").higher_is_better, FieldMean("a", higher_is_better=True).higher_is_better) == (None, True)
 
 
 def test_an_output_is_a_pytree():
