@@ -148,7 +148,7 @@ def test_nothing_unpickles_and_nothing_uses_the_network():
         "learner.distributed.connection": {"socket"},
         "learner.loggers.posts": {"http", "socket", "urllib"},
         "learner.loggers.secrets": {"urllib"},
-        "learner.loggers.urls": {"urllib"},
+        "learner.util.urls": {"urllib"},
     }
     found = {}
     for module, tree in trees().items():

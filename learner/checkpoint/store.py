@@ -45,9 +45,9 @@ from learner.checkpoint.records import is_record, record_name, records_of, write
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
 from learner.errors import LearnerError
-from learner.loggers.urls import one_line
 from learner.util.disk import make_directory, to_disk
 from learner.util.retries import Retries
+from learner.util.urls import one_line
 
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from learner.errors import LearnerError
-from learner.loggers.urls import without_credentials
 from learner.runs.appended import refuse_special
+from learner.util.urls import without_credentials
 
 
 def open_application_log(directory: Path, setting: logging.Logger | bool | None, process: int = 0) -> logging.Logger:

@@ -17,7 +17,6 @@ from learner.loggers.checkpoint_upload import check_log_model, checkpoints_to_ke
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.loggers.flat_settings import plain_settings
 from learner.loggers.secrets import parts_of, resolve
-from learner.loggers.urls import refuse_url, without_user
 from learner.runs.layout import ENDS
 from learner.runs.samples import histogram_json
 from learner.util.json_values import encode
@@ -25,6 +24,7 @@ from learner.util.optional import refuse_missing
 from learner.util.png import pixels
 from learner.util.retries import Retries
 from learner.util.samples import Image
+from learner.util.urls import refuse_url, without_user
 
 T = TypeVar("T")
 MOST_METRICS, MOST_OTHERS = 1000, 100  # that MLflow takes in one request

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urljoin
 
 from learner.errors import LearnerError
-from learner.loggers.urls import refuse_url, server_of
 from learner.util.text import short
+from learner.util.urls import refuse_url, server_of
 
 TOKEN = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # RFC 9110, 5.6.2
 CONTENT = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # and 5.5

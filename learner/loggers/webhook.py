@@ -10,9 +10,9 @@ from learner.errors import near, one_error
 from learner.events import Event, Listener, RunEnded, RunFailed, RunStarted, SplitEnded
 from learner.loggers.posts import header_problems, is_transient, post
 from learner.loggers.secrets import parts_of, resolve
-from learner.loggers.urls import refuse_url, without_user
 from learner.util.json_values import encode
 from learner.util.retries import Retries
+from learner.util.urls import refuse_url, without_user
 
 KINDS = ("start", "best", "end", "preemption", "failure")
 PREEMPTED = ("sigterm", "time limit")

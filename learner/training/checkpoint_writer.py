@@ -9,7 +9,6 @@ import jax
 
 from learner.checkpoint.best import BestSnapshot, Snapshot
 from learner.checkpoint.store import CheckpointStore
-from learner.loggers.urls import one_line
 from learner.records.recorder import Recorder
 from learner.steps.train_state import TrainState
 from learner.training.executor import Runner
@@ -19,6 +18,7 @@ from learner.training.reporter import Reporter
 from learner.training.snapshot import SaveAnswer, SnapshotComposer, StateCopy
 from learner.util.disk import is_full
 from learner.util.ownership import ThreadOwned
+from learner.util.urls import one_line
 
 NAMES = {"model": "model", "optim": "optimizer's state", "scheduler": "scheduler's state"}
 

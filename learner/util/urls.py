@@ -1,4 +1,4 @@
-"""Addresses of servers."""
+"""Addresses of servers, and texts without what is secret in them."""
 
 import re
 from urllib.parse import urlsplit

@@ -3,7 +3,7 @@
 import pytest
 
 from learner import LearnerError
-from learner.loggers.urls import refuse_url, server_of, without_user
+from learner.util.urls import refuse_url, server_of, without_user
 from tests.support.codes import named_case, raises_code
 
 
