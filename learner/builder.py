@@ -783,8 +783,8 @@ class LearnerBuilder:
     def build(
         self,
         model: Callable[[], ModelT],
-        optimizer: Any,
-        lr: Any,
+        optimizer: Any = None,
+        lr: Any = None,
         train: Any = None,
         valid: Any = None,
         *,
@@ -799,8 +799,8 @@ class LearnerBuilder:
     def build(
         self,
         model: ModelT,
-        optimizer: Any,
-        lr: Any,
+        optimizer: Any = None,
+        lr: Any = None,
         train: Any = None,
         valid: Any = None,
         *,
@@ -814,7 +814,7 @@ class LearnerBuilder:
     def build(
         self,
         model: Any,
-        optimizer: Any,
+        optimizer: Any = None,
         lr: Any = None,
         train: Any = None,
         valid: Any = None,
@@ -833,7 +833,8 @@ class LearnerBuilder:
             function is traced, and one program initialises the arrays, which starts sooner; if the strategy shards
             models, each device initialises its own shards.
           optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
-            `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`.
+            `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`,
+            and for a learner that only evaluates and predicts.
           lr: a float, a schedule of `learner.schedules` or optax (a function of the optimizer step), or
             `ReduceOnPlateau(...)`.
           train: training data, if not given to `fit`.
@@ -851,12 +852,16 @@ class LearnerBuilder:
             options = dataclasses.replace(options, devices=spread_members(options.devices))
         wrong_place = problem_with(options.directory) or wrong_name(options.checkpoint_place)
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
+        # A population has nothing but `fit`, which refuses a learner without an optimizer.
+        only_evaluates = optimizer is None and update is None and options.population is None
+        if only_evaluates and lr is None:
+            lr = 0.0
         definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)
         problems += problems_of_lr
         problems += parts.read(options, model, trainable, update, (train_step, valid_step, predict_step))
         if update is not None:
             problems += _wrong_update(update, optimizer, train_step, options)
-        elif parts.adapter is not None:
+        elif parts.adapter is not None and not only_evaluates:
             problems += _optimizer_problems(optimizer, parts.adapter, parts.train, options)
         if options.population is not None and parts.adapter is not None:
             problems += option_problems(options, model, parts.adapter, lr, update)

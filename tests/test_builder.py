@@ -376,7 +376,6 @@ BUILDS = {
     ),
     "the class of an optimizer": ({"optimizer": AdamW}, ["is the class AdamW", "AdamW(...)"]),
     "something long": ({"optimizer": ["adamw"] * 1000}, ["the optimizer is ['adamw', ", "…"]),
-    "no optimizer": ({"optimizer": None}, ["the optimizer is None"]),
     "its name": ({"optimizer": "adamw"}, ["the optimizer is 'adamw'"]),
     "no function of a rate": ({"optimizer": lambda: optax.sgd(0.1)}, ["cannot be called with a learning rate"]),
     "no transformation": ({"optimizer": lambda lr: (lr,)}, ["returned tuple for a rate, not an optax transformation"]),

@@ -422,7 +422,7 @@ class PathMatch:
     def __init__(self, saved: Mapping[str, Arrays], blank: TrainState, kind: str):
         self._saved, self._blank = saved, blank
         self._shapes = jax.eval_shape(to_items, blank)  # NumPy's 64-bit numbers become 32-bit ones
-        self._saved_paths, self._model_paths = _paths_of(saved, kind), _paths_of(self._shapes["model"], kind)
+        self._saved_paths, self._model_paths = paths_in_model(saved, kind), paths_in_model(self._shapes["model"], kind)
         self._fitting: list[str] = []
         self.unmatched: dict[str, str] = {}
         for name, location in self._model_paths.items():
@@ -505,8 +505,10 @@ class PathMatch:
         return items
 
 
-def _paths_of(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str, str]]:
-    """Return part and path of each array by its name in the model: `trainable=` moves arrays between the parts."""
+def paths_in_model(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str, str]]:
+    """Return part and path of each array by its name in the model: `trainable=` moves arrays between the parts. `kind`:
+    of the model, such as `flax.linen`.
+    """
     paths = {}
     for part in ("params", "model_state"):
         for path in item[part]:

@@ -73,8 +73,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
       own_grads: whether the train step says that it returns `TrainOutput`, so that its gradients may be those of each
         example.
     """
-    problem = not_a_function_of_the_rate(optimizer)
-    if problem:
+    if problem := not_a_function_of_the_rate(optimizer):
         return [Problem(problem, code="optimizer-type")]
     try:
         (new_params, old_state, new_state), searched = _try_update(optimizer, params, params)
@@ -234,6 +233,16 @@ def _each_example_problems(optimizer: OptimizerFn, accumulates: bool, own_grads:
             )
         ]
     return []
+
+
+def no_optimizer() -> list[str]:
+    """Return the problem of training without an optimizer and without `update=`."""
+    return [
+        Problem(
+            f"{not_a_function_of_the_rate(None)}. A learner without one only evaluates and predicts",
+            code="optimizer-type",
+        )
+    ]
 
 
 def not_a_function_of_the_rate(optimizer: Any) -> str | None:

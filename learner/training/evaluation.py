@@ -150,7 +150,8 @@ class Evaluator:
         definition = self._definition
         if self.runner is None:
             shapes = definition.placed_shapes()
-            state = restore(store, entry, shapes, definition.step.fill_missing).state
+            adapter, fill = definition.step.adapter, definition.step.fill_missing
+            state = restore(store, entry, shapes, fill, only_evaluated=adapter.kind).state
             self._loaned = self._loaned or make_runner(definition.step, state, definition.strategy)
             self._loaned.leaves = jax.tree.leaves(state)
             return self._loaned
@@ -193,7 +194,9 @@ class Evaluator:
     def _loaded(self, processes: ProcessGroup) -> Runner:
         if self.runner is None:
             definition = self._definition
-            restored = read_checkpoint(definition, processes=processes) if resumes(definition.options) else None
+            kind, restored = definition.step.adapter.kind, None
+            if resumes(definition.options):
+                restored = read_checkpoint(definition, processes=processes, only_evaluated=kind)
             self.entry = None if restored is None else trained_until(restored.entry, restored.progress)[0]
             definition.take_initial()
             options = definition.options

@@ -13,6 +13,7 @@ from learner.steps.eval_params import has_eval_params
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.position import Position
+from learner.training.restore import restore
 from learner.training.run_directory import open_store
 from learner.util.trees import named_leaves
 
@@ -24,7 +25,8 @@ def load_model_state(
 
     Args:
       definition: of the run.
-      state: arrays, or shapes with their shardings. Everything that no model needs stays as it is there.
+      state: arrays, or shapes with their shardings. Everything that no model needs stays as it is there, unless the
+        checkpoint has another optimizer or other frozen parameters.
       entry: the checkpoint.
       store: of the checkpoint.
 
@@ -33,7 +35,11 @@ def load_model_state(
     """
     shapes = definition.placed_shapes()
     averaged = has_eval_params(named_leaves(shapes.opt_state))
-    items = {name: x for name, x in to_items(shapes).items() if name == "model" or (name == "optim" and averaged)}
+    items = to_items(shapes)
+    if store.differences(entry.step, {name: items[name] for name in ("model", "optim")}):
+        adapter, fill = definition.step.adapter, definition.step.fill_missing
+        return restore(store, entry, shapes, fill, only_evaluated=adapter.kind).state
+    items = {name: x for name, x in items.items() if name == "model" or (name == "optim" and averaged)}
     return from_items(store.restore(entry.step, items), state)
 
 

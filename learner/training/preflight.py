@@ -11,7 +11,7 @@ from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.schedule_resolution import describe_schedules
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.steps.optimizer import check_replicas
+from learner.steps.optimizer import check_replicas, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
@@ -160,7 +160,9 @@ def checked_step(
       The step, which now knows whether it computes its own gradients. `inputs` gets the traced steps.
     """
     problems = [*known, *strategy.problems(state)]
-    if strategy.axis is not None:
+    if step.optimizer is None and step.update is None:
+        problems += no_optimizer()
+    elif strategy.axis is not None:
         problems += check_replicas(step.optimizer, state.params)
     if step.train is None and step.update is None:
         problems.append(Problem(no_step("train_step"), code="model-train-step-missing"))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError, one_error
 from learner.steps.measure import MetricCollection
+from learner.steps.optimizer import no_optimizer
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.single_step import SingleStepRunner
@@ -38,6 +39,8 @@ class PureSteps:
             )
         if definition.step.train is None and definition.step.update is None:
             raise LearnerError(no_step("train_step"), code="step-train-missing")
+        if definition.step.optimizer is None and definition.step.update is None:
+            raise one_error(no_optimizer(), code="learner-untrainable")
         definition.resolve_without_fit(self._train)
         if "train" not in self._checked:
             problems, own_grads = check_train(definition.step, state, batches[0])

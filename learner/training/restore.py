@@ -4,12 +4,15 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
-from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, to_items
+from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, stored_leaves, to_items
+from learner.checkpoint.load import evaluated_params, paths_in_model
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, one_error
+from learner.steps.eval_params import has_eval_params
 from learner.steps.train_state import TrainState
 from learner.training.position import Position
 from learner.training.progress_schema import refuse_malformed
@@ -66,6 +69,7 @@ def restore(
     filled: Callable[[TrainState], TrainState],
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
+    only_evaluated: str | None = None,
 ) -> Restored:
     """Read a checkpoint. Each array is placed where it belongs, so that no second state takes up memory.
 
@@ -76,6 +80,9 @@ def restore(
       filled: returns a state whose missing parts of `opt_state` and `extra`, which are shapes, are initialized.
       allow: the accepted changes, of `ALLOWED`.
       differing: returns further reasons, given `progress`, why the run cannot resume.
+      only_evaluated: the kind of a model that is not trained, such as `flax.linen`: accept another optimizer, and other
+        frozen parameters. With another optimizer, the parameters that the checkpoint is evaluated with, such as
+        averages, become those of the state.
 
     Raises:
       DamagedError: a file of the checkpoint is damaged.
@@ -85,10 +92,15 @@ def restore(
     refuse_malformed(progress, entry.step, str(store.path(entry.step)))
     needed = to_items(shapes)
     begun = dict(needed["optim"]["extra"])
-    new = _adopt_loss_scale(needed, store.shapes(entry.step, ["optim"]))
+    saved = store.shapes(entry.step, ["model", "optim"])
+    new = _adopt_loss_scale(needed, saved["optim"])
+    model = needed["model"]
+    if only_evaluated is not None:
+        needed["model"] = _regrouped(model, saved["model"], only_evaluated)
     differing_in = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
     notes = []
-    if differing_in["optim"] and "optimizer" in allow:
+    is_other = bool(differing_in["optim"])
+    if is_other and (only_evaluated is not None or "optimizer" in allow):
         del needed["optim"], differing_in["optim"]
         notes.append(f"the optimizer is another one than before: {ALLOWED['optimizer']}")
     problems = [line for lines in differing_in.values() for line in lines]
@@ -99,10 +111,15 @@ def restore(
     if problems:
         raise one_error(problems, "the run cannot resume", code="resume-differs")
     items = store.restore(entry.step, needed)
+    if only_evaluated is not None:
+        items["model"] = _regrouped(items["model"], model, only_evaluated)
     if "optim" in items:
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
-    state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
+    state = dataclasses.replace(from_items(items, shapes), rng=key)
+    if is_other and only_evaluated is not None:
+        state = _with_eval_params(state, store, entry, saved["optim"])
+    state = filled(state)
     if (step := int(np.max(state.step))) != progress.get("state_step", entry.step):
         raise LearnerError(
             f"the checkpoint {store.path(entry.step)} is of step {step}, not of {entry.step}",
@@ -115,7 +132,7 @@ def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:
     """Give `needed` the loss scale that a checkpoint has, which another precision has not, or has otherwise. Return the
     names of the entries that the checkpoint lacks.
     """
-    extra, saved_extra = needed["optim"]["extra"], saved["optim"].get("extra") or {}
+    extra, saved_extra = needed["optim"]["extra"], saved.get("extra") or {}
     new = [name for name in extra if name.startswith(SCALE) and name not in saved_extra]
     for name in new:
         del extra[name]
@@ -125,12 +142,44 @@ def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:
     return new
 
 
+def _regrouped(item: Mapping[str, Any], like: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the arrays of an item `model` at the places that they have in another: a frozen parameter is no part of
+    `params`. Those that the other lacks stay where they are.
+    """
+    place_of, regrouped = paths_in_model(like, kind), {part: dict[str, Any]() for part in item}
+    for name, (part, path) in paths_in_model(item, kind).items():
+        new_part, new_path = place_of.get(name, (part, path))
+        regrouped[new_part][new_path] = item[part][path]
+    return regrouped
+
+
+def _with_eval_params(state: TrainState, store: CheckpointStore, entry: Entry, saved: Mapping[str, Any]) -> TrainState:
+    """Return a state with the parameters that a checkpoint is evaluated with, such as averages, as its own. `state` has
+    those that it trains, and `saved` is its item `optim` as shapes.
+    """
+    if not has_eval_params(saved.get("opt_state") or {}):
+        return state
+    params, replicated = stored_leaves(state.params), state.step.sharding
+
+    def placed(name: str, x: Any) -> Any:
+        """Place an array of the optimizer as the parameter that it belongs to."""
+        of = next((p for path, p in params.items() if name.endswith(f".{path}") and p.shape == x.shape), None)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated if of is None else of.sharding)
+
+    needed = {part: {name: placed(name, x) for name, x in leaves.items()} for part, leaves in saved.items()}
+    opt_state = store.restore(entry.step, {"optim": needed})["optim"]["opt_state"]
+    shardings = jax.tree.map(lambda x: x.sharding, state.params)
+    evaluated = jax.jit(evaluated_params, out_shardings=shardings)(state.params, opt_state)
+    return dataclasses.replace(state, params=evaluated)
+
+
 def restore_newest(
     store: CheckpointStore,
     shapes: TrainState,
     filled: Callable[[TrainState], TrainState],
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
+    only_evaluated: str | None = None,
 ) -> Restored | None:
     """Return the newest checkpoint that is not damaged. Return None if there are no checkpoints.
 
@@ -143,7 +192,7 @@ def restore_newest(
         try:
             if step in store.damaged:
                 raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
-            restored = restore(store, entries[step], shapes, filled, allow, differing)
+            restored = restore(store, entries[step], shapes, filled, allow, differing, only_evaluated)
         except DamagedError as error:
             damaged.append(str(error))
             continue

@@ -410,7 +410,6 @@ def needs_a_kernel(lr):
     ("optimizer", "said"),
     [
         ("adamw", "the optimizer is 'adamw'"),
-        (None, "the optimizer is None"),
         (two_arguments, "(two_arguments) cannot be called with a learning rate"),
         (lambda lr: optax.adamw, "returned function for a rate"),
         (lambda lr: None, "returned NoneType for a rate"),

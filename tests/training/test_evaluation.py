@@ -12,8 +12,10 @@ from learner import ClassificationOutput, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.distributed.process_group import SingleProcess
 from learner.metrics import AUROC, Accuracy, By, ConfusionMatrix, Recall, Subset
+from learner.optimizers import Ema
 from learner.reports import html_report
 from learner.runs import RunReader, compare
+from learner.strategies import Sharded
 from learner.training.evaluation import Evaluator
 from learner.training.follow import follow
 from tests.support.codes import raises_code
@@ -32,6 +34,7 @@ from tests.support.runs import (
     scripted,
     shuffled,
 )
+from tests.support.small_models import BATCH, CASES
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 LOSSES = 2.0, 1.0, 3.0, 4.0
@@ -107,6 +110,68 @@ def test_a_model_without_the_weights_of_its_run_is_noticed(tmp_path, trained):
             list(getattr(learner, call)(batches()))
         assert len(found) == 1
     build(quiet(tmp_path / "run", overwrite=True)).evaluate(batches())  # a run that begins anew, before it does
+
+
+OPTIMIZERS = {
+    "sgd": optax.sgd,
+    "adam": optax.adam,
+    "averages": Ema(optax.adam, 0.5),
+    "schedule-free": lambda lr: optax.contrib.schedule_free_sgd(lr),
+}
+
+
+@pytest.mark.parametrize("trained_by", OPTIMIZERS)
+def test_no_optimizer_is_needed(tmp_path, trained_by):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(2)
+    result = builder.build(line(), OPTIMIZERS[trained_by], 0.05, train_step=line_step).fit(shuffled())
+    expected = loss(result.model, arrays())  # the result has the parameters that are evaluated
+    for optimizer, lr in ((None, None), (optax.rmsprop, 0.1), (Ema(optax.sgd, 0.9), 0.1)):
+        later = quiet(tmp_path / "run").checkpoint("latest").build(line(), optimizer, lr, valid_step=line_step)
+        assert later.evaluate(batches())["Loss"] == pytest.approx(expected, rel=1e-6)
+        assert later.evaluate(batches(), checkpoint=2)["Loss"] == pytest.approx(expected, rel=1e-6)
+        alone = quiet(tmp_path / "run").build(line(), optimizer, lr, valid_step=line_step)
+        assert alone.evaluate(batches(), checkpoint=2)["Loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_averages_lie_where_their_parameters_do_without_their_optimizer(tmp_path):
+    model = {"w": jnp.zeros((8, 8)), "b": jnp.zeros(8)}
+    rng = np.random.default_rng(0)
+    data = {name: rng.normal(size=(16, 8)).astype(np.float32) for name in ("x", "t")}
+
+    def fsdp(directory, **options):
+        return quiet(directory, **options).strategy(Sharded(rules="fsdp")).with_batch_size(8)
+
+    learner = fsdp(tmp_path / "run", saves=True).build(model, Ema(optax.adam, 0.5), 0.05, train_step=line_step)
+    result = learner.fit(data)
+    later = fsdp(tmp_path / "run").checkpoint("latest").build(model, valid_step=line_step)
+    assert later.evaluate(data)["Loss"] == pytest.approx(loss(result.model, data), rel=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_frozen_parameters_need_not_be_named(tmp_path, case):
+    learner = quiet(tmp_path / "run", saves=True).freeze(case.head).build(case.make(), optax.sgd, 0.05, **case.steps)
+    learner.fit([BATCH])
+    later = quiet(tmp_path / "run").checkpoint("latest").build(case.make(), **case.steps)
+    assert later.evaluate([BATCH]) == learner.evaluate([BATCH])
+    assert later.evaluate([BATCH], checkpoint=1) == learner.evaluate([BATCH])
+    with raises_code("resume-differs"):  # it has no optimizer state of them
+        quiet(tmp_path / "run").num_epochs(2).resume().build(case.make(), optax.sgd, 0.05, **case.steps).fit([BATCH])
+
+
+def test_without_an_optimizer_nothing_is_trained(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), train_step=line_step, valid_step=line_step)
+    assert learner.evaluate(batches())["Loss"] == pytest.approx(loss(line(), arrays()), rel=1e-6)
+    for train in (
+        lambda: learner.fit(shuffled()),
+        lambda: learner.train_step(learner.init(), batches()[0]),
+        lambda: learner.overview(shuffled()),
+        lambda: learner.find_lr(shuffled()),
+    ):
+        with raises_code("optimizer-type"):
+            train()
+    with raises_code("optimizer-type"):  # which has no other method than `fit`
+        quiet(tmp_path / "run").population(2).build(line, train_step=line_step, lr=0.1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_several_sets_at_once(tmp_path, trained):
