@@ -94,7 +94,7 @@ class CheckpointSaver(ThreadOwned):
         composer = SnapshotComposer(monitor, higher_is_better, fingerprint, options.config_kept)
         self._decisions = SaveDecisions(reporter, best, composer, runner.strategy.platform)
         self._writer = writer = CheckpointWriter(store, best, reporter, options, runner, composer)
-        store.warn = reporter.warn
+        store.place.warn = reporter.warn
         failed = None if options.on_save_error == "raise" else writer.report_failure
         self._saver = Saver(store, queue, writer.report, failed, writer.flush_logs, writer.record_snapshot)
         self.claim()

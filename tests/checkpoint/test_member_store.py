@@ -11,8 +11,9 @@ import optax
 import pytest
 
 from learner import MetricEarlyStopping, ReduceOnPlateau, load_checkpoint
-from learner.checkpoint import CheckpointStore, DamagedError
+from learner.checkpoint import DamagedError
 from learner.checkpoint.member_store import MemberStore
+from learner.checkpoint.places import DiskPlace
 from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy
 from learner.training.evaluation import Evaluator
@@ -242,16 +243,16 @@ def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, saved, nu
     """Before its checkpoint has its name. The next start copies all, the best among them."""
     directory, values = copied(saved, tmp_path)
     best = 6 * (int(np.argmin(values)) + 1)
-    name, calls = CheckpointStore._name, itertools.count(1)
+    name, calls = DiskPlace._name, itertools.count(1)
 
-    def killed(store, *paths):
+    def killed(place, *paths):
         if next(calls) == number:
             raise KilledError
-        name(store, *paths)
+        name(place, *paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStore, "_name", killed)
-        patch.setattr(CheckpointStore, "_discard_partial", lambda store, step: None)
+        patch.setattr(DiskPlace, "_name", killed)
+        patch.setattr(DiskPlace, "discard", lambda place, step: None)
         with pytest.raises(KilledError):
             resumed(directory, 5, 3.0, keep_last=1)
     result = resumed(directory, 5, 3.0, keep_last=1)

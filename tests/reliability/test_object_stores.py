@@ -25,7 +25,8 @@ import pytest
 from etils import epath
 
 from learner import Checkpointer
-from learner.checkpoint import store
+from learner.checkpoint import places
+from learner.checkpoint.arrays import ArrayFiles
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.store import CheckpointStore
 from learner.checkpoint.stored_files import checksums, stored_files
@@ -122,7 +123,7 @@ def cloud():
     port = free_port()
     with pytest.MonkeyPatch.context() as patch, contextlib.closing(Proxy(port)) as proxy:
         address = f"http://127.0.0.1:{proxy.port}"
-        for name, value in {**settings_of(address), next(iter(store.PATIENCE)): "3"}.items():
+        for name, value in {**settings_of(address), next(iter(places.PATIENCE)): "3"}.items():
             patch.setenv(name, value)
         # Its own server answers one connection after another, and waits for those that nobody uses.
         patch.setattr(emulator.server, "HTTPServer", http.server.ThreadingHTTPServer)
@@ -193,7 +194,7 @@ def test_checkpoints_in_google_cloud_storage(cloud):
 
 def cut_off(monkeypatch, function, number, error):
     """Let this call of a function of the store raise, before it does anything."""
-    calls, called = [], getattr(store, function)
+    calls, called = [], getattr(places, function)
 
     def call(*arguments):
         calls.append(arguments)
@@ -201,7 +202,7 @@ def cut_off(monkeypatch, function, number, error):
             raise error
         return called(*arguments)
 
-    monkeypatch.setattr(store, function, call)
+    monkeypatch.setattr(places, function, call)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -249,7 +250,7 @@ def test_a_removal_that_fails_is_no_save_that_failed(cloud, tmp_path, monkeypatc
 
     address = f"{cloud}/unremoved-{on_save_error}"
     with monkeypatch.context() as patch:
-        patch.setattr(store, "AGAIN", Retries(1, sleep=lambda seconds: None))
+        patch.setattr(places, "AGAIN", Retries(1, sleep=lambda seconds: None))
         patch.setattr(type(epath.Path(address)), "rmtree", fails)
         fit(tmp_path / "run", address, on_save_error=on_save_error)
     log = (tmp_path / "run" / "experiment.log").read_text()
@@ -308,7 +309,7 @@ def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeyp
     def sleep(seconds):
         cloud.proxy.gone = False
 
-    monkeypatch.setattr(store, "AGAIN", Retries(2, sleep=sleep))
+    monkeypatch.setattr(places, "AGAIN", Retries(2, sleep=sleep))
     fit(tmp_path / "run", f"{cloud}/gone", hook=lost(cloud, 8))
     assert not cloud.proxy.gone
     assert len(warnings_of_tries(tmp_path / "run")) == 1
@@ -317,7 +318,7 @@ def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeyp
 
 def test_a_store_that_is_silent_is_left_after_a_while(cloud, monkeypatch):
     """Packets are lost, and no connection is broken. TensorStore's own patience is three seconds in these tests."""
-    written = store.ArrayFiles.save
+    written = ArrayFiles.save
 
     def silent(files, directory, items):
         cloud.proxy.delay = 3600.0
@@ -325,7 +326,7 @@ def test_a_store_that_is_silent_is_left_after_a_while(cloud, monkeypatch):
         back.start()
         written(files, directory, items)
 
-    monkeypatch.setattr(store.ArrayFiles, "save", silent)
+    monkeypatch.setattr(ArrayFiles, "save", silent)
     save(cloud, "silent", 2.0).close()
     CheckpointStore(f"{cloud}/silent").verify(4)
 
@@ -335,7 +336,7 @@ def warnings_of_tries(directory):
 
 
 def test_each_try_that_fails_is_a_warning_without_secrets(cloud, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "AGAIN", Retries(2, sleep=lambda seconds: None))
+    monkeypatch.setattr(places, "AGAIN", Retries(2, sleep=lambda seconds: None))
     for number in (2, 1):  # each counts the calls that the ones after it let through
         error = OSError(f"Forbidden: http://me:word@127.0.0.1/upload?upload_id=a1b2\nno {number}")
         cut_off(monkeypatch, "write_manifest", 2, error)
@@ -366,8 +367,8 @@ class Messages(Listener):
 
 def test_a_store_that_is_gone_for_long_costs_checkpoints(cloud, tmp_path, monkeypatch):
     pauses = []
-    monkeypatch.setattr(store, "AGAIN", Retries(1, sleep=pauses.append))
-    monkeypatch.setattr(store.ArrayFiles, "save", lambda self, directory, items: broken("[source locations]\n" * 100))
+    monkeypatch.setattr(places, "AGAIN", Retries(1, sleep=pauses.append))
+    monkeypatch.setattr(ArrayFiles, "save", lambda self, directory, items: broken("[source locations]\n" * 100))
     address, seen = f"{cloud}/long", Messages()
     fit(tmp_path / "run", address, on_save_error="warn", listener=seen)
     assert pauses == [1.0]  # for the first of three saves
@@ -381,7 +382,7 @@ def test_a_store_that_is_gone_for_long_costs_checkpoints(cloud, tmp_path, monkey
 
 def test_a_mistake_is_not_tried_again_and_takes_no_try_from_the_store(cloud, monkeypatch):
     pauses = []
-    monkeypatch.setattr(store, "AGAIN", Retries(1, sleep=pauses.append))
+    monkeypatch.setattr(places, "AGAIN", Retries(1, sleep=pauses.append))
     with contextlib.closing(Checkpointer(f"{cloud}/mistakes")) as checkpointer:
         checkpointer.save(1, {"w": jnp.ones(3)})
         with raises_code("checkpoint-step-exists"):
@@ -475,7 +476,7 @@ REFUSED = {
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_request_that_fails_in_the_middle_of_a_save_costs_a_try(cloud, monkeypatch, what, is_done):
-    monkeypatch.setattr(store, "AGAIN", Retries(1, sleep=lambda seconds: None))
+    monkeypatch.setattr(places, "AGAIN", Retries(1, sleep=lambda seconds: None))
     name = f"refused-{what}-{is_done}"
     items = [{"model": {"state": {"w": jnp.full(3, value)}}} for value in (1.0, 2.0)]
     with contextlib.closing(CheckpointStore(f"{cloud}/{name}", Retention(1, 0, None, False))) as kept:

@@ -491,7 +491,7 @@ def after_each_save(monkeypatch):
 
     def saving(self, step, items, progress):
         save(self, step, items, progress)
-        found.append(sorted(int(p.name) for p in self._path.iterdir() if p.name.isdigit()))
+        found.append(sorted(int(p.name) for p in self.place.root.iterdir() if p.name.isdigit()))
 
     monkeypatch.setattr(CheckpointStore, "save", saving)
     return found

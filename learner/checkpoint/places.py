@@ -1,0 +1,444 @@
+"""The place of a run's checkpoints: how a checkpoint comes to be there as a whole, and how it goes.
+
+On a disk it is written under another name, and one rename makes it a checkpoint. Object stores have no rename: there
+the manifest, written last, decides. In both, a mark beside it proves that what a save has left belongs to it.
+"""
+
+import abc
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from learner.checkpoint.arrays import ITEMS, STATE, UNFINISHED
+from learner.checkpoint.manifest import (
+    MARK,
+    NAME,
+    NUMBERED,
+    PROGRESS,
+    DamagedError,
+    is_mark,
+    is_ours,
+    refuse_damage,
+    remove_checkpoint,
+    write_manifest,
+)
+from learner.checkpoint.records import is_record
+from learner.checkpoint.stored_files import NoAnswerError, is_local
+from learner.errors import LearnerError
+from learner.util.disk import make_directory, to_disk
+from learner.util.retries import Retries
+from learner.util.urls import one_line
+
+AGAIN = Retries(2)  # of what fails in an object store; each try takes half a minute to a minute if nobody answers
+# Without these TensorStore waits for half an hour for a server that is gone without a word. It reads them once.
+PATIENCE = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
+NO_ANSWER = "UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"  # of TensorStore, in its errors
+SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its arrays
+TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
+T = TypeVar("T")
+
+
+class Place(abc.ABC):
+    """A directory of checkpoints, each named by its step.
+
+    All processes of a run have one. What changes files is called in one of them, except for `refuse_obstacle`.
+
+    Attributes:
+      warn: called with a line where an object store fails and the run goes on, by the thread that saves.
+    """
+
+    def __init__(self, directory: Any):
+        self._directory = directory
+        self.warn: Callable[[str], None] = warnings.warn
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def root(self) -> Any:
+        """The directory, a `pathlib.Path` or one of `etils.epath`."""
+
+    def path(self, step: int) -> Any:
+        """Return the path of a checkpoint."""
+        return self.root / str(step)
+
+    def mark_of(self, step: int) -> Any:
+        """Return the path of the mark which proves that what an unfinished save has left is ours."""
+        return self.root / f"{step}.saving"
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, oldest first."""
+        with self.reachable():
+            if not self.root.exists():
+                return []
+            paths = (path for path in self.root.iterdir() if self._is_named(path.name) and self._is_checkpoint(path))
+            return sorted(int(path.name) for path in paths)
+
+    def _is_named(self, name: str) -> bool:
+        return name.isdecimal() and name == str(int(name))
+
+    @abc.abstractmethod
+    def _is_checkpoint(self, path: Any) -> bool:
+        """Return True if a directory is a checkpoint, which may be damaged. Other programs may have files beside it."""
+
+    @contextlib.contextmanager
+    def reachable(self) -> Iterator[None]:
+        """Raise whatever the tools of an object store raise as an error that says what to do."""
+        yield
+
+    def is_unanswered(self, error: Exception) -> bool:
+        """Return True if an error is about the place, and proves nothing about a checkpoint."""
+        return isinstance(error, NoAnswerError)
+
+    def unreachable(self, error: Exception) -> LearnerError:
+        """Return an error about the place as one that says what to do."""
+        cause = str(error) if isinstance(error, NoAnswerError) else f"{type(error).__name__}: {error}"
+        return LearnerError(
+            f"the checkpoints in {self.root} cannot be reached: {cause}. The bucket has to exist, and credentials are "
+            "those that the store's own tools find",
+            code="checkpoint-address-unreachable",
+            directory=str(self.root),
+        )
+
+    @property
+    def repeats(self) -> bool:
+        """Return True if `try_again` does."""
+        return False
+
+    def try_again(self, what: Callable[[], T], failure: str) -> T:
+        """Return `what()`, which changes files. `failure` begins the warning before it is tried again."""
+        return what()
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Create the directory, and remove the remains of saves and removals that a killed process has begun.
+
+        Raises:
+          LearnerError: it cannot be made, or is in an object store where nothing can be written.
+        """
+
+    def recover(self) -> None:  # noqa: B027  # object stores have no names to give
+        """Give a checkpoint its name that was complete when its process was killed."""
+
+    def refuse_obstacle(self, step: int, is_known: bool) -> None:  # noqa: B027  # `begin` does it in object stores
+        """Raise if a save cannot begin, in all processes. `is_known`: the name is that of a checkpoint of the run."""
+
+    @abc.abstractmethod
+    def target(self, step: int) -> Any:
+        """Return the directory in which a save writes."""
+
+    @abc.abstractmethod
+    def begin(self, step: int, is_known: bool, arrays: Mapping[str, Any]) -> None:
+        """Make room for a save, and mark it. See `refuse_obstacle`; `arrays`: that will be written."""
+
+    @abc.abstractmethod
+    def complete(self, step: int, progress: str, facts: Mapping[str, Any]) -> None:
+        """Make a checkpoint of the arrays that were written; see `learner.checkpoint.manifest`."""
+
+    def discard(self, step: int) -> None:  # noqa: B027  # in object stores a new try does it, or the next start
+        """Remove what a save that failed has left."""
+
+    @abc.abstractmethod
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint. Its name goes first, so that a half-removed one is never taken for a checkpoint."""
+
+    @abc.abstractmethod
+    def set_aside(self, paths: Iterable[Any], directory: Any) -> None:
+        """Move some paths to another directory, or in an object store below this one."""
+
+
+class DiskPlace(Place):
+    """A directory on a disk."""
+
+    @functools.cached_property
+    def root(self) -> Path:
+        """See `Place`."""
+        return Path(self._directory)
+
+    def _is_checkpoint(self, path: Any) -> bool:
+        return is_ours(path)
+
+    def prepare(self) -> None:
+        """See `Place`."""
+        make_directory(self.root)
+        # Before anything is removed: a complete checkpoint that lacks only its name must not be taken for a leftover.
+        self.recover()
+        paths = list(self.root.iterdir())
+        for path in paths:
+            match = NUMBERED.fullmatch(path.name)
+            if match is not None and match[2] and is_ours(path):
+                remove_checkpoint(path)
+            elif path.suffix == ".partial" and is_record(path.name) and path.is_file() and not path.is_symlink():
+                path.unlink()
+        # Marks go last. A kill in between leaves a mark without directories, which the next start removes; directories
+        # without their mark would stay forever.
+        for path in paths:
+            if is_mark(path):
+                path.unlink()
+
+    def recover(self) -> None:
+        """See `Place`."""
+        for directory in self.root.glob("*.partial") if self.root.exists() else ():
+            name = directory.name.removesuffix(".partial")
+            if name.isdecimal() and not os.path.lexists(self.root / name) and is_ours(directory):
+                # The checksums prove that every byte had reached the disk before the kill. Anything less stays a
+                # leftover.
+                with contextlib.suppress(DamagedError, OSError):
+                    refuse_damage(directory)
+                    directory.rename(self.root / name)
+
+    def refuse_obstacle(self, step: int, is_known: bool) -> None:
+        """See `Place`."""
+        if not self.root.exists():
+            raise LearnerError(
+                f"the directory {self.root} is gone: somebody removed it while the run went on",
+                code="checkpoint-directory-gone",
+                directory=str(self.root),
+            )
+        if not is_known and os.path.lexists(self.path(step)):
+            raise _in_the_way(self.path(step))
+
+    def target(self, step: int) -> Path:
+        """See `Place`."""
+        return self.root / f"{step}.partial"
+
+    def begin(self, step: int, is_known: bool, arrays: Mapping[str, Any]) -> None:
+        """See `Place`."""
+        # What an earlier save or removal left under the names that this save needs goes, if it is ours.
+        for directory in (*self.root.glob(f"{step}.partial*"), self.root / f"{step}.removed"):
+            if NUMBERED.fullmatch(directory.name) and os.path.lexists(directory):
+                if not is_ours(directory):
+                    raise _in_the_way(directory)
+                remove_checkpoint(directory)
+        mark = self.mark_of(step)
+        if os.path.lexists(mark):
+            if not is_mark(mark):
+                raise _in_the_way(mark)
+            mark.unlink()
+        # Exclusive creation follows no link that somebody else has placed there. The mark outlives a power cut.
+        with mark.open("x") as file:
+            file.write(MARK)
+        to_disk(mark)
+        self._refuse_full(arrays)
+
+    def _refuse_full(self, arrays: Mapping[str, Any]) -> None:
+        """Raise before anything is written: what is written until the disk is full would take the room of the logs."""
+        # Only with one process: each of several writes a part of the bytes, possibly to its own disk.
+        needed = sum(int(x.nbytes) for x in jax.tree.leaves(dict(arrays)) if hasattr(x, "nbytes")) + SMALL_FILES
+        usage = shutil.disk_usage(self.root)
+        if jax.process_count() == 1 and usage.total and usage.free < needed:
+            text = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed:,} bytes, and {usage.free:,} are free"
+            raise OSError(errno.ENOSPC, text, str(self.root))
+
+    def complete(self, step: int, progress: str, facts: Mapping[str, Any]) -> None:
+        """See `Place`."""
+        directory = self.target(step)
+        (directory / PROGRESS).parent.mkdir()
+        _write_manifest(directory, progress, facts)
+        self._name(directory, self.path(step))
+
+    def _name(self, directory: Path, path: Path) -> None:
+        """Give a complete checkpoint its name. Another of that name is removed once the new one has it."""
+        replaced = path.with_name(f"{path.name}.removed")
+        if path.exists():
+            path.rename(replaced)  # one that the store knows, so that it is ours
+        # There is a moment without a checkpoint of this name. `recover` closes it after a kill; an error does so here.
+        try:
+            directory.rename(path)
+        except BaseException:
+            if replaced.exists():
+                replaced.rename(path)
+            raise
+        # The new name must be on the disk before the old checkpoint goes, or a power cut could lose both.
+        to_disk(self.root)
+        if replaced.exists():
+            with contextlib.suppress(OSError):  # what is left of it goes at the next start
+                remove_checkpoint(replaced)
+
+    def discard(self, step: int) -> None:
+        """See `Place`."""
+        if not self.root.exists():
+            return
+        # Threads that outlive a failed save may create files while the directory is being removed.
+        for _ in range(TRIES):
+            paths = [directory for directory in self.root.glob(f"{step}.partial*") if is_ours(directory)]
+            if not paths:
+                break
+            for directory in paths:
+                shutil.rmtree(directory, ignore_errors=True)
+            time.sleep(SECONDS_BETWEEN_TRIES)
+        with contextlib.suppress(OSError):
+            if not paths and is_mark(self.mark_of(step)):
+                self.mark_of(step).unlink()
+
+    def remove(self, step: int) -> None:
+        """See `Place`."""
+        directory = self.path(step)
+        if not is_ours(directory):
+            raise _in_the_way(directory)
+        removed = directory.with_name(f"{step}.removed")
+        if os.path.lexists(removed):
+            if not is_ours(removed):
+                raise _in_the_way(removed)
+            remove_checkpoint(removed)
+        # One atomic rename makes it no checkpoint any more; a kill during the slow removal is then harmless.
+        directory.rename(removed)
+        with contextlib.suppress(OSError):  # what is left of it goes at the next start
+            remove_checkpoint(removed)
+
+    def set_aside(self, paths: Iterable[Any], directory: Any) -> None:
+        """See `Place`."""
+        target = Path(directory)
+        target.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            shutil.move(path, target / path.name)  # which may be on another disk
+
+
+class ObjectPlace(Place):
+    """An address in an object store. What fails is tried again, if the process is alone: several would have to begin
+    again together.
+    """
+
+    def __init__(self, directory: Any):
+        super().__init__(directory)
+        self._is_gone = False  # the last write has failed
+
+    @functools.cached_property
+    def root(self) -> Any:
+        """See `Place`."""
+        from etils import epath
+
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
+        return epath.Path(self._directory)
+
+    def _is_checkpoint(self, path: Any) -> bool:
+        if not path.is_dir():
+            return False
+        # The mark of a save that is under way, or that was cut off.
+        parts = () if is_mark(self.mark_of(int(path.name))) else ("progress", STATE, *ITEMS)
+        return any((path / part).exists() for part in (NAME, *parts))
+
+    @contextlib.contextmanager
+    def reachable(self) -> Iterator[None]:
+        """See `Place`."""
+        try:
+            yield
+        except LearnerError:
+            raise
+        except Exception as error:
+            raise self.unreachable(error) from error
+
+    def is_unanswered(self, error: Exception) -> bool:
+        """See `Place`."""
+        return super().is_unanswered(error) or any(answer in str(error) for answer in NO_ANSWER)
+
+    @property
+    def repeats(self) -> bool:
+        """See `Place`."""
+        return bool(jax.process_count() == 1)
+
+    def try_again(self, what: Callable[[], T], failure: str) -> T:
+        """See `Place`."""
+        if not self.repeats:
+            return what()
+
+        def failed(error: Exception, pause: float) -> None:
+            self.warn(f"{failure}; tried again in {pause:g} s: {one_line(error)}")
+
+        # A store that is gone for long holds a run for the pauses once, and then no longer than it must.
+        times = Retries(0) if self._is_gone else AGAIN
+        try:
+            answer = times.call(what, lambda error: not isinstance(error, LearnerError), failed)
+        except LearnerError:
+            raise  # it is about the checkpoint, and not about the store
+        except Exception:
+            self._is_gone = True
+            raise
+        self._is_gone = False
+        return answer
+
+    def prepare(self) -> None:
+        """See `Place`."""
+        probe = self.root / f".learner-{uuid.uuid4().hex}"
+        with self.reachable():
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.write_text("")
+            probe.unlink()
+            for mark in filter(is_mark, self.root.glob("*.saving")):
+                step = int(mark.stem)
+                if not (self.path(step) / NAME).exists():  # a complete one may have been killed before its mark went
+                    self._clear(step)
+                mark.unlink()
+
+    def _clear(self, step: int) -> None:
+        """Remove what a save has left. The manifest goes first, as without it there is nothing."""
+        (self.path(step) / NAME).unlink(missing_ok=True)
+        for path in self.root.glob(f"{step}*"):
+            if path.name.partition(UNFINISHED)[0] == str(step):
+                path.rmtree()
+
+    def target(self, step: int) -> Any:
+        """See `Place`."""
+        return self.path(step)
+
+    def begin(self, step: int, is_known: bool, arrays: Mapping[str, Any]) -> None:
+        """See `Place`."""
+        is_left_over = is_known or is_mark(self.mark_of(step))
+        # Before the mark, by which the next start would remove what others keep there.
+        if not is_left_over and self.path(step).exists():
+            raise _in_the_way(self.path(step))
+        self.mark_of(step).write_text(MARK)
+        if is_left_over:
+            self._clear(step)
+
+    def complete(self, step: int, progress: str, facts: Mapping[str, Any]) -> None:
+        """See `Place`."""
+        # The directory of `PROGRESS` is not made: there are none, and gcsfs may remember those of a save that failed.
+        _write_manifest(self.path(step), progress, facts)
+
+    def remove(self, step: int) -> None:
+        """See `Place`."""
+        # Without a manifest it is no checkpoint, and with a mark no damaged one: a removal that is cut off cannot leave
+        # half of one, and the next start goes on with it.
+        self.mark_of(step).write_text(MARK)
+        (self.path(step) / NAME).unlink(missing_ok=True)
+        self.path(step).rmtree(missing_ok=True)  # the answer to an earlier try may have been lost
+        self.mark_of(step).unlink(missing_ok=True)
+
+    def set_aside(self, paths: Iterable[Any], directory: Any) -> None:
+        """See `Place`."""
+        target = self.root / "superseded" / Path(directory).parent.name
+        target.mkdir(parents=True, exist_ok=True)
+        # No directory is there without a file.
+        (target / "README").write_text("checkpoints that were newer than the one from which the run resumed\n")
+        for path in paths:
+            path.rename(target / path.name)
+
+
+def open_place(directory: Any) -> Place:
+    """Return the place of checkpoints at a path or an address. Nothing is read or written."""
+    return DiskPlace(directory) if is_local(directory) else ObjectPlace(directory)
+
+
+def _write_manifest(directory: Any, progress: str, facts: Mapping[str, Any]) -> None:
+    # The manifest holds the checksums of all other files, so it is written after the last of them.
+    (directory / PROGRESS).write_text(progress)
+    write_manifest(directory, facts)
+
+
+def _in_the_way(path: Any) -> LearnerError:
+    return LearnerError(
+        f"{path} is in the way: it has a name that a checkpoint needs, and learner did not write it. Nothing was "
+        "changed; move it away",
+        code="checkpoint-path-in-the-way",
+        path=path,
+    )
