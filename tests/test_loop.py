@@ -429,8 +429,7 @@ class WildPace(StepTimeEstimator):
 
     _steps = itertools.cycle([3, 1, 5, 2, 32])
 
-    @property
-    def steps(self):
+    def steps(self, kind):
         return next(self._steps)
 
 
@@ -454,7 +453,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
 def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch):
     """The training batches are so large that two fit into a buffer, those of validation are many and small."""
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 2 * feed_module.bytes_of(as_batches()[0]))
-    monkeypatch.setattr(learner.training.preparation.StepTimeEstimator, "steps", 32)
+    monkeypatch.setattr(learner.training.preparation.StepTimeEstimator, "steps", lambda self, kind: 32)
     learner_ = build(builder(tmp_path / "run", num_epochs=2))
     result = learner_.fit(as_batches(), loader(size=2))
     w, _ = by_hand(1, 2)

@@ -1,6 +1,5 @@
 """The thread that saves, so that the loop does not wait for the disk."""
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ from learner.checkpoint.best import Snapshot
 from learner.checkpoint.items import to_items
 from learner.checkpoint.save_queue import SaveQueue, SaveRequest
 from learner.checkpoint.store import CheckpointStore
+from learner.util.device_threads import device_thread
 from learner.util.ownership import ThreadOwned
 
 
@@ -40,7 +40,7 @@ class Saver(ThreadOwned):
         self._complete, self._failed, self._before, self._after = complete, failed, before, after
         self.longest = 0.0
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
+        self._thread = device_thread(self._work, "learner-saver")
         self._thread.start()
 
     # -- any thread ----------------------------------------------------------------------------------------------------

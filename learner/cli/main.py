@@ -24,6 +24,7 @@ from learner.cli.usage import (
 )
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
+from learner.util.device_threads import are_left, end_process
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
 from learner.util.text import printable, wrapped
@@ -151,12 +152,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _interrupted(code: int) -> int:
-    """Return the exit code. If threads compile, end the process with it at once, as Python would wait for them."""
+    """Return the exit code. If threads compile or compute, end the process with it at once: Python would wait for them,
+    or abort.
+    """
     executables = sys.modules.get("learner.util.executables")  # before it is imported, nothing is compiled
-    if executables is not None and executables.is_compiling():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if are_left() or (executables is not None and executables.is_compiling()):
+        end_process(code)
     return code
 
 

@@ -41,7 +41,7 @@ def build_stop(
 
     def status() -> dict[str, Any]:
         since = time.monotonic() - began if saver is None else saver.seconds_since_save()
-        return {"since": since, "halted": reporter.halted is not None, "pace": timer.estimator.steps}
+        return {"since": since, "halted": reporter.halted is not None, "pace": timer.estimator.steps("train")}
 
     time_limit = options.time_limit if options.job_ends is None else options.job_ends - time.time()
     reserve = (lambda: 0.0) if saver is None else saver.reserve

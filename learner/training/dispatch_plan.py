@@ -71,7 +71,7 @@ class StepLimit:
             due.append(options.num_steps - step)
         if options.profile is not None and (room := options.profile.room(step)) is not None:
             due.append(room)
-        most = self.estimator.steps if self.consensus is None else self.consensus.steps(step)
+        most = self.estimator.steps("train") if self.consensus is None else self.consensus.steps(step)
         return max(1, min([most, *due]))
 
 

@@ -42,6 +42,11 @@ class StepsDispatched:
     rows: int = 0
     time: DispatchTime = dataclasses.field(default_factory=DispatchTime)
 
+    @property
+    def kind(self) -> str:
+        """`train` or `valid`."""
+        return "train" if self.split == "train" else "valid"
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitFinished:

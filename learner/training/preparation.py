@@ -151,7 +151,7 @@ def build_feeders(
     for split in ("train", *inputs.valid):
         limit: Callable[[int], int] = train_limit
         if split != "train":
-            limit = (lambda step: estimator.steps) if consensus is None else (lambda step: consensus.batches)
+            limit = (lambda step: estimator.steps("valid")) if consensus is None else (lambda step: consensus.batches)
         feeder, decided = build_feeder(runner, inputs, split, options, messages.warn, limit)
         if consensus is not None:
             feeder.compare_lengths(plan.processes)

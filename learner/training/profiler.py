@@ -53,7 +53,9 @@ class Profiler(ThreadOwned):
     def _begin(self, step: int) -> None:
         self._reporter.wait()  # until the device is idle: steps in flight would be traced in part
         if self._last is None:
-            self._last = step + min(MOST, max(LEAST, int(SECONDS / (self._timer.estimator.per_step or SECONDS))))
+            self._last = step + min(
+                MOST, max(LEAST, int(SECONDS / (self._timer.estimator.seconds("train") or SECONDS)))
+            )
         if step >= self._last:
             self._ended = True
             return

@@ -9,6 +9,7 @@ This module has the queue and the thread; `learner.training.delivery` has what i
 import dataclasses
 import itertools
 import logging
+import math
 import queue
 import threading
 import time
@@ -40,12 +41,14 @@ from learner.training.population_delivery import PopulationDelivery
 from learner.training.row_collector import RowCollector
 from learner.training.step_reader import StepReader
 from learner.training.timing import StepTimeEstimator
+from learner.util.device_threads import device_thread
 from learner.util.ownership import ThreadOwned
 
 D = TypeVar("D", bound=Delivery)
 POLL_SECONDS = 1
 MOST_QUEUED = 256  # hand-overs of the loop; the loop waits for room
 MOST_AT_ONCE = 32  # hand-overs that are read together
+SECONDS_UNSENT = 0.005  # of steps that are handed over together; at most a quarter of what may be in flight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +89,7 @@ class _LoopSide(ThreadOwned):
 
     Attributes:
       unsent: items that wait to be handed over together.
+      unsent_seconds: the estimate of what their steps take.
       announced: the newest epoch that was announced.
       dispatches: so far.
       blocked: seconds of waiting until another dispatch may be in flight.
@@ -93,6 +97,7 @@ class _LoopSide(ThreadOwned):
 
     def __init__(self) -> None:
         self.unsent: list[Item] = []
+        self.unsent_seconds = 0.0
         self.announced: int | None = None
         self.dispatches = 0
         self.blocked = 0.0
@@ -154,7 +159,7 @@ class Reporter(ThreadOwned):
         self.log, self.warn = log or logging.getLogger(__name__), warn
         self.steps_per_epoch = steps_per_epoch
         self.limiter = limiter or InFlightLimiter()
-        self._clock, self._now, self._check_peers = clock, now, check_peers
+        self._clock, self._now, self._check_peers, self._estimator = clock, now, check_peers, estimator
         # Built by the loop's thread and claimed by the reporter's in `_work`, which alone writes to them from then on.
         reader = StepReader(estimator, self.limiter, now)
 
@@ -178,17 +183,18 @@ class Reporter(ThreadOwned):
         self._loop = _LoopSide()
         self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
         self._space = threading.Semaphore(MOST_QUEUED)
-        self._thread = threading.Thread(target=self._work, name="learner-reporter", daemon=True)
+        self._thread = device_thread(self._work, "learner-reporter")
         self._thread.start()  # the last line: from here on the attributes belong to that thread
 
     # -- the loop's side -----------------------------------------------------------------------------------------------
 
-    def acquire(self) -> None:
-        """Block until another dispatch may be in flight."""
+    def acquire(self, kind: str, steps: int) -> None:
+        """Block until a dispatch of so many steps (`train`, or batches of `valid`) may be in flight."""
         full, began = self.limiter.full, self._now()
         if full:
             self._hand_over()  # before the wait: the slots of these dispatches are freed when they are read
-        while not self.limiter.acquire(POLL_SECONDS):
+        seconds = self._estimator.seconds(kind, steps)
+        while not self.limiter.acquire(math.inf if seconds is None else seconds, POLL_SECONDS):
             self._check_peers()
         self._loop.dispatches += 1
         if full:
@@ -200,8 +206,14 @@ class Reporter(ThreadOwned):
         Short dispatches are handed over several at once: waking a thread for each costs more than they take.
         """
         self.check()
-        self._loop.unsent.append(item)
-        if not isinstance(item, StepsDispatched) or len(self._loop.unsent) >= self.limiter.read_batch_size:
+        loop, seconds = self._loop, None
+        loop.unsent.append(item)
+        if isinstance(item, StepsDispatched):
+            seconds = self._estimator.seconds(item.kind, item.count)
+        if seconds is not None:
+            loop.unsent_seconds += seconds
+            is_room = loop.unsent_seconds + seconds <= SECONDS_UNSENT and 4 * len(loop.unsent) < self.limiter.most
+        if seconds is None or not is_room:
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -209,7 +221,7 @@ class Reporter(ThreadOwned):
             # The queue itself has no bound, since `put_nowait` must not wait: the semaphore bounds the loop alone.
             self._space.acquire()
             # Replaced first: a signal between the two lines may lose items of a run that ends, but sends none twice.
-            items, self._loop.unsent = self._loop.unsent, []
+            items, self._loop.unsent, self._loop.unsent_seconds = self._loop.unsent, [], 0.0
             self._queue.put((items, True))
 
     def begin_epoch(self, epoch: int) -> None:

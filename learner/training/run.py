@@ -88,7 +88,7 @@ class Run(ThreadOwned):
         """Run a dispatch on the device, and hand its values to the reporter."""
         p = self.position
         self.reporter.begin_epoch(dispatch.epoch)
-        self.reporter.acquire()
+        self.reporter.acquire("train", dispatch.steps)
         with OomContext("train"), Tracing("the train step", "train", dispatch.shapes):
             values = self.runner.train(self.accumulator, dispatch)
         first = p.step + 1

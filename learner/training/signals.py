@@ -3,11 +3,12 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
+
+from learner.util.device_threads import exit_by
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
@@ -138,5 +139,5 @@ def _call(handler: Any, number: int, frame: FrameType | None) -> None:
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM:
-        sys.exit(TERMINATED)
+        exit_by(TERMINATED)
     raise KeyboardInterrupt

@@ -61,23 +61,27 @@ class StepReader(ThreadOwned):
         values = fetch(dispatched)
         now, before = self._now(), self.last_end
         self.reading += now - began
-        steps = sum(d.count for d in dispatched)
+        counts: dict[str, int] = {}
+        for d in dispatched:
+            counts[d.kind] = counts.get(d.kind, 0) + d.count
+        steps = sum(counts.values())
         seconds = now - max(before, dispatched[0].time.since)
         computing = seconds - sum(d.time.overhead_after(before) for d in dispatched)
         if computing <= 0:
             # The steps ended while the loop waited for batches. The time of fetching is what is known of them, so that
             # no speed is undefined.
             computing = min(seconds, now - began)
-        if self._busy_until > before and self._estimator.per_step is not None:
+        estimates = [self._estimator.seconds(kind, count) for kind, count in counts.items()]
+        if self._busy_until > before and None not in estimates:
             # The steps may have ended while this thread was busy, so the estimate bounds the time.
-            most = max(now - self._busy_until, self._estimator.per_step * steps)
+            most = max(now - self._busy_until, sum(x for x in estimates if x is not None))
             seconds, computing = min(seconds, most), min(computing, most)
         self.last_end = now
         # Before anything is made of the values: the loop may dispatch the next steps meanwhile.
-        self._limiter.release(len(dispatched), seconds, now)
-        self._estimator.measured(steps, seconds)
-        for d in dispatched:
-            self.spent["train" if d.split == "train" else "valid"] += computing * d.count / steps
+        self._limiter.release(len(dispatched), now)
+        self._estimator.measured(counts, seconds)
+        for kind, count in counts.items():
+            self.spent[kind] += computing * count / steps
         return StepsRead(list(zip(dispatched, values, strict=True)), seconds / steps, computing / steps)
 
 

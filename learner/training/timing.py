@@ -34,10 +34,11 @@ class DispatchTime:
 
 
 class StepTimeEstimator:
-    """Estimate the seconds of a step from when steps end. The estimate bounds how much is dispatched at once.
+    """Estimate the seconds of a training step and of a validation batch from when they end. The estimates bound how
+    much is dispatched at once, and how much is in flight.
 
-    The reporter's thread calls `measured`; the loop's, the feeder's and the watchdog's threads read single attributes,
-    each of which is one number and replaced at once.
+    The reporter's thread calls `measured`; the loop's, the feeder's and the watchdog's threads read single values, each
+    of which is one number and replaced at once.
 
     Args:
       seconds: the time that one dispatch should take.
@@ -46,32 +47,46 @@ class StepTimeEstimator:
 
     Attributes:
       ended: the number of steps that have ended, those of validation included.
-      per_step: the estimate in seconds, or None before the first measurement.
       stepped: set once a step has ended.
     """
 
     def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
         self._aim, self._compilations = seconds, compilations
-        self.per_step: float | None = None
-        self._compiled, self._rough = compilations(), True
+        self._per_step: dict[str, float] = {}
+        self._rough: dict[str, bool] = {}
+        self._compiled = compilations()
         self.ended, self.stepped = 0, threading.Event()
 
-    def measured(self, steps: int, seconds: float) -> None:
-        """Record steps that ended."""
-        self.ended += steps
+    def measured(self, counts: Mapping[str, int], seconds: float) -> None:
+        """Record steps that ended together, their number by kind (`train`, `valid`). Their time is divided as the
+        estimates so far divide it; what has none takes the rest.
+        """
+        self.ended += sum(counts.values())
         # Compared, not reset: the count also goes into the log.
-        now, compiled = seconds / max(steps, 1), self._compilations()
+        compiled = self._compilations()
         waited, self._compiled = compiled != self._compiled, compiled
-        if self.per_step is None or self._rough:
-            self.per_step, self._rough = now, waited
-        elif not waited:
-            self.per_step = 0.5 * self.per_step + 0.5 * now
+        known = {kind: count * self._per_step[kind] for kind, count in counts.items() if kind in self._per_step}
+        unknown = {kind: count for kind, count in counts.items() if kind not in self._per_step}
+        rest = max(0.0, seconds - sum(known.values())) if unknown else 0.0
+        scale = (seconds - rest) / max(sum(known.values()), 1e-12)
+        for kind, count in counts.items():
+            own = known[kind] * scale if kind in known else rest * count / sum(unknown.values())
+            now = own / max(count, 1)
+            if self._rough.get(kind, True):
+                self._per_step[kind], self._rough[kind] = now, waited
+            elif not waited:
+                self._per_step[kind] = 0.5 * self._per_step[kind] + 0.5 * now
         self.stepped.set()
 
-    @property
-    def steps(self) -> int:
-        """Return how many steps fit into the time of one dispatch; 1 before the first measurement."""
-        return 1 if self.per_step is None else max(1, int(self._aim / max(self.per_step, 1e-6)))
+    def seconds(self, kind: str, steps: int = 1) -> float | None:
+        """Return the estimated seconds of so many steps of a kind, or None before the first measurement."""
+        per_step = self._per_step.get(kind)
+        return None if per_step is None else per_step * steps
+
+    def steps(self, kind: str) -> int:
+        """Return how many steps of a kind fit into the time of one dispatch; 1 before the first measurement."""
+        per_step = self._per_step.get(kind)
+        return 1 if per_step is None else max(1, int(self._aim / max(per_step, 1e-6)))
 
 
 class TimeBreakdown:

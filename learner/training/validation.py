@@ -209,7 +209,7 @@ def validate_split(
             if stop_requested():
                 break
             ended = dispatch.ends_epoch
-            reporter.acquire()
+            reporter.acquire("valid", dispatch.steps)
             with Tracing("valid_step", split, dispatch.shapes):
                 values = runner.valid(accumulator, dispatch)
             first, last = last + 1, last + dispatch.steps

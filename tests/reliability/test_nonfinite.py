@@ -262,11 +262,11 @@ def test_a_step_is_reported_once_however_far_the_loop_is(tmp_path, monkeypatch):
     """Journal and listeners name the step that the error names, and not the one that the loop had come to."""
     third, read, acquire, calls = threading.Event(), step_reader.fetch, InFlightLimiter.acquire, []
 
-    def taking_off(flight, seconds=None):
-        calls.append(seconds)
+    def taking_off(flight, *arguments):
+        calls.append(arguments)
         if len(calls) == 3:  # two steps are under way
             third.set()
-        return acquire(flight, seconds)
+        return acquire(flight, *arguments)
 
     monkeypatch.setattr(InFlightLimiter, "acquire", taking_off)
     monkeypatch.setattr(step_reader, "fetch", lambda dispatched: third.wait(30) and read(dispatched))

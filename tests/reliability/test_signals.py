@@ -16,6 +16,7 @@ import learner
 from learner.cli.main import main
 from learner.util.executables import THREADS
 from tests.support.phases import CONFIG
+from tests.support.processes import ROOT
 from tests.support.runs import (
     STEPS,
     batches,
@@ -257,3 +258,32 @@ def test_handler_chaining_and_restore(tmp_path):
     assert {number: signal.getsignal(number) for number in mine} == mine
     press(INT, TERM, USR1)
     assert heard[3:] == [INT, TERM, USR1]
+
+
+LONG_STEP = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, optax
+from learner import LearnerBuilder
+from learner.renderers import PlainRenderer
+
+def step(model, batch):
+    layer = lambda h, _: (jnp.tanh(h @ model["w"]), None)
+    return {"loss": jnp.mean(jax.lax.scan(layer, batch["x"], None, length=2000)[0] ** 2)}
+
+builder = LearnerBuilder(sys.argv[1]).renderer(PlainRenderer()).with_batch_size(128).num_epochs(100)
+data = {"x": np.ones((128, 256), np.float32)}
+builder.build({"w": jnp.eye(256) / 2}, optax.adam, 1e-4, train_step=step).fit(data)
+"""
+
+
+@pytest.mark.full
+def test_a_second_ctrl_c_in_a_script_ends_it_while_a_step_is_computed(tmp_path):
+    """The reporter's thread is in C++, from where it must not return while Python finalizes: that aborts."""
+    command = [sys.executable, "-u", "-c", LONG_STEP, str(tmp_path / "run")]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        for words in ("epoch 1/", "again to end now"):
+            assert any(words in line for line in process.stdout)
+            process.send_signal(INT)
+        _, error = process.communicate(timeout=SECONDS)
+    assert (process.returncode, error.splitlines()[-1]) == (-INT, "KeyboardInterrupt")

@@ -161,7 +161,7 @@ def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
     """It was away; what ended meanwhile took as long as steps did before."""
     seconds = Seconds()
     now, estimator = [0.0], StepTimeEstimator()
-    estimator.measured(1, 50.0)
+    estimator.measured({"train": 1}, 50.0)
     worker = start(Loss(), seconds, estimator=estimator, now=lambda: now[0])
     put_all(worker, Callback(lambda: now.__setitem__(0, 1000.0)), made(1, 0.5, 0.25))
     assert seconds.last == 100
@@ -284,18 +284,28 @@ def test_dispatches_that_wait_together_are_one_event_for_each_split_and_epoch(st
     assert [call[4] for call in files.calls] == [[1, 2, 1], [1], [1]]
 
 
-class FourTogether(InFlightLimiter):
-    read_batch_size, full = 4, False
+class Known(StepTimeEstimator):
+    """An estimate that stays."""
 
-    def acquire(self, seconds=None):
-        return True
+    def __init__(self, seconds):
+        super().__init__()
+        self._seconds = seconds
+
+    def seconds(self, kind, steps=1):
+        return self._seconds * steps
 
 
-def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, monkeypatch):
+@pytest.fixture
+def reads(monkeypatch):
+    """How many dispatches were read at once, each time."""
+    counts, read = queue.SimpleQueue(), jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: counts.put(len(tree)) or read(tree))
+    return counts
+
+
+def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, reads):
     """Until the loop has to wait for them, or something else comes."""
-    reads, read = queue.SimpleQueue(), jax.device_get
-    monkeypatch.setattr(jax, "device_get", lambda tree: reads.put(len(tree)) or read(tree))
-    worker = start(limiter=FourTogether())
+    worker = start(limiter=InFlightLimiter(most=16), estimator=Known(0.0))
     for first in range(1, 5):
         worker.put(made(first, 0.5))
     assert reads.get(timeout=WAIT) == 4
@@ -303,17 +313,22 @@ def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, mo
     worker.put(made(6, 0.5))
     worker.put(EpochStarted(1.0, 2, 3))
     assert reads.get(timeout=WAIT) == 2
+    for _ in range(16):
+        worker.limiter.acquire(0.0)
     worker.put(made(7, 0.5))
-    worker.limiter.full = True
-    worker.acquire()
+    worker.acquire("train", 1)  # which waits for the slot of a dispatch before
     assert reads.get(timeout=WAIT) == 1
 
 
-@pytest.mark.parametrize(("seconds", "together"), [(1.0, 1), (0.006, 1), (0.002, 2), (0.001, 5), (0.0001, 16)])
-def test_dispatches_of_five_milliseconds_are_read_together(seconds, together):
-    flight = InFlightLimiter()
-    flight.release(1, seconds)
-    assert flight.read_batch_size == together
+@pytest.mark.parametrize(("seconds", "together"), [(1.0, 1), (0.006, 1), (0.002, 2), (0.0009, 5), (0.0001, 16)])
+def test_dispatches_of_five_milliseconds_are_read_together(start, reads, seconds, together):
+    worker = start(estimator=Known(seconds))
+    gate = held(worker)
+    for first in range(1, together + 1):
+        assert worker._queue.empty() or seconds > 0.005
+        worker.put(made(first, 0.5))
+    gate.set()
+    assert reads.get(timeout=WAIT) == together
 
 
 def test_iteration_speed_has_a_line_for_each_step_whatever_the_dispatch(start):
@@ -742,7 +757,7 @@ def flown(flight, landings, steps=200):
 
     def loop():
         for _ in range(steps):
-            flight.acquire()
+            flight.acquire(landings)
             with changed:
                 counts["up"] += 1
                 most.append(counts["up"] - counts["down"])
@@ -754,7 +769,7 @@ def flown(flight, landings, steps=200):
         with changed:
             assert changed.wait_for(lambda: counts["up"] > counts["down"], WAIT)
             counts["down"] += 1  # before it lands: the thread may take off at once
-        flight.release(1, landings)
+        flight.release(1)
     thread.join(WAIT)
     assert not thread.is_alive()
     return max(most)
@@ -776,16 +791,14 @@ def test_flight_starts_with_two_as_long_as_nothing_is_known():
     thread.start()
     assert flight.full
     assert not third.is_set()
-    flight.release(1, 10.0)
+    flight.release(1)
     assert third.wait(WAIT)
     assert flight.full
 
 
 def test_fast_dispatches_may_fly_64_at_a_time():
     flight = InFlightLimiter()
-    flight.acquire()
-    flight.release(1, 1e-5)
-    thread = threading.Thread(target=lambda: [flight.acquire() for _ in range(64)], daemon=True)
+    thread = threading.Thread(target=lambda: [flight.acquire(1e-5) for _ in range(64)], daemon=True)
     thread.start()
     thread.join(WAIT)
     assert not thread.is_alive()
@@ -833,8 +846,26 @@ def test_a_worker_that_fails_lets_the_loop_go(start):
 def test_pace_is_how_many_steps_fit_into_half_a_second(measured, steps):
     pace = StepTimeEstimator()
     for count, seconds in measured:
-        pace.measured(count, seconds)
-    assert pace.steps == steps
+        pace.measured({"train": count}, seconds)
+    assert pace.steps("train") == steps
+
+
+def test_steps_and_validation_batches_have_estimates_of_their_own():
+    """Short batches of validation make no training dispatch longer, nor let the loop run ahead of long ones."""
+    pace = StepTimeEstimator()
+    pace.measured({"train": 10}, 1.0)
+    assert (pace.seconds("train"), pace.seconds("valid")) == (0.1, None)
+    pace.measured({"train": 10, "valid": 100}, 1.5)  # 1.0 s as before, and the rest
+    assert (pace.seconds("train"), pace.seconds("valid")) == (pytest.approx(0.1), pytest.approx(0.005))
+    pace.measured({"train": 10, "valid": 100}, 3.0)  # twice as long, and half of that counts
+    assert (pace.seconds("train"), pace.seconds("valid")) == (pytest.approx(0.15), pytest.approx(0.0075))
+    for _ in range(20):
+        pace.measured({"valid": 100}, 0.1)
+    assert (pace.steps("train"), pace.steps("valid")) == (3, pytest.approx(500, abs=1))
+    flight = InFlightLimiter()
+    for kind in ("train", "valid"):
+        flight.acquire(pace.seconds(kind, 10))
+    assert flight.full
 
 
 def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known():
@@ -843,19 +874,19 @@ def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known()
     steps = []
     for seconds, compilations in ((5.0, 2), (0.1, 0), (0.3, 0), (5.0, 1), (0.2, 0)):
         compiled[0] += compilations
-        pace.measured(1, seconds)
-        steps.append(pace.steps)
+        pace.measured({"train": 1}, seconds)
+        steps.append(pace.steps("train"))
     assert steps == [1, 5, 2, 2, 2]  # of 5, 0.1, 0.2, 0.2 and 0.2 s
 
 
 def test_the_worker_measures_the_pace(start):
     estimator = StepTimeEstimator()
     worker = start(estimator=estimator)
-    assert estimator.steps == 1
+    assert estimator.steps("train") == 1
     for first in range(1, 40):
         worker.put(made(first, 0.5))
         worker.wait()
-    assert estimator.steps > 1
+    assert estimator.steps("train") > 1
 
 
 def test_one_read_for_all_dispatches_that_are_queued(start, monkeypatch):

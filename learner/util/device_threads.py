@@ -1,0 +1,59 @@
+"""Threads that wait for devices, and the end of a process that has left one of them behind."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_exit_codes: list[int] = []
+
+
+def device_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    """Return a daemon thread, which may call JAX and is not started yet. A run joins it, or after a second signal
+    leaves it behind, as a step may take long.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _threads.add(thread)
+    return thread
+
+
+def are_left() -> bool:
+    """Return True if such a thread is alive."""
+    return any(thread.is_alive() for thread in _threads)
+
+
+def end_process(code: int) -> None:
+    """End the process at once, without Python's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)
+
+
+def exit_by(code: int) -> None:
+    """Raise `SystemExit`, and end with this code even if a thread is left behind."""
+    _exit_codes.append(code)
+    sys.exit(code)
+
+
+@atexit.register
+def _end() -> None:
+    """End the process before Python finalizes, which ends a thread where it returns from C++ and there aborts the
+    process (until Python 3.14).
+    """
+    if not are_left():
+        return
+    kind = getattr(sys, "last_type", None)  # of an error that nobody caught
+    if kind is not None and issubclass(kind, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)  # as Python ends after this error
+    elif kind is not None:
+        end_process(1)
+    elif _exit_codes:
+        end_process(_exit_codes[-1])
+    for thread in list(_threads):  # the code is not known
+        thread.join()
