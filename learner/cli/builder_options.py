@@ -180,7 +180,10 @@ def _named(
     except LearnerError as error:
         if by_name:
             raise
-        problems = [Problem(each.replace(f"{key}.{first}", key, 1), code=each.code) for each in problems_of(error)]
+        problems = [
+            Problem(each.replace(f"{key}.{first}", key, 1), code=each.code, **each.fields)
+            for each in problems_of(error)
+        ]
         raise one_error(problems, f"{key} cannot be used", code=error.code) from error
     call = Recipe(key, method, given, checked)
     values = {**mapped(given, Recipe.config), **checked.defaults}

@@ -71,7 +71,7 @@ class RunConfig:
         self._builder = builder or builder_class()
         content = {key: value for key, value in content.items() if key != SWEEP}
         self._content = {**content, **_defaults(content)}
-        self._problems = Problems(order=self._content)
+        self._problems = Problems(order=self._content, with_fields=False)
         self._recipes: dict[str, Recipe] = {}
         self.sources: dict[str, DataSource | dict[str, DataSource]] = {}
         self._options: list[Option] = []

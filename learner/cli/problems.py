@@ -13,13 +13,11 @@ T = TypeVar("T")
 
 
 def problems_of(error: LearnerError) -> list[Problem]:
-    """Return the problems of an error, each with its code and with the notes about the work during which it occurred.
-
-    Their fields are left out, as they may contain what `masked` hides in the texts.
-    """
+    """Return the problems of an error, each with its code and the notes about the work during which it occurred."""
     doing = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("while "))
     texts = error.problems or (str(error),)
-    return [Problem(f"{text}{doing}", code=code) for text, code in zip(texts, error.codes, strict=True)]
+    fields = {} if error.problems else error.fields
+    return [Problem(f"{text}{doing}", code=code, **fields) for text, code in zip(texts, error.codes, strict=True)]
 
 
 @contextlib.contextmanager
@@ -34,7 +32,7 @@ def at_path(path: str) -> Iterator[None]:
     try:
         yield
     except LearnerError as error:
-        problems = [Problem(f"{path}: {problem}", code=problem.code) for problem in problems_of(error)]
+        problems = [Problem(f"{path}: {each}", code=each.code, **each.fields) for each in problems_of(error)]
         raise one_error(problems, f"{path} cannot be used", code="config-unusable") from error
     except Exception as error:
         error.add_note(f"while making {path}")
@@ -46,6 +44,7 @@ class Problems:
 
     Args:
       order: the keys of the config, in the order of the file. Mistakes without a key of it are last.
+      with_fields: keep the fields of a single error. They may contain what `masked` hides in the texts.
 
     >>> problems = Problems(order=["lr", "train"])
     >>> with problems.collect("train: ", key="train"):
@@ -59,7 +58,8 @@ class Problems:
       2. train: it has no rows
     """
 
-    def __init__(self, order: Iterable[str] = ()) -> None:
+    def __init__(self, order: Iterable[str] = (), with_fields: bool = True) -> None:
+        self._with_fields = with_fields
         self._ranks = {key: rank for rank, key in enumerate(order)}
         self._found: list[tuple[int, Problem]] = []
 
@@ -70,10 +70,10 @@ class Problems:
             yield
         except LearnerError as error:
             rank = self._ranks.get(key, len(self._ranks))
-            self._found += [
-                (rank, Problem(masked(f"{prefix}{problem}", secrets), code=problem.code))
-                for problem in problems_of(error)
-            ]
+            for problem in problems_of(error):
+                fields = problem.fields if self._with_fields and not secrets else {}
+                text = masked(f"{prefix}{problem}", secrets)
+                self._found.append((rank, Problem(text, code=problem.code, **fields)))
 
     def __bool__(self) -> bool:
         return bool(self._found)
