@@ -24,6 +24,7 @@ from learner.models.adapters import ModelAdapter, NothingToTrainError, abstract_
 from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, trained_of
 from learner.models.matching import Match, matcher
 from learner.optimizers.schedule_resolution import OptimizerDefinition, with_placeholder_schedules
+from learner.records.fitting import refuse_malformed
 from learner.records.recorder import Recorder
 from learner.runs.file_names import refuse_same_files
 from learner.schedules.base import needs_run_length
@@ -600,7 +601,12 @@ class LearnerBuilder:
         return self._set(start={"resume": True, **_allowed(allow)})
 
     def initial_from(
-        self, directory: str | Path, which: int | str = "best", partial: bool = False, step: int | None = None
+        self,
+        directory: str | Path,
+        which: int | str = "best",
+        partial: bool = False,
+        step: int | None = None,
+        rename: Sequence[tuple[str, str]] = (),
     ) -> Self:
         """Initialise the model from another run's checkpoint, with a new optimizer state and random key, at step 0.
 
@@ -612,13 +618,17 @@ class LearnerBuilder:
           partial: load only the arrays with the same path and shape (floats of another precision are rounded), and keep
             the initial values of the others; `experiment.log` lists them. By default any difference raises.
           step: the optimizer step instead of `which`.
+          rename: pairs of a regular expression and its replacement (`re.sub`), applied to the paths of the checkpoint
+            in turn: `[("^backbone[.]", "encoder.")]`, or `[("^", "encoder.")]` for all of its model.
         """
         refuse_unknown("initial_from", directory, which, step)
+        refuse_malformed(rename)
         if not isinstance(partial, bool):
             raise LearnerError(
                 f"partial of initial_from is {partial!r}; it needs True or False", code="builder-partial-type"
             )
-        return self._set(initial={"directory": absolute(directory), "which": which, "step": step, "partial": partial})
+        initial = {"directory": absolute(directory), "which": which, "step": step, "partial": partial}
+        return self._set(initial={**initial, "rename": tuple(rename)})
 
     def early_stopping(self, stopping: MetricEarlyStopping) -> Self:
         """Stop when a metric no longer improves. May be called several times."""

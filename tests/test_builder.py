@@ -108,7 +108,12 @@ OPTIONS = {
     ],
     "checkpoint": [(3,), ("best",), ("latest",), (None, 12)],
     "resume": [()],
-    "initial_from": [("runs/a",), ("runs/a", "latest", True), (Path("runs/a"), 3), ("runs/a", "best", False, 12)],
+    "initial_from": [
+        ("runs/a",),
+        ("runs/a", "latest", True),
+        (Path("runs/a"), 3),
+        ("runs/a", "best", True, 12, [("^", "a.")]),
+    ],
     "early_stopping": [(MetricEarlyStopping("valid/Loss"),)],
     "interrupter": [(Interrupter(),)],
     "on_sigterm": [("exit",), ("return",)],
@@ -232,6 +237,10 @@ REFUSED = [
     *(
         is_refused("initial_from", "checkpoint-step-value", "a", "best", False, value, field="initial_from")
         for value in (-1, 1.5, "3", True)
+    ),
+    *(
+        is_refused("initial_from", "record-rename-malformed", "a", "best", False, None, rules)
+        for rules in ("ab", {"a": "b"}, ["ab"], [("a",)], [("(", "a")], [("a", r"\7")], [("a", 3)], None)
     ),
     is_refused("early_stopping", "stopping-type", 5),
     is_refused("halving", "population-selection-fraction", "valid/Loss", 1, 1.5, field="keep"),

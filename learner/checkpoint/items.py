@@ -38,7 +38,7 @@ def stored_leaves(tree: Any) -> dict[str, Any]:
     which it refuses.
     """
     leaves = {name: x for name, x in named_leaves(tree).items() if x.size}
-    return {_escaped(name): _numbers(x) if is_key(x) else x for name, x in leaves.items()}
+    return {escaped(name): _numbers(x) if is_key(x) else x for name, x in leaves.items()}
 
 
 def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
@@ -48,7 +48,7 @@ def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
     leaves = []
     for name, old in named_leaves(tree).items():
         # Orbax refuses arrays without elements, so none was stored; the new one is as empty.
-        new = stored[_escaped(name)] if old.size else None
+        new = stored[escaped(name)] if old.size else None
         if new is None and isinstance(old, jax.ShapeDtypeStruct):
             old = jnp.zeros(old.shape, old.dtype, device=old.sharding)
         elif new is not None and not isinstance(new, jax.ShapeDtypeStruct):
@@ -102,7 +102,8 @@ def is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """Return the name of an array in a checkpoint."""
     return name.replace("%", "%25").replace("/", "%2F") or "value"
 
 

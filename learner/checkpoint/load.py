@@ -5,6 +5,7 @@ Nothing that a file names is imported or called: the model comes from whoever lo
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import math
 import os
@@ -18,15 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.checkpoint.items import differences, from_items, to_items
+from learner.checkpoint.items import differences, escaped, from_items, to_items
 from learner.checkpoint.manifest import NAME, DamagedError
 from learner.checkpoint.member_store import member_store, names_of_members, store_beside
 from learner.checkpoint.store import CheckpointStore, Entry
-from learner.errors import LearnerError, one_error
+from learner.errors import LearnerError, near, one_error
 from learner.models.adapters import Linen, ModelAdapter, adapter_of, call_with_key
 from learner.models.freezing import trained_of
 from learner.models.matching import Match
 from learner.optimizers.schedule_resolution import with_placeholder_schedules
+from learner.records.fitting import Rename, origins_of, rename_paths
 from learner.records.model_files import load_model
 from learner.runs.history import History
 from learner.runs.journal import read_journal
@@ -38,7 +40,6 @@ from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory
 from learner.util.optional import is_instance_of
 from learner.util.text import printable
-from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
@@ -135,13 +136,12 @@ def load_checkpoint(
     if model is not None:
         adapter = _split_model(model, trainable, freeze)
         blank = blank_state(adapter, optimizer)
-        match = PathMatch(items["model"], blank, adapter.kind)
+        match = PathMatch(evaluated_item(items["model"], items["optim"]["opt_state"]), blank, adapter.kind)
         stored = items["optim"]["opt_state"] if optimizer is not None else {}
         match.refuse_differences(what, _advice(optimizer), stored)
         model_items = {part: _on_device(arrays) for part, arrays in match.items().items()}
         state = from_items({"model": model_items, "optim": {"opt_state": _on_device(stored)}}, blank)
-        params = evaluated_params(state.params, items["optim"]["opt_state"])
-        rebuilt = adapter.rebuild(params, state.model_state)
+        rebuilt = adapter.rebuild(state.params, state.model_state)
         optimizer_state = state.opt_state if optimizer is not None else None
     return LoadedCheckpoint(
         path=str(store.path(entry.step)),
@@ -373,12 +373,15 @@ def _unescape(name: str) -> str:
     return name.replace("%2F", "/").replace("%25", "%")
 
 
-def evaluated_params(params: PyTree, opt_state: Arrays) -> PyTree:
-    """Return the parameters to evaluate, such as averages. `opt_state`: of the checkpoint, by path."""
-    replaced = eval_leaves(named_leaves(params), _on_device(_unescaped(opt_state)))
-    return jax.tree.unflatten(
-        jax.tree.structure(params), [replaced.get(name, x) for name, x in named_leaves(params).items()]
-    )
+def evaluated_item(model: Mapping[str, Arrays], opt_state: Arrays) -> dict[str, Arrays]:
+    """Return the item `model` of a checkpoint with the parameters to evaluate, such as averages. They are found by the
+    paths of the checkpoint, before a model with other paths or other trainable parameters takes them.
+    """
+    params, opt_state = _on_device(_unescaped(model["params"])), _on_device(_unescaped(opt_state))
+    replaced = eval_leaves(params, opt_state)
+    if not replaced and params.keys() == {"value"}:  # of a model that is one array, whose path is empty in the state
+        replaced = eval_leaves({"": params["value"]}, opt_state)
+    return {**model, "params": {**model["params"], **{escaped(name): x for name, x in replaced.items()}}}
 
 
 def has_averages(store: CheckpointStore, entry: Entry) -> bool:
@@ -413,16 +416,29 @@ def blank_state(adapter: ModelAdapter, optimizer: Any) -> TrainState:
 class PathMatch:
     """The arrays of a checkpoint beside those of a model, by path.
 
+    Args:
+      saved: the item `model` of the checkpoint.
+      blank: a state of the model.
+      kind: the library of the model.
+      rename: rules for the paths of the checkpoint; see `learner.records.load_model`.
+      checkpoint: for messages about these rules.
+
     Attributes:
       matched: the paths of the arrays that fit.
       unmatched: why the others do not, by path.
       unused: the paths that only the checkpoint has.
+      renamed: of those that fit, the ones that the checkpoint has under another path: that one, by the model's.
     """
 
-    def __init__(self, saved: Mapping[str, Arrays], blank: TrainState, kind: str):
+    def __init__(
+        self, saved: Mapping[str, Arrays], blank: TrainState, kind: str, rename: Rename = (), checkpoint: str = ""
+    ) -> None:
         self._saved, self._blank = saved, blank
         self._shapes = jax.eval_shape(to_items, blank)  # NumPy's 64-bit numbers become 32-bit ones
         self._saved_paths, self._model_paths = paths_in_model(saved, kind), paths_in_model(self._shapes["model"], kind)
+        self._origins: dict[str, str] = {}
+        if rename:
+            self._rename(rename, checkpoint)
         self._fitting: list[str] = []
         self.unmatched: dict[str, str] = {}
         for name, location in self._model_paths.items():
@@ -432,9 +448,44 @@ class PathMatch:
             else:
                 self.unmatched[_shown(location)] = reason
         self.matched = tuple(_shown(self._model_paths[name]) for name in self._fitting)
-        self.unused = tuple(
-            _shown(location) for name, location in self._saved_paths.items() if name not in self._model_paths
-        )
+        self.unused = tuple(self._label(name) for name in self._saved_paths if name not in self._model_paths)
+        self.renamed = {
+            _shown(self._model_paths[name]): _shown(self._saved_paths[name])
+            for name in self._fitting
+            if self._is_renamed(name)
+        }
+
+    def _rename(self, rules: Rename, checkpoint: str) -> None:
+        """Rename the paths of the checkpoint. Raise if a rule matches none of them, or gives none one of the model."""
+        split = {name: _split_collection(name) for name in self._saved_paths}
+        paths = {name: _unescape(path) for name, (_, path) in split.items()}
+        renamed, matched = rename_paths(paths, rules, checkpoint)
+        names = {name: split[name][0] + escaped(path) for name, path in renamed.items()}
+        self._origins = origins_of(names, checkpoint)
+        for rule, of_rule in zip(rules, matched, strict=True):
+            if not any(names[name] in self._model_paths for name in of_rule):
+                old, new = _unescape(of_rule[0]), _unescape(names[of_rule[0]])
+                known = list(map(_unescape, self._model_paths))
+                hint = near(new, difflib.get_close_matches(new, known) or known[:SHOWN])
+                raise LearnerError(
+                    printable(f"the rule {rule!r} of rename makes {new!r} of {old!r}, and this model has none; {hint}"),
+                    code="checkpoint-rename-without-target",
+                    old=old,
+                    new=new,
+                )
+        self._saved_paths = {names[name]: location for name, location in self._saved_paths.items()}
+
+    def _is_renamed(self, name: str) -> bool:
+        return self._origins.get(name, name) != name
+
+    def _label(self, name: str) -> str:
+        """Return the path of an array in the model, or else in the checkpoint; of one that is renamed, both."""
+        if not self._is_renamed(name):
+            return _shown(self._model_paths.get(name) or self._saved_paths[name])
+        old = _shown(self._saved_paths[name])
+        if name not in self._model_paths:
+            return f"{old} (renamed to {_unescape(name)})"
+        return f"{_shown(self._model_paths[name])} (renamed from {old})"
 
     def _mismatch(self, name: str) -> str | None:
         if name not in self._saved_paths:
@@ -443,7 +494,8 @@ class PathMatch:
         floats = jnp.issubdtype(saved.dtype, jnp.floating) and jnp.issubdtype(new.dtype, jnp.floating)
         if saved.shape == new.shape and (saved.dtype == new.dtype or floats):
             return None
-        return f"{saved.dtype}{list(saved.shape)} there, {new.dtype}{list(new.shape)} here"
+        origin = f" ({_shown(self._saved_paths[name])})" if self._is_renamed(name) else ""
+        return f"{saved.dtype}{list(saved.shape)} there{origin}, {new.dtype}{list(new.shape)} here"
 
     def _pair(self, name: str) -> tuple[Any, Any]:
         part, path = self._saved_paths[name]
@@ -453,11 +505,10 @@ class PathMatch:
     def refuse_differences(self, checkpoint: str, advice: str, opt_state: Arrays | None = None) -> None:
         """Raise one error that lists all arrays that differ, those of the optimizer included."""
         self._refuse_part(checkpoint)
-        saved = {
-            _shown(self._model_paths.get(name, (part, path))): self._saved[part][path]
-            for name, (part, path) in self._saved_paths.items()
+        saved = {self._label(name): self._saved[part][path] for name, (part, path) in self._saved_paths.items()}
+        needed = {
+            self._label(name): self._shapes["model"][part][path] for name, (part, path) in self._model_paths.items()
         }
-        needed = {_shown((part, path)): self._shapes["model"][part][path] for part, path in self._model_paths.values()}
         saved |= {_shown(("opt_state", name)): x for name, x in (opt_state or {}).items()}
         needed |= {_shown(("opt_state", name)): x for name, x in self._shapes["optim"]["opt_state"].items()}
         if rows := differences(saved, needed):
@@ -475,7 +526,8 @@ class PathMatch:
             unused = [f"{path}: unused" for path in self.unused]
             shown = [*unmatched[:SHOWN], *unused[:SHOWN]]
             raise LearnerError(
-                f"nothing in {checkpoint} fits this model, by path and shape:\n  " + "\n  ".join(shown),
+                "\n  ".join([f"nothing in {checkpoint} fits this model, by path and shape:", *shown])
+                + "\nrename= gives the checkpoint's arrays other paths",
                 code="checkpoint-nothing-fits",
             )
 
@@ -487,8 +539,9 @@ class PathMatch:
             if prefix.endswith(".") and all(f"{prefix}{saved}" in self._model_paths for saved in self._saved_paths):
                 part = _unescape(prefix[:-1])
                 raise LearnerError(
-                    f"{checkpoint} is of the part {part!r} of this model: put "
-                    "load_checkpoint(directory, 'best', part).model into its place before build, without initial_from",
+                    f"{checkpoint} is of the part {part!r} of this model: initial_from(directory, partial=True, "
+                    f"rename=[('^', '{part}.')]) starts a run with it, and load_checkpoint(directory, 'best', "
+                    "part).model is that part",
                     code="checkpoint-of-part",
                     part=part,
                 )
@@ -518,6 +571,12 @@ def paths_in_model(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str
                 name = path.removeprefix("frozen.") if frozen else f"{part}/{path}"
             paths[name] = part, path
     return paths
+
+
+def _split_collection(name: str) -> tuple[str, str]:
+    """Return the collection of Linen's variables that a name begins with, if any, and the path in it."""
+    collection = re.match(r"model_state/collections\.[^.]+\.", name)
+    return ("", name) if collection is None else (collection[0], name[collection.end() :])
 
 
 def _shown(location: tuple[str, str]) -> str:

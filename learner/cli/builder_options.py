@@ -14,10 +14,10 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learner.cli.recipes import Recipe, mapped, nested, objects, predicate, recipe, recipes_in
+from learner.cli.problems import Problems, problems_of, read_each, read_list
+from learner.cli.recipes import Recipe, check_given, mapped, nested, predicate, recipe, recipes_in
 from learner.cli.schema import names_for
-from learner.cli.signatures import check
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError, Problem, near, one_error
 
 SWITCHES = ("resume",)
 """Methods that `true` calls without the arguments that they may have, and `false` does not call."""
@@ -97,10 +97,10 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
             return _lists(name, method, [each.name for each in parameters[1:]], value, key)
         items = value if several else [] if value is None else [value]
         read = predicate if name in PREDICATES else lambda v, place: _object(v, place, names)
-        given = [read(v, f"{key}.{i}") for i, v in enumerate(items)]
+        given = _objects(items, lambda i, v: read(v, f"{key}.{i}"))
         return Option(name, (Recipe(name, method, positional=given),), mapped(given, Recipe.config))
     if several and (names is not None or not REPEATED.isdisjoint(p.name for p in parameters)):
-        calls = [_named(method, parameters, item, f"{key}.{index}", names) for index, item in enumerate(value)]
+        calls = read_list(value, lambda index, item: _named(method, parameters, item, f"{key}.{index}", names))
         return Option(name, tuple(call for call, _ in calls), [values for _, values in calls])
     call, values = _named(method, parameters, value, key, names)
     return Option(name, (call,), values)
@@ -108,7 +108,8 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
 
 def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mapping[str, Any], key: str) -> Option:
     """Return the option of a method that takes lists of objects by name, beside those without one."""
-    for parameter, items in value.items():
+
+    def read(parameter: str, items: Any) -> list[Any]:
         if parameter not in known:
             raise LearnerError(
                 f"{key} has no argument {parameter!r}: {near(str(parameter), known)}",
@@ -123,14 +124,27 @@ def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mappi
                 key=key,
                 parameter=parameter,
             )
-    given = {
-        parameter: [
-            _object(item, f"{key}.{parameter}.{i}", names_for(f"{name}.{parameter}")) for i, item in enumerate(items)
-        ]
-        for parameter, items in value.items()
-    }
+        short = names_for(f"{name}.{parameter}")
+        return _objects(items, lambda i, item: _object(item, f"{key}.{parameter}.{i}", short))
+
+    given = read_each(value, read)
     call = Recipe(name, method, given)
     return Option(name, (call,), mapped(given, Recipe.config))
+
+
+def _objects(items: list[Any], read: Callable[[int, Any], Any]) -> list[Any]:
+    """Return `read(index, item)` of each item, or raise one error with the problems of all: of those that could be
+    read, with what our own classes refuse.
+    """
+    problems, objects = Problems(), list[Any]()
+    for index, item in enumerate(items):
+        with problems.collect():
+            objects.append(read(index, item))
+    for each in [each for each in recipes_in(objects) if problems and each.is_ours]:
+        with problems.collect():
+            each.make()
+    problems.raise_all()
+    return objects
 
 
 def _switch(name: str, value: Any, key: str) -> Option:
@@ -152,21 +166,25 @@ def _named(
     if assumed is not None and _is_by_name(value) and not any(each.name in value for each in parameters):
         value = {"class_path": assumed, "init_args": value}
     by_name = _is_by_name(value)
-    given = dict(value) if by_name else {first: value}
-    for parameter in given:
+
+    def read(parameter: str, argument: Any) -> Any:
         place = f"{key}.{parameter}" if by_name else key
         if parameter == "fn":
-            given[parameter] = recipe(given[parameter], place, alone=True, partial=True)
-        else:
-            short = names if parameter == first and not _is_word(given[parameter], parameters[0], names) else None
-            short = short or names_for(f"{method.__name__}.{parameter}") or None
-            given[parameter] = _object(given[parameter], place, short)
+            return recipe(argument, place, alone=True, partial=True)
+        short = names if parameter == first and not _is_word(argument, parameters[0], names) else None
+        return _object(argument, place, short or names_for(f"{method.__name__}.{parameter}") or None)
+
+    given = dict(value) if by_name else {first: value}
     try:
-        checked = check(method, given, key, key, skip=["self"], objects=objects(given))
+        given, checked = check_given(method, given, key, key, read, skip=["self"])
     except LearnerError as error:
-        raise LearnerError(
-            str(error) if by_name else str(error).replace(f"{key}.{first}", key, 1), code=error.code, **error.fields
-        ) from error
+        if by_name:
+            raise
+        problems = [
+            Problem(each.replace(f"{key}.{first}", key, 1), code=each.code, **each.fields)
+            for each in problems_of(error)
+        ]
+        raise one_error(problems, f"{key} cannot be used", code=error.code) from error
     call = Recipe(key, method, given, checked)
     values = {**mapped(given, Recipe.config), **checked.defaults}
     return call, values[first] if len(parameters) == 1 and not by_name else values

@@ -16,7 +16,7 @@ from learner.cli.builder_options import Option, methods, option
 from learner.cli.cores import PLACES, devices_for
 from learner.cli.importing import import_path
 from learner.cli.object_kinds import BASES, named_kind
-from learner.cli.problems import Problems
+from learner.cli.problems import Problems, read_each
 from learner.cli.recipes import Recipe, Seeds, check_initialised, has_literals, make_model, recipe
 from learner.cli.schema import (
     COMMON_GUESSES,
@@ -71,7 +71,7 @@ class RunConfig:
         self._builder = builder or builder_class()
         content = {key: value for key, value in content.items() if key != SWEEP}
         self._content = {**content, **_defaults(content)}
-        self._problems = Problems()
+        self._problems = Problems(order=self._content, with_fields=False)
         self._recipes: dict[str, Recipe] = {}
         self.sources: dict[str, DataSource | dict[str, DataSource]] = {}
         self._options: list[Option] = []
@@ -84,7 +84,7 @@ class RunConfig:
     def _check_keys(self, beside: Sequence[str], needed: Sequence[str]) -> None:
         known = [*PARTS, "overwrite", *methods(self._builder)]
         for key in self._content:
-            with self._problems.collect():
+            with self._problems.collect(key=key):
                 if key not in known:
                     hint = _hint_for(key, self._content[key], [*beside, *known])
                     raise LearnerError(f"there is no option {key!r}: {hint}", code="config-key-unknown", key=key)
@@ -96,12 +96,12 @@ class RunConfig:
                         code="config-key-missing",
                         key=key,
                     )
-        with self._problems.collect():
+        with self._problems.collect(key="overwrite"):
             if not isinstance(self._content.get("overwrite", False), bool):
                 raise LearnerError(
                     f"overwrite is {self._content['overwrite']!r}: it needs true or false", code="config-overwrite-type"
                 )
-        with self._problems.collect():
+        with self._problems.collect(key="devices"):
             if self._content.get("devices") is not None and self._content.get("strategy") is not None:
                 raise LearnerError(
                     "devices and strategy both say where it runs: leave out one of them (--devices=null or "
@@ -112,7 +112,7 @@ class RunConfig:
     def _read_parts(self) -> None:
         values = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
         for key, how in OBJECTS.items():
-            with self._problems.collect():
+            with self._problems.collect(key=key):
                 if key == "lr" and not isinstance(values.get("lr", ""), str | Mapping):
                     _check_rate(values["lr"])
                 elif key == "trainable" and isinstance(values.get(key), str):
@@ -124,7 +124,7 @@ class RunConfig:
                     if key == "model":
                         check_initialised(self._recipes[key])
         for key, read in (("train", source), ("valid", sources)):
-            with self._problems.collect():
+            with self._problems.collect(key=key):
                 if key in values:
                     self.sources[key] = read(values[key], key, self._seed)
 
@@ -133,7 +133,8 @@ class RunConfig:
             if name in self._content:
                 # null leaves an option unset, unless it means something to it.
                 problems = self._problems if self._content[name] is not None else Problems()
-                with problems.collect(secrets=_secrets(self._content[name]) if name in OBSERVER_KEYS else ()):
+                secrets = _secrets(self._content[name]) if name in OBSERVER_KEYS else ()
+                with problems.collect(key=name, secrets=secrets):
                     self._options.append(
                         option(self._builder, name, self._content[name], name, names_for(name) or None)
                     )
@@ -188,8 +189,8 @@ class RunConfig:
 
     def check_data(self) -> None:
         """Raise `LearnerError` with all that is wrong with the options of the data. No data is read."""
-        for each in self.sources.values():
-            with self._problems.collect():
+        for key, each in self.sources.items():
+            with self._problems.collect(key=key):
                 _of_each(each, DataSource.check_options)
         self._problems.raise_all()
 
@@ -211,15 +212,17 @@ class RunConfig:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
         """
         problems, objects = self._problems, dict[str, Any]()
+        with problems.collect():
+            resolve(self._content)  # for all variables that are missing
         refused = bool(problems)  # then no code of the user's is called, only what adds to the mistakes
         builder = self._configured()
         for key, part in self._recipes.items():
-            with problems.collect():
+            with problems.collect(key=key):
                 if part.is_ours or not refused:
                     objects[key] = self._model() if key == "model" else part.make()
         for key in self.sources if with_data else ():
-            with problems.collect():
-                objects[key] = _of_each(self.sources[key], DataSource.check_options) if refused else self.data(key)
+            with problems.collect(key=key):
+                objects[key] = _of_each(self.sources[key], DataSource.check_unread) if refused else self.data(key)
         assert builder is not None
         builder._config_text(**self.files())
         if weights is not None:  # after all mistakes are told
@@ -265,9 +268,9 @@ class RunConfig:
         builder = self._configured()
         objects = {"lr": self._content["lr"]}
         for key in [key for key in ("lr", "optimizer") if key in self._recipes]:
-            with self._problems.collect():
+            with self._problems.collect(key=key):
                 objects[key] = self._recipes[key].make()
-        with self._problems.collect():
+        with self._problems.collect(key="train"):
             objects["train"] = self.data("train")
         self._problems.raise_all()
         options = builder._options
@@ -277,12 +280,11 @@ class RunConfig:
     def _configured(self) -> Any:
         """Return the builder with all options, or None after collecting a problem."""
         builder = None
-        resolve(self._content)  # names all variables that are missing in one error, before anything is made
-        with self._problems.collect():
+        with self._problems.collect(key="directory"):
             builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
         refused = bool(self._problems)
         for each in self._options if builder is not None else ():
-            with self._problems.collect():
+            with self._problems.collect(key=each.name):
                 if each.is_ours or not refused:
                     each.apply(builder)
         return builder
@@ -303,7 +305,7 @@ class RunConfig:
 
 
 def _of_each(part: DataSource | dict[str, DataSource], function: Callable[[DataSource], Any]) -> Any:
-    return {name: function(each) for name, each in part.items()} if isinstance(part, dict) else function(part)
+    return read_each(part, lambda _, each: function(each)) if isinstance(part, dict) else function(part)
 
 
 def _classes(value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learner.cli.importing import import_path
+from learner.cli.problems import read_each
 from learner.config.base import Config, fields_of, is_config
 from learner.config.fields import read
 from learner.errors import LearnerError
@@ -53,13 +54,10 @@ def default_of(target: Callable[..., Any], name: str) -> Any:
 
 def import_config_classes(value: Any, key: str) -> Any:
     """Import the classes of configs that a value names, and return the value."""
-    if isinstance(value, Mapping):
-        if isinstance(path := value.get("class_path"), str) and "." in path:
-            import_path(path, f"{key}.class_path")
-        for name, item in value.items():
-            import_config_classes(item, f"{key}.{name}")
-    for index, item in enumerate(value if isinstance(value, list) else ()):
-        import_config_classes(item, f"{key}.{index}")
+    if isinstance(value, Mapping) and isinstance(path := value.get("class_path"), str) and "." in path:
+        import_path(path, f"{key}.class_path")
+    items = value if isinstance(value, Mapping) else dict(enumerate(value if isinstance(value, list) else ()))
+    read_each(items, lambda name, item: import_config_classes(item, f"{key}.{name}"))
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from learner.cli.problems import Problems
 from learner.config.composition import merge, resolve
 from learner.config.limits import DEEPEST
 from learner.config.mappings import is_deep, read_mapping
@@ -67,8 +68,11 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]
     """Return the content of a config with the overrides of the command line applied, keys and values as text, and then
     its references resolved. Those to the environment in arguments of loggers stay, as they may be secret.
     """
+    problems = Problems()
     for key, text in overrides:
-        override(content, key, value_of(text))
+        with problems.collect():
+            override(content, key, value_of(text))
+    problems.raise_all()
     if is_deep(content) or is_deep(content := resolve(content, keep=OBSERVER_KEYS)):
         raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
     return content

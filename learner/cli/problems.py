@@ -1,20 +1,23 @@
 """Mistakes in a config, which are reported together."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from learner.errors import LearnerError, Problem, one_error
 from learner.util.text import masked
 
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
 
 def problems_of(error: LearnerError) -> list[Problem]:
-    """Return the problems of an error, each with its code and with the notes about the work during which it occurred.
-
-    Their fields are left out, as they may contain what `masked` hides in the texts.
-    """
+    """Return the problems of an error, each with its code and the notes about the work during which it occurred."""
     doing = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("while "))
     texts = error.problems or (str(error),)
-    return [Problem(f"{text}{doing}", code=code) for text, code in zip(texts, error.codes, strict=True)]
+    fields = {} if error.problems else error.fields
+    return [Problem(f"{text}{doing}", code=code, **fields) for text, code in zip(texts, error.codes, strict=True)]
 
 
 @contextlib.contextmanager
@@ -29,7 +32,7 @@ def at_path(path: str) -> Iterator[None]:
     try:
         yield
     except LearnerError as error:
-        problems = [Problem(f"{path}: {problem}", code=problem.code) for problem in problems_of(error)]
+        problems = [Problem(f"{path}: {each}", code=each.code, **each.fields) for each in problems_of(error)]
         raise one_error(problems, f"{path} cannot be used", code="config-unusable") from error
     except Exception as error:
         error.add_note(f"while making {path}")
@@ -39,11 +42,15 @@ def at_path(path: str) -> Iterator[None]:
 class Problems:
     """A collection of mistakes that are raised as one error.
 
-    >>> problems = Problems()
-    >>> with problems.collect():
-    ...     raise LearnerError("lr is 'fast'", code="config-lr-type")
-    >>> with problems.collect("train: "):
+    Args:
+      order: the keys of the config, in the order of the file. Mistakes without a key of it are last.
+      with_fields: keep the fields of a single error. They may contain what `masked` hides in the texts.
+
+    >>> problems = Problems(order=["lr", "train"])
+    >>> with problems.collect("train: ", key="train"):
     ...     raise LearnerError("it has no rows", code="data-without-rows")
+    >>> with problems.collect(key="lr"):
+    ...     raise LearnerError("lr is 'fast'", code="config-lr-type")
     >>> problems.raise_all()
     Traceback (most recent call last):
     learner.errors.LearnerError: this config cannot be used, 2 problems:
@@ -51,23 +58,47 @@ class Problems:
       2. train: it has no rows
     """
 
-    def __init__(self) -> None:
-        self._found: list[Problem] = []
+    def __init__(self, order: Iterable[str] = (), with_fields: bool = True) -> None:
+        self._with_fields = with_fields
+        self._ranks = {key: rank for rank, key in enumerate(order)}
+        self._found: list[tuple[int, Problem]] = []
 
     @contextlib.contextmanager
-    def collect(self, prefix: str = "", secrets: Sequence[str] = ()) -> Iterator[None]:
-        """Collect a `LearnerError` that is raised in the body, with `***` in place of the `secrets` in it."""
+    def collect(self, prefix: str = "", secrets: Sequence[str] = (), key: str = "") -> Iterator[None]:
+        """Collect a `LearnerError` about `key` that is raised in the body, with `***` in place of the `secrets`."""
         try:
             yield
         except LearnerError as error:
-            self._found += [
-                Problem(masked(f"{prefix}{problem}", secrets), code=problem.code) for problem in problems_of(error)
-            ]
+            rank = self._ranks.get(key, len(self._ranks))
+            for problem in problems_of(error):
+                fields = problem.fields if self._with_fields and not secrets else {}
+                text = masked(f"{prefix}{problem}", secrets)
+                self._found.append((rank, Problem(text, code=problem.code, **fields)))
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def raise_all(self) -> None:
-        """Raise one `LearnerError` with all collected problems, if there are any."""
+        """Raise one `LearnerError` with all collected problems, each text once, if there are any."""
         if self._found:
-            raise one_error(self._found, "this config cannot be used", code="config-unusable")
+            problems = dict.fromkeys(problem for _, problem in sorted(self._found, key=lambda each: each[0]))
+            raise one_error(list(problems), "this config cannot be used", code="config-unusable")
+
+
+def read_each(items: Mapping[K, V], read: Callable[[K, V], T]) -> dict[K, T]:
+    """Return `read(key, item)` of each item by its key, or raise one `LearnerError` with the problems of all.
+
+    >>> read_each({"a": 1, "b": 2}, lambda key, item: f"{key}{item}")
+    {'a': 'a1', 'b': 'b2'}
+    """
+    problems, results = Problems(), dict[K, T]()
+    for key, item in items.items():
+        with problems.collect():
+            results[key] = read(key, item)
+    problems.raise_all()
+    return results
+
+
+def read_list(items: Sequence[V], read: Callable[[int, V], T]) -> list[T]:
+    """Return `read(index, item)` of each item, or raise one `LearnerError` with the problems of all."""
+    return list(read_each(dict(enumerate(items)), read).values())

@@ -18,6 +18,7 @@ from learner.cli.config_arguments import config_kinds, import_config_classes, pa
 from learner.cli.importing import import_path
 from learner.cli.kind_checks import OURS, check_target, package_of
 from learner.cli.object_kinds import GROUP, PREDICATE, argument_kinds, refuse_other
+from learner.cli.problems import Problems, read_each, read_list
 from learner.cli.schema import OBJECTS, names_for
 from learner.cli.signatures import Arguments, check, random_parameters
 from learner.config.base import is_config
@@ -134,7 +135,7 @@ def recipe(
       kind: `optimizer` or `lr`, where it has to be that; see `learner.cli.object_kinds`.
 
     Raises:
-      LearnerError: there is no such thing, or its arguments are wrong.
+      LearnerError: there is no such thing, or its arguments are wrong; all mistakes in one error.
 
     >>> halves = recipe({"class_path": "fractions.Fraction", "init_args": {"numerator": 1, "denominator": 2}}, "model")
     >>> halves.make()
@@ -158,16 +159,36 @@ def recipe(
     partial = partial and not inspect.isclass(target)
     place, kinds = f"{key}.init_args", config_kinds(target)
     places = argument_kinds(target)
-    given = {
-        name: import_config_classes(value, f"{place}.{name}")
-        if name in kinds
-        else _nested_of_kind(value, f"{place}.{name}", places.get(name), names, model)
-        for name, value in given.items()
-    }
+
+    def read(name: str, argument: Any) -> Any:
+        if name in kinds:
+            return import_config_classes(argument, f"{place}.{name}")
+        return _nested_of_kind(argument, f"{place}.{name}", places.get(name), names, model)
+
     seeded = model and not is_config(target)  # a `seed` of a config is its own
     random = tuple(name for name in random_parameters(target) if seeded and name not in given)
-    checked = check(target, given, place, path, skip=random, objects=objects(given), partial=partial)
+    given, checked = check_given(target, given, place, path, read, skip=random, partial=partial)
     return Recipe(path, target, given, checked, random, partial)
+
+
+def check_given(
+    target: Any, given: Mapping[str, Any], key: str, path: str, read: Callable[[str, Any], Any], **options: Any
+) -> tuple[dict[str, Any], Arguments]:
+    """Return the arguments as `read(name, argument)` returns them, with recipes in them, and what `check` returns.
+
+    Raises:
+      LearnerError: the problems of `read` and of `check`, in one error.
+    """
+    problems, arguments, unread = Problems(), dict(given), list[str]()
+    for name, argument in given.items():
+        unread.append(name)
+        with problems.collect():
+            arguments[name] = read(name, argument)
+            unread.pop()
+    with problems.collect():
+        checked = check(target, arguments, key, path, objects=[*objects(arguments), *unread], **options)
+    problems.raise_all()
+    return arguments, checked
 
 
 def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, model: bool = False) -> Any:
@@ -175,21 +196,20 @@ def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, mode
     if isinstance(value, Mapping):
         if "class_path" in value:
             return recipe(value, key, names, model=model)
-        return {name: nested(item, f"{key}.{name}", names, model=model) for name, item in value.items()}
+        return read_each(value, lambda name, item: nested(item, f"{key}.{name}", names, model=model))
     if isinstance(value, list):
-        return [nested(item, f"{key}.{index}", names, model=model) for index, item in enumerate(value)]
+        return read_list(value, lambda index, item: nested(item, f"{key}.{index}", names, model=model))
     return value
 
 
 def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | None, model: bool) -> Any:
     """Return `value` with recipes in place of the objects in it, which must be of a kind unless it is None."""
     if isinstance(value, list):
-        return [_nested_of_kind(item, f"{key}.{index}", kind, names, model) for index, item in enumerate(value)]
+        return read_list(value, lambda index, item: _nested_of_kind(item, f"{key}.{index}", kind, names, model))
     if isinstance(kind, Mapping) and isinstance(value, Mapping) and "class_path" in value:
         return recipe(value, key, {"Group": GROUP})
     if isinstance(kind, Mapping) and isinstance(value, Mapping):
-        parts = value.items()
-        return {name: _nested_of_kind(item, f"{key}.{name}", kind.get(name), names, model) for name, item in parts}
+        return read_each(value, lambda n, item: _nested_of_kind(item, f"{key}.{n}", kind.get(n), names, model))
     if kind == PREDICATE:
         return predicate(value, key)
     if isinstance(kind, str) and (isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)):
@@ -266,14 +286,16 @@ def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
             code="config-recipe-type",
             key=key,
         )
-    for name in value:
-        if name not in ("class_path", "init_args"):
+    problems = Problems()
+    for name in [name for name in value if name not in ("class_path", "init_args")]:
+        with problems.collect():
             raise LearnerError(
                 f"{key} has {name!r} beside class_path: arguments belong under init_args",
                 code="config-argument-beside-class-path",
                 key=key,
                 name=name,
             )
+    problems.raise_all()  # here, as required arguments may be among them
     given = value.get("init_args") or {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise LearnerError(

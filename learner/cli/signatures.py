@@ -73,7 +73,9 @@ def check(
     problems = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
     problems += [f"{what} needs {' and '.join(map(repr, missing))}"] if missing else []
     configs = {
-        name: read_argument(kinds[name], given[name], f"{key}.{name}", problems) for name in kinds if name in given
+        name: read_argument(kinds[name], given[name], f"{key}.{name}", problems)
+        for name in kinds
+        if name in given and name not in objects
     }
     left_out = [name for name in others if name not in given]
     values = {name: value for name, value in given.items() if name in others and name not in objects}

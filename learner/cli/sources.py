@@ -22,15 +22,16 @@ What `learner.data` has needs no import path.
 """
 
 import dataclasses
+import glob
 from collections.abc import Mapping
 from typing import Any
 
 from learner.cli.builder_options import Option, methods, option
 from learner.cli.importing import exports
-from learner.cli.problems import Problems, at_path
+from learner.cli.problems import Problems, at_path, read_each
 from learner.cli.recipes import Recipe, recipe
 from learner.config.base import is_config
-from learner.data.sources.input_files import reader_of, refuse_path
+from learner.data.sources.input_files import as_path, present, reader_of, refuse_path
 from learner.errors import LearnerError, near
 
 PARTS = ("dataset", "views", "batcher")
@@ -87,6 +88,15 @@ class DataSource:
 
         self._configure(DataLoaderBuilder())
 
+    def check_unread(self) -> None:
+        """Raise `LearnerError` for a file that is missing, and for options that the loader refuses."""
+        problems = Problems()
+        with problems.collect():
+            _refuse_missing_file(self.data, self.key if self.is_bare else f"{self.key}.dataset")
+        with problems.collect():
+            self.check_options()
+        problems.raise_all()
+
     def _configure(self, builder: Any) -> None:
         problems = Problems()
         for each in self.options:
@@ -114,12 +124,7 @@ def sources(value: Any, key: str, seed: int) -> DataSource | dict[str, DataSourc
     """
     several = isinstance(value, Mapping) and value and all(isinstance(each, Mapping) for each in value.values())
     if several and not {"dataset", "class_path"} & set(value):
-        problems, found = Problems(), dict[str, DataSource]()
-        for name, each in value.items():
-            with problems.collect():
-                found[name] = source(each, f"{key}.{name}", seed)
-        problems.raise_all()
-        return found
+        return read_each(value, lambda name, each: source(each, f"{key}.{name}", seed))
     return source(value, key, seed)
 
 
@@ -138,9 +143,9 @@ def source(value: Any, key: str, seed: int) -> DataSource:
 
     if not isinstance(value, Mapping) or "class_path" in value:
         return DataSource(key, _data(value, key), is_bare=True)
-    known, problems, found = methods(DataLoaderBuilder), Problems(), dict[str, Recipe]()
+    known, problems, found = methods(DataLoaderBuilder), Problems(order=value), dict[str, Recipe]()
     for name in value:
-        with problems.collect():
+        with problems.collect(key=name):
             if name not in known and name not in PARTS:
                 raise LearnerError(
                     f"{key} has no {name!r}: {near(str(name), [*PARTS, *known])}",
@@ -148,7 +153,7 @@ def source(value: Any, key: str, seed: int) -> DataSource:
                     key=key,
                     name=name,
                 )
-    with problems.collect():
+    with problems.collect(key="dataset"):
         if "dataset" not in value:
             raise LearnerError(
                 f"{key} has no 'dataset'; it needs the import path of a dataset, or of a loader in its place",
@@ -156,17 +161,20 @@ def source(value: Any, key: str, seed: int) -> DataSource:
                 key=key,
             )
         found["dataset"] = _data(value["dataset"], f"{key}.dataset")
-    with problems.collect():
+    with problems.collect(key="batcher"):
         if (batcher := value.get("batcher")) is not None:
             found["batcher"] = recipe(batcher, f"{key}.batcher", names(), alone=True, partial=True)
     options, views = [], []
     for name in [name for name in known if name in value and not (name == "shuffle" and value[name] is False)]:
-        with problems.collect():
+        with problems.collect(key=name):
             options.append(_loader_option(name, value[name], f"{key}.{name}", seed))
     steps = value.get("views")
     for number, each in enumerate(() if steps is None else steps if isinstance(steps, list) else [steps]):
-        with problems.collect():
+        with problems.collect(key="views"):
             views.append(_view(each, f"{key}.views.{number}"))
+    if problems and "dataset" in found:
+        with problems.collect(key="dataset"):
+            _refuse_missing_file(found["dataset"], f"{key}.dataset")
     problems.raise_all()
     return DataSource(key, found["dataset"], found.get("batcher"), tuple(options), tuple(views))
 
@@ -191,6 +199,15 @@ def _data(value: Any, key: str) -> Recipe:
             key=key,
         )
     return found
+
+
+def _refuse_missing_file(data: Recipe, key: str) -> None:
+    """Raise the error of a missing file as the source that reads it does, without reading anything."""
+    path = data.given.get("path")
+    if data.is_ours and isinstance(path, str) and reader_of(path) is not None and not glob.has_magic(path):
+        with at_path(key):
+            if not as_path(path, key).is_dir():  # of arrays
+                present(path, data.target.__name__)
 
 
 def _view(value: Any, path: str) -> Option:

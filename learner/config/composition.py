@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from learner.config.limits import DEEPEST
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError, Problem, near, one_error
 
 REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 VARIABLES = "vars"
@@ -47,22 +47,27 @@ def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, An
       keep: keys whose values stay as they are.
 
     Raises:
-      LearnerError: a reference names nothing, or itself.
+      LearnerError: a reference names nothing, or itself; the problems of all references in one error.
 
     >>> model = {"class_path": "Net", "init_args": {"width": "${vars.n}"}}
     >>> resolve({"vars": {"n": 8}, "model": model, "directory": "runs/${model.width}"})
     {'model': {'class_path': 'Net', 'init_args': {'width': 8}}, 'directory': 'runs/8'}
     """
     resolver = _Resolver(content)
-    return {
+    resolved = {
         key: value if key in keep else resolver.value(value, ()) for key, value in content.items() if key != VARIABLES
     }
+    if resolver.problems:
+        problems = list(dict.fromkeys(resolver.problems))
+        raise one_error(problems, "references cannot be resolved", code="config-references-unresolved")
+    return resolved
 
 
 class _Resolver:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
         self._values = 0
+        self.problems: list[Problem] = []
 
     def value(self, value: Any, inside: tuple[str, ...]) -> Any:
         """Return a value without references. `inside`: the references that lead to it."""
@@ -75,6 +80,15 @@ class _Resolver:
             return [self.value(item, inside) for item in value]
         if not isinstance(value, str) or "${" not in value:
             return value
+        try:
+            return self._referred(value, inside)
+        except LearnerError as error:
+            if inside:
+                raise
+            self.problems.append(Problem(error, code=error.code, **error.fields))
+            return None
+
+    def _referred(self, value: str, inside: tuple[str, ...]) -> Any:
         if (match := REFERENCE.fullmatch(value)) is not None:
             return self._target(match[1], inside)
         return REFERENCE.sub(lambda match: self._text(match[1], inside), value)

@@ -93,7 +93,9 @@ def fitted(
         )
     if not isinstance(strict, bool):
         raise LearnerError(f"strict is {strict!r}; it needs True or False", code="record-strict-type")
-    arrays, origins = _renamed(arrays, rename, source)
+    names, _ = rename_paths({path: path for path in arrays}, rename, source)
+    origins = origins_of(names, source)
+    arrays = {name: arrays[path] for name, path in origins.items()}
     changes: dict[str, str] = {}
     problems: dict[str, str] = {}
     if layout == "torch":
@@ -120,26 +122,54 @@ def fitted(
     return leaves.build(new)
 
 
-def _renamed(arrays: Mapping[str, Stored], rules: Rename, source: str) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Return the arrays by their new paths, and the original path of each new one."""
-    names, problems = {path: path for path in arrays}, []
+def refuse_malformed(rules: Any) -> None:
+    """Raise `LearnerError` unless these are rules of `rename`."""
+    for rule in rules if isinstance(rules, list | tuple) else [rules]:
+        try:
+            if not isinstance(rule, list | tuple):
+                raise TypeError("it is no pair")
+            pattern, replacement = rule
+            re.sub(pattern, replacement, "")
+        except (TypeError, ValueError, IndexError, re.error) as error:
+            raise _malformed(rule, error) from None
+
+
+def _malformed(rule: Any, error: Exception) -> LearnerError:
+    return LearnerError(
+        f"rename has {rule!r}, which is no rule ({error}); it needs pairs of a regular expression and what "
+        'takes its place: (r"^encoder\\.", "backbone.")',
+        code="record-rename-malformed",
+    )
+
+
+def rename_paths(paths: Mapping[str, str], rules: Rename, source: str) -> tuple[dict[str, str], list[list[str]]]:
+    """Return the paths after all rules by the same keys, and for each rule the keys of those that it matches.
+
+    >>> rename_paths({"a": "encoder.w", "b": "head.w"}, [("^encoder", "backbone")], "model.npz")
+    ({'a': 'backbone.w', 'b': 'head.w'}, [['a']])
+
+    Raises:
+      LearnerError: a rule is malformed, or matches no path of `source`.
+    """
+    names, matched, problems = dict(paths), list[list[str]](), list[str]()
     for rule in rules:
         try:
             pattern, replacement = rule
             changed = {path: re.sub(pattern, replacement, name) for path, name in names.items()}
-            hits = any(re.search(pattern, name) for name in names.values())
+            matched.append([path for path, name in names.items() if re.search(pattern, name)])
         except (TypeError, ValueError, IndexError, re.error) as error:
-            raise LearnerError(
-                f"rename has {rule!r}, which is no rule ({error}); it needs pairs of a regular expression and what "
-                'takes its place: (r"^encoder\\.", "backbone.")',
-                code="record-rename-malformed",
-            ) from None
-        if not hits:
+            raise _malformed(rule, error) from None
+        if not matched[-1]:
             near_names = near(re.sub(r"[\\^$]", "", pattern), list(names.values())[:MOST_ROWS])
             problems.append(f"the rule {rule!r} of rename matches no path of {source}; {near_names}")
         names = changed
     if problems:
         raise one_error([printable(text) for text in problems], "rename is wrong", code="record-rename-malformed")
+    return names, matched
+
+
+def origins_of(names: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return the paths of `source` by their new names. Raise if two have one name."""
     origins: dict[str, str] = {}
     for path, name in names.items():
         if name in origins:
@@ -150,7 +180,7 @@ def _renamed(arrays: Mapping[str, Stored], rules: Rename, source: str) -> tuple[
                 path=path,
             )
         origins[name] = path
-    return {name: arrays[path] for name, path in origins.items()}, origins
+    return origins
 
 
 def _match(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple[dict[str, Any], dict[str, str]]:

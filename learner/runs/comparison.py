@@ -16,6 +16,8 @@ ALWAYS_DIFFER = ("directory",)
 FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")
 PROGRAM = "train step"
 DERIVED = (".batches", ".rows per batch", ".first row")
+NEUTRAL = ("optimizer.weight_decay_on", "all")
+"""A default that only the classes for configs have: the same as its absence."""
 SECONDARY = ("last", "steps", "epoch", "epochs")
 """Columns that narrow terminals do without, the first ones first."""
 GAP = 2
@@ -120,6 +122,7 @@ class _RunSummary:
     from_file: bool
     config: dict[str, Any]
     fingerprint: dict[str, Any]
+    optimizer: dict[str, Any]
     best: dict[str, Point | None]
     last: dict[str, Point | None]
     higher: frozenset[str]
@@ -136,7 +139,7 @@ class _RunSummary:
         }
         best, last = ({key: find(key) for key in run.history} for find in (run.best, run.history.last))
         higher = frozenset(key for key, info in run.metrics.items() if info.higher_is_better)
-        return cls(fixed, run.has_config, run.config, run.fingerprint, best, last, higher)
+        return cls(fixed, run.has_config, run.config, run.fingerprint, run.optimizer, best, last, higher)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,6 +153,16 @@ class _RunSummary:
             config["model"] = model.partition(" (")[0].rpartition(".")[2]
         if isinstance(config.get("lr"), str):
             config["lr"] = self.fingerprint.get("lr", config["lr"])
+        return dataclasses.replace(self, config=config)
+
+    def with_recorded_optimizer(self) -> "_RunSummary":
+        """Return the summary with the optimizer as the run recorded it, whichever way it was given."""
+        config: dict[str, Any] = {}
+        for key, value in self.config.items():
+            if key == "optimizer":
+                config |= {k: None if (k, v) == NEUTRAL else v for k, v in self.optimizer.items()}
+            elif not key.startswith("optimizer."):
+                config[key] = value
         return dataclasses.replace(self, config=config)
 
 
@@ -169,6 +182,11 @@ def compare(runs: Iterable[RunReader], metrics: Sequence[str] = (), sort: str | 
     summaries = list(map(_RunSummary.of, runs))
     if len({run.from_file for run in summaries if run.config}) > 1:
         summaries = [run.in_common_form() for run in summaries]
+    optimized = [run for run in summaries if "optimizer" in run.config]
+    # Only configs of one optimizer have the same keys for its settings, also for those of optimizers in it.
+    alike = all(run.from_file for run in optimized) and len({str(run.config["optimizer"]) for run in optimized}) == 1
+    if not alike and all(run.optimizer for run in optimized):
+        summaries = [run.with_recorded_optimizer() for run in summaries]
     known = list(dict.fromkeys(key for run in summaries for key in run.last))
     chosen = [key for name in metrics for key in _keys(name, known)] or _usual(summaries, known)
     requested = list(chosen) if metrics else []

@@ -1,5 +1,6 @@
 """A run, read from its files."""
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -215,6 +216,18 @@ class RunReader:
             facts["train step"] = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
             facts["versions"] = str(programs.get("versions"))  # of which other ones trace other programs
         return facts
+
+    @property
+    def optimizer(self) -> dict[str, Any]:
+        """The optimizer of the newest start by dotted keys, which are alike however it was given: `{"optimizer":
+        "adamw", "optimizer.b1": 0.9}`. Runs of old versions and members of populations have none.
+        """
+        settings = self._recorded("fingerprint").get("settings")
+        described = settings.get("optimizer") if isinstance(settings, Mapping) else None
+        if not isinstance(described, Mapping) or not isinstance(values := described.get("settings"), Mapping):
+            return {}
+        named = {f"optimizer.{name}": _plain_value(str(text)) for name, text in values.items()}
+        return {"optimizer": described.get("name"), **named}
 
     def _recorded(self, what: str) -> Mapping[str, Any]:
         value = self._recorded_value(what)
@@ -488,6 +501,15 @@ def _time_parts(entry: Mapping[str, Any]) -> dict[str, float]:
     parts = entry.get("seconds") if entry.get("event") in ("end", "stop", "error") else None
     pairs = parts.items() if isinstance(parts, dict) else ()
     return {name: x for name, x in pairs if name in TIME_PARTS and is_finite(x) and 0 <= x < LARGEST}
+
+
+def _plain_value(text: str) -> Any:
+    """Return the number, text, bool or None that a `repr` shows; of any other, the `repr`."""
+    try:
+        value = ast.literal_eval(text)
+    except Exception:  # the journal may come from anywhere
+        return text
+    return value if value is None or isinstance(value, bool | int | float | str) else text
 
 
 def _non_negative_int(value: Any) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from learner.checkpoint.items import from_items
-from learner.checkpoint.load import SHOWN, PathMatch, blank_state, evaluated_params, has_averages, read_items, store_of
+from learner.checkpoint.load import SHOWN, PathMatch, blank_state, evaluated_item, has_averages, read_items, store_of
 from learner.checkpoint.store import CheckpointStore
 from learner.errors import LearnerError
 from learner.models.adapters import ModelAdapter
@@ -25,12 +25,14 @@ class InitReport:
       loaded: the paths of the arrays that were loaded.
       unmatched: why the others stay as the model was initialised, by path.
       unused: the paths of the checkpoint's other arrays.
+      renamed: of the loaded ones those with another path in the checkpoint: that one, by the model's.
     """
 
     source: str
     loaded: tuple[str, ...]
     unmatched: Mapping[str, str]
     unused: tuple[str, ...]
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def line(self) -> str:
@@ -45,9 +47,10 @@ class InitReport:
 
     @property
     def details(self) -> list[str]:
-        """Return a line for each array that was not loaded, with the reason, and for each that was not used."""
+        """Return a line for each array that was renamed, was not loaded, with the reason, or was not used."""
+        renamed = [f"  renamed: {old} -> {new}" for new, old in self.renamed.items()]
         unmatched = [f"  not taken: {path}: {reason}" for path, reason in self.unmatched.items()]
-        return [printable(text) for text in [*unmatched, *(f"  unused: {path}" for path in self.unused)]]
+        return [printable(text) for text in [*renamed, *unmatched, *(f"  unused: {path}" for path in self.unused)]]
 
 
 def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter, InitReport]:
@@ -65,16 +68,15 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
         items, _ = read_items(store, entry, ("model", "optim") if averaged else ("model",))
     checkpoint = f"the checkpoint {store.path(entry.step)}"
     blank = blank_state(adapter, None)
-    match = PathMatch(items["model"], blank, adapter.kind)
+    saved = evaluated_item(items["model"], items["optim"]["opt_state"]) if averaged else items["model"]
+    match = PathMatch(saved, blank, adapter.kind, initial["rename"], checkpoint)
     if initial["partial"]:
         match.refuse_strangers(checkpoint)
     else:
         partial = "initial_from(directory, partial=True) takes what has the same path and shape"
-        match.refuse_differences(checkpoint, f"{partial}, and leaves the rest as the model was initialised")
+        rest = "and leaves the rest as the model was initialised; rename= gives the checkpoint's arrays other paths"
+        match.refuse_differences(checkpoint, f"{partial}, {rest}")
     state = from_items({"model": match.items()}, blank)
-    if averaged:
-        params = evaluated_params(state.params, items["optim"]["opt_state"])
-        state = dataclasses.replace(state, params=params)
     if bad := nonfinite_leaves(state.params):
         raise LearnerError(
             f"{checkpoint} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one",
@@ -82,7 +84,7 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
         )
     changed = copy.copy(adapter)
     changed.params, changed.model_state = state.params, state.model_state
-    return changed, InitReport(checkpoint, match.matched, match.unmatched, match.unused)
+    return changed, InitReport(checkpoint, match.matched, match.unmatched, match.unused, match.renamed)
 
 
 def _refuse_overwritten(options: Options, store: CheckpointStore) -> None:

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax import nnx
 
-from learner import Interrupter, LearnerBuilder, load_checkpoint
+from learner import Interrupter, LearnerBuilder, Linen, load_checkpoint
 from learner.checkpoint import DamagedError
 from learner.events import Listener, Message
 from learner.models.adapters import adapter_of
+from learner.optimizers import Ema
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -38,7 +40,7 @@ from tests.support.runs import (
     tree_of,
     valid_data,
 )
-from tests.support.small_models import CASES, assert_equal_arrays, copied, other_batch
+from tests.support.small_models import CASES, LinenNet, assert_equal_arrays, copied, other_batch
 from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -508,6 +510,105 @@ def test_the_checkpoint_of_a_part_is_loaded_there(one, tmp_path, partial):
     model["body"] = load_checkpoint(one, "latest", line()).model
     params = quiet(tmp_path / "new").build(model, optax.sgd, 0.1, train_step=step).init().params
     assert bits(params["body"]) == bits(load_checkpoint(one, "latest").params)
+
+
+# -- under other paths -------------------------------------------------------------------------------------------------
+
+
+class Around(nnx.Module):
+    """A net inside of another model."""
+
+    def __init__(self, seed=1, head=3):
+        self.encoder = Net(seed)
+        self.encoder.out = nnx.Linear(4, head, rngs=nnx.Rngs(seed))
+
+    def train_step(self, batch):
+        return self.encoder.train_step(batch)
+
+
+def renamed(directory, source, *rules, **options):
+    return quiet(directory).initial_from(source, "latest", rename=rules, **options)
+
+
+def test_a_model_begins_as_the_part_of_another(net, tmp_path):
+    """All arrays, also the statistics, and none of the new model's numbers."""
+    learner = renamed(tmp_path / "new", net, ("^", "encoder.")).num_steps(1).build(Around(), optax.sgd, 0.1)
+    state, loaded = learner.init(), load_checkpoint(net, "latest")
+    for part in ("params", "model_state"):
+        expected = {f"encoder.{name}": x for name, x in getattr(loaded, part).items()}
+        assert bits(named_leaves(getattr(state, part))) == bits(expected)
+    learner.fit(batches())
+    assert "  renamed: params/hidden.kernel -> params/encoder.hidden.kernel\n" in log_of(tmp_path / "new")
+    assert "  renamed: model_state/norm.mean -> model_state/encoder.norm.mean\n" in log_of(tmp_path / "new")
+
+
+def test_a_part_of_a_checkpoint_begins_under_another_path(one, tmp_path):
+    model = {"a": jnp.ones((3, 1)), "b": jnp.full((1,), 3.0)}
+    step = lambda model, batch: line_step({"w": model["a"], "b": model["b"]}, batch)  # noqa: E731
+    builder = renamed(tmp_path / "new", one, ("^b$", "c"), ("^w$", "b"), ("^b$", "a"), partial=True)
+    with raises_code("checkpoint-rename-without-target", old="b", new="c"):
+        builder.build(model, optax.sgd, 0.1, train_step=step)
+    builder = renamed(tmp_path / "new", one, ("^w$", "a"), partial=True)
+    params = builder.build(model, optax.sgd, 0.1, train_step=step).init().params
+    saved = load_checkpoint(one, "latest").params
+    assert bits(params) == bits({"a": saved["w"], "b": saved["b"]})
+
+
+def test_collections_of_linen_keep_their_names(trained, tmp_path):
+    directory, _ = trained(KINDS["linen"])
+    module = LinenAround()
+    model = Linen(module, module.init(jax.random.key(1), jnp.ones((1, 3)), train=False))
+    builder = renamed(tmp_path / "new", directory, ("^", "encoder."))
+    state = builder.build(model, optax.sgd, 0.1, **KINDS["linen"].steps).init()
+    loaded = load_checkpoint(directory, "latest")
+    assert bits(named_leaves(state.params)) == bits({f"encoder.{path}": x for path, x in loaded.params.items()})
+    statistics = {path.replace("batch_stats.", "batch_stats.encoder."): x for path, x in loaded.model_state.items()}
+    assert bits(named_leaves(state.model_state)) == bits(statistics)
+
+
+class LinenAround(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return LinenNet(name="encoder")(x, train)
+
+
+def test_renamed_arrays_that_do_not_fit_are_told_with_both_names(net, tmp_path):
+    with raises_code("checkpoint-model-differs", count=2) as error:
+        renamed(tmp_path / "new", net, ("^", "encoder.")).build(Around(head=5), optax.sgd, 0.1)
+    line = "params/encoder.out.bias (renamed from params/out.bias): saved float32[3], now float32[5]"
+    assert line in str(error.value)
+    builder = renamed(tmp_path / "new", net, ("^", "encoder."), partial=True).num_steps(1)
+    builder.build(Around(head=5), optax.sgd, 0.1).fit(batches())
+    line = "  not taken: params/encoder.out.bias: float32[3] there (params/out.bias), float32[5] here\n"
+    assert line in log_of(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("rules", "code", "message"),
+    [
+        ([("^hiden", "encoder.hidden")], "record-rename-malformed", "matches no path of the checkpoint"),
+        ([("^", "encodr.")], "checkpoint-rename-without-target", "did you mean 'encoder."),
+        ([("^", "encoder."), ("[.]hidden[.]", ".out.")], "record-rename-collides", "'hidden.bias' and 'out.bias'"),
+    ],
+)
+def test_rules_that_lead_nowhere(net, tmp_path, rules, code, message):
+    for partial in (False, True):
+        with raises_code(code, message):
+            renamed(tmp_path / "new", net, *rules, partial=partial).build(Around(), optax.sgd, 0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_averages_are_taken_under_other_paths_and_where_nothing_is_trained(tmp_path):
+    build_line(saving(tmp_path / "run", 1), 0.1, Ema(optax.sgd, decay=0.5)).fit(batches())
+    averages = load_checkpoint(tmp_path / "run", "latest", line()).model
+    assert bits(averages) != bits(load_checkpoint(tmp_path / "run", "latest").params)
+    model = {"line": line()}
+    step = lambda model, batch: line_step(model["line"], batch)  # noqa: E731
+    builder = renamed(tmp_path / "new", tmp_path / "run", ("^", "line.")).freeze("w$")
+    state = builder.build(model, optax.sgd, 0.1, train_step=step).init()
+    arrays = named_leaves((state.params, state.model_state))
+    expected = [averages[name] for name in ("b", "w")]
+    assert bits(list(arrays.values())) == bits(expected)
 
 
 def test_nothing_fits(net, tmp_path):

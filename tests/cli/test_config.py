@@ -96,6 +96,88 @@ def test_all_mistakes_are_told_together(importable, line_config):
         assert message in str(error.value)
 
 
+def test_mistakes_inside_of_lists_and_objects_are_told_in_the_order_of_the_file(importable, line_config):
+    wrong = {
+        "seed": "one",
+        "valid": {
+            "a": {"dataset": {"class_path": "csv", "init_args": {"path": "a.csv"}}, "batch_size": 4},
+            "b": {"dataset": {"class_path": "numpy_arrays", "init_args": {"path": "b.npz"}}},
+        },
+        "metrics": [
+            "Acuracy",
+            {"class_path": "Precision", "init_args": {"classes": 3, "average": "mean"}},
+            {"class_path": "TopKAccuracy", "init_args": {"k": "many"}},
+        ],
+        "metric_loggers": {"onyl": ["Csv"], "only": "Csv"},
+        "freeze": [{"class_path": "nowhere.one"}, {"class_path": "nowhere.two"}],
+        "optimizer": {
+            "class_path": "Groups",
+            "init_args": {"optimizer": "Adamm", "groups": [{"match": "a", "lr": "nowhere.rate", "optimizer": "Sdg"}]},
+        },
+        "every": [{"fn": "nowhere.hook", "steps": "x"}, {"fn": "nowhere.other", "steps": 3}],
+        "strategy": {"class_path": "Sharded", "rules": "fsdp", "axes": 3},
+        "train": {"shufle": True, "dataset": {"class_path": "csv", "init_args": {"path": "c.csv"}}, "batch_size": "x"},
+    }
+    config = {key: value for key, value in line_config.items() if key not in wrong}
+    with raises_code("config-unusable") as raised:
+        RunConfig(wrong | config | {"num_epoch": 3}).learner()
+    starts = [
+        "seed is 'one'",
+        "valid.a.dataset: csv: there is no file a.csv",
+        "valid.b.dataset: numpy_arrays: there is no file b.npz",
+        "metrics.0: there is no 'Acuracy'",
+        "metrics.2.init_args.k is 'many'",
+        "average of Precision is 'mean'",  # what Precision itself refuses, which is asked last
+        "metric_loggers has no argument 'onyl'",
+        "metric_loggers.only is a str; it needs a list",
+        "freeze.0 is 'nowhere.one'",
+        "freeze.1 is 'nowhere.two'",
+        "optimizer.init_args.optimizer: there is no 'Adamm'",
+        "optimizer.init_args.groups.0.lr is 'nowhere.rate'",
+        "optimizer.init_args.groups.0.optimizer: there is no 'Sdg'",
+        "every.0.fn is 'nowhere.hook'",
+        "every.0.steps is 'x'",
+        "every.1.fn is 'nowhere.other'",
+        "strategy has 'rules' beside class_path",
+        "strategy has 'axes' beside class_path",
+        "train has no 'shufle'",
+        "train.dataset: csv: there is no file c.csv",
+        "train.batch_size is 'x'",
+        "there is no option 'num_epoch'",
+    ]
+    assert len(raised.value.problems) == len(starts), "\n".join(raised.value.problems)
+    for problem, start in zip(raised.value.problems, starts, strict=True):
+        assert problem.startswith(start)
+
+
+def test_variables_that_are_missing_are_told_once_beside_other_mistakes(importable, line_config, monkeypatch):
+    monkeypatch.delenv("NO_HOOK", raising=False)
+    hook = {"class_path": "Webhook", "init_args": {"url": "${env:NO_HOOK}"}}
+    with raises_code("config-unusable", "2 problems", "num_epochs is 'many'", "${env:NO_HOOK} needs") as raised:
+        RunConfig(line_config | {"metric_loggers": [hook, hook], "num_epochs": "many"}).learner()
+    assert raised.value.codes == ("config-arguments-mismatch", "logger-environment-missing")
+
+
+def test_a_single_mistake_has_its_own_message_and_code(importable, line_config):
+    for key, value, code, message in (
+        ("metrics", ["Acuracy"], "config-name-unknown", "metrics.0: there is no 'Acuracy': did you mean 'Accuracy' "),
+        ("num_epochs", "many", "config-arguments-mismatch", "num_epochs is 'many': it needs a whole number"),
+        ("freeze", [{"class_path": "nowhere.x"}], "config-module-missing", "freeze.0 is 'nowhere.x', but there is no"),
+    ):
+        with named_case(key), raises_code(code) as raised:
+            RunConfig(line_config | {key: value}).learner()
+        assert str(raised.value).startswith(message)
+
+
+def test_patterns_and_directories_are_no_missing_files(importable, line_config):
+    """A loader that reads them is not refused because something else is wrong."""
+    (importable / "arrays.npz").mkdir()
+    for reader, path in (("TarShards", "part-*.tar"), ("numpy_arrays", "arrays.npz"), ("mymodule.stored", "none.npz")):
+        train = {"dataset": {"class_path": reader, "init_args": {"path": path}}}
+        with named_case(path), raises_code("config-arguments-mismatch"):
+            RunConfig(line_config | {"train": train, "num_epochs": "many"}).learner()
+
+
 def test_values_that_are_no_rates(importable, line_config):
     for lr, code in (
         ("fast", "config-name-unknown"),

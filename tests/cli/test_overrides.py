@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from learner.cli.overrides import override, read_yaml, value_of
+from learner.cli.overrides import apply_overrides, override, read_yaml, value_of
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError
 from tests.support.codes import named_case, raises_code
@@ -59,6 +59,11 @@ def test_a_list_needs_a_number_that_it_has():
     for key in ("metrics.2", "metrics.first", "metrics.-1"):
         with raises_code("cli-list-index", key=key):
             override(copy.deepcopy(CONFIG), key, 1)
+
+
+def test_all_overrides_that_fit_nothing_are_told():
+    with raises_code("config-unusable", "--metrics.7:", "--metrics.x:"):
+        apply_overrides(copy.deepcopy(CONFIG), [("metrics.7", "1"), ("seed", "2"), ("metrics.x", "1")])
 
 
 def test_values():

@@ -39,6 +39,19 @@ def test_a_place_is_told_of_every_problem():
     assert (raised.value.code, raised.value.fields) == ("data-without-rows", {})
 
 
+def test_a_single_problem_keeps_its_fields_unless_they_may_be_secret():
+    for problems, secrets, kept in (
+        (Problems(), (), {"path": "abcd"}),
+        (Problems(), ("abcd",), {}),
+        (Problems(with_fields=False), (), {}),
+    ):
+        with problems.collect(secrets=secrets), at_path("train"):
+            raise LearnerError("no file", code="data-file-missing", path="abcd")
+        with pytest.raises(LearnerError, match="train: no file") as raised:
+            problems.raise_all()
+        assert raised.value.fields == kept
+
+
 def test_other_exceptions_stay_what_they_are():
     with pytest.raises(OSError, match="full") as raised, at_path("valid.dev.dataset"):
         raise OSError("full")

@@ -136,12 +136,12 @@ def test_all_mistakes_of_a_source_are_told_together(importable):
     with pytest.raises(LearnerError) as raised:
         sources({"dev": said, "ood": {"batch_size": 2}}, "valid", 0)
     problems = (
-        "valid.dev has no 'batchsize': did you mean 'batch_size'",
         "valid.dev.dataset: there is no 'digts': did you mean 'digits'",
-        "valid.dev.batcher: there is no 'pad': did you mean 'Pad'",
-        "valid.dev.num_workers is 'many': it needs a whole number",
+        "valid.dev has no 'batchsize': did you mean 'batch_size'",
         "valid.dev.views.0: there is no view 'slise'",
         "valid.dev.views.2.slice has no argument 'stp'",
+        "valid.dev.batcher: there is no 'pad': did you mean 'Pad'",
+        "valid.dev.num_workers is 'many': it needs a whole number",
         "valid.ood has no 'dataset'",
     )
     assert len(raised.value.problems) == len(problems)

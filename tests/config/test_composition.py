@@ -72,6 +72,17 @@ def test_references_that_name_nothing(content, code):
         resolve(content)
 
 
+def test_all_references_that_cannot_be_resolved_are_one_error():
+    content = {"a": "${b}", "c": ["${d.e}", {"f": "${b}"}], "g": "x${env:NO_SUCH_VARIABLE}", "h": "${c}"}
+    with raises_code("config-references-unresolved", "3 problems") as raised:
+        resolve(content)
+    assert [problem.partition(" ")[0] for problem in raised.value.problems] == [
+        "${b}",
+        "${d.e}",
+        "${env:NO_SUCH_VARIABLE}",
+    ]
+
+
 def test_secrets_of_loggers_stay_references(monkeypatch):
     monkeypatch.setenv("TOKEN", "secret")
     content = apply_overrides({"metric_loggers": [{"token": "${env:TOKEN}"}]}, [("lr", "${env:RATE:0.5}")])

@@ -1,10 +1,16 @@
 """Runs side by side."""
 
+import dataclasses
+import functools
 import json
 import weakref
 
+import optax
 import pytest
 
+from learner.optimizers import Group, Groups
+from learner.optimizers.configs import AdamW
+from learner.optimizers.description import describe_optimizer
 from learner.runs import compare, each_run, find_runs
 from tests.support.codes import raises_code
 from tests.support.written import write_run
@@ -114,12 +120,13 @@ def test_long_settings_are_shortened(tmp_path):
     assert compare(find_runs([tmp_path])).lines()[1].split()[6] == "aaaaaaaaaaaa…aaaaaaaaaaa"
 
 
-def write_start(directory, settings=None, config=None, **train):
+def write_start(directory, settings=None, config=None, optimizer=None, **train):
     """Write a run with the facts that it records at its start; without `config`, of a run from Python."""
     write_run(directory, config=config and json.dumps(config))
     path = directory / "journal.jsonl"
     start, *lines = map(json.loads, path.read_text().splitlines())
     facts = {"seed": 0, "learning rate": None, "schedules": {"the schedule": "Cosine(first=0.1) in 9 steps"}}
+    facts |= {} if optimizer is None else {"optimizer": describe_optimizer(optimizer)}
     start |= {"config": settings, "fingerprint": {"data": {"train": train}, "settings": facts}}
     path.write_text("".join(json.dumps(line) + "\n" for line in (start, *lines)))
 
@@ -130,6 +137,40 @@ def test_a_seed_is_one_column(tmp_path):
         config = {"seed": seed, "train": {"batch_size": 8 + seed, "shuffle": True}}
         write_start(tmp_path / f"{seed}", config=config, seed=seed, batch_size=8 + seed, batches=3 - seed)
     assert compare(find_runs([tmp_path])).settings == ("seed", "train.batch_size")
+
+
+def test_optimizers_are_named_alike_in_python_and_in_configs(tmp_path):
+    full = dataclasses.asdict(AdamW())
+    write_start(tmp_path / "class", config={"optimizer": {"class_path": "AdamW", "init_args": full}}, optimizer=AdamW())
+    write_start(tmp_path / "function", config={"optimizer": "optax.adamw"}, optimizer=optax.adamw)
+    write_start(tmp_path / "python", {"optimizer": "adamw"}, optimizer=optax.adamw)
+    write_start(tmp_path / "object", {"optimizer": "AdamW"}, optimizer=AdamW())
+    assert compare(find_runs([tmp_path])).settings == ()
+    same = functools.partial(optax.adamw, weight_decay=0.1)
+    write_start(tmp_path / "partial", {"optimizer": "adamw(weight_decay=0.1)"}, optimizer=same)
+    found = compare(find_runs([tmp_path]))
+    assert found.settings == ("optimizer.weight_decay",)
+    decays = {"class": 1e-4, "function": 1e-4, "python": 1e-4, "object": 1e-4, "partial": 0.1}
+    assert {row["run"]: row["optimizer.weight_decay"] for row in found.rows} == decays
+    write_start(tmp_path / "own", {"optimizer": "<lambda>"}, optimizer=lambda lr: optax.sgd(lr))
+    found = compare(find_runs([tmp_path / name for name in ("class", "own")]))
+    assert [row["optimizer"] for row in found.rows] == ["adamw", "<lambda>"]
+
+
+def test_settings_inside_of_optimizers_stay_columns_of_runs_from_configs(tmp_path):
+    for beta in (0.8, 0.9):
+        inner = {"class_path": "AdamW", "init_args": {"b1": beta}}
+        groups = Groups(AdamW(b1=beta), [Group("head", lr=2.0)])
+        config = {"optimizer": {"class_path": "Groups", "init_args": {"optimizer": inner}}}
+        write_start(tmp_path / f"{beta}", config=config, optimizer=groups)
+    assert compare(find_runs([tmp_path])).settings == ("optimizer.optimizer.b1",)
+
+
+def test_a_run_without_a_recorded_optimizer_keeps_what_all_were_given(tmp_path):
+    write_start(tmp_path / "new", {"optimizer": "adamw"}, optimizer=optax.adamw)
+    write_start(tmp_path / "old", config={"optimizer": "AdamW"})
+    found = compare(find_runs([tmp_path]))
+    assert [row["optimizer"] for row in found.rows] == ["adamw", "AdamW"]
 
 
 def test_runs_from_python_beside_those_from_configs(tmp_path):
