@@ -135,8 +135,8 @@ def _in_batches(data: StreamMixture, split: str, batch_size: int | None, share: 
         return data
     if batch_size is None:
         raise LearnerError(
-            f"the {split} data is a mixture of streams, which has rows but no batches: pass mixture.batch(n), or set "
-            "with_batch_size(n)",
+            f"the {split} data is a stream of items, or a mixture of such, which has no batches: pass its batch(n), or "
+            "set with_batch_size(n)",
             code="data-dataset-without-batches",
             split=split,
         )
