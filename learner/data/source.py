@@ -155,7 +155,10 @@ def _loader_of(
             split=split,
         )
     builder = DataLoaderBuilder().batch_size(_own_size(batch_size, share, split))
-    return (builder if shuffle is None else builder.shuffle(shuffle)).build(data)
+    try:
+        return (builder if shuffle is None else builder.shuffle(shuffle)).build(data)
+    except LearnerError as error:
+        raise LearnerError(f"the {split} data: {error}", code=error.code, **error.fields) from error
 
 
 def _check_iterable(data: Any, split: str) -> None:
