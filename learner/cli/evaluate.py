@@ -20,6 +20,7 @@ from learner.errors import LearnerError
 from learner.learner import Learner
 from learner.records import hub
 from learner.renderers import lines
+from learner.renderers.summary_text import place_of
 from learner.training.directory import holds_run
 from learner.training.evaluation import Evaluator, MetricValues
 from learner.training.follow import follow
@@ -206,7 +207,7 @@ def _checkpoint_line(learner: Learner[Any]) -> list[str]:
     entry = learner.loaded_checkpoint
     if entry is None:
         return []
-    return [f"checkpoint: step {entry.step}, {f'epoch {entry.epoch}' if entry.epoch else 'inside an epoch'}"]
+    return [f"checkpoint: step {entry.step}, {place_of(entry.epoch, entry.step)}"]
 
 
 def _loader(path: str) -> Any:
