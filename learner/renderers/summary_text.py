@@ -160,15 +160,15 @@ def _text(point: Mapping[str, Any] | None) -> str:
     return short(decode(point["value"])) if point else "-"
 
 
-def place_of(epoch: int | None, step: int) -> str:
+def place_of(epoch: int | None, step: int | None) -> str:
     """Return the place of a checkpoint among the epochs.
 
     >>> place_of(3, 135), place_of(None, 140), place_of(None, 0)
     ('epoch 3', 'inside an epoch', 'before the first epoch')
     """
-    return f"epoch {epoch}" if epoch else "inside an epoch" if step else "before the first epoch"
+    return f"epoch {epoch}" if epoch else "before the first epoch" if step == 0 else "inside an epoch"
 
 
 def _checkpoint(entry: Mapping[str, Any]) -> str:
-    marks = [place_of(entry["epoch"], entry["step"])] + [name for name, value in entry.items() if value is True]
+    marks = [place_of(entry["epoch"], entry.get("step"))] + [name for name, value in entry.items() if value is True]
     return printable(f"{entry['path']} ({', '.join(marks)})")
