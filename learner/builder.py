@@ -108,42 +108,44 @@ class LearnerBuilder:
                 self.metric_valid(metric)
         return self
 
-    def metric_train(self, metric: MetricBase) -> Self:
-        """Register a metric of the train split. Numbers are plotted, and texts are logged."""
-        return self._add(_metric(metric), "train")
+    def metric_train(self, *metrics: MetricBase) -> Self:
+        """Register metrics of the train split. Numbers are plotted, and texts are logged."""
+        return self._add("train", *map(_metric, metrics))
 
-    def metric_valid(self, metric: MetricBase) -> Self:
-        """Register a metric of the validation splits, as `metric_train` does."""
-        return self._add(_metric(metric), "valid")
+    def metric_valid(self, *metrics: MetricBase) -> Self:
+        """Register metrics of the validation splits, as `metric_train` does."""
+        return self._add("valid", *map(_metric, metrics))
 
-    def metric_train_numeric(self, metric: MetricBase) -> Self:
-        """Register a metric as `metric_train` does. Raises if its value is a text, which cannot be plotted."""
-        return self._add(_numeric(metric), "train")
+    def metric_train_numeric(self, *metrics: MetricBase) -> Self:
+        """Register metrics as `metric_train` does. Raises if the value of one is a text, which cannot be plotted."""
+        return self._add("train", *map(_numeric, metrics))
 
-    def metric_valid_numeric(self, metric: MetricBase) -> Self:
-        """Register a metric as `metric_valid` does. Raises if its value is a text, which cannot be plotted."""
-        return self._add(_numeric(metric), "valid")
+    def metric_valid_numeric(self, *metrics: MetricBase) -> Self:
+        """Register metrics as `metric_valid` does. Raises if the value of one is a text, which cannot be plotted."""
+        return self._add("valid", *map(_numeric, metrics))
 
     def _set(self, **changes: Any) -> Self:
         self._options = dataclasses.replace(self._options, **changes)
         return self
 
-    def _add(self, metric: MetricBase, kind: str) -> Self:
-        metrics = self._options.train_metrics if kind == "train" else self._options.valid_metrics
-        if kind not in metric.splits:
-            raise LearnerError(
-                f"the metric {metric.name} has no meaning in the {kind} split, only in {', '.join(metric.splits)}",
-                code="metric-wrong-split",
-                kind=kind,
-            )
-        if any(m.name == metric.name for m in metrics):
-            raise LearnerError(
-                f"there are two metrics named {metric.name!r} in the {kind} split; give each a name of its own",
-                code="metric-name-twice",
-                kind=kind,
-            )
-        refuse_same_files([*(m.name for m in metrics), metric.name])
-        return self._set(**{f"{kind}_metrics": (*metrics, metric)})
+    def _add(self, kind: str, *metrics: MetricBase) -> Self:
+        for metric in metrics:
+            before = self._options.train_metrics if kind == "train" else self._options.valid_metrics
+            if kind not in metric.splits:
+                raise LearnerError(
+                    f"the metric {metric.name} has no meaning in the {kind} split, only in {', '.join(metric.splits)}",
+                    code="metric-wrong-split",
+                    kind=kind,
+                )
+            if any(m.name == metric.name for m in before):
+                raise LearnerError(
+                    f"there are two metrics named {metric.name!r} in the {kind} split; give each a name of its own",
+                    code="metric-name-twice",
+                    kind=kind,
+                )
+            refuse_same_files([*(m.name for m in before), metric.name])
+            self._set(**{f"{kind}_metrics": (*before, metric)})
+        return self
 
     def metric_loggers(self, *loggers: Listener, only: Sequence[Listener] | None = None) -> Self:
         """Add loggers, beside the run's own files.
@@ -884,7 +886,7 @@ class LearnerBuilder:
         loss = Loss()  # one object, as splits of the same metrics share what is traced of them
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
-                self._add(loss, kind)
+                self._add(kind, loss)
         # Copies, as a run changes the state of its early stopping and its plateau, and the builder may build again.
         copied = {
             name: copy.deepcopy(getattr(self._options, name)) for name in ("early_stopping", "halving", "exploit")

@@ -75,10 +75,10 @@ def hook(info, model):
 # Each option with something that it takes, and with all that it does not take and what the message says then.
 OPTIONS = {
     "metrics": [(Accuracy(), TopKAccuracy(2))],
-    "metric_train": [(Accuracy(),)],
-    "metric_valid": [(Accuracy(),)],
-    "metric_train_numeric": [(Accuracy(),)],
-    "metric_valid_numeric": [(Accuracy(),)],
+    "metric_train": [(Accuracy(), TopKAccuracy(2))],
+    "metric_valid": [(Accuracy(), TopKAccuracy(2))],
+    "metric_train_numeric": [(Accuracy(), TopKAccuracy(2))],
+    "metric_valid_numeric": [(Accuracy(), TopKAccuracy(2))],
     "metric_loggers": [(MemoryLogger(), MemoryLogger()), ()],
     "renderer": [(PlainRenderer(),), (None,)],
     "application_logger": [(True,), (None,), (logging.getLogger("mine"),)],
@@ -194,6 +194,8 @@ REFUSED = [
     is_refused("metric_train_numeric", "metric-text-not-number", Words()),
     is_refused("metric_valid_numeric", "metric-text-not-number", Words()),
     is_refused("metric_train_numeric", "metric-not-instance", Accuracy),
+    is_refused("metric_valid_numeric", "metric-text-not-number", Accuracy(), Words()),
+    is_refused("metric_train", "metric-name-twice", Accuracy(), Accuracy()),
     is_refused("metric_loggers", "logger-not-listener", "files"),
     is_refused("metric_loggers", "logger-not-listener", MemoryLogger),
     is_refused("renderer", "renderer-not-listener", "rich"),
@@ -293,6 +295,12 @@ def test_the_loss_is_there_once(tmp_path):
     builder = quiet(tmp_path / "run").metrics(Loss()).metric_train(LearningRate())
     result = build_line(builder).fit(batches(), valid_data())
     assert set(result.history) == {"train/Loss", "train/Learning Rate", "valid/Loss"}
+
+
+def test_one_split_takes_several_metrics(tmp_path):
+    builder = quiet(tmp_path / "run").metric_train(LearningRate(), Words()).metric_valid(Words())
+    assert [m.name for m in builder._options.train_metrics] == ["Learning Rate", "Words"]
+    assert [m.name for m in builder._options.valid_metrics] == ["Words"]
 
 
 def test_metrics_go_where_they_have_a_meaning_and_texts_are_not_plotted(tmp_path):

@@ -152,7 +152,7 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
 def test_the_code_about_data_gives_what_is_shown(monkeypatch):
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     names = {}
     for code, shown in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -168,11 +168,13 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mymodule", raising=False)
     (tmp_path / "mymodule.py").write_text(
         "import numpy as np\n\ndef flip(item, rng):\n    return item\n\nclass WebPages:\n    def __iter__(self):\n"
-        "        yield {name: np.zeros(128, np.int32) for name in ('text', 'target')}\n"
+        "        yield {name: np.zeros(128, np.int32) for name in ('text', 'target')}\n\n"
+        "def squares():\n    yield from ({'text': np.int32(i * i)} for i in range(9))\n\n"
+        "def batches():\n    yield {'text': np.arange(3)}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     text = (ROOT / "docs" / "data.md").read_text()
-    mixture, streams, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    mixture, streams, one_stream, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     for name, size in (("code", 200), ("web", 1000)):
         (tmp_path / f"{name}.txt").write_text("a" * size)
@@ -180,6 +182,9 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     assert next(mixed.epoch(1))["text"].shape == (len(mixed.dataset), 128)
     stream = source(yaml.safe_load(streams)["train"], "train", 0).make()
     assert next(iter(stream.batch(4)))["text"].shape == (4, 128)
+    squares, batches = (source(value, key, 0).make() for key, value in yaml.safe_load(one_stream).items())
+    assert next(iter(squares.batch(4)))["text"].tolist() == [0, 1, 4, 9]
+    assert [batch["text"].tolist() for batch in batches()] == [[0, 1, 2]]
     made = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
     assert (made["train"].num_items(), len(made["train"]), made["valid"].num_items()) == (992, 31, 144)
     assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)

@@ -1,6 +1,7 @@
 """`learner evaluate` and `learner predict`: metrics and outputs of a run's checkpoint."""
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from learner.errors import LearnerError
 from learner.learner import Learner
 from learner.records import hub
 from learner.renderers import lines
+from learner.renderers.summary_text import place_of
 from learner.training.directory import holds_run
 from learner.training.evaluation import Evaluator, MetricValues
 from learner.training.follow import follow
@@ -59,9 +61,10 @@ def evaluate(words: Sequence[str]) -> int:
     directory = line.directory
     require_trust(directory, line.trust)
     with connected(process_options(line)):
-        content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
         split = line.split or ("eval" if line.follow else None)
         default = "latest" if split is None else "best"
+        call = ".evaluate(valid)" if split is None else f".evaluate(valid, split={split!r})"
+        content = saved_config(directory, "is evaluated", call=_in_python(line, default) + call)
         config = _checkpoint_config(apply_overrides(content, line.overrides), directory, default)
         learner = config.learner(with_data=False, weights=_pulled(directory))
         data = config.data("valid") if line.data is None else _loader(line.data)
@@ -131,7 +134,7 @@ def predict(words: Sequence[str]) -> int:
     directory, output = line.directory, line.output
     check_output(output, "the name of an .npz file", [".npz"])
     require_trust(directory, line.trust)
-    content = saved_config(directory, "predicts", call=".predict(data)")
+    content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
     rows: list[int] = []
     learner = config.learner(with_data=False, weights=_pulled(directory))
@@ -171,6 +174,14 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
     return {name: np.concatenate(parts) for name, parts in by_row.items()}
 
 
+def _in_python(line: Namespace, default: str) -> str:
+    """Return the learner of a checkpoint as Python makes it."""
+    choice = [(key, text) for key, text in line.overrides if key.partition(".")[0] == "checkpoint"]
+    which = apply_overrides({}, choice).get("checkpoint", default)
+    given = ", ".join(f"{key}={value!r}" for key, value in which.items()) if isinstance(which, dict) else repr(which)
+    return f"LearnerBuilder({line.directory!r}).checkpoint({given}).build(model, valid_step=step)"
+
+
 def _checkpoint_config(content: dict[str, Any], directory: str, default: str = "latest") -> RunConfig:
     """Return the config of a run for inspecting a checkpoint, by default the newest, or of a pulled model."""
     observers = {"renderer": None, "metric_loggers": None}
@@ -196,7 +207,7 @@ def _checkpoint_line(learner: Learner[Any]) -> list[str]:
     entry = learner.loaded_checkpoint
     if entry is None:
         return []
-    return [f"checkpoint: step {entry.step}, {f'epoch {entry.epoch}' if entry.epoch else 'inside an epoch'}"]
+    return [f"checkpoint: step {entry.step}, {place_of(entry.epoch, entry.step)}"]
 
 
 def _loader(path: str) -> Any:

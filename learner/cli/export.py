@@ -64,22 +64,23 @@ def export(words: Sequence[str]) -> int:
     output = Path(line.output)
     recorder = dataclasses.replace(recorder_for(output), precision=line.precision or "full")
     check_output(output, "the name of a file")
-    _, loaded = load_run(line, "load_checkpoint and save_model give its model", "latest")
+    _, loaded = load_run(line, "save_model(path, model) writes it", "latest")
     save_model(output, loaded.model, recorder)
     print(f"{output}: {size(output.stat().st_size)}, the model of {location(loaded)} in {recorder.precision} precision")
     return 0
 
 
 def load_run(line: Namespace, call: str, which: str) -> tuple[RunConfig, LoadedCheckpoint]:
-    """Return the config of a run and its checkpoint with the model; `call`: what does it in Python."""
+    """Return the config of a run and its checkpoint with the model; `call`: a hint how the rest is done in Python."""
     directory = line.directory
     require_trust(directory, line.trust)
-    content = saved_config(directory, "is read", call=f", and {call}")
+    which = value_of(line.checkpoint or which)
+    python = f"load_checkpoint({directory!r}, {which!r}, model).model  # {call}"
+    content = saved_config(directory, "is read", call=python, same="model")
     content = apply_overrides(content, line.overrides)
     config = RunConfig({**content, "directory": directory})
     model, trainable = config.model()
-    place, which = _place(content, directory), value_of(line.checkpoint or which)
-    return config, load_checkpoint(place, which, model, trainable=trainable)
+    return config, load_checkpoint(_place(content, directory), which, model, trainable=trainable)
 
 
 def location(loaded: LoadedCheckpoint) -> str:
@@ -99,7 +100,7 @@ def export_model(words: Sequence[str]) -> int:
     parser.add_argument("--platforms", metavar="LIST", help=f"default: {','.join(inference.PLATFORMS)}")
     parser.add_argument("--format", default="jax", help="jax or onnx (default: jax)")
     line = parser.read(words)
-    config, loaded = load_run(line, "result.export gives its model", "best")
+    config, loaded = load_run(line, "after fit, result.export(path, inputs)", "best")
     output = inference.export_model(
         line.output,
         loaded.model,

@@ -74,7 +74,8 @@ def resume(words: Sequence[str]) -> int:
     require_trust(directory, line.trust)
     enter_stage("reading the config")
     with connected(process_options(line)):
-        content = saved_config(directory, "continues", options=".num_epochs(...)", call=".fit(train, valid)")
+        call = f"LearnerBuilder({directory!r}).num_epochs(...).resume().build(model, optimizer, lr).fit(train, valid)"
+        content = saved_config(directory, "continues", call=call, same="options, model, optimizer and data")
         content = apply_overrides(content, line.overrides)
         return _train(RunConfig({**content, "directory": directory, "resume": content.get("resume") or True}))
 

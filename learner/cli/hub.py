@@ -41,7 +41,7 @@ def push(words: Sequence[str]) -> int:
     if card is not None and not isinstance(card, dict):
         raise LearnerError(f"--card is {line.card!r}; it needs a mapping, such as '{{license: mit}}'", code="hub-card")
     _hide_progress_in_pipes()
-    _, loaded = load_run(line, "result.push pushes its model", "best")
+    _, loaded = load_run(line, "after fit, result.push(repository)", "best")
     address = push_model(
         line.repository,
         loaded.model,

@@ -111,7 +111,10 @@ def _shadowed(name: str) -> str:
 
 
 def _names(value: Any) -> list[str]:
-    names = [name for name in dir(value) if not name.startswith("_")]
+    """Return the names that a module or a class has, without the modules that it imports."""
+    content = vars(value) if isinstance(value, ModuleType) else {}
+    imported = {name for name, each in content.items() if isinstance(each, ModuleType)}
+    names = [name for name in dir(value) if not name.startswith("_") and name not in imported]
     return names + [module.name for module in pkgutil.iter_modules(getattr(value, "__path__", []))]
 
 

@@ -105,11 +105,14 @@ class Recipe:
         return {**arguments, **({name: getattr(seeds, name) for name in self.random} if seeds is not None else {})}
 
     def make(self, seeds: Seeds | None = None) -> Any:
-        """Create the object. Models and their parts need `seeds`."""
+        """Create the object. Models and their parts need `seeds`. A generator function stays one, because data is read
+        in each epoch, and what it returns can be read once.
+        """
         if self.checked is None:
             return self.target
-        if self.partial:
-            return functools.partial(self.target, **self.arguments(seeds))
+        if self.partial or inspect.isgeneratorfunction(self.target):
+            arguments = self.arguments(seeds)
+            return functools.partial(self.target, **arguments) if arguments or self.partial else self.target
         return self.target(**self.arguments(seeds))
 
 

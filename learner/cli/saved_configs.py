@@ -21,17 +21,22 @@ from learner.util.stages import end_stages
 FROM_PYTHON = """\
 {directory} has no config.yaml: the run was started from Python. There it {does} with
 
-    LearnerBuilder({directory!r}){options}.resume().build(model, optimizer, lr){call}
+    {call}
 
-with the same options, model, optimizer and data as before."""
+with the same {same} as before."""
 
 OF_POPULATION = """\
 {directory} has no config.yaml, as its members were trained in one program: it resumes as a whole, by {how}. To \
 evaluate or resume a member by itself, give its directory, such as {member}"""
 
 
-def saved_config(directory: str, does: str, *, options: str = "", call: str) -> dict[str, Any]:
+def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, model and step") -> dict[str, Any]:
     """Return the content of a run's `config.yaml`.
+
+    Args:
+      directory: of the run.
+      does: a verb for what the command does with the run.
+      call: the same in Python, and `same`: of what the run was started with.
 
     Raises:
       LearnerError: there is no such run, or it was started from Python; then the message shows the call.
@@ -49,7 +54,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
         raise LearnerError(_of_population(path.parent), code="run-of-population", directory=path.parent)
     if not path.exists():
         raise LearnerError(
-            FROM_PYTHON.format(directory=directory, does=does, options=options, call=call), code="run-from-python"
+            FROM_PYTHON.format(directory=directory, does=does, call=call, same=same), code="run-from-python"
         )
     if here.index == 0:
         end_stages()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from learner.data.dataset import Dataset, as_dataset, view
     from learner.data.dataset_report import DatasetReport
     from learner.data.loader import BatchIterator, DataLoader, DataLoaderBuilder
-    from learner.data.mixture import Mixture, mix
+    from learner.data.mixture import Mixture, mix, stream
     from learner.data.packing import Pack
     from learner.data.padding import Pad
     from learner.data.sharding import PerProcess
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         "read_idx",
         "stack",
         "stdlib_text",
+        "stream",
         "view",
     ]
 

@@ -31,7 +31,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     for name, array in arrays.items():
         if array.dtype.kind in "OUSMm" or array.dtype.names:
             raise LearnerError(
-                f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers{_yields(batch)}",
+                f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers: "
+                f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_yields(batch)}",
                 code="batch-dtype",
                 split=split,
             )
@@ -86,8 +87,9 @@ def _yields(batch: PyTree) -> str:
     if leaves and all(np.ndim(as_array(leaf)) for leaf in leaves):
         return ""
     hint = (
-        ". A loader yields batches: dicts (or other pytrees) of arrays [rows, ...]; of a list of items "
-        "DataLoaderBuilder().batch_size(32).build(items) makes them"
+        ". A loader yields batches: dicts (or other pytrees) of arrays [rows, ...]. Of a list of items "
+        "DataLoaderBuilder().batch_size(32).build(items) makes them, of a generator function (or another iterable) "
+        "learner.data.stream(items).batch(32)"
     )
     if not isinstance(batch, dict) or not any(isinstance(value, list) for value in batch.values()):
         return hint

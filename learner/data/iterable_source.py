@@ -270,7 +270,7 @@ class OneShotSource(StatefulSource):
             raise LearnerError(
                 f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, and it "
                 f"is needed again for {again}. Pass a loader, a list, or the generator function itself rather than its "
-                "result",
+                "result; in a config, name a function with yield, or a class with __iter__",
                 code="data-exhausted",
             )
         self._used = True

@@ -21,7 +21,7 @@ from learner.data.stream_mixture import BLOCK, EXHAUSTED, StreamMixture
 from learner.errors import LearnerError, Problem, one_error
 from learner.util.number_checks import check_int
 
-__all__ = ["mix"]
+__all__ = ["mix", "stream"]
 
 
 def mix(
@@ -96,6 +96,34 @@ def mix(
     lengths = [len(dataset) for dataset in datasets.values()]
     draws = MixtureDraws(lengths, given or list(map(Fraction, lengths)), int(size or sum(lengths)), int(seed))
     return Mixture(datasets, draws, weights is None, source_field)
+
+
+def stream(items: Any) -> StreamMixture:
+    """Return data of unknown length, which is read in order: a mixture of one stream.
+
+    Pass it to `fit` with `with_batch_size(32)`, or `stream(items).batch(32)`, which also takes a `batcher`. It resumes
+    to the bit, from the state of the items if they have one; otherwise those of the epoch are read again up to there.
+
+    Args:
+      items: an iterable of items that begins anew, or a function that returns one, such as a generator function.
+
+    Raises:
+      LearnerError: an iterator, which can be read only once, or data with a length and an index, which needs a loader.
+
+    >>> def rows():
+    ...     for number in range(3):
+    ...         yield {"x": np.float32(number)}
+    >>> [batch["x"].tolist() for batch in stream(rows).batch(2)]
+    [[0.0, 1.0], [2.0]]
+    """
+    mixture = mix({"items": items})
+    if not isinstance(mixture, StreamMixture):
+        raise LearnerError(
+            f"stream got a {type(items).__name__}, which has a length and an index: pass "
+            "DataLoaderBuilder().batch_size(32).build(items), which also shuffles",
+            code="data-stream-indexed",
+        )
+    return mixture
 
 
 class Mixture(View):

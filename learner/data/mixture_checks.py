@@ -75,8 +75,8 @@ def _dataset(name: Any, source: Any) -> "Dataset | UncheckedStream":
     if isinstance(source, Iterator) or batched:
         reason = "has batches: pass its dataset" if batched else "can be read only once"
         raise LearnerError(
-            f"a {type(source).__name__} {reason}; a mixture needs data with a length and an index, an iterable of "
-            "items that begins anew, or a function that returns one",
+            f"a {type(source).__name__} {reason}; it needs data with a length and an index, an iterable of items "
+            "that begins anew, or a function that returns one",
             code="data-mixture-stream",
             source=name,
         )

@@ -135,8 +135,8 @@ def _in_batches(data: StreamMixture, split: str, batch_size: int | None, share: 
         return data
     if batch_size is None:
         raise LearnerError(
-            f"the {split} data is a mixture of streams, which has rows but no batches: pass mixture.batch(n), or set "
-            "with_batch_size(n)",
+            f"the {split} data is a stream of items, or a mixture of such, which has no batches: pass its batch(n), or "
+            "set with_batch_size(n)",
             code="data-dataset-without-batches",
             split=split,
         )
@@ -155,7 +155,10 @@ def _loader_of(
             split=split,
         )
     builder = DataLoaderBuilder().batch_size(_own_size(batch_size, share, split))
-    return (builder if shuffle is None else builder.shuffle(shuffle)).build(data)
+    try:
+        return (builder if shuffle is None else builder.shuffle(shuffle)).build(data)
+    except LearnerError as error:
+        raise LearnerError(f"the {split} data: {error}", code=error.code, **error.fields) from error
 
 
 def _check_iterable(data: Any, split: str) -> None:

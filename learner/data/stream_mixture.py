@@ -1,4 +1,4 @@
-"""Mixtures of streams: rows drawn from data that can only be read in order, made by `mix`."""
+"""Mixtures of streams: rows drawn from data that can only be read in order, made by `mix` and `stream`."""
 
 import copy
 import logging
@@ -24,7 +24,8 @@ EXHAUSTED = ("stop", "repeat", "drop")
 
 
 class StreamMixture:
-    """Rows drawn from several streams, made by `mix`. It yields items; `batch` returns the same rows in batches.
+    """Rows drawn from several streams, made by `mix`, or from one, by `stream`. It yields items; `batch` returns the
+    same rows in batches.
 
     Attributes:
       names: of the sources.
@@ -96,6 +97,8 @@ class StreamMixture:
         """Return one line about the rows that were read up to a state of an iterator."""
         counts = {name: state["sources"][name]["total"] for name in self.names}
         total = sum(counts.values())
+        if len(counts) == 1:
+            return f"{total:,} rows of the stream"
         parts = [f"{name} {n:,} ({100 * n / max(total, 1):.2f} %)" for name, n in counts.items()]
         return f"{total:,} rows of the mixture: {', '.join(parts)}"
 
@@ -333,8 +336,8 @@ def refuse_loader(data: Any) -> Any:
     """Raise `LearnerError` for a mixture of streams, which no loader can read; return all else unchanged."""
     if isinstance(data, StreamMixture):
         raise LearnerError(
-            "a mixture of streams can only be read in order, and needs no loader: pass mixture.batch(32), or the "
-            "mixture itself with with_batch_size(32)",
+            "a stream, or a mixture of streams, can only be read in order, and needs no loader: pass its batch(32), or "
+            "the stream itself with with_batch_size(32)",
             code="data-mixture-of-streams-loader",
         )
     return data

@@ -9,9 +9,10 @@ import contextlib
 import copy
 import functools
 import inspect
+import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from learner.errors import LearnerError
+from learner.util.code_location import code_location
 from learner.util.executables import share
 from learner.util.optional import is_instance_of
 from learner.util.text import first_line, join_names
@@ -265,7 +267,9 @@ class Linen:
     Attributes:
       module: the `flax.linen.Module`.
       variables: its variables, `{"params": ..., "batch_stats": ...}`.
-      rngs: the names of the random streams that the module uses, besides `params`.
+      rngs: the names of the random streams that the module draws from, such as `("dropout", "noise")`. In a step, also
+        of a validation or a prediction, each call gets a key of its own for each of them; elsewhere, pass them to the
+        call.
       train: whether a train step is running.
 
     >>> import flax.linen as nn
@@ -273,9 +277,16 @@ class Linen:
     >>> model = Linen(module, module.init(jax.random.key(0), jnp.ones((1, 3))))
     >>> model(jnp.ones((4, 3))).shape
     (4, 2)
+
+    >>> class Noisy(nn.Module):
+    ...     def __call__(self, x):
+    ...         return x + jax.random.normal(self.make_rng("noise"), x.shape)
+    >>> noisy = Linen(Noisy(), {"params": {}}, rngs=("noise",))
+    >>> noisy(jnp.zeros((4, 3)), rngs={"noise": jax.random.key(0)}).shape
+    (4, 3)
     """
 
-    def __init__(self, module: Any, variables: Any, rngs: tuple[str, ...] = ("dropout",)):
+    def __init__(self, module: Any, variables: Any, rngs: Sequence[str] = ("dropout",)):
         import flax.core
 
         if "params" not in variables:
@@ -285,27 +296,55 @@ class Linen:
             )
         self.module = module
         self.variables: dict[str, Any] = dict(flax.core.unfreeze(variables))
-        self.rngs = rngs
+        self.rngs = (rngs,) if isinstance(rngs, str) else tuple(rngs)
         self.train = False
         self._axis: str | None = None
         self._synced = False
         self._key: Array | None = None
         self._calls = 0
 
-    def __call__(self, *args: Any, method: Any = None, **kwargs: Any) -> Any:
-        """Call `module.apply` with the variables, and with random streams while training."""
-        rngs = {}
+    def __call__(self, *args: Any, method: Any = None, rngs: Any = None, **kwargs: Any) -> Any:
+        """Call `module.apply` with the variables, in a step with its random streams, and with those in `rngs`."""
+        given = rngs if isinstance(rngs, Mapping) else {} if rngs is None else {"params": rngs}  # as flax reads a key
+        streams: dict[str, Array] = {}
         if self._key is not None:
             key = jax.random.fold_in(self._key, self._calls)
-            rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(self.rngs)}
+            streams = {name: jax.random.fold_in(key, i) for i, name in enumerate(self.rngs)}
         self._calls += 1
-        if not self.train:
-            return self.module.apply(self.variables, *args, rngs=rngs, method=method, **kwargs)
-        mutable = [name for name in self.variables if name != "params"]
-        with _batch_norm_over(self._axis, self._met):
-            out, changed = self.module.apply(self.variables, *args, rngs=rngs, mutable=mutable, method=method, **kwargs)
+        apply = partial(self.module.apply, self.variables, *args, rngs={**streams, **given}, method=method)
+        with self._refusing_missing_streams():
+            if not self.train:
+                return apply(**kwargs)
+            mutable = [name for name in self.variables if name != "params"]
+            with _batch_norm_over(self._axis, self._met):
+                out, changed = apply(mutable=mutable, **kwargs)
         self.variables = {**self.variables, **changed}
         return out
+
+    @contextlib.contextmanager
+    def _refusing_missing_streams(self) -> Iterator[None]:
+        """Raise `LearnerError` with the remedy where the module draws from a random stream that it did not get."""
+        from flax.errors import InvalidRngError
+
+        try:
+            yield
+        except InvalidRngError as error:
+            found = re.search(r'needs PRNG for "(.+?)"', str(error))
+            if found is None:
+                raise
+            name = found[1]
+            named = tuple(dict.fromkeys((*self.rngs, name)))
+            remedy = (
+                f"outside of a step, pass it to the call: model(x, rngs={{{name!r}: jax.random.key(0)}})"
+                if self._key is None
+                else f"name it where the model is made, and each step gets it: Linen(module, variables, rngs={named})"
+            )
+            raise LearnerError(
+                f"{type(self.module).__name__} draws from the random stream {name!r} ({code_location(error)}), which "
+                f"it did not get; {remedy}",
+                code="model-linen-stream",
+                name=name,
+            ) from error
 
     def _met(self) -> None:
         self._synced = True

@@ -81,9 +81,9 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
       learner report runs/a
     >>> print(*following({**saved, "artifacts": []}, "runs/a"), sep="\\n")
     next:
-      learner.evaluate(data)
-      builder.num_epochs(6).resume()
-      learner report runs/a
+      learner.evaluate(data)          # in Python
+      builder.num_epochs(6).resume()  # in Python
+      learner report runs/a           # in a shell
     """
     if directory is None:
         return []
@@ -107,7 +107,17 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
         commands.append(f"learner resume {path}" if has_config else "builder.resume()")
     if importlib.util.find_spec("plotly") is not None:  # advice that this installation can follow
         commands.append(f"learner report {path}")
-    return ["next:", *(f"  {command}" for command in commands)] if commands else []
+    return ["next:", *(f"  {command}" for command in _with_places(commands))] if commands else []
+
+
+def _with_places(commands: list[str]) -> list[str]:
+    """Return the commands with a comment where to type each, if some of them are Python."""
+    is_shell = [command.startswith("learner ") for command in commands]
+    if all(is_shell):
+        return commands
+    width = max(map(len, commands))
+    words = ["in a shell" if each else "in Python" for each in is_shell]
+    return [f"{command:<{width}}  # {word}" for command, word in zip(commands, words, strict=True)]
 
 
 def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
@@ -123,9 +133,9 @@ def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] 
     directory: runs/a
     checkpoints: checkpoint/135 (epoch 3)
     next:
-      learner.evaluate(data)
-      builder.num_epochs(6).resume()
-      learner report runs/a
+      learner.evaluate(data)          # in Python
+      builder.num_epochs(6).resume()  # in Python
+      learner report runs/a           # in a shell
     """
     return aligned(table(summary)) + endings(summary, directory)
 
@@ -150,7 +160,15 @@ def _text(point: Mapping[str, Any] | None) -> str:
     return short(decode(point["value"])) if point else "-"
 
 
+def place_of(epoch: int | None, step: int | None) -> str:
+    """Return the place of a checkpoint among the epochs.
+
+    >>> place_of(3, 135), place_of(None, 140), place_of(None, 0)
+    ('epoch 3', 'inside an epoch', 'before the first epoch')
+    """
+    return f"epoch {epoch}" if epoch else "before the first epoch" if step == 0 else "inside an epoch"
+
+
 def _checkpoint(entry: Mapping[str, Any]) -> str:
-    where = "inside an epoch" if entry["epoch"] is None else f"epoch {entry['epoch']}"
-    marks = [where] + [name for name, value in entry.items() if value is True]
+    marks = [place_of(entry["epoch"], entry.get("step"))] + [name for name, value in entry.items() if value is True]
     return printable(f"{entry['path']} ({', '.join(marks)})")

@@ -53,7 +53,7 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
         if size and crc is not None and checksum(directory / path, size) != crc:
             raise LearnerError(
                 f"{directory / path} has other bytes than the run wrote: it was changed since then, so the run cannot "
-                "resume from there; allow=('logs',) continues with what is there",
+                "resume from there; resume(allow='logs') or --resume.allow=logs continues with what is there",
                 code="resume-log-changed",
                 file=directory / path,
             )
@@ -235,7 +235,8 @@ def _size(file: Path) -> int:
 def _too_short(file: Path, actual: str, needed: str, when: str = "the checkpoint was saved") -> LearnerError:
     return LearnerError(
         f"{file} has {actual}, but had {needed} when {when}: "
-        "it was changed since then, so the run cannot resume from there; allow=('logs',) continues without that part",
+        "it was changed since then, so the run cannot resume from there; resume(allow='logs') or --resume.allow=logs "
+        "continues without that part",
         code="resume-log-changed",
         file=file,
     )

@@ -104,6 +104,10 @@ def _no_best_model() -> Any:
     )
 
 
+FEWEST = 3
+"""Members from which on a table shows the interval of their mean: that of two is 18 standard deviations wide."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Spread:
     """The statistics of a metric over members that differ in one value only, such as the seed.
@@ -164,12 +168,13 @@ class PopulationSummary(Sequence[Spread]):
 
     def __repr__(self) -> str:
         names = list(self._rows[0].values)
-        table = [[*names, "members", self.key, "std", "95 % interval"]]
+        shows = any(row.count >= FEWEST for row in self._rows)
+        table = [[*names, "members", self.key, "std", *["95 % interval"] * shows]]
         for row in self._rows:
-            interval = "" if math.isnan(row.low) else f"{short(row.low)} to {short(row.high)}"
+            interval = f"{short(row.low)} to {short(row.high)}" if row.count >= FEWEST else ""
             std = "" if math.isnan(row.std) else short(row.std)
             mean = short(row.mean) if row.count else "-"
-            table.append([*(_cell(row.values[n]) for n in names), str(row.count), mean, std, interval])
+            table.append([*(_cell(row.values[n]) for n in names), str(row.count), mean, std, *[interval] * shows])
         return "\n".join(aligned(table))
 
 

@@ -105,8 +105,9 @@ def restore(
         notes.append(f"the optimizer is another one than before: {ALLOWED['optimizer']}")
     problems = [line for lines in differing_in.values() for line in lines]
     if problems:
-        fresh = "" if differing_in["model"] else "; allow=('optimizer',) begins with a new state of the optimizer"
-        problems = [difference_text(problems, f"the checkpoint {store.path(entry.step)}") + fresh]
+        fresh = "; resume(allow='optimizer') or --resume.allow=optimizer begins with a new state of the optimizer"
+        what = difference_text(problems, f"the checkpoint {store.path(entry.step)}")
+        problems = [what if differing_in["model"] else what + fresh]
     problems += differing(progress)
     if problems:
         raise one_error(problems, "the run cannot resume", code="resume-differs")

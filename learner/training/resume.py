@@ -184,14 +184,15 @@ def differences(
     if changed and position.pending != "epoch" and "data" not in allow:
         problems.append(
             f"{where}, and its position means other rows now: {'; '.join(changed)}. Resume with the data of before, "
-            f"from the end of an epoch with checkpoint(epoch), or with allow=('data',): {ALLOWED['data']}"
+            "from the end of an epoch with checkpoint(epoch), or with resume(allow='data') or --resume.allow=data: "
+            f"{ALLOWED['data']}"
         )
     names_before, names = before["settings"].get("metrics"), fingerprint["settings"]["metrics"]
     if names_before != names and position.pending != "epoch" and "metrics" not in allow:
         problems.append(
             f"{where}, with the metrics {_listed(names_before)} of the train split in flight, and now there are "
-            f"{_listed(names)}. Go on with those of before, from the end of an epoch, or with allow=('metrics',): "
-            f"{ALLOWED['metrics']}"
+            f"{_listed(names)}. Go on with those of before, from the end of an epoch, or with resume(allow='metrics') "
+            f"or --resume.allow=metrics: {ALLOWED['metrics']}"
         )
     return problems
 

@@ -288,6 +288,13 @@ class Tracing:
                 "and leave out float(x), int(x), x.item(), and np functions of x",
                 code="step-needs-value",
             ) from error
+        if isinstance(error, RuntimeError) and "requires a key" in str(error):  # of Equinox
+            raise LearnerError(
+                f"{self._name} runs a layer that needs a random key ({code_location(error)}): {error} Let the step "
+                "take a third argument, (model, batch, rng), and pass the model a key for each row: "
+                "jax.random.split(rng, len(x))",
+                code="step-needs-key",
+            ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
         which = f"{which} ({listed(self._batch())})"
         if not _may_be_of_shapes(error):

@@ -38,6 +38,13 @@ def test_what_is_not_there(importable, path, code, shown):
         import_path(path, "model")
 
 
+def test_imported_modules_are_no_suggestions(importable):
+    (importable / "mine.py").write_text("import numpy as np\n\ndef rows(): return 1\n")
+    with raises_code("config-name-missing", "there are: 'rows'") as raised:
+        import_path("mine.nope", "train")
+    assert "'np'" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("source", "shown"),
     [

@@ -263,7 +263,7 @@ def test_a_config_that_lost_something_is_mended(learner, trained, left):
 def test_what_is_allowed_when_a_run_goes_on(learner, trained):
     code, _, err = learner("resume", "run", "--num_epochs=3", "--optimizer=Adam")
     assert code == 2
-    assert "allow=('optimizer',)" in err
+    assert "resume(allow='optimizer') or --resume.allow=optimizer" in err
     assert learner("resume", "run", "--num_epochs=3", "--optimizer=Adam", "--resume.allow=optimizer")[0] == 0
     assert "resume" not in saved()
     assert learner("resume", "run", "--num_epochs=4", "--resume.allow=[metrics, logs]")[0] == 0
@@ -288,12 +288,22 @@ def test_resume_of_a_directory_that_was_moved(learner, trained):
     assert not os.path.exists("run")
 
 
+EVALUATED = "LearnerBuilder('run').checkpoint(%s).build(model, valid_step=step)"
+
+
 @pytest.mark.parametrize(
     ("command", "call"),
     [
-        (["resume", "run"], ".num_epochs(...).resume().build(model, optimizer, lr).fit(train, valid)"),
-        (["evaluate", "run"], ".resume().build(model, optimizer, lr).evaluate(valid)"),
-        (["predict", "run", "x.npz", "-o", "y.npz"], ".resume().build(model, optimizer, lr).predict(data)"),
+        (
+            ["resume", "run"],
+            "LearnerBuilder('run').num_epochs(...).resume().build(model, optimizer, lr).fit(train, valid)",
+        ),
+        (["evaluate", "run"], EVALUATED % "'latest'" + ".evaluate(valid)"),
+        (["evaluate", "run", "--checkpoint=best"], EVALUATED % "'best'" + ".evaluate(valid)"),
+        (["evaluate", "run", "--checkpoint.step=6"], EVALUATED % "step=6" + ".evaluate(valid)"),
+        (["evaluate", "run", "--split=test"], EVALUATED % "'best'" + ".evaluate(valid, split='test')"),
+        (["predict", "run", "x.npz", "-o", "y.npz", "--checkpoint=2"], EVALUATED % 2 + ".predict(data)"),
+        (["export", "run", "-o", "x.safetensors"], "load_checkpoint('run', 'latest', model).model"),
     ],
 )
 def test_a_run_from_python_says_so_and_shows_the_call(learner, trained, command, call):
@@ -302,7 +312,7 @@ def test_a_run_from_python_says_so_and_shows_the_call(learner, trained, command,
     code, _, err = learner(*command)
     assert code == 2
     assert "run has no config.yaml: the run was started from Python" in err
-    assert f"LearnerBuilder('run'){call}" in err
+    assert f"\n    {call}" in err
 
 
 @pytest.mark.parametrize(

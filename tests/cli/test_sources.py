@@ -4,6 +4,7 @@ import yaml
 
 from learner.cli.sources import source, sources
 from learner.config.mappings import yaml_text
+from learner.data.source import source_of
 from learner.errors import LearnerError
 from tests.support.codes import named_case, raises_code
 
@@ -37,6 +38,19 @@ def test_data_as_they_are(importable):
     made = source("mymodule.batches", "train", 0)
     assert len(made.make()) == 3
     assert made.config() == {"class_path": "mymodule.batches"}
+
+
+def test_a_generator_function_is_read_anew_in_each_epoch(importable):
+    (importable / "streams.py").write_text(
+        "import numpy as np\n\ndef rows(count: int = 3):\n    yield from ({'x': np.full(3, i)} for i in range(count))\n"
+    )
+    given = {"class_path": "streams.rows", "init_args": {"count": 2}}
+    for said, expected in (("streams.rows", [0, 1, 2]), (given, [0, 1])):
+        made = source_of(source(said, "train", 0).make(), "train")
+        assert [[int(row["x"][0]) for row in made.open(epoch)] for epoch in (1, 2)] == [expected] * 2
+    made = source({"class_path": "stream", "init_args": {"items": given}}, "train", 0)
+    assert [batch["x"].shape for _ in range(2) for batch in made.make().batch(2)] == [(2, 3)] * 2
+    assert made.config() == {"class_path": "stream", "init_args": {"items": given}}
 
 
 @pytest.mark.parametrize(("path", "reader"), [("nope.npz", "numpy_arrays"), ("data/nope.csv.gz", "csv")])

@@ -222,6 +222,19 @@ def test_what_is_no_data_is_an_error_that_says_what_is_needed(data, code, values
         source_of(data, "train")
 
 
+@pytest.mark.parametrize(
+    ("arrays", "code"),
+    [
+        ({"x": np.zeros((0, 2))}, "data-dataset-empty"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, "data-arrays-axes-differ"),
+        ({}, "data-arrays-missing"),
+    ],
+)
+def test_arrays_that_are_no_rows_are_named_with_their_split(arrays, code):
+    with raises_code(code, "the valid-b data: an ArrayDataset"):
+        source_of(arrays, "valid-b", batch_size=2)
+
+
 @pytest.mark.parametrize("empty", [[], (), lambda: iter([]), iter([])], ids=["list", "tuple", "function", "iterator"])
 def test_an_empty_loader_is_an_error(empty):
     with raises_code("data-without-batches", "valid"):

@@ -7,7 +7,7 @@ import grain
 import numpy as np
 import pytest
 
-from learner.data import DataLoaderBuilder, mix, stack
+from learner.data import DataLoaderBuilder, mix, stack, stream
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
 from tests.data.test_hugging_face import Stream
@@ -233,6 +233,25 @@ def test_batches():
     data = mix({"a": Rows(0, 5)})
     assert [batch["x"].tolist() for batch in data.batch(2, drop_last=True)] == [[0, 1], [2, 3]]
     assert list(data.batch(3, lambda rows: stack(rows)["x"].sum())) == [3, 7]
+
+
+@pytest.mark.parametrize("items", [generator, Rows(100, 30)])
+def test_a_stream_has_its_rows_in_batches_and_resumes(items):
+    whole = with_states(kept(stream(items), batch_size=4), epoch=1)
+    assert [rows for rows, _ in whole] == [list(range(at, min(at + 4, 130))) for at in range(100, 130, 4)]
+    again = kept(stream(items).batch(4))
+    warned = []
+    assert with_states(again, epoch=1, start=3, state=whole[2][1], warn=warned.append) == whole[3:]
+    assert "12 rows of epoch 1 are read again" in warned[0]
+    assert [rows for rows, _ in with_states(again, epoch=2)] == [rows for rows, _ in whole]  # anew
+    assert stream(items).describe_state(iter_state(stream(items), 12)) == "12 rows of the stream"
+
+
+def test_what_is_no_stream():
+    with raises_code("data-mixture-stream", "generator", "a function that returns one"):
+        stream(generator())
+    with raises_code("data-stream-indexed", "list", "DataLoaderBuilder()"):
+        stream([item(1)])
 
 
 # -- wrong input -------------------------------------------------------------------------------------------------------

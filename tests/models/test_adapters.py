@@ -285,6 +285,35 @@ def test_linen_calls_draw_apart():
     np.testing.assert_array_equal(model(jnp.ones((64,))), one)
 
 
+class LinenNoise(nn.Module):
+    def __call__(self, x):
+        return x + jax.random.normal(self.make_rng("noise"), x.shape)
+
+
+def test_a_linen_stream_that_is_missing_is_named_with_the_remedy():
+    given = Linen(LinenNoise(), {"params": {"unused": jnp.ones(())}})
+    adapter = adapter_of(given)
+    for train in (True, False):
+        running = adapter.merge(adapter.params, adapter.model_state, KEY, train=train)
+        with raises_code("model-linen-stream", "LinenNoise", __file__, "rngs=('dropout', 'noise')", name="noise"):
+            running(jnp.ones((4,)))
+        assert running(jnp.ones((4,)), rngs={"noise": KEY}).shape == (4,)
+    with raises_code("model-linen-stream", "model(x, rngs={'noise': jax.random.key(0)})", name="noise"):
+        given(jnp.ones((4,)))
+
+
+def test_linen_streams_that_are_given_to_a_call():
+    given, x = Linen(LinenNoise(), {"params": {"unused": jnp.ones(())}}, "noise"), jnp.ones((4,))
+    drawn = given.module.apply(given.variables, x, rngs={"noise": KEY})
+    np.testing.assert_array_equal(given(x, rngs={"noise": KEY}), drawn)
+    np.testing.assert_array_equal(given(x, rngs=KEY), given.module.apply(given.variables, x, rngs=KEY))
+    adapter = adapter_of(given)
+    for train in (True, False):
+        running = adapter.merge(adapter.params, adapter.model_state, KEY, train=train)
+        assert not np.array_equal(running(x), drawn)
+        np.testing.assert_array_equal(running(x, rngs={"noise": KEY}), drawn)
+
+
 # -- what is differentiated --------------------------------------------------------------------------------------------
 
 

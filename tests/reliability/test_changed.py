@@ -126,7 +126,7 @@ def test_other_metrics_inside_an_epoch(inside):
     message = str(error.value)
     assert f"step {STEPS + 2} lies inside epoch 2" in message
     assert "with the metrics Loss of the train split in flight, and now there are Last Row, Loss" in message
-    assert "allow=('metrics',)" in message
+    assert "resume(allow='metrics') or --resume.allow=metrics" in message
     assert tree_of(inside) == before
 
 
@@ -165,7 +165,7 @@ def test_several_differences_are_one_error(inside):
 def test_another_optimizer_that_is_allowed(one_epoch):
     with raises_code("resume-differs") as error:
         build_line(saving(one_epoch).resume(), optimizer=optax.adam).fit(batches(), valid_data())
-    assert "allow=('optimizer',)" in str(error.value)
+    assert "resume(allow='optimizer') or --resume.allow=optimizer" in str(error.value)
     builder = saving(one_epoch).resume(allow=("optimizer", "metrics"))
     result = build_line(builder, 0.01, optax.adam).fit(batches(), valid_data())
     params, optimizer = by_hand(0.05), optax.adam(0.01)
@@ -202,7 +202,7 @@ def test_logs_that_lost_something(inside, lost):
     before = tree_of(inside)
     with raises_code(LOST[lost], file=str(inside / lost)) as error:
         build_line(saving(inside).resume()).fit(batches(), valid_data())
-    assert "allow=('logs',)" in str(error.value)
+    assert "resume(allow='logs') or --resume.allow=logs" in str(error.value)
     of_starts = ("experiment.log", "journal.jsonl")
     after = tree_of(inside)
     assert [path for path in {*before, *after} if before.get(path) != after.get(path) and path not in of_starts] == []

@@ -21,9 +21,9 @@ SUMMARY = [
     "directory: runs/a",
     "checkpoints: checkpoint/45 (epoch 1, best)",
     "next:",
-    "  learner.evaluate(data)",
-    "  builder.num_epochs(4).resume()",
-    "  learner report runs/a",
+    "  learner.evaluate(data)          # in Python",
+    "  builder.num_epochs(4).resume()  # in Python",
+    "  learner report runs/a           # in a shell",
 ]
 
 

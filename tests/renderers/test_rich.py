@@ -59,9 +59,9 @@ def test_a_run_leaves_a_table_and_no_bar(make, out, play, summary):
         "directory: runs/a",
         "checkpoints: checkpoint/45 (epoch 1, best)",
         "next:",
-        "  learner.evaluate(data)",
-        "  builder.num_epochs(4).resume()",
-        "  learner report runs/a",
+        "  learner.evaluate(data)          # in Python",
+        "  builder.num_epochs(4).resume()  # in Python",
+        "  learner report runs/a           # in a shell",
         "",
     ]
 

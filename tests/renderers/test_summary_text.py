@@ -59,8 +59,22 @@ def test_what_to_do_next():
     ]
     for changes, expected in cases:
         with named_case((changes, expected)):
-            shown = [f"  {command}" for command in (*expected, "learner report runs/a")]
-            assert following(RUN | changes, "runs/a") == ["next:", *shown]
+            shown = following(RUN | changes, "runs/a")
+            assert (shown[0], [line.partition("#")[0].strip() for line in shown[1:]]) == (
+                "next:",
+                [*expected, "learner report runs/a"],
+            )
+
+
+def test_where_to_type_it():
+    """A run from Python continues in Python, and its report is a command of a shell."""
+    assert following(RUN | PYTHON, "runs/a")[1:] == [
+        "  learner.evaluate(data)           # in Python",
+        "  builder.num_epochs(40).resume()  # in Python",
+        "  learner report runs/a            # in a shell",
+    ]
+    assert not any("#" in line for line in following(RUN, "runs/a"))
+    assert not any("#" in line for line in following(RUN | PYTHON | {"checkpoints": []}, "runs/a"))
 
 
 def test_only_what_is_installed_is_advised(monkeypatch):

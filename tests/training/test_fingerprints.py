@@ -109,7 +109,7 @@ def test_other_data_inside_an_epoch_is_refused(inside, what):
     with pytest.raises(LearnerError) as error:
         adam(saving(inside).resume()).fit(make(), valid_data())
     assert text in str(error.value)
-    assert "allow=('data',)" in str(error.value)
+    assert "resume(allow='data') or --resume.allow=data" in str(error.value)
     assert not any(entry.get("resumed") for entry in journal_of(inside))
 
 

@@ -34,7 +34,7 @@ from learner.strategies import Sharded
 from learner.training import assembly, population_checks
 from learner.training.dispatch_plan import planned
 from learner.training.population import population_of
-from learner.training.population_result import PopulationResult, Spread
+from learner.training.population_result import PopulationResult, PopulationSummary, Spread
 from learner.training.preflight import read_checked
 from learner.training.selection import Exploit
 from tests.support.codes import raises_code
@@ -257,7 +257,7 @@ def test_statistics(four):
     table = result.table().splitlines()
     assert len(table) == 5
     assert table[0].split()[:4] == ["member", "lr", "momentum", "seed"]
-    assert "95 % interval" in repr(summary)
+    assert "95 % interval" not in repr(summary)  # of two members
     with raises_code("population-metric-unknown", key="valid/Acc"):
         result.best("valid/Acc")
     with raises_code("population-summary-over", over="sed"):
@@ -272,6 +272,19 @@ def test_interval_of_five_seeds():
     assert (spread.count, spread.mean) == (5, 3.0)
     assert spread.high - 3 == pytest.approx(2.776445 * np.sqrt(2.5) / np.sqrt(5), rel=1e-6)
     assert np.isnan(Spread.of({}, [1.0]).low)
+
+
+def test_a_table_has_intervals_from_three_members_on():
+    rows = [Spread.of({"lr": 0.1}, [0.5, 0.75, 1.0]), Spread.of({"lr": 0.2}, [0.5, 0.75])]
+    assert repr(PopulationSummary("valid/Loss", "seed", rows)).splitlines() == [
+        "lr   members  valid/Loss     std   95 % interval",
+        "0.1        3        0.75    0.25  0.129 to 1.371",
+        "0.2        2       0.625  0.1768",
+    ]
+    assert repr(PopulationSummary("valid/Loss", "seed", rows[1:])).splitlines() == [
+        "lr   members  valid/Loss     std",
+        "0.2        2       0.625  0.1768",
+    ]
 
 
 def test_a_member_evaluates_and_predicts(four):

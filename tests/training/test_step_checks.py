@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -355,6 +356,17 @@ def test_a_step_that_needs_a_value_gets_the_functions_that_do_not(looks):
         checked(lambda m, b: Own(loss_of(m) * looks(loss_of(m))))
     assert f"({__file__}, line {looks.__code__.co_firstlineno})" in str(raised.value)
     assert "state" not in str(raised.value)
+
+
+def test_a_layer_of_equinox_that_needs_a_key():
+    given = {"w": line(3, 3)["w"], "drop": equinox.nn.Dropout(0.5)}
+
+    def step(model, batch):
+        return Own(model["drop"](batch["x"] @ model["w"]).sum())
+
+    with raises_code("step-needs-key", "train_step", __file__, "(model, batch, rng)", "jax.random.split(rng, len(x))"):
+        checked(step, given=given)
+    assert checked_valid(step, given=given) == []  # in eval mode it needs none
 
 
 def test_layers_of_flax_that_do_not_fit_the_data():
