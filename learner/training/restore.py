@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, stored_leaves, to_items
-from learner.checkpoint.load import evaluated_params, paths_in_model
+from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, to_items
+from learner.checkpoint.load import evaluated_item, paths_in_model
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, one_error
@@ -94,9 +94,9 @@ def restore(
     begun = dict(needed["optim"]["extra"])
     saved = store.shapes(entry.step, ["model", "optim"])
     new = _adopt_loss_scale(needed, saved["optim"])
-    model = needed["model"]
+    own_model = needed["model"]
     if only_evaluated is not None:
-        needed["model"] = _regrouped(model, saved["model"], only_evaluated)
+        needed["model"] = _regrouped(own_model, saved["model"], only_evaluated)
     differing_in = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
     notes = []
     is_other = bool(differing_in["optim"])
@@ -113,14 +113,15 @@ def restore(
         raise one_error(problems, "the run cannot resume", code="resume-differs")
     items = store.restore(entry.step, needed)
     if only_evaluated is not None:
-        items["model"] = _regrouped(items["model"], model, only_evaluated)
+        model = items["model"]
+        if is_other and has_eval_params(saved["optim"].get("opt_state") or {}):
+            params = _evaluated(model["params"], store, entry, saved["optim"], shapes.step.sharding)
+            model = {**model, "params": params}
+        items["model"] = _regrouped(model, own_model, only_evaluated)
     if "optim" in items:
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
-    state = dataclasses.replace(from_items(items, shapes), rng=key)
-    if is_other and only_evaluated is not None:
-        state = _with_eval_params(state, store, entry, saved["optim"])
-    state = filled(state)
+    state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
     if (step := int(np.max(state.step))) != progress.get("state_step", entry.step):
         raise LearnerError(
             f"the checkpoint {store.path(entry.step)} is of step {step}, not of {entry.step}",
@@ -154,24 +155,31 @@ def _regrouped(item: Mapping[str, Any], like: Mapping[str, Any], kind: str) -> d
     return regrouped
 
 
-def _with_eval_params(state: TrainState, store: CheckpointStore, entry: Entry, saved: Mapping[str, Any]) -> TrainState:
-    """Return a state with the parameters that a checkpoint is evaluated with, such as averages, as its own. `state` has
-    those that it trains, and `saved` is its item `optim` as shapes.
+def _evaluated(
+    params: dict[str, Any], store: CheckpointStore, entry: Entry, saved: Mapping[str, Any], replicated: Any
+) -> dict[str, Any]:
+    """Return the parameters that a checkpoint is evaluated with, such as averages, by path.
+
+    Args:
+      params: of the checkpoint, placed.
+      store: of the checkpoint.
+      entry: the checkpoint.
+      saved: the shapes of its item `optim`. Its arrays are placed as the parameters that they belong to.
+      replicated: the sharding of the others.
     """
-    if not has_eval_params(saved.get("opt_state") or {}):
-        return state
-    params, replicated = stored_leaves(state.params), state.step.sharding
 
     def placed(name: str, x: Any) -> Any:
-        """Place an array of the optimizer as the parameter that it belongs to."""
         of = next((p for path, p in params.items() if name.endswith(f".{path}") and p.shape == x.shape), None)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated if of is None else of.sharding)
 
     needed = {part: {name: placed(name, x) for name, x in leaves.items()} for part, leaves in saved.items()}
     opt_state = store.restore(entry.step, {"optim": needed})["optim"]["opt_state"]
-    shardings = jax.tree.map(lambda x: x.sharding, state.params)
-    evaluated = jax.jit(evaluated_params, out_shardings=shardings)(state.params, opt_state)
-    return dataclasses.replace(state, params=evaluated)
+
+    def evaluated(params: dict[str, Any], opt_state: dict[str, Any]) -> dict[str, Any]:
+        return dict(evaluated_item({"params": params}, opt_state)["params"])
+
+    shardings = {path: x.sharding for path, x in params.items()}
+    return dict(jax.jit(evaluated, out_shardings=shardings)(params, opt_state))
 
 
 def restore_newest(
