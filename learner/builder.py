@@ -687,8 +687,8 @@ class LearnerBuilder:
         Args:
           what: `"raise"` (default): `fit` raises `NonFiniteError`, which names the step. `"stop"`: `fit` returns the
             result so far, with the parameters before that step. `"skip"`: the step changes neither the parameters nor
-            the optimizer's state, and the run continues. `"ignore"`: nothing is checked. The branch that `"stop"` and
-            `"skip"` put around the update may change last bits.
+            the optimizer's state, counts in no mean of the epoch, and the run continues. `"ignore"`: nothing is
+            checked. The branch that `"stop"` and `"skip"` put around the update may change last bits.
           in_a_row: the number of consecutive such steps that end the run with the error under `"skip"`.
         """
         return self._set(

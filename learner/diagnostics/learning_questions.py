@@ -82,7 +82,7 @@ def label_shuffle(trial: CheckTrial) -> Finding:
             state, loss = trial.train(state, _with_rows(batch, labels, rng) if shuffled else batch)
             losses.append(loss)
         outputs = [trial.evaluate(state, batch, jnp.int32(0)) for batch in held_out]
-        weights = [float(weight_of(output, batch)) for output, batch in zip(outputs, held_out, strict=True)]
+        weights = [float(weight_of(output, rows_of(batch))) for output, batch in zip(outputs, held_out, strict=True)]
         return remaining(losses), float(np.average([float(output.loss) for output in outputs], weights=weights))
 
     (left, loss), (_, of_shuffled) = loss_after(False), loss_after(True)

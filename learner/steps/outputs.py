@@ -28,7 +28,7 @@ class Output(types.SimpleNamespace):
     Attributes:
       loss: scalar, the mean over the rows of the batch.
       weight: how many rows (or tokens) the mean is over. Left out: the rows of the batch.
-      mask: `[batch]` of 0 and 1. Left out: every row counts.
+      mask: `[batch]` of 0 and 1. Left out: every row counts. With a mask, `weight` is needed.
 
     >>> out = Output(jnp.float32(1.5), reconstruction=jnp.float32(1.2), kl=jnp.float32(0.3))
     >>> print(out.loss, out.kl)
@@ -60,8 +60,9 @@ class ClassificationOutput:
       loss: scalar, the mean cross-entropy over the rows.
       logits: `[batch, classes]`, unnormalised scores.
       targets: `[batch]`, integer labels.
-      weight: how many rows the mean is over.
-      mask: `[batch]` of 0 and 1, or `None` when every row counts.
+      weight: how many rows the mean is over, or the sum of their weights.
+      mask: `[batch]` of 0 and 1, or weights of the rows in the loss; `None` when every row counts. Metrics count a row
+        once if its mask is not 0.
     """
 
     loss: Array
@@ -102,8 +103,8 @@ class MultiLabelOutput:
       loss: scalar, the binary cross-entropy, mean over rows and labels.
       logits: `[batch, labels]`.
       targets: `[batch, labels]` of 0 and 1.
-      weight: how many rows the mean is over.
-      mask: `[batch]` of 0 and 1, or `None`.
+      weight: how many rows the mean is over, or the sum of their weights.
+      mask: `[batch]` of 0 and 1, or weights; `None` when every row counts. See `ClassificationOutput`.
     """
 
     loss: Array
@@ -141,8 +142,8 @@ class RegressionOutput:
       loss: scalar, the mean squared error over rows and their values.
       predictions: `[batch, ...]`.
       targets: same shape as `predictions`.
-      weight: how many rows the mean is over.
-      mask: `[batch]` of 0 and 1, or `None`.
+      weight: how many rows the mean is over, or the sum of their weights.
+      mask: `[batch]` of 0 and 1, or weights; `None` when every row counts. See `ClassificationOutput`.
     """
 
     loss: Array
@@ -182,7 +183,7 @@ class SequenceOutput:
       logits: `[batch, length, classes]`.
       targets: `[batch, length]`, integer labels.
       weight: how many tokens the mean is over.
-      mask: `[batch, length]` of 0 and 1, or `None` when every token counts.
+      mask: `[batch, length]` of 0 and 1, or weights; `None` when every token counts. See `ClassificationOutput`.
     """
 
     loss: Array
@@ -229,7 +230,7 @@ class SegmentationOutput:
       logits: `[batch, height, width, ..., classes]`.
       targets: `[batch, height, width, ...]`, integer labels.
       weight: how many pixels the mean is over.
-      mask: of 0 and 1, in the targets' shape; `None` when every pixel counts.
+      mask: of 0 and 1, or weights, in the targets' shape; `None` when every pixel counts. See `ClassificationOutput`.
     """
 
     loss: Array
@@ -314,21 +315,24 @@ class GeneratedOutput:
         return cls(loss, predictions, targets, weight, mask, prediction_mask)
 
 
-def weighted_mean(values: Array, mask: Array | None) -> tuple[Array, Array]:
-    """Return the mean of `values` over the entries that `mask` (same shape, 0 and 1) keeps, and their number; (0, 0) if
-    it keeps none.
+def weighted_mean(values: Array, weights: Array | None) -> tuple[Array, Array]:
+    """Return the mean of `values`, each with its weight (same shape, such as a mask of 0 and 1), and the sum of the
+    weights; (0, 0) if that is 0.
 
-    Masked values may be NaN: they count neither here nor in the gradient.
+    Values with the weight 0 may be NaN: they count neither here nor in the gradient.
 
     >>> weighted_mean(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([1, 0, 1]))
     (Array(2., dtype=float32), Array(2., dtype=float32))
+    >>> weighted_mean(jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, 0.5, 0.5]))
+    (Array(1.75, dtype=float32), Array(2., dtype=float32))
     """
-    if mask is None:
+    if weights is None:
         return values.mean(), float(values.size)
-    _check_mask(mask, values.shape)
-    keep = mask.astype(bool)
-    weight = keep.sum().astype(jnp.float32)
-    return jnp.where(keep, values, 0).sum() / jnp.maximum(weight, 1).astype(values.dtype), weight
+    _check_mask(weights, values.shape)
+    total = weights.astype(jnp.float32 if jnp.issubdtype(weights.dtype, jnp.floating) else jnp.int32).sum()
+    weighted = jnp.where(weights.astype(bool), values, 0) * weights.astype(values.dtype)
+    total = total.astype(jnp.float32)
+    return weighted.sum() / jnp.where(total > 0, total, 1).astype(values.dtype), total
 
 
 def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
@@ -413,7 +417,15 @@ def as_output(returned: Any) -> Any:
     """
     if isinstance(returned, TrainOutput):
         return dataclasses.replace(returned, output=as_output(returned.output))
-    return Output(**returned) if isinstance(returned, dict) and "loss" in returned else returned
+    output = Output(**returned) if isinstance(returned, dict) and "loss" in returned else returned
+    if isinstance(output, Output) and vars(output).get("mask") is not None and vars(output).get("weight") is None:
+        raise LearnerError(
+            "the output has a mask and no weight, by which the losses of batches are averaged: return "
+            "weight=mask.sum() if the loss is the mean over the rows that the mask keeps (weighted_mean(losses, mask) "
+            "computes both)",
+            code="output-mask-without-weight",
+        )
+    return output
 
 
 OF_LABELS = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of integer labels

@@ -20,6 +20,7 @@ from learner.steps.finite import Mark
 from learner.steps.measure import MetricCollection, Packed
 from learner.steps.step import Accumulated, StepFunctions
 from learner.steps.train_state import TrainState
+from learner.steps.tree_math import keep_if
 from learner.util.jaxprs import inner_jaxprs
 
 Array = Any
@@ -171,7 +172,7 @@ class Programs:
         """Make one step over `count` micro-batches and, with `with_tail`, the ragged one. Return the leaves, the
         metrics' states, the row of the table, the collected rows, and those of the tail.
         """
-        step, measure, tail_rows = self.step, self.step.train_metrics, ()
+        step, tail_rows = self.step, ()
         if step.accumulate == 1:
             batch, replicated = (
                 (feed.tail(), feed.replicated[1]) if with_tail else (feed.micro(cursor), feed.replicated[0])
@@ -179,7 +180,7 @@ class Programs:
         if step.update is not None:
             state, metrics, weight, rows = step.custom(self.tree.unflatten(leaves), batch)
             row = self._pack_row_of(state, metrics, weight)
-            return self._flat(state), measure.add(epoch_metrics, metrics), row, _grouped(rows), ()
+            return self._flat(state), self._add_metrics(epoch_metrics, metrics, state), row, _grouped(rows), ()
         state, acc = self._begin(leaves)
         value_fn = None
         if step.accumulate == 1:
@@ -232,9 +233,17 @@ class Programs:
         new, metrics, weight = self.step.finish(state, acc, value_fn)
         return (
             self._flat(new),
-            self.step.train_metrics.add(epoch_metrics, metrics),
+            self._add_metrics(epoch_metrics, metrics, new),
             self._pack_row_of(new, metrics, weight),
         )
+
+    def _add_metrics(self, epoch: Packed, metrics: PyTree, new: TrainState) -> Packed:
+        """Return the metrics' states of an epoch with those of a step, unless the step was skipped as not finite."""
+        added = self.step.train_metrics.add(epoch, metrics)
+        if self.step.watch.policy != "skip":
+            return added
+        kept: Packed = keep_if(new.extra["nonfinite"][Mark.KIND] == 0, added, epoch)
+        return kept
 
     def _pack_row_of(self, new: TrainState, metrics: PyTree, weight: Array) -> Array:
         return _pack_row(self.step.train_metrics.step_values(metrics), weight, new.extra["nonfinite"][Mark.KIND])

@@ -27,6 +27,7 @@ from learner.steps.tree_math import (
     global_norm,
     keep_if,
     like,
+    rows_of,
     same_leaves,
     scale_by_weight,
     split_rows,
@@ -217,12 +218,13 @@ class StepFunctions(StepDefinition):
         axis = None if replicated else self.axis
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), index)
         key = key if axis is None else axis.fold(key)
+        count = rows_of(batch)  # as the data has them: `on_batch` may add arrays without rows
         batch = self.train_batch(state, batch, key)
         scale = state.extra["loss_scale"]["scale"] if self.policy.scaling is not None else None
         grads, output, model_state, weighted = self.differentiate(
-            state.params, acc.model_state, batch, key, scale, axis
+            state.params, acc.model_state, batch, key, count, scale, axis
         )
-        weight = jnp.asarray(weight_of(output, batch), jnp.float32)
+        weight = jnp.asarray(weight_of(output, count), jnp.float32)
         info = Info(state.step, weight, lr_at(self.schedule, state.step, state.lr_scale))
         metrics = self.train_metrics.update(acc.metrics, output, info)
         rows = self.train_metrics.collect(output)
@@ -324,12 +326,13 @@ class StepFunctions(StepDefinition):
         assert self.update is not None
         lr = lr_at(self.schedule, state.step, state.lr_scale)
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
+        count = rows_of(batch)
         batch = self.train_batch(state, batch, key)
         model = self.adapter.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=True)
         model, returned = self.update(model, batch, lr, key)
         output = as_output(returned)
         params, model_state = self.updated(model, state)
-        weight = jnp.asarray(weight_of(output, batch), jnp.float32)
+        weight = jnp.asarray(weight_of(output, count), jnp.float32)
         loss = jnp.asarray(output.loss, jnp.float32)
         extra, changes = self._check_finite(state, weight, loss, jnp.float32(0), has_wrong_labels(output))
         if self.watch.holds:
@@ -381,7 +384,7 @@ class StepFunctions(StepDefinition):
         `micro` for `replicated`.
         """
         output = self.evaluate(state, batch, index, replicated)
-        weight = jnp.asarray(weight_of(output, batch), jnp.float32)
+        weight = jnp.asarray(weight_of(output, rows_of(batch)), jnp.float32)
         metrics = self.valid_metrics.update(self.valid_metrics.init(), output, Info(state.step, weight))
         rows = self.valid_metrics.collect(output)
         if self.axis is None or replicated:

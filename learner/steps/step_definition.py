@@ -152,6 +152,7 @@ class StepDefinition:
         model_state: PyTree,
         batch: Batch,
         key: Array,
+        rows: int,
         scale: Array | None = None,
         axis: Axis | None = None,
     ) -> tuple[PyTree, Any, PyTree, bool]:
@@ -166,7 +167,7 @@ class StepDefinition:
             grads, output = (returned.grads, returned.output) if self.own_grads else (None, returned)
             loss, output = jnp.asarray(output.loss), self.policy.to_output_dtype(output)
             if any(synced):
-                weight = jax.lax.stop_gradient(jnp.asarray(weight_of(output, batch), jnp.float32))
+                weight = jax.lax.stop_gradient(jnp.asarray(weight_of(output, rows), jnp.float32))
                 loss = scale_by_weight(loss, weight)
             if scale is not None:
                 loss = loss.astype(jnp.float32) * scale

@@ -19,10 +19,10 @@ Batch = Any
 SMALL = 4096
 
 
-def weight_of(output: Any, batch: Batch) -> Any:
-    """Return an output's `weight`, or the number of rows of the batch."""
+def weight_of(output: Any, rows: int) -> Any:
+    """Return an output's `weight`, or the number of rows of its batch."""
     weight = getattr(output, "weight", None)
-    return float(rows_of(batch)) if weight is None else weight
+    return float(rows) if weight is None else weight
 
 
 def rows_of(batch: Batch) -> int:

@@ -14,6 +14,7 @@ from learner.models.adapters import adapter_of
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import StepDefinition, step_fn
+from learner.steps.tree_math import rows_of
 from learner.training.hooks import EpochInfo
 from learner.util.samples import Histogram
 from learner.util.trees import named_leaves
@@ -78,6 +79,6 @@ class GradientHistograms:
         definition = dataclasses.replace(definition, own_grads=isinstance(returned[0], TrainOutput))
 
         def gradients(params: PyTree, model_state: PyTree, batch: PyTree, key: Any) -> PyTree:
-            return definition.differentiate(params, model_state, batch, key)[0]
+            return definition.differentiate(params, model_state, batch, key, rows_of(batch))[0]
 
         self._definition, self._gradients = definition, jax.jit(gradients)

@@ -17,7 +17,7 @@ from learner.steps.outputs import OF_LABELS, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
-from learner.steps.tree_math import weight_of
+from learner.steps.tree_math import rows_of, weight_of
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
 from learner.util.jaxprs import inner_jaxprs
@@ -462,7 +462,7 @@ def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
 
 def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:
     problems: list[str] = []
-    weight, known = jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale
+    weight, known = jnp.asarray(weight_of(output, rows_of(batch)), jnp.float32), state.lr_scale
     info = Info(state.step, weight, known, known, **dict.fromkeys(measure.requires, known))
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
     states: dict[int | None, PyTree] = {}  # by index: metrics may share one, which is traced once

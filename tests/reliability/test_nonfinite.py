@@ -179,7 +179,9 @@ def test_skip(tmp_path, dispatch):
     assert (result.stopped_by, result.summary["steps"]) == ("num_epochs", 3 * STEPS)
     assert saved_steps(tmp_path / "run")[-1] == 3 * STEPS
     first = losses(tmp_path / "run", 1)
-    assert [math.isnan(loss) for loss in first] == [False, True, True, False, False, False, True]
+    assert [math.isnan(loss) for loss in first] == [False, True, True, False, False, False, False]
+    assert first[-1] == pytest.approx(np.nanmean(first[:-1]), rel=1e-6)  # batches of one size
+    assert result.history["train/Loss"][0] == first[-1]
     warnings = [x for x in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARNING" in x]
     assert [f"the loss of step {step} is not finite" in x for step, x in zip(bad, warnings, strict=True)] == [True] * 3
 
@@ -277,3 +279,16 @@ def test_a_step_is_reported_once_however_far_the_loop_is(tmp_path, monkeypatch):
     (failed,) = memory.of(RunFailed)
     line = journal_of(tmp_path / "run")[-1]
     assert (failed.epoch, failed.step) == (line["epoch"], line["step"]) == (1, 1)
+
+
+@pytest.mark.parametrize("policy", ["raise", "ignore"])
+def test_a_validation_that_is_not_finite_is_a_warning_once(tmp_path, policy):
+    rows = [{**batch, "x": np.where(batch["x"] == batch["x"].max(), np.nan, batch["x"])} for batch in valid_data()]
+    builder = quiet(tmp_path / "run").num_epochs(3).on_nonfinite(policy)
+    result = build_line(builder).fit(batches(), {"clean": valid_data(), "dirty": rows})
+    assert np.isnan(result.history["valid-dirty/Loss"]).all()
+    assert np.isfinite(result.history["valid-clean/Loss"]).all()
+    lines = (tmp_path / "run" / "experiment.log").read_text().splitlines()
+    warned = [line for line in lines if "WARNING" in line and "valid" in line]
+    assert len(warned) == (policy == "raise")
+    assert all("valid-dirty" in line and "epoch 1" in line for line in warned)

@@ -71,6 +71,20 @@ def test_steps_are_those_of_the_changed_batches(fn, transform, tmp_path):
     np.testing.assert_allclose(result.history["valid/Loss"][-1], np.mean(losses), rtol=1e-5)
 
 
+@pytest.mark.parametrize("added", [jnp.ones(7), jnp.float32(0.5)], ids=["other rows", "a number"])
+def test_what_is_added_to_a_batch_does_not_change_its_weight(added, tmp_path):
+    """The name sorts before all others. Losses and gradients count by the rows of the data, which differ."""
+    rows = [{k: v[begin:end] for k, v in batches(16)[0].items()} for begin, end in ((0, 8), (8, 11), (11, 16))]
+    for accumulate in (1, 3):
+        builder = quiet(tmp_path / f"run-{accumulate}").grads_accumulation(accumulate)
+        result = build_line(builder.on_batch(lambda batch, rng: {"added": added, **batch})).fit(rows)
+        plain = build_line(quiet(tmp_path / f"plain-{accumulate}").grads_accumulation(accumulate)).fit(rows)
+        assert model_bits(result.model) == model_bits(plain.model)
+        assert result.history["train/Loss"] == plain.history["train/Loss"]
+    whole = {k: np.concatenate([batch[k] for batch in rows]) for k in rows[0]}
+    np.testing.assert_allclose(result.history["train/Loss"], [line_step(line(), whole).loss], rtol=1e-5)
+
+
 def test_functions_are_called_in_order_each_with_a_key_of_its_own(tmp_path):
     """Noise, doubled, and noise again, which is not the same."""
 

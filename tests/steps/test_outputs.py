@@ -16,11 +16,14 @@ from learner import (
     ClassificationOutput,
     LearnerError,
     MultiLabelOutput,
+    Output,
     RegressionOutput,
     SequenceOutput,
     TrainOutput,
     weighted_mean,
 )
+from learner.steps.outputs import as_output
+from tests.support.codes import raises_code
 
 ROWS, LENGTH, CLASSES = 6, 5, 4
 
@@ -141,6 +144,26 @@ def test_the_loss_is_the_mean_over_what_the_mask_keeps(kind, dtype):
     np.testing.assert_allclose(output.loss, each[mask == 1].mean(), rtol=1e-5)
     assert int(output.weight) == mask.sum()
     np.testing.assert_array_equal(output.mask, mask.astype(dtype))
+
+
+@all_kinds
+def test_the_numbers_of_a_mask_weight_the_loss(kind):
+    inputs, targets, mask = data(kind)
+    weights = mask * np.random.default_rng(1).uniform(0.1, 2.0, mask.shape).astype(np.float32)
+    output = jax.jit(kind.make)(inputs, targets, weights)
+    expected = np.average(kind.each(np.float64(inputs), targets), weights=weights)
+    np.testing.assert_allclose(output.loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(output.weight, weights.sum(), rtol=1e-6)
+
+
+def test_a_mask_of_a_dict_needs_a_weight():
+    """Batches of 4 and of 1 row that counts would have the same weight."""
+    mask = jnp.array([1, 0, 1])
+    for returned in ({"loss": 1.0, "mask": mask}, Output(1.0, mask=mask), TrainOutput({}, {"loss": 1.0, "mask": mask})):
+        with raises_code("output-mask-without-weight"):
+            as_output(returned)
+    assert as_output({"loss": 1.0, "mask": mask, "weight": mask.sum()}).weight == 2
+    assert as_output({"loss": 1.0, "mask": None}).mask is None
 
 
 @all_kinds

@@ -269,7 +269,7 @@ def test_the_weight_is_the_number_of_rows_where_an_output_has_none(tmp_path):
     state, (values,) = trained(learner, [{"x": np.full(3, 1, np.float32)}, {"x": np.full(1, 5, np.float32)}])
     assert state.params["w"] == -2.0  # (3·1 + 1·5) / 4
     assert values["weight"] == 4
-    assert weight_of(Own(0.0, 7), {"x": np.zeros(3)}) == 7
+    assert weight_of(Own(0.0, 7), 3) == 7
     assert rows_of({"a": {"b": np.zeros((5, 2))}}) == 5
 
 
