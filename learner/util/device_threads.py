@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
+WAIT = 10.0  # seconds for a thread that is left behind, if a process cannot end at once
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _exit_codes: list[int] = []
 
@@ -55,5 +57,6 @@ def _end() -> None:
         end_process(1)
     elif _exit_codes:
         end_process(_exit_codes[-1])
+    until = time.monotonic() + WAIT
     for thread in list(_threads):  # the code is not known
-        thread.join()
+        thread.join(max(0.0, until - time.monotonic()))
