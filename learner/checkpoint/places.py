@@ -1,4 +1,4 @@
-"""The place of a run's checkpoints: how a checkpoint comes to be there as a whole, and how it goes.
+"""The place of a run's checkpoints: how a checkpoint is written atomically, and removed.
 
 On a disk it is written under another name, and one rename makes it a checkpoint. Object stores have no rename: there
 the manifest, written last, decides. In both, a mark beside it proves that what a save has left belongs to it.
@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Place(abc.ABC):
     """A directory of checkpoints, each named by its step.
 
-    All processes of a run have one. What changes files is called in one of them, except for `refuse_obstacle`.
+    All processes of a run have one. One of them changes files; `refuse_obstacle` and `discard` are called in all.
 
     Attributes:
       warn: called with a line where an object store fails and the run goes on, by the thread that saves.
@@ -94,7 +94,7 @@ class Place(abc.ABC):
         """Raise whatever the tools of an object store raise as an error that says what to do."""
         yield
 
-    def is_unanswered(self, error: Exception) -> bool:
+    def is_unreachable(self, error: Exception) -> bool:
         """Return True if an error is about the place, and proves nothing about a checkpoint."""
         return isinstance(error, NoAnswerError)
 
@@ -109,11 +109,11 @@ class Place(abc.ABC):
         )
 
     @property
-    def repeats(self) -> bool:
-        """Return True if `try_again` does."""
+    def retries(self) -> bool:
+        """Return True if `retry` does."""
         return False
 
-    def try_again(self, what: Callable[[], T], failure: str) -> T:
+    def retry(self, what: Callable[[], T], failure: str) -> T:
         """Return `what()`, which changes files. `failure` begins the warning before it is tried again."""
         return what()
 
@@ -337,18 +337,18 @@ class ObjectPlace(Place):
         except Exception as error:
             raise self.unreachable(error) from error
 
-    def is_unanswered(self, error: Exception) -> bool:
+    def is_unreachable(self, error: Exception) -> bool:
         """See `Place`."""
-        return super().is_unanswered(error) or any(answer in str(error) for answer in NO_ANSWER)
+        return super().is_unreachable(error) or any(answer in str(error) for answer in NO_ANSWER)
 
     @property
-    def repeats(self) -> bool:
+    def retries(self) -> bool:
         """See `Place`."""
         return bool(jax.process_count() == 1)
 
-    def try_again(self, what: Callable[[], T], failure: str) -> T:
+    def retry(self, what: Callable[[], T], failure: str) -> T:
         """See `Place`."""
-        if not self.repeats:
+        if not self.retries:
             return what()
 
         def failed(error: Exception, pause: float) -> None:

@@ -142,17 +142,17 @@ class CheckpointStore:
         text = json.dumps(progress, allow_nan=False)  # which may raise: before the arrays, and once
         facts = {name: progress.get(name) for name in FACTS}
         failure = f"the checkpoint of step {step} could not be written to {self.path(step)}"
-        replaced = self.place.try_again(lambda: self._save(step, items, facts, text), failure)
+        replaced = self.place.retry(lambda: self._save(step, items, facts, text), failure)
         try:
             # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it.
             # Tried again by itself: a save that is complete must not begin anew because the answer to this was lost.
             if self._writes:
                 mark = self.place.mark_of(step)
-                self.place.try_again(lambda: _unlink([mark, *replaced]), f"{mark} could not be removed")
+                self.place.retry(lambda: _unlink([mark, *replaced]), f"{mark} could not be removed")
             # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
             self.prune()
         except Exception as error:
-            if not self.place.repeats:
+            if not self.place.retries:
                 raise
             # Raised, it would make a complete checkpoint one that could not be written, and is written again.
             text = f"{self.path(step)} is complete; what it replaces could not be removed, which the next start does"
@@ -219,7 +219,7 @@ class CheckpointStore:
         self.damaged.pop(step, None)
         if self._writes:
             failure = f"the checkpoint {self.path(step)} could not be removed"
-            self.place.try_again(lambda: self._remove_files(step, facts), failure)
+            self.place.retry(lambda: self._remove_files(step, facts), failure)
 
     def _remove_files(self, step: int, facts: Mapping[str, Any] | None) -> None:
         # Records first: without its checkpoint no later run would know a record's owner.
@@ -325,7 +325,7 @@ class CheckpointStore:
         try:
             yield
         except Exception as error:  # whatever Orbax meets in files that are not what they should be
-            if self.place.is_unanswered(error):
+            if self.place.is_unreachable(error):
                 raise self.place.unreachable(error) from error
             raise DamagedError(
                 f"the checkpoint {self.path(step)} is damaged: {' '.join(str(error).split())}",

@@ -24,7 +24,7 @@ from learner.cli.usage import (
 )
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
-from learner.util.device_threads import are_left, end_process
+from learner.util.device_threads import any_alive, end_process
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
 from learner.util.text import printable, wrapped
@@ -156,7 +156,7 @@ def _interrupted(code: int) -> int:
     or abort.
     """
     executables = sys.modules.get("learner.util.executables")  # before it is imported, nothing is compiled
-    if are_left() or (executables is not None and executables.is_compiling()):
+    if any_alive() or (executables is not None and executables.is_compiling()):
         end_process(code)
     return code
 

@@ -329,10 +329,11 @@ def weighted_mean(values: Array, weights: Array | None) -> tuple[Array, Array]:
     if weights is None:
         return values.mean(), float(values.size)
     _check_mask(weights, values.shape)
-    total = weights.astype(jnp.float32 if jnp.issubdtype(weights.dtype, jnp.floating) else jnp.int32).sum()
-    weighted = jnp.where(weights.astype(bool), values, 0) * weights.astype(values.dtype)
-    total = total.astype(jnp.float32)
-    return weighted.sum() / jnp.where(total > 0, total, 1).astype(values.dtype), total
+    (values,) = _wide(values)
+    # Whole numbers are counted as such, so that no mask is too long for float32.
+    total = weights.astype(values.dtype if jnp.issubdtype(weights.dtype, jnp.floating) else jnp.int32).sum()
+    weighted = (jnp.where(weights.astype(bool), values, 0) * weights.astype(values.dtype)).sum()
+    return weighted / jnp.where(total > 0, total, 1).astype(values.dtype), total.astype(jnp.float32)
 
 
 def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:

@@ -242,7 +242,8 @@ class Programs:
         added = self.step.train_metrics.add(epoch, metrics)
         if self.step.watch.policy != "skip":
             return added
-        kept: Packed = keep_if(new.extra["nonfinite"][Mark.KIND] == 0, added, epoch)
+        # Negative where gradients overflowed: such a step lowers the loss scale, and its loss counts.
+        kept: Packed = keep_if(new.extra["nonfinite"][Mark.KIND] <= 0, added, epoch)
         return kept
 
     def _pack_row_of(self, new: TrainState, metrics: PyTree, weight: Array) -> Array:

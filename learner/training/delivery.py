@@ -120,9 +120,9 @@ class Delivery(ThreadOwned):
     def deliver(self, items: Sequence[Item]) -> None:
         """Deliver items in order. Dispatches that follow each other are read together."""
         began, reading = self._now(), self.reader.reading
-        # Runs of dispatches: one wait and one transfer for all that are queued, whatever their split.
-        for is_steps, group in itertools.groupby(items, lambda item: isinstance(item, StepsDispatched)):
-            if is_steps:
+        # Runs of dispatches: one wait and one transfer for all of a kind that are queued.
+        for kind, group in itertools.groupby(items, lambda x: x.kind if isinstance(x, StepsDispatched) else None):
+            if kind is not None:
                 self._deliver_steps([item for item in group if isinstance(item, StepsDispatched)])
                 continue
             for item in group:

@@ -151,7 +151,7 @@ class Evaluator:
         if self.runner is None:
             shapes = definition.placed_shapes()
             adapter, fill = definition.step.adapter, definition.step.fill_missing
-            state = restore(store, entry, shapes, fill, only_evaluated=adapter.kind).state
+            state = restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
             self._loaned = self._loaned or make_runner(definition.step, state, definition.strategy)
             self._loaned.leaves = jax.tree.leaves(state)
             return self._loaned
@@ -196,7 +196,7 @@ class Evaluator:
             definition = self._definition
             kind, restored = definition.step.adapter.kind, None
             if resumes(definition.options):
-                restored = read_checkpoint(definition, processes=processes, only_evaluated=kind)
+                restored = read_checkpoint(definition, processes=processes, eval_only_kind=kind)
             self.entry = None if restored is None else trained_until(restored.entry, restored.progress)[0]
             definition.take_initial()
             options = definition.options

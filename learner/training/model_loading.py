@@ -38,7 +38,7 @@ def load_model_state(
     items = to_items(shapes)
     if store.differences(entry.step, {name: items[name] for name in ("model", "optim")}):
         adapter, fill = definition.step.adapter, definition.step.fill_missing
-        return restore(store, entry, shapes, fill, only_evaluated=adapter.kind).state
+        return restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
     items = {name: x for name, x in items.items() if name == "model" or (name == "optim" and averaged)}
     return from_items(store.restore(entry.step, items), state)
 

@@ -28,7 +28,7 @@ class NonFiniteReports(ThreadOwned):
         self.halted: NonFiniteStop | None = None
         self._has_warned = False
         self._with_skips: set[str] = set()  # splits with skipped steps, until they end
-        self._with_loss: set[str] = set()  # validation splits whose loss was not finite
+        self._with_nonfinite_loss: set[str] = set()  # validation splits whose loss was not finite
 
     def report(self, first: StepsDispatched, codes: np.ndarray) -> int:
         """Report the non-finite ones of some steps. Return the number of steps, up to one that ends the run.
@@ -61,12 +61,13 @@ class NonFiniteReports(ThreadOwned):
     def report_validation(self, split: str, epoch: int, loss: float | str | None) -> None:
         """Warn of the first loss of a validation split that is not finite: no step is to blame, so nothing ends."""
         ignores = self._policy is None or self._policy.policy == "ignore"
-        if ignores or not isinstance(loss, float) or math.isfinite(loss) or split in self._with_loss:
+        if ignores or not isinstance(loss, float) or math.isfinite(loss) or split in self._with_nonfinite_loss:
             return
-        self._with_loss.add(split)
+        self._with_nonfinite_loss.add(split)
         self._warn(
             f"the loss of {split} is {loss} in epoch {epoch}, and training continues: look for NaN or infinite values "
-            "in that data (`learner data`, DatasetReport), labels outside of the classes, or outputs that overflow"
+            "in that data (`learner data`, DatasetReport), labels outside of the classes, masks that keep nothing, or "
+            "outputs that overflow"
         )
 
     def _report_step(self, step: int, kind: str) -> None:

@@ -212,8 +212,8 @@ class Reporter(ThreadOwned):
             seconds = self._estimator.seconds(item.kind, item.count)
         if seconds is not None:
             loop.unsent_seconds += seconds
-            is_room = loop.unsent_seconds + seconds <= SECONDS_UNSENT and 4 * len(loop.unsent) < self.limiter.most
-        if seconds is None or not is_room:
+            has_room = loop.unsent_seconds + seconds <= SECONDS_UNSENT and 4 * len(loop.unsent) < self.limiter.most
+        if seconds is None or not has_room:
             self._hand_over()
 
     def _hand_over(self) -> None:

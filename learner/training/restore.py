@@ -69,7 +69,7 @@ def restore(
     filled: Callable[[TrainState], TrainState],
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
-    only_evaluated: str | None = None,
+    eval_only_kind: str | None = None,
 ) -> Restored:
     """Read a checkpoint. Each array is placed where it belongs, so that no second state takes up memory.
 
@@ -80,7 +80,7 @@ def restore(
       filled: returns a state whose missing parts of `opt_state` and `extra`, which are shapes, are initialized.
       allow: the accepted changes, of `ALLOWED`.
       differing: returns further reasons, given `progress`, why the run cannot resume.
-      only_evaluated: the kind of a model that is not trained, such as `flax.linen`: accept another optimizer, and other
+      eval_only_kind: the kind of a model that is not trained, such as `flax.linen`: accept another optimizer, and other
         frozen parameters. With another optimizer, the parameters that the checkpoint is evaluated with, such as
         averages, become those of the state.
 
@@ -95,12 +95,12 @@ def restore(
     saved = store.shapes(entry.step, ["model", "optim"])
     new = _adopt_loss_scale(needed, saved["optim"])
     own_model = needed["model"]
-    if only_evaluated is not None:
-        needed["model"] = _regrouped(own_model, saved["model"], only_evaluated)
+    if eval_only_kind is not None:
+        needed["model"] = _regroup(own_model, saved["model"], eval_only_kind)
     differing_in = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
     notes = []
-    is_other = bool(differing_in["optim"])
-    if is_other and (only_evaluated is not None or "optimizer" in allow):
+    optimizer_differs = bool(differing_in["optim"])
+    if optimizer_differs and (eval_only_kind is not None or "optimizer" in allow):
         del needed["optim"], differing_in["optim"]
         notes.append(f"the optimizer is another one than before: {ALLOWED['optimizer']}")
     problems = [line for lines in differing_in.values() for line in lines]
@@ -112,12 +112,12 @@ def restore(
     if problems:
         raise one_error(problems, "the run cannot resume", code="resume-differs")
     items = store.restore(entry.step, needed)
-    if only_evaluated is not None:
+    if eval_only_kind is not None:
         model = items["model"]
-        if is_other and has_eval_params(saved["optim"].get("opt_state") or {}):
-            params = _evaluated(model["params"], store, entry, saved["optim"], shapes.step.sharding)
+        if optimizer_differs and has_eval_params(saved["optim"].get("opt_state") or {}):
+            params = _eval_params(model["params"], store, entry, saved["optim"], shapes.step.sharding)
             model = {**model, "params": params}
-        items["model"] = _regrouped(model, own_model, only_evaluated)
+        items["model"] = _regroup(model, own_model, eval_only_kind)
     if "optim" in items:
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
@@ -144,7 +144,7 @@ def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:
     return new
 
 
-def _regrouped(item: Mapping[str, Any], like: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _regroup(item: Mapping[str, Any], like: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the arrays of an item `model` at the places that they have in another: a frozen parameter is no part of
     `params`. Those that the other lacks stay where they are.
     """
@@ -155,7 +155,7 @@ def _regrouped(item: Mapping[str, Any], like: Mapping[str, Any], kind: str) -> d
     return regrouped
 
 
-def _evaluated(
+def _eval_params(
     params: dict[str, Any], store: CheckpointStore, entry: Entry, saved: Mapping[str, Any], replicated: Any
 ) -> dict[str, Any]:
     """Return the parameters that a checkpoint is evaluated with, such as averages, by path.
@@ -168,18 +168,18 @@ def _evaluated(
       replicated: the sharding of the others.
     """
 
-    def placed(name: str, x: Any) -> Any:
-        of = next((p for path, p in params.items() if name.endswith(f".{path}") and p.shape == x.shape), None)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated if of is None else of.sharding)
+    def as_parameter(name: str, x: Any) -> Any:
+        like = next((p for path, p in params.items() if name.endswith(f".{path}") and p.shape == x.shape), None)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated if like is None else like.sharding)
 
-    needed = {part: {name: placed(name, x) for name, x in leaves.items()} for part, leaves in saved.items()}
+    needed = {part: {name: as_parameter(name, x) for name, x in leaves.items()} for part, leaves in saved.items()}
     opt_state = store.restore(entry.step, {"optim": needed})["optim"]["opt_state"]
 
-    def evaluated(params: dict[str, Any], opt_state: dict[str, Any]) -> dict[str, Any]:
+    def averages(params: dict[str, Any], opt_state: dict[str, Any]) -> dict[str, Any]:
         return dict(evaluated_item({"params": params}, opt_state)["params"])
 
     shardings = {path: x.sharding for path, x in params.items()}
-    return dict(jax.jit(evaluated, out_shardings=shardings)(params, opt_state))
+    return dict(jax.jit(averages, out_shardings=shardings)(params, opt_state))
 
 
 def restore_newest(
@@ -188,7 +188,7 @@ def restore_newest(
     filled: Callable[[TrainState], TrainState],
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
-    only_evaluated: str | None = None,
+    eval_only_kind: str | None = None,
 ) -> Restored | None:
     """Return the newest checkpoint that is not damaged. Return None if there are no checkpoints.
 
@@ -201,7 +201,7 @@ def restore_newest(
         try:
             if step in store.damaged:
                 raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
-            restored = restore(store, entries[step], shapes, filled, allow, differing, only_evaluated)
+            restored = restore(store, entries[step], shapes, filled, allow, differing, eval_only_kind)
         except DamagedError as error:
             damaged.append(str(error))
             continue

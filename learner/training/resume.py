@@ -93,13 +93,13 @@ def read_checkpoint(
     definition: TrainingDefinition,
     differing: Differing = lambda progress: [],
     processes: ProcessGroup = SINGLE_PROCESS,
-    only_evaluated: str | None = None,
+    eval_only_kind: str | None = None,
 ) -> Restored | None:
     """Return the checkpoint that the builder chose. Return None if `resume()` finds no checkpoint at all. For
-    `only_evaluated`, see `restore`.
+    `eval_only_kind`, see `restore`.
     """
     options, start = definition.options, definition.options.start or {}
-    arguments = definition.placed_shapes(), definition.step.fill_missing, allowed(options), differing, only_evaluated
+    arguments = definition.placed_shapes(), definition.step.fill_missing, allowed(options), differing, eval_only_kind
     with contextlib.closing(open_store(options, processes=processes)) as store:
         if start.get("resume"):
             return restore_newest(store, *arguments)

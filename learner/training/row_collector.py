@@ -37,7 +37,11 @@ class RowCollector(ThreadOwned):
         # Batches in the order in which they were trained: those of the loop's buffer first, the ragged ones after it.
         tails = values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []
         full = dispatched.batches - len(tails)
-        parts = [jax.tree.map(lambda x: _flatten(x, full), values.rows)] if values.rows else []
+        # Those of steps that were skipped as not finite count in no metric.
+        kept = np.asarray(values.nonfinite[: dispatched.count]) <= 0
+        if not kept[-1]:  # the step that the ragged batches belong to
+            tails = [jax.tree.map(lambda x: x[:0], tail) for tail in tails]
+        parts = [jax.tree.map(lambda x: _flatten(x, full, kept), values.rows)] if values.rows else []
         by_metric = self._collected.setdefault(dispatched.split, {})
         self._padded |= {(dispatched.split, metric.name) for metric in collecting if metric.pads_rows}
         for part in [*parts, *tails]:
@@ -87,9 +91,11 @@ def _pad(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     ]
 
 
-def _flatten(buffer: np.ndarray, batches: int) -> np.ndarray:
+def _flatten(buffer: np.ndarray, batches: int, kept: np.ndarray) -> np.ndarray:
     """Return the rows of the first micro-batches of a buffer `[steps, micro-batches, rows, ...]`, as `[all rows,
-    ...]`. What is behind them in the buffer was never written.
+    ...]`. What is behind them in the buffer was never written. `kept`: of which of the steps, bool.
     """
     written = buffer.reshape(-1, *buffer.shape[2:])[:batches]
+    if not kept.all():
+        written = written[np.repeat(kept, buffer.shape[1])[:batches]]
     return written.reshape(-1, *buffer.shape[3:])

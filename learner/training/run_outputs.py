@@ -43,7 +43,7 @@ class Outputs:
         """Tell the listeners that a signal stops the run. Any thread may call it."""
         saving = ", saving a checkpoint" if saves else ""
         for listener in self.listeners:
-            text = f"{name}: stopping after the steps under way{saving}; again to end now"
+            text = f"{name}: stopping after the steps in flight{saving}; again to end now"
             listener.put(Message(time.time(), logging.INFO, text))
 
     def report_compilation(self, number: int, total: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from learner.util.device_threads import exit_by
+from learner.util.device_threads import exit_with
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
@@ -139,5 +139,5 @@ def _call(handler: Any, number: int, frame: FrameType | None) -> None:
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM:
-        exit_by(TERMINATED)
+        exit_with(TERMINATED)
     raise KeyboardInterrupt

@@ -56,32 +56,28 @@ class StepReader(ThreadOwned):
         self._busy_until = self._now()
 
     def read(self, dispatched: Sequence[StepsDispatched]) -> StepsRead:
-        """Read some dispatches with one wait and one transfer."""
+        """Read some dispatches of one kind with one wait and one transfer."""
         began = self._now()
         values = fetch(dispatched)
         now, before = self._now(), self.last_end
         self.reading += now - began
-        counts: dict[str, int] = {}
-        for d in dispatched:
-            counts[d.kind] = counts.get(d.kind, 0) + d.count
-        steps = sum(counts.values())
+        kind, steps = dispatched[0].kind, sum(d.count for d in dispatched)
         seconds = now - max(before, dispatched[0].time.since)
         computing = seconds - sum(d.time.overhead_after(before) for d in dispatched)
         if computing <= 0:
             # The steps ended while the loop waited for batches. The time of fetching is what is known of them, so that
             # no speed is undefined.
             computing = min(seconds, now - began)
-        estimates = [self._estimator.seconds(kind, count) for kind, count in counts.items()]
-        if self._busy_until > before and None not in estimates:
+        estimate = self._estimator.seconds(kind, steps)
+        if self._busy_until > before and estimate is not None:
             # The steps may have ended while this thread was busy, so the estimate bounds the time.
-            most = max(now - self._busy_until, sum(x for x in estimates if x is not None))
+            most = max(now - self._busy_until, estimate)
             seconds, computing = min(seconds, most), min(computing, most)
         self.last_end = now
         # Before anything is made of the values: the loop may dispatch the next steps meanwhile.
         self._limiter.release(len(dispatched), now)
-        self._estimator.measured(counts, seconds)
-        for kind, count in counts.items():
-            self.spent[kind] += computing * count / steps
+        self._estimator.measured(kind, steps, seconds)
+        self.spent[kind] += computing
         return StepsRead(list(zip(dispatched, values, strict=True)), seconds / steps, computing / steps)
 
 

@@ -57,25 +57,16 @@ class StepTimeEstimator:
         self._compiled = compilations()
         self.ended, self.stepped = 0, threading.Event()
 
-    def measured(self, counts: Mapping[str, int], seconds: float) -> None:
-        """Record steps that ended together, their number by kind (`train`, `valid`). Their time is divided as the
-        estimates so far divide it; what has none takes the rest.
-        """
-        self.ended += sum(counts.values())
+    def measured(self, kind: str, steps: int, seconds: float) -> None:
+        """Record steps of a kind (`train`, `valid`) that ended within so many seconds."""
+        self.ended += steps
         # Compared, not reset: the count also goes into the log.
-        compiled = self._compilations()
+        now, compiled = seconds / max(steps, 1), self._compilations()
         waited, self._compiled = compiled != self._compiled, compiled
-        known = {kind: count * self._per_step[kind] for kind, count in counts.items() if kind in self._per_step}
-        unknown = {kind: count for kind, count in counts.items() if kind not in self._per_step}
-        rest = max(0.0, seconds - sum(known.values())) if unknown else 0.0
-        scale = (seconds - rest) / max(sum(known.values()), 1e-12)
-        for kind, count in counts.items():
-            own = known[kind] * scale if kind in known else rest * count / sum(unknown.values())
-            now = own / max(count, 1)
-            if self._rough.get(kind, True):
-                self._per_step[kind], self._rough[kind] = now, waited
-            elif not waited:
-                self._per_step[kind] = 0.5 * self._per_step[kind] + 0.5 * now
+        if self._rough.get(kind, True):
+            self._per_step[kind], self._rough[kind] = now, waited
+        elif not waited:
+            self._per_step[kind] = 0.5 * self._per_step[kind] + 0.5 * now
         self.stepped.set()
 
     def seconds(self, kind: str, steps: int = 1) -> float | None:

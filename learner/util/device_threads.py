@@ -1,6 +1,7 @@
 """Threads that wait for devices, and the end of a process that has left one of them behind."""
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ def device_thread(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-def are_left() -> bool:
+def any_alive() -> bool:
     """Return True if such a thread is alive."""
     return any(thread.is_alive() for thread in _threads)
 
@@ -32,11 +33,12 @@ def end_process(code: int) -> None:
     """End the process at once, without Python's own end."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()
+            with contextlib.suppress(OSError, ValueError):  # a pipe that nobody reads, or a closed stream
+                stream.flush()
     os._exit(code)
 
 
-def exit_by(code: int) -> None:
+def exit_with(code: int) -> None:
     """Raise `SystemExit`, and end with this code even if a thread is left behind."""
     _exit_codes.append(code)
     sys.exit(code)
@@ -47,12 +49,13 @@ def _end() -> None:
     """End the process before Python finalizes, which ends a thread where it returns from C++ and there aborts the
     process (until Python 3.14).
     """
-    if not are_left():
+    if not any_alive():
         return
     kind = getattr(sys, "last_type", None)  # of an error that nobody caught
     if kind is not None and issubclass(kind, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # as Python ends after this error
+        end_process(128 + signal.SIGINT)  # the first process of a container ignores it
     elif kind is not None:
         end_process(1)
     elif _exit_codes:

@@ -897,7 +897,7 @@ def test_stages_and_ctrl_c_on_a_terminal(workplace, config):
     terminal.kill(signal.SIGINT)
     assert terminal.end() == 130
     shown = list(filter(None, terminal.text.splitlines()))
-    assert "ctrl-c: stopping after the steps under way, saving a checkpoint; again to end now" in shown
+    assert "ctrl-c: stopping after the steps in flight, saving a checkpoint; again to end now" in shown
     assert shown[-1] == "learner: interrupted; resume with: learner resume run"
     assert not [line for line in shown if line.startswith("metric")]
 

@@ -12,7 +12,7 @@ import pytest
 from learner import LearnerError, NonFiniteError, RegressionOutput
 from learner.events import RunFailed
 from learner.loggers import MemoryLogger
-from learner.metrics import GradientNorm
+from learner.metrics import GradientNorm, SpearmanCorrelation
 from learner.runs.history import read_history
 from learner.training import step_reader
 from learner.training.in_flight import InFlightLimiter
@@ -292,3 +292,20 @@ def test_a_validation_that_is_not_finite_is_a_warning_once(tmp_path, policy):
     warned = [line for line in lines if "WARNING" in line and "valid" in line]
     assert len(warned) == (policy == "raise")
     assert all("valid-dirty" in line and "epoch 1" in line for line in warned)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_rows_of_skipped_steps_are_not_collected(tmp_path, accumulate):
+    """As in their other metrics: the values are those of a run without these steps."""
+
+    def correlation(name, data):
+        builder = quiet(tmp_path / name).grads_accumulation(accumulate).on_nonfinite("skip")
+        learner = builder.metrics(SpearmanCorrelation()).build(line(value=0.3), optax.sgd, 0.0, train_step=line_step)
+        return learner.fit(data).history["train/Spearman Correlation"]
+
+    data = batches()
+    bad = range(2 * accumulate, 3 * accumulate)  # the micro-batches of the third step
+    dirty = [{**x, "t": x["t"] + np.float32(math.nan if i in bad else 0)} for i, x in enumerate(data)]
+    (value,) = correlation("dirty", dirty)
+    assert math.isfinite(value)
+    assert [value] == correlation("clean", [x for i, x in enumerate(data) if i not in bad])

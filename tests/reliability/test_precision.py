@@ -134,6 +134,17 @@ def test_resumed_to_the_bit(tmp_path, model, accumulate, stop):
     assert overflows(tmp_path / "run")
 
 
+def test_the_loss_of_a_step_that_overflows_counts(tmp_path):
+    """Its gradients alone are not finite, also for a run that skips steps whose loss is not."""
+    histories = []
+    for policy in ("raise", "skip"):
+        builder = quiet(tmp_path / policy).num_epochs(2).precision(scaled(2.0**16)).on_nonfinite(policy)
+        histories.append(build_large(builder).fit(batches(), valid_data()).history["train/Loss"])
+        assert overflows(tmp_path / policy)
+    assert histories[0] == histories[1]
+    assert np.isfinite(histories).all()
+
+
 # -- on_nonfinite ------------------------------------------------------------------------------------------------------
 
 

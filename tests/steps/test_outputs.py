@@ -156,6 +156,15 @@ def test_the_numbers_of_a_mask_weight_the_loss(kind):
     np.testing.assert_allclose(output.weight, weights.sum(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, bool, np.float16, jnp.bfloat16, np.float32])
+@pytest.mark.parametrize("weights", [np.float32([0.5, 0.5, 2.0]), np.array([1, 1, 0]), np.array([True, False, True])])
+def test_a_weighted_mean_is_that_of_its_numbers_whatever_their_dtype(dtype, weights):
+    values = np.array([1, 0, 1]).astype(dtype)
+    mean, weight = weighted_mean(jnp.asarray(values), jnp.asarray(weights))
+    np.testing.assert_allclose(mean, np.average(np.float64(values), weights=weights), rtol=1e-6)
+    assert (mean.dtype, weight.dtype, float(weight)) == (jnp.float32, jnp.float32, weights.sum())
+
+
 def test_a_mask_of_a_dict_needs_a_weight():
     """Batches of 4 and of 1 row that counts would have the same weight."""
     mask = jnp.array([1, 0, 1])

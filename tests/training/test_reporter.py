@@ -161,7 +161,7 @@ def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
     """It was away; what ended meanwhile took as long as steps did before."""
     seconds = Seconds()
     now, estimator = [0.0], StepTimeEstimator()
-    estimator.measured({"train": 1}, 50.0)
+    estimator.measured("train", 1, 50.0)
     worker = start(Loss(), seconds, estimator=estimator, now=lambda: now[0])
     put_all(worker, Callback(lambda: now.__setitem__(0, 1000.0)), made(1, 0.5, 0.25))
     assert seconds.last == 100
@@ -846,26 +846,32 @@ def test_a_worker_that_fails_lets_the_loop_go(start):
 def test_pace_is_how_many_steps_fit_into_half_a_second(measured, steps):
     pace = StepTimeEstimator()
     for count, seconds in measured:
-        pace.measured({"train": count}, seconds)
+        pace.measured("train", count, seconds)
     assert pace.steps("train") == steps
 
 
 def test_steps_and_validation_batches_have_estimates_of_their_own():
     """Short batches of validation make no training dispatch longer, nor let the loop run ahead of long ones."""
     pace = StepTimeEstimator()
-    pace.measured({"train": 10}, 1.0)
+    pace.measured("train", 10, 1.0)
     assert (pace.seconds("train"), pace.seconds("valid")) == (0.1, None)
-    pace.measured({"train": 10, "valid": 100}, 1.5)  # 1.0 s as before, and the rest
-    assert (pace.seconds("train"), pace.seconds("valid")) == (pytest.approx(0.1), pytest.approx(0.005))
-    pace.measured({"train": 10, "valid": 100}, 3.0)  # twice as long, and half of that counts
-    assert (pace.seconds("train"), pace.seconds("valid")) == (pytest.approx(0.15), pytest.approx(0.0075))
     for _ in range(20):
-        pace.measured({"valid": 100}, 0.1)
-    assert (pace.steps("train"), pace.steps("valid")) == (3, pytest.approx(500, abs=1))
+        pace.measured("valid", 100, 0.1)
+    assert (pace.steps("train"), pace.steps("valid")) == (5, pytest.approx(500, abs=1))
     flight = InFlightLimiter()
     for kind in ("train", "valid"):
         flight.acquire(pace.seconds(kind, 10))
     assert flight.full
+
+
+def test_steps_and_validation_batches_are_read_by_themselves(start, reads):
+    worker = start(estimator=Known(0.0))
+    gate = held(worker)
+    for item in (made(1, 0.5), made(2, 0.5), made(1, 0.5, split="valid"), made(3, 0.5)):
+        worker.put(item)
+    gate.set()
+    worker.wait()
+    assert [reads.get(timeout=WAIT) for _ in range(3)] == [2, 1, 1]
 
 
 def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known():
@@ -874,7 +880,7 @@ def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known()
     steps = []
     for seconds, compilations in ((5.0, 2), (0.1, 0), (0.3, 0), (5.0, 1), (0.2, 0)):
         compiled[0] += compilations
-        pace.measured({"train": 1}, seconds)
+        pace.measured("train", 1, seconds)
         steps.append(pace.steps("train"))
     assert steps == [1, 5, 2, 2, 2]  # of 5, 0.1, 0.2, 0.2 and 0.2 s
 

@@ -10,7 +10,7 @@ from tests.support.processes import ROOT
 
 SCRIPT = """
 import os, signal, sys, threading
-from learner.util.device_threads import device_thread, exit_by
+from learner.util.device_threads import device_thread, exit_with
 
 left = threading.Event()
 device_thread(lambda: left.wait({wait}), "left").start()
@@ -32,7 +32,8 @@ def test_an_error_ends_it_at_once_with_its_code():
     assert (code, error.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
     code, error = end("raise ValueError('no')")
     assert (code, error.splitlines()[-1]) == (1, "ValueError: no")
-    assert end("exit_by(143)") == (143, "")
+    assert end("exit_with(143)") == (143, "")
+    assert end("sys.stdout.close(); exit_with(143)") == (143, "")
 
 
 @pytest.mark.parametrize(("text", "code"), [("sys.exit(3)", 3), ("left.set()", 0)])
