@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-WAIT = 10.0  # seconds for a thread that is left behind, if a process cannot end at once
+WAIT = 5.0  # seconds for a thread that is left behind, if a process cannot end at once
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _exit_codes: list[int] = []
 
