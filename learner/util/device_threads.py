@@ -31,11 +31,15 @@ def any_alive() -> bool:
 
 def end_process(code: int) -> None:
     """End the process at once, without Python's own end."""
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):  # a pipe that nobody reads, or a closed stream
                 stream.flush()
-    os._exit(code)
 
 
 def exit_with(code: int) -> None:
@@ -53,6 +57,7 @@ def _end() -> None:
         return
     kind = getattr(sys, "last_type", None)  # of an error that nobody caught
     if kind is not None and issubclass(kind, KeyboardInterrupt):
+        _flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # as Python ends after this error
         end_process(128 + signal.SIGINT)  # the first process of a container ignores it
