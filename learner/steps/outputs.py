@@ -418,15 +418,7 @@ def as_output(returned: Any) -> Any:
     """
     if isinstance(returned, TrainOutput):
         return dataclasses.replace(returned, output=as_output(returned.output))
-    output = Output(**returned) if isinstance(returned, dict) and "loss" in returned else returned
-    if isinstance(output, Output) and vars(output).get("mask") is not None and vars(output).get("weight") is None:
-        raise LearnerError(
-            "the output has a mask and no weight, by which the losses of batches are averaged: return "
-            "weight=mask.sum() if the loss is the mean over the rows that the mask keeps (weighted_mean(losses, mask) "
-            "computes both)",
-            code="output-mask-without-weight",
-        )
-    return output
+    return Output(**returned) if isinstance(returned, dict) and "loss" in returned else returned
 
 
 OF_LABELS = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of integer labels

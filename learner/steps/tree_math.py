@@ -20,8 +20,15 @@ SMALL = 4096
 
 
 def weight_of(output: Any, rows: int) -> Any:
-    """Return an output's `weight`, or the number of rows of its batch."""
+    """Return an output's `weight`, or the number of rows of its batch if all of them count."""
     weight = getattr(output, "weight", None)
+    if weight is None and getattr(output, "mask", None) is not None:
+        raise LearnerError(
+            "the output has a mask and no weight, by which the losses of batches are averaged: return "
+            "weight=mask.sum() if the loss is the mean over the rows that the mask keeps (weighted_mean(losses, mask) "
+            "computes both)",
+            code="output-mask-without-weight",
+        )
     return float(rows) if weight is None else weight
 
 

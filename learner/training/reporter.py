@@ -88,6 +88,7 @@ class _LoopSide(ThreadOwned):
     """The loop's side of a reporter.
 
     Attributes:
+      estimator: of the time of steps.
       unsent: items that wait to be handed over together.
       unsent_seconds: the estimate of what their steps take.
       announced: the newest epoch that was announced.
@@ -95,7 +96,8 @@ class _LoopSide(ThreadOwned):
       blocked: seconds of waiting until another dispatch may be in flight.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, estimator: StepTimeEstimator) -> None:
+        self.estimator = estimator
         self.unsent: list[Item] = []
         self.unsent_seconds = 0.0
         self.announced: int | None = None
@@ -159,7 +161,7 @@ class Reporter(ThreadOwned):
         self.log, self.warn = log or logging.getLogger(__name__), warn
         self.steps_per_epoch = steps_per_epoch
         self.limiter = limiter or InFlightLimiter()
-        self._clock, self._now, self._check_peers, self._estimator = clock, now, check_peers, estimator
+        self._clock, self._now, self._check_peers = clock, now, check_peers
         # Built by the loop's thread and claimed by the reporter's in `_work`, which alone writes to them from then on.
         reader = StepReader(estimator, self.limiter, now)
 
@@ -180,7 +182,7 @@ class Reporter(ThreadOwned):
             self._population.members, self._population.lanes = self._members, lanes or ()
         self._delivery: Delivery = self._population or delivery(Delivery, own)
         self._error: BaseException | None = None
-        self._loop = _LoopSide()
+        self._loop = _LoopSide(estimator)
         self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
         self._space = threading.Semaphore(MOST_QUEUED)
         self._thread = device_thread(self._work, "learner-reporter")
@@ -193,7 +195,7 @@ class Reporter(ThreadOwned):
         full, began = self.limiter.full, self._now()
         if full:
             self._hand_over()  # before the wait: the slots of these dispatches are freed when they are read
-        seconds = self._estimator.seconds(kind, steps)
+        seconds = self._loop.estimator.seconds(kind, steps)
         while not self.limiter.acquire(math.inf if seconds is None else seconds, POLL_SECONDS):
             self._check_peers()
         self._loop.dispatches += 1
@@ -206,14 +208,12 @@ class Reporter(ThreadOwned):
         Short dispatches are handed over several at once: waking a thread for each costs more than they take.
         """
         self.check()
-        loop, seconds = self._loop, None
+        loop = self._loop
         loop.unsent.append(item)
-        if isinstance(item, StepsDispatched):
-            seconds = self._estimator.seconds(item.kind, item.count)
-        if seconds is not None:
-            loop.unsent_seconds += seconds
-            has_room = loop.unsent_seconds + seconds <= SECONDS_UNSENT and 4 * len(loop.unsent) < self.limiter.most
-        if seconds is None or not has_room:
+        seconds = loop.estimator.seconds(item.kind, item.count) if isinstance(item, StepsDispatched) else None
+        loop.unsent_seconds += math.inf if seconds is None else seconds
+        is_long = loop.unsent_seconds + (seconds or 0.0) > SECONDS_UNSENT  # with one more like it
+        if is_long or 4 * len(loop.unsent) >= self.limiter.most:
             self._hand_over()
 
     def _hand_over(self) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,13 @@ from learner import (
     ClassificationOutput,
     LearnerError,
     MultiLabelOutput,
-    Output,
     RegressionOutput,
     SequenceOutput,
     TrainOutput,
     weighted_mean,
 )
 from learner.steps.outputs import as_output
+from learner.steps.tree_math import weight_of
 from tests.support.codes import raises_code
 
 ROWS, LENGTH, CLASSES = 6, 5, 4
@@ -165,14 +166,14 @@ def test_a_weighted_mean_is_that_of_its_numbers_whatever_their_dtype(dtype, weig
     assert (mean.dtype, weight.dtype, float(weight)) == (jnp.float32, jnp.float32, weights.sum())
 
 
-def test_a_mask_of_a_dict_needs_a_weight():
+def test_a_mask_of_an_output_of_ones_own_needs_a_weight():
     """Batches of 4 and of 1 row that counts would have the same weight."""
     mask = jnp.array([1, 0, 1])
-    for returned in ({"loss": 1.0, "mask": mask}, Output(1.0, mask=mask), TrainOutput({}, {"loss": 1.0, "mask": mask})):
+    for output in (as_output({"loss": 1.0, "mask": mask}), types.SimpleNamespace(loss=1.0, mask=mask)):
         with raises_code("output-mask-without-weight"):
-            as_output(returned)
-    assert as_output({"loss": 1.0, "mask": mask, "weight": mask.sum()}).weight == 2
-    assert as_output({"loss": 1.0, "mask": None}).mask is None
+            weight_of(output, 3)
+    assert weight_of(as_output({"loss": 1.0, "mask": mask, "weight": mask.sum()}), 3) == 2
+    assert weight_of(as_output({"loss": 1.0, "mask": None}), 3) == 3
 
 
 @all_kinds
