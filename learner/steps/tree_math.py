@@ -26,7 +26,7 @@ def weight_of(output: Any, rows: int) -> Any:
         raise LearnerError(
             "the output has a mask and no weight, by which the losses of batches are averaged: return "
             "weight=mask.sum() if the loss is the mean over the rows that the mask keeps (weighted_mean(losses, mask) "
-            "computes both)",
+            "computes both), and the number of rows if it is the mean over all",
             code="output-mask-without-weight",
         )
     return float(rows) if weight is None else weight

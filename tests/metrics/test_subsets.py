@@ -193,10 +193,11 @@ def test_ranks_of_groups_in_a_run(tmp_path):
         targets: jax.Array
         group: jax.Array
         mask: jax.Array
+        weight: jax.Array
 
     def step(model, batch):
-        logits = batch["logits"] * model["w"]
-        return Scores(jnp.mean(logits), logits, batch["targets"], batch["group"], batch["mask"])
+        logits, rows = batch["logits"] * model["w"], jnp.float32(len(batch["mask"]))
+        return Scores(jnp.mean(logits), logits, batch["targets"], batch["group"], batch["mask"], rows)
 
     columns = scored()
     builder = LearnerBuilder(tmp_path / "run").renderer(None).num_epochs(1).with_batch_size(8)
