@@ -303,7 +303,7 @@ class ListenerThread:
         self._waiting: collections.deque[Event] = collections.deque()
         self._news = threading.Condition()  # its lock is held for no longer than an event is put or taken
         self._dropped = 0
-        self._detached = self._closing = False
+        self._detached = self._closing = self._busy = False
         name = f"learner-{type(listener).__name__}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -316,7 +316,7 @@ class ListenerThread:
                 return
             if len(self._waiting) < most:
                 self._waiting.append(event)
-                self._news.notify()
+                self._news.notify_all()
             else:
                 self._dropped += 1
 
@@ -325,25 +325,45 @@ class ListenerThread:
         """Seconds that the listener may take to close."""
         return self._listener.seconds_to_close
 
+    def flush(self, seconds: float) -> bool:
+        """Wait for the listener to handle the queued events. Return False if it has not after `seconds`."""
+
+        def handled(seconds: float) -> bool:
+            with self._news:
+                return self._news.wait_for(lambda: not (self._waiting or self._busy), seconds)
+
+        return self._wait(handled, seconds)
+
     def end(self) -> None:
         """Accept no more events; the listener is closed once the queue is empty. Returns at once."""
         with self._news:
             self._closing = True
-            self._news.notify()
+            self._news.notify_all()
 
     def close(self, seconds: float = 5.0) -> None:
         """Deliver the queued events and close the listener; one that hangs is abandoned after `seconds`."""
+
+        def closed(seconds: float) -> bool:
+            self._thread.join(seconds)
+            return not self._thread.is_alive()
+
         self.end()
-        name, quiet = type(self._listener).__name__, min(seconds, QUIET_SECONDS)
-        self._thread.join(quiet)
-        if self._thread.is_alive() and seconds > quiet:
-            self._warn(f"waiting for {name}, for {seconds - quiet:.0f} s at most")
-            self._thread.join(seconds - quiet)
-        if self._thread.is_alive():
+        name = type(self._listener).__name__
+        if not self._wait(closed, seconds):
             self._call(self._listener.abandon)
             self._warn(f"{name} hangs and was left behind")
         if self._dropped:
             self._warn(f"{name} was too slow: {self._dropped} events were not shown to it")
+
+    def _wait(self, ended: Callable[[float], bool], seconds: float) -> bool:
+        """Wait for what `ended(seconds)` waits for, and say so where that takes long. Return True if it has ended."""
+        quiet = min(seconds, QUIET_SECONDS)
+        if ended(quiet):
+            return True
+        if seconds <= quiet:
+            return False
+        self._warn(f"waiting for {type(self._listener).__name__}, for {seconds - quiet:.0f} s at most")
+        return ended(seconds - quiet)
 
     def _work(self) -> None:
         while (event := self._next()) is not None:
@@ -354,7 +374,10 @@ class ListenerThread:
     def _next(self) -> Event | None:
         """Wait for the next event. Return None if there are no more."""
         with self._news:
+            self._busy = False
+            self._news.notify_all()  # `flush`
             self._news.wait_for(lambda: self._waiting or self._closing)
+            self._busy = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
     def _call(self, deliver: Callable[[], None]) -> None:

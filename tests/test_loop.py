@@ -595,6 +595,24 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     assert "Hanging hangs and was left behind" in warnings
 
 
+def test_a_listener_that_fails_at_the_last_event_is_a_warning_to_all_others(tmp_path, monkeypatch):
+    closing, close = threading.Event(), learner.training.run_outputs._close
+    monkeypatch.setattr(learner.training.run_outputs, "_close", lambda *args: (closing.set(), close(*args)))
+
+    class Late(Listener):
+        def on_event(self, event):
+            if isinstance(event, RunEnded):
+                assert closing.wait(WAIT)  # the others have handled all of their events
+                raise ValueError("no such bar")
+
+    others = [MemoryLogger(), MemoryLogger()]
+    build(builder(tmp_path / "run").metric_loggers(others[0], Late(), others[1])).fit(loader())
+    for memory in others:
+        assert [message.text.split(":")[0] for message in memory.of(Message)] == [
+            "Late failed and is detached; training continues"
+        ]
+
+
 @pytest.mark.full
 def test_a_full_disk_ends_the_run_with_its_own_error(tmp_path, monkeypatch):
     """The files are part of the run. Afterwards no thread of it is left."""

@@ -137,8 +137,14 @@ def _listeners(options: Options) -> list[Listener]:
 def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
     """Close each within its time. The renderer is the last one, so that it shows which listeners were abandoned."""
     began = time.monotonic()
+
+    def left(listener: ListenerThread) -> float:
+        until = began + (listener.seconds_to_close if seconds is None else seconds)
+        return max(1.0, until - time.monotonic())
+
+    # Before one of them is ended: the warning about a listener that fails now is an event of all others.
+    hanging = [listener for listener in listeners if not listener.flush(left(listener))]
     for listener in listeners[1:]:
         listener.end()
     for listener in reversed(listeners):
-        until = began + (listener.seconds_to_close if seconds is None else seconds)
-        listener.close(max(1.0, until - time.monotonic()))
+        listener.close(0.0 if listener in hanging else left(listener))
