@@ -760,7 +760,7 @@ class LearnerBuilder:
 
         `info` has `epoch`, `step` and `values`. `fn` may return values to log, by name: numbers, which are the split
         `custom`, texts, `learner.Image(array)` and `learner.Histogram(array)`. `learner.Updates(model=, lr_scale=)`
-        changes the run before the next step.
+        changes the run before the next step. `fn` may also change streamed data: the next epoch is read after it.
         """
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 

@@ -152,7 +152,7 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
 def test_the_code_about_data_gives_what_is_shown(monkeypatch):
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     names = {}
     for code, shown in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -86,6 +86,19 @@ class Source(abc.ABC):
     def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:  # noqa: B027 (most may be)
         """Raise `LearnerError` if the batches from a position on cannot be read again."""
 
+    def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
+        """Repeat the end of an epoch: data may carry state into the next one, such as a shuffling order.
+
+        Args:
+          epoch: from 1.
+          state: of `Batches.where` after its last batch.
+          warn: called with a text if the data does not take the state back.
+
+        Returns:
+          The function that reads the state from now on; None if the data carries none.
+        """
+        return None
+
     def keep_state(self) -> None:  # noqa: B027 (ours need none)
         """Make `Batches.where` return positions from now on, for checkpoints.
 

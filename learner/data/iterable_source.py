@@ -121,7 +121,7 @@ class IterableSource(StatefulSource):
         if isinstance(state, dict) and set(state) == {GENERATORS}:
             order, state = state[GENERATORS], None
         if state is not None and start == 0:
-            self._end_epoch(epoch - 1, state, warn)
+            self.end_epoch(epoch - 1, state, warn)
             state = None
         data = self._make()
         ordered = self._order(data, epoch, start, order, warn)
@@ -211,12 +211,12 @@ class IterableSource(StatefulSource):
             except StopIteration:
                 raise self.shorter(epoch, start, number) from None
 
-    def _end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> None:
-        """Repeat the end of an epoch: an iterable may carry state into the next one, such as a shuffling order."""
+    def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
+        """See `Source`."""
         data = self._make()
         anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size
         if type(data).__module__.partition(".")[0] == "grain" or is_stream(data) or anew:
-            return  # its iterators carry no state into the next, and workers or a network take seconds to start
+            return None  # its iterators carry no state into the next; workers or a network take seconds to start
         try:
             batches, positioned = self._iterator(data, epoch, self.batches or 0, state)
         except LearnerError as error:
@@ -226,9 +226,10 @@ class IterableSource(StatefulSource):
                 f"{error.__cause__!r}. Epoch {epoch + 1} starts without it, and may have another order than it would "
                 "have had"
             )
-            return
+            return None
         if positioned:
             next(batches, None)
+        return batches.where if positioned else None
 
 
 def _has_one_order(data: Iterable[Any]) -> bool:

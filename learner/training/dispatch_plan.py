@@ -101,7 +101,8 @@ def feeder_for(
     if split == "train" and has_own_data(options):
         members = options.population.members
         lane_seeds = lambda: [members[lane].seed for lane in lanes()]  # noqa: E731
-    return Feeder(source, strategy, plan, first, warn, lane_seeds), plan
+    changes = split == "train" and bool(options.on_epoch_end)
+    return Feeder(source, strategy, plan, first, warn, lane_seeds, changes), plan
 
 
 def build_feeder(

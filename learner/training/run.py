@@ -156,6 +156,7 @@ class Run(ThreadOwned):
                 self._offer_as_best(ended=None)
             self.timer.begin()
         elif p.pending == "epoch":
+            self.feeder.end_epoch(p.epoch, self.data_state)  # before the hooks, which may change the data
             self.end_epoch()
             self.save_if_due()
         elif p.pending:
@@ -168,6 +169,7 @@ class Run(ThreadOwned):
         if not self.validator.run_pending_validation(p):
             return
         self._call(self.options.on_epoch_end, at_step=None)
+        self.data_state = self.feeder.updated_state(self.data_state)
         # After the hooks, whose numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()

@@ -36,6 +36,15 @@ class Feeder:
 
     The loop's thread opens and closes the iterator of streamed data. Between the two, the prefetching thread alone uses
     source, grouper and placer.
+
+    Args:
+      source: the data of a split.
+      strategy: places it.
+      grouping: how many micro-batches make a step, and steps a dispatch.
+      first: the first batch of the source.
+      warn: called with the text of a warning.
+      lane_seeds: see `ResidentRows`.
+      changes: True if hooks may change the data at the end of an epoch: then nothing of the next one is read before.
     """
 
     def __init__(
@@ -46,8 +55,9 @@ class Feeder:
         first: PyTree,
         warn: Callable[[str], None],
         lane_seeds: Callable[[], Sequence[int]] | None = None,
+        changes: bool = False,
     ):
-        self._source, self._grouping, self._first = source, grouping, first
+        self._source, self._grouping, self._first, self._changes = source, grouping, first, changes
         self._grouper = Grouper(source, grouping, first, warn)
         self._placer = Placer(source, strategy)
         # At least 2 steps, also where no dispatch has as many: one shape of buffer for the looped program.
@@ -153,14 +163,45 @@ class Feeder:
         if self._rows is not None:
             return self._resident(self._rows, epoch, batch, step, last)
         self._passes += 1
-        dispatches = Prefetcher(self._streamed(epoch, batch, step, last, state), stopped=stopped)
+        make = self._epoch_by_epoch if self._changes else self._prefetched
+        dispatches = make(epoch, batch, step, last, stopped, state)
         return dispatches if self._processes is None else self._compared(dispatches, self._processes, batch)
 
-    def _compared(self, dispatches: Prefetcher, processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
+    def _prefetched(
+        self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
+    ) -> Iterator[Dispatch]:
+        return Prefetcher(self._streamed(epoch, batch, step, last, state), stopped=stopped)
+
+    def _epoch_by_epoch(
+        self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
+    ) -> Iterator[Dispatch]:
+        """Read nothing of an epoch before the loop asks for it."""
+        ended = True
+        while ended and (last is None or epoch <= last):
+            ended = False
+            with contextlib.closing(self._prefetched(epoch, batch, step, epoch, stopped, state)) as dispatches:  # type: ignore[type-var]
+                for dispatch in dispatches:
+                    step, ended = step + dispatch.steps, dispatch.ends_epoch
+                    yield dispatch
+            epoch, batch, state = epoch + 1, 0, None
+
+    def end_epoch(self, epoch: int, state: Any) -> None:
+        """Bring streamed data to the end of an epoch, with the `data_state` that it had there."""
+        if self._rows is None and state is not None:
+            self._grouper.end_epoch(epoch, state)
+
+    def updated_state(self, state: Any) -> Any:
+        """Return the position in the data between two epochs, after hooks that may have changed the data. `state` is
+        the `data_state` before them. With data that does not change, both are the same.
+        """
+        read = self._grouper.data_state
+        return state if read is None or not self._changes else read()
+
+    def _compared(self, dispatches: Iterator[Dispatch], processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
         """Have the processes meet before each dispatch that ends an epoch. Beyond it they run other programs, and those
         of processes whose data have not ended would exchange arrays with them, which ends a process from C++.
         """
-        with contextlib.closing(dispatches):
+        with contextlib.closing(dispatches):  # type: ignore[type-var]
             for dispatch in dispatches:
                 batches += dispatch.batches
                 if dispatch.ends_epoch:

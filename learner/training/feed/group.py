@@ -90,13 +90,22 @@ class Grouper:
       grouping: how many micro-batches make a step.
       first: the first batch of the source, which sets structure, dtypes and the regular shape.
       warn: called with the text of a warning.
+
+    Attributes:
+      data_state: returns the position in the data that is being read or was read last; None if it has none.
     """
+
+    data_state: Callable[[], Any] | None = None
 
     def __init__(self, source: Source, grouping: DispatchGrouping, first: PyTree, warn: Callable[[str], None]):
         self._source, self._grouping, self._first, self._warn = source, grouping, first, warn
         self.regular = signature_of(first, source.first_part)
         self._shapes = {self.regular}
         self._narrowed = any(is_narrowed(x.dtype) for x in jax.tree.leaves(first))
+
+    def end_epoch(self, epoch: int, state: Any) -> None:
+        """Bring the data to the end of an epoch, with the state that it had there."""
+        self.data_state = self._source.end_epoch(epoch, state, self._warn)
 
     def with_grouping(self, grouping: DispatchGrouping) -> "Grouper":
         """Return a grouper of the same source with another grouping."""
@@ -108,6 +117,7 @@ class Grouper:
         """Read groups from a position on, through the epoch numbered `last` (`None`: without end)."""
         while last is None or epoch <= last:
             batches = self._source.open(epoch, batch, state, self._warn)
+            self.data_state = batches.end or batches.where
             group: list[MicroBatch] = []
             current = self._read(batches)
             if current is None:
