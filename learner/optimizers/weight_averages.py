@@ -71,7 +71,8 @@ class Ema(OptimizerFactory):
 @dataclasses.dataclass(frozen=True)
 class Swa(OptimizerFactory):
     """Stochastic weight averaging (Izmailov et al. 2018): the mean of the parameters after step `start`, step
-    `start + every` and so on; before that, the parameters. It is evaluated and kept as in `Ema`.
+    `start + every` and so on (step 0: the first parameters); before that, the parameters. It is evaluated and kept as
+    in `Ema`. With a cyclic rate, `every` is the length of a cycle and `start` the end of one.
 
     The statistics of BatchNorm are those of the trained parameters: with BatchNorm prefer `Ema`, or go over the data
     once more.
@@ -90,7 +91,7 @@ class Swa(OptimizerFactory):
     ...     updates, state = made.update(jnp.float32(-1), state, params)
     ...     params = params + updates
     >>> float(state[1].averaged_params)
-    3.0
+    2.5
     """
 
     optimizer: Callable[[Any], Any]
@@ -105,7 +106,7 @@ class Swa(OptimizerFactory):
         return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
 
     def _weight(self, count: Any) -> Any:
-        since = count - self.start
+        since = count + 1 - self.start  # the parameters are those after this step
         mean = 1 / (since // self.every + 1).astype(jnp.float32)
         return jnp.where(since < 0, 1.0, jnp.where(since % self.every == 0, mean, 0.0))
 

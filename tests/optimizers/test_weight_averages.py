@@ -45,7 +45,8 @@ def ema_by_hand(decay, warmup, start):
 
 
 def swa_by_hand(start, every):
-    counted = [params for step, params in enumerate(by_hand()) if step >= start and (step - start) % every == 0]
+    first = {"w": np.zeros((3, 1)), "b": np.zeros(1)}
+    counted = [first, *by_hand()][start::every]  # the parameters after 0, 1, ... steps
     return {name: np.mean([params[name] for params in counted], 0) for name in ("w", "b")}
 
 
@@ -59,6 +60,7 @@ CASES = {
     "ema, later": (functools.partial(Ema, decay=0.8, start=5), ema_by_hand(0.8, True, 5)),
     "swa": (functools.partial(Swa, start=4), swa_by_hand(4, 1)),
     "swa, every third": (functools.partial(Swa, start=3, every=3), swa_by_hand(3, 3)),
+    "swa, from the first parameters on": (functools.partial(Swa, start=0, every=5), swa_by_hand(0, 5)),
 }
 STRATEGIES = {
     "replicated": lambda: Replicated(2),
