@@ -18,6 +18,7 @@ from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import Connected
 
 COUNTS = (8, 64, 512)
+FIRST = 80  # turns that are not counted: the processes meet more often until they know how long one takes
 STATUS = {"reason": None, "save": False, "since": 12.5, "halted": False, "pace": 5}
 
 
@@ -99,7 +100,7 @@ def on_all(count: int, function: Callable[[int], Any]) -> None:
         raise errors[0]
 
 
-def measure(count: int, dispatches: int = 200, seconds: float = 0.05) -> dict[str, float]:
+def measure(count: int, dispatches: int = 260, seconds: float = 0.05) -> dict[str, float]:
     """Return meetings and, by kind of process, messages and bytes for each second of work.
 
     Args:
@@ -122,11 +123,11 @@ def measure(count: int, dispatches: int = 200, seconds: float = 0.05) -> dict[st
         for step in range(dispatches):
             now[0] += seconds
             consensus.sync(status, step)
-            if step == 20:  # the first steps are agreed on one by one
+            if step == FIRST:
                 clients[index].messages = clients[index].sent = clients[index].received = meetings[index] = 0
 
     on_all(count, train)
-    work, others = (dispatches - 21) * seconds, clients[1:]
+    work, others = (dispatches - FIRST - 1) * seconds, clients[1:]
     bytes_of = lambda client: client.sent + client.received  # noqa: E731
     return {
         "meetings": meetings[0] / work,

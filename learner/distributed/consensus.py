@@ -2,7 +2,8 @@
 
 Devices of all processes take part in every program, so that each process has to dispatch the same programs in the same
 order. Local knowledge (a signal, the clock, a step that the reporter has just read) may change that order only when the
-processes synchronize, which they do after as many turns (dispatches) as take about a second.
+processes synchronize, which they do after as many turns (dispatches) as take about a second. Each process has a clock
+of its own, so they count turns, each with the time that those of its kind took before the last meeting.
 """
 
 import threading
@@ -14,7 +15,8 @@ from learner.distributed.process_group import ProcessGroup
 
 SECONDS = 1.0  # between meetings
 MOST = 1000  # turns between meetings
-SLOW_STEPS, FIRST_STEPS = 8, 16  # steps measured before the processes agree how many to dispatch at once
+SLOW_STEPS = 8  # measured before the processes agree how many to dispatch at once
+FIRST_STEPS = 16  # dispatched one by one: the feed is ahead of the agreement
 
 
 class Consensus:
@@ -34,8 +36,11 @@ class Consensus:
 
     def __init__(self, hosts: ProcessGroup, step: int = 0, clock: Callable[[], float] = time.monotonic):
         self._hosts, self._step, self._clock = hosts, step, clock
-        self._turns, self._turned, self._next = 0, 0, 1  # so far, at the last meeting, at the next
-        self._met = clock()
+        self._kind: str | None = None  # of the turn that began at the last call
+        self._since = clock()  # that call
+        self._seconds: dict[str, list[float]] = {}  # of each turn since the last meeting, by kind
+        self._costs: dict[str, float] = {}  # the agreed seconds of a turn, by kind
+        self._remaining = 0.0  # agreed seconds until the next meeting
         self._pace: int | None = None
         self._known = threading.Event()
         self.reason: str | None = None
@@ -49,11 +54,16 @@ class Consensus:
             and `pace`, the number of steps in half a second.
           step: optimizer steps so far; None within a validation.
         """
-        self._turns += 1
-        if self._turns < self._next:
+        now = self._clock()
+        if self._kind is not None:
+            self._seconds.setdefault(self._kind, []).append(now - self._since)
+            self._remaining -= self._costs.get(self._kind, SECONDS)
+        self._kind, self._since = "valid" if step is None else "train", now
+        is_first = self._pace is None or (step is not None and step < self._step + FIRST_STEPS)
+        if self._remaining > 0 and not is_first:
             return
-        step_time = (self._clock() - self._met) / (self._turns - self._turned)
-        status = self._hosts.all_reduce_json({**local_status(), "step_time": step_time}, _agreed, "the next step")
+        turns = {kind: sum(seconds) / len(seconds) for kind, seconds in self._seconds.items()}
+        status = self._hosts.all_reduce_json({**local_status(), "turns": turns}, _agreed, "the next step")
         self.reason = self.reason or status["reason"]
         self.save = self.save or status["save"]
         self.halted = self.halted or status["halted"]
@@ -61,15 +71,18 @@ class Consensus:
         if step is not None and self._pace is None and step >= self._step + SLOW_STEPS:
             self._pace = max(1, status["pace"])
             self._known.set()
-        # All processes compute the next meeting from the same status, so they arrive at the same turn.
-        self._next = self._turns + self._turns_until(status["step_time"])
-        # The clock restarts after the meeting: time spent waiting for others is not part of a step.
-        self._turned, self._met = self._turns, self._clock()
+        if not is_first:  # later turns have more steps
+            self._set_costs(status["turns"])
+        # The clock restarts after the meeting: time spent waiting for others is not part of a turn.
+        self._seconds, self._since = {}, self._clock()
 
-    def _turns_until(self, step_time: float) -> int:
-        if self._pace is None:
-            return 1
-        return max(1, min(MOST, int(SECONDS / max(step_time, 1e-6))))
+    def _set_costs(self, turns: Mapping[str, float]) -> None:
+        """Set when the next meeting is, from the status of all: so all of them come at the same turn."""
+        for kind, seconds in turns.items():
+            # At most twice as many turns as before. A dispatch returns before it has been computed, so that a few turns
+            # may look as if they took no time.
+            self._costs[kind] = max(seconds, self._costs.get(kind, SECONDS) / 2, SECONDS / MOST)
+        self._remaining = SECONDS - 1e-6  # the sum of so many costs is a little less than a second
 
     def steps(self, step: int) -> int:
         """Return how many steps may be dispatched at `step`: one at first, then the agreed number, for which it waits.
@@ -98,5 +111,5 @@ def _agreed(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "halted": any(status["halted"] for status in statuses),
         "since": float(statuses[0]["since"]),
         "pace": min(int(status["pace"]) for status in statuses),
-        "step_time": max(float(status["step_time"]) for status in statuses),
+        "turns": {kind: max(float(status["turns"][kind]) for status in statuses) for kind in statuses[0]["turns"]},
     }
