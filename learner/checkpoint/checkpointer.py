@@ -22,9 +22,12 @@ from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import FORMAT, CheckpointStore
 from learner.errors import LearnerError
 from learner.util.addresses import is_address, refuse_store
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 PyTree = Any
+SHOWN = 5  # arrays that an error names
+NO_NUMBERS = "OSUmM"  # kinds of NumPy's dtypes: objects, texts, times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +50,9 @@ class RestoredState:
 class Checkpointer:
     """Saves and restores `(step, state)`, for one process.
 
-    A state is any pytree: a `TrainState`, a model, a dict of models and optimizer states. Arrays, random keys and
-    Python numbers in it are saved; all else (functions, texts) comes from the tree that `restore` is given. `save`
-    waits until the checkpoint is complete.
+    A state is any pytree: a `TrainState`, a model, a dict of models and optimizer states. Arrays of JAX and NumPy in
+    any dtype of numbers, random keys and Python numbers in it are saved; all else (functions, texts) comes from the
+    tree that `restore` is given. `save` waits until the checkpoint is complete.
 
     Args:
       directory: of the checkpoints, or `gs://...` (with gcsfs).
@@ -92,7 +95,8 @@ class Checkpointer:
           info: the other data that a loop needs to resume, as JSON: the epoch, the position in the data.
 
         Raises:
-          LearnerError: there is a checkpoint of this step, or the state has nothing that could be saved.
+          LearnerError: there is a checkpoint of this step, or the state has nothing that could be saved, or arrays of
+            texts or objects.
           TypeError: `info` cannot be JSON.
         """
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
@@ -123,7 +127,8 @@ class Checkpointer:
         """Read a checkpoint.
 
         Args:
-          like: a tree of the same structure, shapes and dtypes. The new arrays are placed on the devices of its arrays.
+          like: a tree of the same structure, shapes and dtypes. The new arrays are placed on the devices of its arrays;
+            NumPy arrays are restored as new NumPy arrays.
           step: its number, `"latest"` or `"best"`. A latest one that is damaged is skipped with a warning.
 
         Raises:
@@ -159,6 +164,8 @@ class Checkpointer:
             )
         items = self._store.restore(step, {"model": {"state": stored_leaves(arrays)}})
         new = loaded_leaves(items["model"]["state"] or {}, arrays)
+        # A NumPy scalar comes back as an array without axes.
+        new |= {name: new[name][()] for name, x in arrays.items() if isinstance(x, np.generic)}
         new |= {name: type(x)(_number(progress["numbers"][name])) for name, x in plain.items()}
         leaves = [new.get(name, leaf) for name, leaf in named_leaves(like).items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -186,6 +193,14 @@ def _arrays_and_numbers(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
             code="checkpoint-path-twice",
         )
     arrays = {name: x for name, x in named.items() if isinstance(x, jax.Array | np.ndarray | np.generic)}
+    kinds = {name: x.dtype for name, x in arrays.items() if isinstance(x, np.ndarray | np.generic)}
+    if other := [f"{name} ({dtype})" for name, dtype in kinds.items() if dtype.kind in NO_NUMBERS]:
+        raise LearnerError(
+            f"a checkpoint holds arrays of numbers, and the state has others: {join_names(other, SHOWN)}; save them "
+            "as JSON in `info`",
+            code="checkpoint-array-dtype",
+            names=other,
+        )
     return arrays, {n: x for n, x in named.items() if isinstance(x, numbers.Real) and n not in arrays}
 
 

@@ -285,7 +285,8 @@ class CheckpointStore:
         return differences(flat({name: metadata.get(name, {}) for name in items}), flat(items))
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the named items with the shapes, dtypes and shardings of the arrays given in `items`.
+        """Return the named items with the shapes, dtypes and shardings of the arrays given in `items`; NumPy arrays for
+        NumPy arrays.
 
         Raises:
           LearnerError: arrays of the checkpoint differ from the given ones; the message lists them all.
@@ -461,7 +462,9 @@ def _unlink(paths: Iterable[Any]) -> None:
 
 
 def _abstract(item: Any) -> Any:
-    def abstract(x: Any) -> jax.ShapeDtypeStruct:
+    def abstract(x: Any) -> Any:
+        if isinstance(x, np.ndarray | np.generic):
+            return _on_host(x)  # on a device 64-bit numbers would become 32-bit ones
         sharding = x.sharding if isinstance(getattr(x, "sharding", None), jax.sharding.Sharding) else None
         sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

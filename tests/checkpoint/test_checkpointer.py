@@ -45,15 +45,29 @@ def test_everything_comes_back(directory):
     with Checkpointer(directory) as checkpointer:
         restored = checkpointer.restore(state(1))
     assert (restored.step, restored.info, restored.score) == (3, {"epoch": 2, "data": {"batch": 5}}, 0.5)
-    assert list(bits(arrays_of(restored.state)).values()) == [
-        (x[0].replace("int64", "int32"), x[1], np.int32([7, 8, 9]).tobytes() if x[0] == "int64" else x[2])
-        for x in bits(arrays_of(saved)).values()
-    ]
+    assert bits(arrays_of(restored.state)) == bits(arrays_of(saved))
     assert isinstance(restored.state["model"], nnx.Linear)
     assert [restored.state[name] for name in ("count", "best", "seen")] == [7, 7 / 3, True]
     assert type(restored.state["seen"]) is bool
     assert restored.state["name"] == "run 1"  # no number: it is the one that was given
     assert jax.random.key_data(restored.state["key"]).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+
+
+def test_arrays_of_numpy_come_back_as_they_were(directory):
+    saved = {
+        "counter": np.int64(5_000_000_000),
+        "ids": np.array([5_000_000_000, -1]),
+        "times": np.array([1.7e9 + 0.125, 1e300]),
+        "half": np.array([0.5, 2.0], jnp.bfloat16),
+        "none": np.zeros((0, 3)),
+    }
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, {"w": jnp.ones(2), **saved})
+        new = checkpointer.restore({"w": jnp.zeros(2), **jax.tree.map(lambda x: x * 0, saved)}).state
+    assert isinstance(new.pop("w"), jax.Array)
+    kind = lambda x: (type(x), x.dtype, x.shape, x.tobytes())  # noqa: E731
+    assert {name: kind(x) for name, x in new.items()} == {name: kind(x) for name, x in saved.items()}
+    new["ids"][0] = 1  # as a replay buffer is written to
 
 
 def test_a_train_state_and_an_equinox_model_come_back(directory, tmp_path):
@@ -117,6 +131,8 @@ def test_what_cannot_be_saved(directory):
             checkpointer.save(1, {"n": 3})
         with raises_code("checkpoint-path-twice"):
             checkpointer.save(1, {"a.b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}})
+        with raises_code("checkpoint-array-dtype", "names (<U3)"):
+            checkpointer.save(1, {"w": jnp.zeros(1), "names": np.array(["cat"])})
         with pytest.raises(TypeError):
             checkpointer.save(1, {"w": jnp.zeros(1)}, info={"f": jnp.tanh})
         assert checkpointer.steps == []
