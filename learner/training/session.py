@@ -14,11 +14,12 @@ from learner.training.position import Position
 from learner.training.preparation import Preparation
 from learner.training.resume import accumulator_in_flight, data_of, restore_decisions
 from learner.training.rewind import open_checkpoints
+from learner.training.row_relations import warnings_of_parts
 from learner.training.run import Run
 from learner.training.run_outputs import Outputs, open_outputs
 from learner.training.signals import first_signal, on_signals
 from learner.training.spec import Restored, RunPlan, RunSpec
-from learner.training.startup import check_recordable, describe, warning_of_pairs
+from learner.training.startup import check_recordable, describe
 from learner.training.stopping import StopRequest
 from learner.training.supervision import start_supervision
 from learner.training.threads import finish_records, start_threads
@@ -71,7 +72,7 @@ def _setup(
     store = open_checkpoints(spec, outputs, threads)
     parameters = describe(outputs.log, options, spec.step, spec.member_state, spec.strategy)
     check_recordable(options, spec.state)
-    if text := warning_of_pairs(spec.step, spec.member_state, inputs.first_batches["train"], spec.strategy):
+    for text in warnings_of_parts(spec.step, spec.member_state, inputs.first_batches["train"], spec.strategy):
         outputs.warn(text)
 
     # 2. The state, in the place of its shapes.

@@ -13,7 +13,6 @@ from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.options import Options
-from learner.training.step_checks import rows_on_two_axes
 from learner.util.distribution import versions
 from learner.util.trees import named_leaves
 
@@ -52,25 +51,6 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     if has_eval_params(named_leaves(state.opt_state)):
         log.info("validation, hooks and the result have averaged parameters, as the optimizer keeps them")
     return count
-
-
-def warning_of_pairs(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> str | None:
-    """Return the warning for a step that relates the rows of a batch to each other (in-batch negatives) in a run that
-    computes it on parts of a batch; None for other steps and runs.
-    """
-    parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
-    count = step.accumulate * step.split
-    parts += [f"each of {count} micro-batches sees its own rows alone"] if step.accumulates else []
-    shape = rows_on_two_axes(step, state, batch) if parts else None
-    if shape is None:
-        return None
-    advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
-    advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
-    return (
-        f"train_step has the batch's rows on two axes ({shape}), as a loss over pairs of rows has, and "
-        f"{' and '.join(parts)}: such a loss is another one than that of the whole batch. "
-        f"{'; '.join(advice)}. For a loss that is a mean over rows nothing changes"
-    )
 
 
 def check_recordable(options: Options, state: TrainState) -> None:

@@ -20,7 +20,6 @@ from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, weight_of
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
-from learner.util.jaxprs import inner_jaxprs
 from learner.util.text import join_names
 from learner.util.trees import named_leaves, nonfinite_leaves
 
@@ -117,42 +116,6 @@ def _arrays(tree: PyTree) -> list[Any]:
     """
     leaves = jax.tree.leaves(tree)
     return [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)]
-
-
-def rows_on_two_axes(step: StepFunctions, state: TrainState, batch: PyTree) -> str | None:
-    """Return the first array of a train step that has the batch's rows on two axes, such as `float32[16, 16]`; None
-    if there is none, or if it cannot be known.
-
-    The step is traced with the batch and with twice its rows: an axis that differs comes of the rows, whatever other
-    sizes are the same by chance. A step that is traced only with the rows that it is given cannot be known.
-    """
-    if step.train is None:
-        return None
-    key, jaxprs = state.rng, []
-    for times in (1, 2):
-        shapes = jax.tree.map(lambda x, n=times: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
-        try:
-            traced = jax.make_jaxpr(lambda *given: step.run_train(*given)[0])
-            jaxprs.append(traced(state.params, state.model_state, shapes, key).jaxpr)
-        except Exception:  # of the user's code, which may know how many rows a batch has
-            return None
-    return _differing_twice(*jaxprs)
-
-
-def _differing_twice(one: Any, other: Any) -> str | None:
-    """Return the first array of a traced program that differs on two axes from its counterpart in the other program."""
-    if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
-        return None
-    for a, b in zip(one.eqns, other.eqns, strict=True):
-        for x, y in zip(a.outvars, b.outvars, strict=True):
-            shapes = getattr(x.aval, "shape", ()), getattr(y.aval, "shape", ())
-            if sum(m != n for m, n in zip(*shapes, strict=False)) > 1:
-                return f"{x.aval.dtype}{list(shapes[0])}"
-        for p, q in zip(a.params.values(), b.params.values(), strict=False):
-            for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False):
-                if array := _differing_twice(*inner):
-                    return array
-    return None
 
 
 def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> None:

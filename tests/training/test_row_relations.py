@@ -1,4 +1,4 @@
-"""Losses over pairs of rows: a run warns where a step sees a part of the batch, and `Sharded` has all of it."""
+"""Losses that are no mean over rows: a run warns where a step sees a part of the batch, and `Sharded` has all of it."""
 
 import re
 
@@ -9,10 +9,9 @@ import optax
 import pytest
 
 from learner import LearnerBuilder, RegressionOutput
-from learner.steps.outputs import weighted_mean
+from learner.steps.outputs import Output, as_output, weighted_mean
 from learner.strategies import Replicated, Sharded, SingleDevice
-from learner.training.startup import warning_of_pairs
-from learner.training.step_checks import rows_on_two_axes
+from learner.training.row_relations import warnings_of_parts
 
 ROWS, WIDTH = 8, 8  # the same by chance
 _rng = np.random.default_rng(4)
@@ -75,8 +74,68 @@ def step_of(train, accumulate=1):
     ],
 )
 def test_rows_on_two_axes_are_found(train, expected):
-    found = rows_on_two_axes(*step_of(train), BATCH)
-    assert found is None if expected is None else expected in found
+    found = warnings_of_parts(*step_of(train, 4), BATCH, SingleDevice())
+    assert found == [] if expected is None else expected in found[0]
+
+
+def of_tokens(model, batch):
+    losses = jnp.square(batch["a"] @ model["w"] - batch["b"])
+    return losses, (batch["b"] > 0).astype(jnp.float32)
+
+
+def kept(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": (losses * mask).sum() / jnp.maximum(mask.sum(), 1)}
+
+
+def kept_and_more(model, batch):
+    losses, mask = of_tokens(model, batch)
+    mean = jax.jit(lambda: jnp.where(mask.sum() > 0, jnp.mean(losses, where=mask > 0), 0.0))()
+    return Output(0.5 * mean + 1e-4 * jnp.square(model["w"]).sum(), logits=losses)
+
+
+def averaged(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": jax.checkpoint(lambda x: jnp.average(x, weights=mask))(losses)}
+
+
+def kept_with_weight(model, batch):
+    _, mask = of_tokens(model, batch)
+    return kept(model, batch) | {"weight": mask.sum()}
+
+
+def kept_in_each_row(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": ((losses * mask).sum(1) / jnp.maximum(mask.sum(1), 1)).mean()}
+
+
+def scaled_by_the_model(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.mean() / (1 + jnp.square(model["w"]).sum())}
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (kept, True),
+        (kept_and_more, True),
+        (averaged, True),
+        (kept_with_weight, False),
+        (kept_in_each_row, False),
+        (scaled_by_the_model, False),
+        (mean_over_rows, False),
+    ],
+)
+def test_a_loss_that_is_divided_by_what_is_in_the_batch_needs_a_weight(train, expected):
+    """By hand: it is another loss than the mean of those of the parts, weighted by rows."""
+    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["weighted_mean" in text for text in found] == [True] * expected
+    assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
+    output = as_output(train(model(), BATCH))
+    halves = [as_output(train(model(), {k: x[rows] for k, x in BATCH.items()})) for rows in (slice(4), slice(4, 8))]
+    weights = [getattr(half, "weight", 4.0) for half in halves]
+    mean = sum(w * half.loss for w, half in zip(weights, halves, strict=True)) / sum(weights)
+    assert (abs(float(mean - output.loss)) > 1e-3) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,12 +150,10 @@ def test_rows_on_two_axes_are_found(train, expected):
     ids=["one device", "sharded", "replicated", "accumulated", "both"],
 )
 def test_parts_of_a_batch_are_warned_of(strategy, accumulate, parts):
-    text = warning_of_pairs(*step_of(in_batch_negatives, accumulate), BATCH, strategy())
-    assert warning_of_pairs(*step_of(mean_over_rows, accumulate), BATCH, strategy()) is None
-    if parts is None:
-        assert text is None
-    else:
-        assert re.search(parts, text), text
+    texts = warnings_of_parts(*step_of(in_batch_negatives, accumulate), BATCH, strategy())
+    assert warnings_of_parts(*step_of(mean_over_rows, accumulate), BATCH, strategy()) == []
+    assert len(texts) == (parts is not None)
+    assert parts is None or re.search(parts, texts[0]), texts
 
 
 def fit(directory, strategy, accumulate=1):

@@ -1,0 +1,123 @@
+"""Steps whose loss relates the rows of a batch to each other: a run that computes them on parts of a batch warns.
+
+Each device of `Replicated` and each micro-batch has some rows of a batch, and their losses are averaged by weight. That
+is the loss of the whole batch where it is a mean over rows, and the weight says over how many.
+"""
+
+from typing import Any
+
+import jax
+
+from learner.steps.outputs import TrainOutput, as_output
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
+from learner.strategies.base import Strategy
+from learner.util.jaxprs import inner_jaxprs
+
+PyTree = Any
+LINEAR = {"add", "sub", "mul", "neg", "convert_element_type", "copy", "reshape", "squeeze", "select_n"}
+"""Primitives after which a ratio is still one, or a sum of some."""
+
+
+def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:
+    """Return the warnings about a train step in a run that computes it on parts of a batch; none for other runs."""
+    if step.train is None or not (strategy.axis is not None or step.accumulates):
+        return []
+    # Traced with the batch and with twice its rows; a step that can only be traced with its own rows is not judged.
+    traced = [_traced(step, state, batch, times) for times in (1, 2)]
+    parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
+    count = step.accumulate * step.split
+    parts += [f"each of {count} micro-batches sees its own rows alone"] if step.accumulates else []
+    texts = []
+    if traced[0] is not None and traced[1] is not None:
+        shape = rows_on_two_axes(traced[0][0], traced[1][0])
+        if shape is not None:
+            texts.append(_of_pairs(step, strategy, shape, " and ".join(parts)))
+    if traced[0] is not None and traced[0][1] and divides_by_data(*traced[0][::2]):
+        texts.append(
+            "train_step divides its loss by a number that depends on the batch, as a mean over the rows or tokens that "
+            f"a mask keeps does, its output has no weight, and {' and '.join(parts)}: their losses count by the number "
+            "of their rows, which is another loss than that of the whole batch. Return that number as the output's "
+            "weight too; weighted_mean(losses, mask) computes both"
+        )
+    return texts
+
+
+def _of_pairs(step: StepFunctions, strategy: Strategy, shape: str, parts: str) -> str:
+    advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
+    advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
+    return (
+        f"train_step has the batch's rows on two axes ({shape}), as a loss over pairs of rows has, and {parts}: such a "
+        f"loss is another one than that of the whole batch. {'; '.join(advice)}. For a loss that is a mean over rows "
+        "nothing changes"
+    )
+
+
+def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> tuple[Any, bool, int] | None:
+    """Return the program of a train step for so many times the rows, whose first output is the loss; True if its output
+    has no weight; and how many of its inputs belong to the batch, the last but one. None if it cannot be traced.
+    """
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((times * x.shape[0], *x.shape[1:]), x.dtype), batch)
+    plain: list[bool] = []
+
+    def loss_and_all(*given: Any) -> Any:
+        returned = as_output(step.run_train(*given)[0])
+        output = returned.output if isinstance(returned, TrainOutput) else returned
+        plain.append(getattr(output, "weight", None) is None)
+        return output.loss, returned
+
+    try:
+        jaxpr = jax.make_jaxpr(loss_and_all)(state.params, state.model_state, shapes, state.rng).jaxpr
+    except Exception:  # of the user's code, which may know how many rows a batch has
+        return None
+    return jaxpr, plain[0], len(jax.tree.leaves(batch))
+
+
+def rows_on_two_axes(one: Any, other: Any) -> str | None:
+    """Return the first array of a traced program, such as `float32[16, 16]`, that differs on two axes from its
+    counterpart in the program for twice the rows: such axes come of the rows, whatever other sizes are the same by
+    chance. None if there is none, or if it cannot be known.
+    """
+    if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
+        return None
+    for a, b in zip(one.eqns, other.eqns, strict=True):
+        for x, y in zip(a.outvars, b.outvars, strict=True):
+            shapes = getattr(x.aval, "shape", ()), getattr(y.aval, "shape", ())
+            if sum(m != n for m, n in zip(*shapes, strict=False)) > 1:
+                return f"{x.aval.dtype}{list(shapes[0])}"
+        for p, q in zip(a.params.values(), b.params.values(), strict=False):
+            for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False):
+                if array := rows_on_two_axes(*inner):
+                    return array
+    return None
+
+
+def divides_by_data(jaxpr: Any, inputs: int) -> bool:
+    """Return True if the first output of a traced program is a ratio of numbers, or a sum of such, whose denominator
+    depends on the batch: its `inputs` last inputs before the random key.
+    """
+    data = [len(jaxpr.invars) - 1 - inputs <= index < len(jaxpr.invars) - 1 for index in range(len(jaxpr.invars))]
+    return _flow(jaxpr, [(of_batch, False) for of_batch in data])[0][1]
+
+
+def _flow(jaxpr: Any, given: list[tuple[bool, bool]]) -> list[tuple[bool, bool]]:
+    """Return of each output whether it depends on the batch, and whether it is such a ratio, from the same of the
+    inputs.
+    """
+    known = dict(zip(jaxpr.invars, given, strict=True))
+
+    def of(x: Any) -> tuple[bool, bool]:
+        return (False, False) if hasattr(x, "val") else known.get(x, (False, False))  # literals; constants
+
+    for e in jaxpr.eqns:
+        inputs = [of(x) for x in e.invars]
+        inner = [program for value in e.params.values() for program in inner_jaxprs(value)]
+        if len(inner) == 1 and len(inner[0].invars) == len(inputs) and len(inner[0].outvars) == len(e.outvars):
+            found = _flow(inner[0], inputs)  # pjit, remat, rules of custom derivatives
+        else:
+            is_ratio = e.primitive.name in LINEAR and any(ratio for _, ratio in inputs)
+            if e.primitive.name == "div":
+                is_ratio = inputs[0][1] or inputs[1][0]
+            found = [(any(data for data, _ in inputs), is_ratio and x.aval.size == 1) for x in e.outvars]
+        known.update(zip(e.outvars, found, strict=True))
+    return [of(x) for x in jaxpr.outvars]
