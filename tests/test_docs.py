@@ -149,7 +149,8 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     assert [sorted(batch) for batch in found] == [["features", "label"], ["image", "label"], ["image", "label"]]
 
 
-def test_the_code_about_data_gives_what_is_shown(monkeypatch):
+def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 11

@@ -284,6 +284,14 @@ def test_models_that_differ_in_a_value_are_refused(tmp_path):
 
 
 @pytest.mark.full
+def test_data_that_differ_in_a_value_are_refused(tmp_path):
+    """Each process reads all rows and keeps its own, of which nothing else would tell."""
+    differ = "data.train.values of the first batch"
+    ended_soon(tmp_path / "run", differ, differ, lengths=[5, 5], data_seeds=[1, 2])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
 def test_checkpoints_of_all_processes_and_of_one_are_kept_alike(tmp_path):
     """Three processes are stopped, one resumes, and three go on: each save that was due is there at the end."""
     directory, save = tmp_path / "run", {"every_steps": 4, "keep_last": 99}

@@ -23,6 +23,7 @@ class Source(abc.ABC):
       own: every process has data of its own, so that the state of `Batches.where` differs between them.
       endless: it is known to have no end.
       first_part: the batch that `peek` returned last is this process's part of one.
+      first_digest: see `Batches`, of that batch.
     """
 
     repeats = True
@@ -34,6 +35,7 @@ class Source(abc.ABC):
         self.own = own
         self.endless = False
         self.first_part = False
+        self.first_digest: int | None = None
         self._most: int | None = None
         self._kept: tuple[int, Batches] | None = None
         self._first: PyTree = None  # the batch that `peek` gave last
@@ -182,4 +184,5 @@ class Source(abc.ABC):
                 f"the {self.split} data has no batches: the loader is empty", code="data-without-batches"
             ) from None
         self._kept, self.first_part, self._first = (epoch, batches), batches.part(), first
+        self.first_digest = batches.first_digest
         return first

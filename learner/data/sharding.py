@@ -5,6 +5,8 @@ Our loaders read their share only. All other data is read by every process, whic
 """
 
 import dataclasses
+import functools
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -99,7 +101,10 @@ class Batches(Iterator[Any]):
     Attributes:
       where: returns the position in the data after the batch returned last, as JSON; `None` if there is none to store.
       end: returns the state after all batches, if it differs from the state after the last one.
+      first_digest: a checksum of the batch that `peek` has read, where every process reads all of it; else None.
     """
+
+    first_digest: int | None = None
 
     def __init__(
         self,
@@ -163,7 +168,7 @@ class ShardedBatches(Batches):
         end: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(batches, where, end=end)
-        self._is_part = False
+        self._is_part = self._digests = False
         self._share, self._own, self._split = share, own, split
 
     def part(self) -> bool:
@@ -172,8 +177,18 @@ class ShardedBatches(Batches):
         # workers with the last reference to their iterator.
         return self._is_part
 
+    def peek(self) -> Any:
+        """See `Batches`."""
+        self._digests = not self._own
+        first = super().peek()
+        self._digests = False
+        return first
+
     def _read(self) -> Any:
         batch = next(self._batches)
+        if self._digests:
+            parts = (np.ascontiguousarray(x) for x in jax.tree.leaves(batch))
+            self.first_digest = functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
         rows = rows_of(batch)
         if rows is None:  # placing it reports the error
             self._is_part = False

@@ -54,6 +54,7 @@ def description(
         source = inputs.source(split)
         # The first row is that of a process's own share, so it differs.
         facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}
+        facts["values of the first batch (PerProcess marks data of one process)"] = source.first_digest
         splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
     return {
         "config": options.config_kept,

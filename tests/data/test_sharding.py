@@ -63,6 +63,17 @@ def test_the_parts_of_all_processes_are_the_batches(name, count, devices, peeked
     assert together([source.open(1) for source in found], "x", count) == EPOCH
 
 
+@pytest.mark.parametrize("name", ["list", "generator function", "Grain IterDataset", "arrays of JAX"])
+def test_processes_that_read_the_same_whole_batches_know_it(name):
+    same = sources(DATA[name], 2)
+    (other,) = sources(lambda: [{"x": batch["x"] + 1} for batch in batch_list()], 1)
+    parts = sources(DATA[name], 2, wrap=PerProcess)
+    for source in (*same, other, *parts):
+        source.peek(1)
+    assert same[0].first_digest == same[1].first_digest != other.first_digest
+    assert {source.first_digest for source in parts} == {None}
+
+
 @pytest.mark.parametrize("name", [name for name in DATA if name != "iterator"])
 def test_a_position_counts_whole_batches(name):
     found = sources(DATA[name], 2)

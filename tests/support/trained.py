@@ -89,7 +89,7 @@ def train(coordinator, count, index, directory, kind, given):
         builder.metrics(Camera(fails=index == options["bad_metric"]))
     dropout = options.get("dropouts", [0.0] * 9)[index]
     learner = builder.build(lambda: case.make(dropout), lambda lr: optax.adam(lr, b1=beta), options["lr"])
-    arrays = case.data(options["rows"], 1)
+    arrays = case.data(options["rows"], options.get("data_seeds", [1] * 9)[index])
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan
     size = options.get("batches", [options["batch"]] * 9)[index]
