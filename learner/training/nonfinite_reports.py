@@ -28,7 +28,7 @@ class NonFiniteReports(ThreadOwned):
         self.halted: NonFiniteStop | None = None
         self._has_warned = False
         self._with_skips: set[str] = set()  # splits with skipped steps, until they end
-        self._with_nonfinite_loss: set[str] = set()  # validation splits whose loss was not finite
+        self._with_nonfinite_loss: set[str] = set()  # splits whose loss was not finite at their end
 
     def report(self, first: StepsDispatched, codes: np.ndarray) -> int:
         """Report the non-finite ones of some steps. Return the number of steps, up to one that ends the run.
@@ -58,12 +58,19 @@ class NonFiniteReports(ThreadOwned):
         self._with_skips.discard(split)
         return skipped
 
-    def report_validation(self, split: str, epoch: int, loss: float | str | None) -> None:
-        """Warn of the first loss of a validation split that is not finite: no step is to blame, so nothing ends."""
-        ignores = self._policy is None or self._policy.policy == "ignore"
+    def report_split(self, split: str, epoch: int, loss: float | str | None) -> None:
+        """Warn of the first loss of a split that is not finite where no step is to blame, so that nothing ends."""
+        ignored = ("ignore", "skip") if split == "train" else ("ignore",)
+        ignores = self._policy is None or self._policy.policy in ignored
         if ignores or not isinstance(loss, float) or math.isfinite(loss) or split in self._with_nonfinite_loss:
             return
         self._with_nonfinite_loss.add(split)
+        if split == "train":
+            self._warn(
+                f"the loss of train is {loss} in epoch {epoch}, and that of each step is finite: no row had a weight, "
+                "so nothing was learned. Look for masks that keep nothing"
+            )
+            return
         self._warn(
             f"the loss of {split} is {loss} in epoch {epoch}, and training continues: look for NaN or infinite values "
             "in that data (`learner data`, DatasetReport), labels outside of the classes, masks that keep nothing, or "

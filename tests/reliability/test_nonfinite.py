@@ -14,6 +14,7 @@ from learner.events import RunFailed
 from learner.loggers import MemoryLogger
 from learner.metrics import GradientNorm, SpearmanCorrelation
 from learner.runs.history import read_history
+from learner.steps.outputs import weighted_mean
 from learner.training import step_reader
 from learner.training.in_flight import InFlightLimiter
 from tests.support.codes import raises_code
@@ -292,6 +293,23 @@ def test_a_validation_that_is_not_finite_is_a_warning_once(tmp_path, policy):
     warned = [line for line in lines if "WARNING" in line and "valid" in line]
     assert len(warned) == (policy == "raise")
     assert all("valid-dirty" in line and "epoch 1" in line for line in warned)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_an_epoch_in_which_no_row_counts_is_a_warning_once(tmp_path, kept):
+    def masked(model, batch):
+        losses = jnp.square(line_step(model, batch).predictions - batch["t"]).mean(1)
+        loss, weight = weighted_mean(losses, batch["mask"])
+        return {"loss": loss, "weight": weight}
+
+    rows = [{**batch, "mask": np.zeros(len(batch["x"]), np.float32)} for batch in batches()]
+    rows[2]["mask"][:kept] = 1
+    made = quiet(tmp_path / "run").num_epochs(3)
+    model = made.build(line(), optax.sgd, 0.1, train_step=masked).fit(rows).model
+    warned = [x for x in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARNING" in x]
+    assert len(warned) == (kept == 0)
+    assert all("train" in text and "epoch 1" in text for text in warned)
+    assert (model_bits(model) == model_bits(line())) == (kept == 0)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
