@@ -19,8 +19,8 @@ class Position:
       batch: micro-batches of it that were trained on.
       step: optimizer steps of the whole run.
       in_epoch: optimizer steps of this epoch.
-      pending: what the last step still requires: a `validation` inside an epoch, or the validation and the end of the
-        `epoch`; otherwise empty.
+      pending: what the last step still requires: a `validation` inside an epoch, the validation and the end of the
+        `epoch`, or only the `hooks` at its end; otherwise empty.
       remaining_splits: the splits that the pending validation has still to read.
       lr_factor: by which hooks have scaled the learning rate.
     """
@@ -43,6 +43,16 @@ class Position:
     def to_json(self) -> dict[str, Any]:
         """Return the position for a checkpoint."""
         return {SAVED_NAMES.get(name, name): value for name, value in dataclasses.asdict(self).items()}
+
+    @property
+    def in_validation(self) -> bool:
+        """True if a validation is pending."""
+        return self.pending in ("validation", "epoch")
+
+    @property
+    def has_closed_training(self) -> bool:
+        """True if the train split of the epoch is closed, and the epoch has not ended."""
+        return self.pending in ("epoch", "hooks")
 
     @property
     def shown_epoch(self) -> int:

@@ -33,7 +33,7 @@ def _position(x: Any) -> bool:
         and all(_count(x[name]) for name in ("epoch", "batch", "step", "in_epoch"))
         and x["epoch"] >= 1
         and x["in_epoch"] <= min(x["step"], x["batch"])
-        and x["due"] in ("", "validation", "epoch")
+        and x["due"] in ("", "validation", "epoch", "hooks")
         and isinstance(x["left"], list)
         and all(map(_is(str), x["left"]))
     )

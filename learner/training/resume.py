@@ -181,14 +181,14 @@ def differences(
     before, where = saved_fingerprint(progress), f"the checkpoint of step {position.step} lies inside epoch "
     where += str(position.epoch)
     changed = changes(before, fingerprint).train_data
-    if changed and position.pending != "epoch" and "data" not in allow:
+    if changed and not position.has_closed_training and "data" not in allow:
         problems.append(
             f"{where}, and its position means other rows now: {'; '.join(changed)}. Resume with the data of before, "
             "from the end of an epoch with checkpoint(epoch), or with resume(allow='data') or --resume.allow=data: "
             f"{ALLOWED['data']}"
         )
     names_before, names = before["settings"].get("metrics"), fingerprint["settings"]["metrics"]
-    if names_before != names and position.pending != "epoch" and "metrics" not in allow:
+    if names_before != names and not position.has_closed_training and "metrics" not in allow:
         problems.append(
             f"{where}, with the metrics {_listed(names_before)} of the train split in flight, and now there are "
             f"{_listed(names)}. Go on with those of before, from the end of an epoch, or with resume(allow='metrics') "

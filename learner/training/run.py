@@ -155,7 +155,7 @@ class Run(ThreadOwned):
             if self.validator.run_pending_validation(p):
                 self._offer_as_best(ended=None)
             self.timer.begin()
-        elif p.pending == "epoch":
+        elif p.has_closed_training:
             self.feeder.end_epoch(p.epoch, self.data_state)  # before the hooks, which may change the data
             self.end_epoch()
             self.save_if_due()
@@ -166,15 +166,32 @@ class Run(ThreadOwned):
     def end_epoch(self) -> None:
         """End an epoch whose training is closed: its validation, the decisions that follow, the hooks."""
         p = self.position
-        if not self.validator.run_pending_validation(p):
+        if p.in_validation and not self.validator.run_pending_validation(p):
             return
-        self._call(self.options.on_epoch_end, at_step=None)
+        self._call_at_epoch_end()
         self.data_state = self.feeder.updated_state(self.data_state)
         # After the hooks, whose numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
         # After the validation, which may have ended members of a population.
         self.accumulator = self.runner.start("train")
+
+    def _call_at_epoch_end(self) -> None:
+        """Call the hooks at the end of an epoch. If one fails, what the epoch has trained may still be the best, and a
+        run that resumes from it calls them again.
+        """
+        p, before = self.position, list(self.runner.leaves)
+        p.pending = "hooks"
+        try:
+            self._call(self.options.on_epoch_end, at_step=None)
+        except Exception:
+            # A model that a hook has changed would be changed again. And another process may not have failed.
+            is_same = all(a is b for a, b in zip(before, self.runner.leaves, strict=True))
+            if is_same and not self.stop.is_shared:
+                with contextlib.suppress(Exception):  # the error of the hook is the one that is raised
+                    self._offer_as_best(ended=p.epoch)
+            raise
+        p.pending = ""
 
     def _close_train(self) -> None:
         """Report the train split's values over the epoch."""
@@ -309,7 +326,7 @@ class Run(ThreadOwned):
         with OomContext(CHECKPOINT), self.timer.spent.saving():
             # Copies, as the next dispatch donates these arrays; they are made on the device, so nothing waits here.
             state = self.runner.copied_state()
-            metrics = self.runner.copy(self.accumulator.metrics) if p.batch and p.pending != "epoch" else None
+            metrics = self.runner.copy(self.accumulator.metrics) if p.batch and not p.has_closed_training else None
         data = self.saver.gather_data_state(self.data_state)
         fields = {**kind, "data": data, "lanes": self.runner.lanes, **self.validator.get_state()}
         return StateCopy(state, metrics, p, fields)

@@ -36,7 +36,7 @@ class SaveDecisions:
             return SaveAnswer(None, None, None)
         score = self._score(step)
         # First: it writes the logs, which may fail, and then the best snapshot must still be held.
-        reported = self._reporter.snapshot(bool(position.pending), with_rows)
+        reported = self._reporter.snapshot(position.in_validation, with_rows)
         if best is None:
             return SaveAnswer(reported, score, None)
         is_best = best.is_pending(step)
@@ -58,7 +58,7 @@ class SaveDecisions:
         score = self._score(copied.position.step)
         if self._reporter.halted is not None or not best.improves(score):
             return
-        reported = self._reporter.snapshot(bool(copied.position.pending), copied.has_rows)
+        reported = self._reporter.snapshot(copied.position.in_validation, copied.has_rows)
         snapshot = self._composer.compose(copied, reported, score)
         with OomContext(CHECKPOINT):
             best.keep(snapshot if self._in_place else snapshot.to_host())

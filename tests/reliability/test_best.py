@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import learner.checkpoint
-from learner import MetricEarlyStopping, RegressionOutput, load_checkpoint
+from learner import MetricEarlyStopping, RegressionOutput, Updates, load_checkpoint
 from learner.checkpoint import CheckpointStore
 from learner.metrics import CollectingMetric, LearningRate
 from tests.support.codes import raises_code
@@ -182,6 +182,35 @@ def test_a_run_that_fails_saves_its_best_first(tmp_path, whole):
     assert saved_steps(directory) == [STEPS]
     assert saves_of(directory) == [STEPS]
     same(all_of(directory, kind.fit(kind.build(directory).resume())), whole)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_hook_that_fails_at_the_end_of_an_epoch_leaves_the_epoch(tmp_path, whole, epoch):
+    """The first epoch is the best. A run that resumes from it calls the hook again."""
+    directory, kind, called = tmp_path / "run", OftenBest(), []
+
+    def crash(info, model):
+        if info.epoch == epoch:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        kind.fit(kind.build(directory).on_epoch_end(crash))
+    assert saved_steps(directory) == [STEPS]
+    result = kind.fit(kind.build(directory).resume().on_epoch_end(lambda info, model: called.append(info.epoch)))
+    assert called[0] == (1 if epoch == 1 else 2)
+    same(all_of(directory, result), whole)
+
+
+def test_a_model_that_a_hook_has_changed_is_not_changed_twice(tmp_path):
+    """The copy would have the change of the first hook, which a run that resumes from it calls again."""
+    directory, kind = tmp_path / "run", OftenBest()
+
+    def crash(info, model):
+        raise CrashError
+
+    with pytest.raises(CrashError):
+        kind.fit(kind.build(directory).on_epoch_end(lambda info, model: Updates(model=model)).on_epoch_end(crash))
+    assert saved_steps(directory) == []
 
 
 class FailsAtTheThird(CollectingMetric):
