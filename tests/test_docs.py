@@ -153,7 +153,7 @@ def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 11
+    assert len(blocks) == 12
     names = {}
     for code, shown in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -171,11 +171,12 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
         "import numpy as np\n\ndef flip(item, rng):\n    return item\n\nclass WebPages:\n    def __iter__(self):\n"
         "        yield {name: np.zeros(128, np.int32) for name in ('text', 'target')}\n\n"
         "def squares():\n    yield from ({'text': np.int32(i * i)} for i in range(9))\n\n"
-        "def batches():\n    yield {'text': np.arange(3)}\n"
+        "def batches():\n    yield {'text': np.arange(3)}\n\n"
+        "def documents():\n    yield from ({'text': np.full(300, i, np.int32)} for i in range(9))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     text = (ROOT / "docs" / "data.md").read_text()
-    mixture, streams, one_stream, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    mixture, streams, one_stream, packed, block = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     for name, size in (("code", 200), ("web", 1000)):
         (tmp_path / f"{name}.txt").write_text("a" * size)
@@ -186,6 +187,8 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     squares, batches = (source(value, key, 0).make() for key, value in yaml.safe_load(one_stream).items())
     assert next(iter(squares.batch(4)))["text"].tolist() == [0, 1, 4, 9]
     assert [batch["text"].tolist() for batch in batches()] == [[0, 1, 2]]
+    (rows,) = source(yaml.safe_load(packed)["train"], "train", 0).make().batch(4)
+    assert (rows["text"].shape, rows["mask"].sum()) == ((2, 2048), 2700)
     made = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
     assert (made["train"].num_items(), len(made["train"]), made["valid"].num_items()) == (992, 31, 144)
     assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)

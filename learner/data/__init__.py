@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from learner.data.dataset_report import DatasetReport
     from learner.data.loader import BatchIterator, DataLoader, DataLoaderBuilder
     from learner.data.mixture import Mixture, mix, stream
+    from learner.data.packed_stream import PackedStream
     from learner.data.packing import Pack
     from learner.data.padding import Pad
     from learner.data.sharding import PerProcess
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         "Lines",
         "Mixture",
         "Pack",
+        "PackedStream",
         "Pad",
         "PerProcess",
         "SQLiteTable",

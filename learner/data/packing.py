@@ -58,7 +58,7 @@ class Pack:
         check_dicts("Pack", items)
         names = list(items[0]) if self._fields is None else check_fields("Pack", self._fields, items[0])
         columns = {name: arrays("Pack", name, [item[name] for item in items]) for name in names}
-        places, count = self._places(_common_lengths(columns))
+        places, count = self._places(common_lengths(columns))
         shape = (count, self._length)
         batch = {
             name: filled("Pack", name, shape, column, value_for(name, self._value)) for name, column in columns.items()
@@ -99,7 +99,8 @@ class Pack:
         return places, self._rows or len(used)
 
 
-def _common_lengths(columns: Mapping[str, list[np.ndarray]]) -> list[int]:
+def common_lengths(columns: Mapping[str, list[np.ndarray]]) -> list[int]:
+    """Return the tokens of each item, which has as many in each of its fields."""
     (first, *others) = columns
     for name in others:
         for number, (a, b) in enumerate(zip(columns[first], columns[name], strict=True)):

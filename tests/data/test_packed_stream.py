@@ -1,0 +1,140 @@
+"""Token sequences of any length as rows of one length."""
+
+import functools
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner import Interrupter
+from learner.data import ArrayDataset, PackedStream, mix, stream
+from learner.data.source import source_of
+from tests.support.codes import raises_code
+from tests.support.runs import bits, line, quiet
+
+LENGTHS = [3, 5, 1, 8, 2, 2, 7, 4, 6, 1, 1, 8, 3]
+
+
+def texts(lengths=LENGTHS, first=1):
+    """Sequences of consecutive numbers, each number once."""
+    begin = first
+    for length in lengths:
+        yield {"text": np.arange(begin, begin + length, dtype=np.int32)}
+        begin += length
+
+
+def sequences_in(rows):
+    """The segments of rows, by hand; each begins at position 0 and goes on in order."""
+    found = []
+    for row in rows:
+        assert (row["mask"] == (row["segments"] > 0)).all()
+        assert not row["text"][~row["mask"]].any()
+        for segment in range(1, row["segments"].max() + 1):
+            at = np.flatnonzero(row["segments"] == segment)
+            assert row["positions"][at].tolist() == list(range(len(at)))
+            assert np.diff(at).tolist() == [1] * (len(at) - 1)
+            found.append(row["text"][at].tolist())
+    return found
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=12))
+def test_each_sequence_is_there_once_in_order_and_in_one_piece(lengths):
+    make = functools.partial(texts, lengths)
+    if not any(lengths):
+        assert list(PackedStream(make, length=7)) == []
+        return
+    found = sequences_in(PackedStream(make, length=7))
+    assert found == [item["text"].tolist() for item in make() if len(item["text"])]
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any))
+def test_split_fills_all_rows_but_the_last(lengths):
+    rows = list(PackedStream(functools.partial(texts, lengths), length=7, split=True))
+    assert all(row["mask"].all() for row in rows[:-1])
+    assert len(rows) == -(-sum(lengths) // 7)
+    assert [x for piece in sequences_in(rows) for x in piece] == list(range(1, 1 + sum(lengths)))
+
+
+def batches_of(make, **options):
+    return stream(PackedStream(make, length=8, **options)).batch(2)
+
+
+def of_mixture():
+    second = functools.partial(texts, [4, 9, 2, 8, 8, 1] * 3, first=1000)
+    return mix({"a": functools.partial(texts, LENGTHS * 3), "b": second}, weights={"a": 2, "b": 1}, seed=1)
+
+
+MADE = {
+    "sequences": lambda: batches_of(texts),
+    "split": lambda: batches_of(texts, split=True),
+    "a mixture": lambda: batches_of(of_mixture(), split=True),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_any_position_is_reached_by_its_state(make, epoch):
+    def read(source, start=0, state=None):
+        found = source.open(epoch, start, state)
+        return [(batch["text"].tolist(), found.where()) for batch in found]
+
+    def source():
+        made = source_of(make(), "train", batch_size=None)
+        made.keep_state()
+        return made
+
+    first = source()
+    if epoch == 2:
+        list(first.open(1))
+    whole = read(first)
+    assert len(whole) > 3
+    for start in range(1, len(whole)):
+        assert read(source(), start, whole[start - 1][1]) == whole[start:]
+
+
+def test_a_run_resumes_to_the_bit(tmp_path):
+    def step(model, batch):
+        tokens = batch["text"].astype(np.float32) * batch["mask"].astype(np.float32)
+        return {"loss": (tokens @ model["w"]).mean() ** 2}
+
+    def run(directory, stop=None):
+        interrupter = Interrupter()
+        builder = quiet(directory, saves=True).num_epochs(2).interrupter(interrupter).resume().with_batch_size(2)
+        builder.every(1, lambda info, model: interrupter.stop("x") if info.step == stop else None)
+        data = stream(PackedStream(texts, length=8, split=True))
+        return builder.build(line(8, bias=False, value=1e-3), optax.adam, 1e-3, train_step=step).fit(data)
+
+    whole = run(tmp_path / "whole")
+    for stop in (2, 5, None):
+        resumed = run(tmp_path / "run", stop)
+    assert bits(resumed.model) == bits(whole.model)
+    assert resumed.history == whole.history
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "values"),
+    [
+        (lambda: PackedStream(texts, length=0), "data-number-value", ("PackedStream", "0")),
+        (lambda: PackedStream(ArrayDataset({"x": np.zeros(3)}), length=4), "data-stream-indexed", ()),
+        (lambda: PackedStream(stream(texts).batch(2), length=4), "data-packed-stream-items", ()),
+        (
+            lambda: PackedStream(mix({"a": texts}, size=3, exhausted="repeat"), length=4),
+            "data-packed-stream-items",
+            (),
+        ),
+        (lambda: list(PackedStream(texts, length=7)), "data-packed-stream-length", ("8", "7")),
+        (lambda: list(PackedStream(lambda: iter([[1, 2]]), length=7)), "batch-items-not-dicts", ()),
+        (
+            lambda: list(PackedStream(lambda: iter([{"a": [1, 2], "b": [1]}]), length=7, split=True)),
+            "data-pack-item-unfit",
+            ("2", "1"),
+        ),
+    ],
+)
+def test_what_cannot_be_packed(make, code, values):
+    with raises_code(code, *values):
+        make()
