@@ -425,7 +425,7 @@ def test_a_new_dtype_or_structure_is_an_error_that_shows_both(second, message):
         ({"x": np.zeros(2), "k": jax.random.split(jax.random.key(0))}, "batch-random-keys", ("k", "key_data")),
         ({"s": ["a", "b"]}, "batch-dtype", ("train", "'s.0'", "<U1", "leave it out, or encode it", ".map(fn)")),
     ],
-    ids=["None", "empty dict", "lengths", "scalar", "number", "no rows", "text", "object", "dates", "records", "keys", "list"],
+    ids=["None", "{}", "lengths", "scalar", "number", "no rows", "text", "object", "dates", "records", "keys", "list"],
 )
 def test_a_batch_that_cannot_be_used_is_an_error_that_names_the_field(batch, code, values):
     with raises_code(code, *values):
