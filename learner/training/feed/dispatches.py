@@ -123,7 +123,7 @@ class Feeder:
     def integers(self) -> str:
         """Return the ranges of the integers of data in memory, for messages; empty for streams."""
         ranges = integer_ranges(self._source.rows[0]) if self._source.rows is not None else {}
-        return join_names([f"{name} is from {low} to {high}" for name, (low, high) in ranges.items()], 3)
+        return join_names([f"{name} is from {low} to {high}" for name, (low, high) in ranges.items()], 8)
 
     def example(self) -> Feed:
         """Return a feed as the looped program gets it, to trace the program with."""
