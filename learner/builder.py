@@ -868,7 +868,7 @@ class LearnerBuilder:
         only_evaluates = optimizer is None and update is None and options.population is None
         if only_evaluates and lr is None:
             lr = 0.0
-        definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)
+        definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr, update is not None)
         problems += problems_of_lr
         problems += parts.read(options, model, trainable, update, (train_step, valid_step, predict_step))
         if update is not None:
@@ -1009,7 +1009,7 @@ def _one_recorder(first: Recorder, record: Recorder | None) -> Recorder:
 
 
 def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
-    words = (allow,) if isinstance(allow, str) else tuple(allow)
+    words = (allow,) if isinstance(allow, str | bool) else tuple(allow)
     return {"allow": tuple(_one_of("allow=", word, tuple(ALLOWED)) for word in words)} if words else {}
 
 
@@ -1078,7 +1078,7 @@ def _numeric(metric: Any) -> MetricBase:
     return _metric(metric)
 
 
-def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition, list[str]]:
+def _optimizer_definition(optimizer: Any, lr: Any, has_update: bool) -> tuple[OptimizerDefinition, list[str]]:
     """Return the optimizer with its learning rate as they are given, and all problems of the learning rate."""
 
     def refuse(problem: str) -> tuple[OptimizerDefinition, list[str]]:
@@ -1096,7 +1096,12 @@ def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition,
         return OptimizerDefinition(optimizer, 1.0, lr), check_schedule(lr)
     needs = "it needs a float, an optax schedule or one of learner.schedules, or ReduceOnPlateau(...)"
     if lr is None:
-        return refuse(f"None; {needs}, as the third argument: build(model, optimizer, lr)")
+        call = (
+            "build(model, None, lr, update=fn), or 0.0 if fn ignores it"
+            if has_update
+            else "build(model, optimizer, lr)"
+        )
+        return refuse(f"None; {needs}, as the third argument: {call}")
     if problem := no_schedule(lr):
         return refuse(problem)
     if hasattr(lr, "init") and hasattr(lr, "update"):

@@ -478,6 +478,11 @@ def test_updates_have_no_accumulation(tmp_path):
         builder.build(line(), None, 0.1, update=lambda state, batch, lr, rng: (state, None))
 
 
+def test_an_update_without_a_rate_is_told_that_it_may_ignore_one(tmp_path):
+    with raises_code("learning-rate-value", "build(model, None, lr, update=fn), or 0.0 if fn ignores it"):
+        quiet(tmp_path / "run").build(line(), update=lambda state, batch, lr, rng: (state, None))
+
+
 def test_a_rate_of_zero_is_one(tmp_path):
     assert isinstance(build_line(quiet(tmp_path / "run"), 0.0), Learner)
 

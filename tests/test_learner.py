@@ -16,7 +16,7 @@ import pytest
 
 from learner import Learner
 from learner.data import ArrayDataset, DataLoaderBuilder
-from learner.metrics import LearningRate
+from learner.metrics import AUROC, Accuracy, LearningRate
 from learner.runs.history import read_history
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -382,6 +382,12 @@ def test_predict_refuses_integers_that_the_device_would_wrap(tmp_path):
     batch = {**batches(8)[0], "id": np.full(8, 2**40)}
     with raises_code("batch-integer-too-large", "'id'", "1099511627776", split="given"):
         list(build_line(quiet(tmp_path / "run")).predict([batch]))
+
+
+def test_an_evaluation_that_is_impossible_is_no_training(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").metrics(Accuracy(), AUROC()))
+    with raises_code("learner-untrainable", "this cannot be evaluated, 2 problems"):
+        learner.evaluate(batches(8))
 
 
 def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):

@@ -85,7 +85,8 @@ def _train(config: RunConfig) -> int:
     enter_stage("reading the data")
     before = read_summary(Path(config.directory)) if config.resumes else None
     try:
-        result = config.learner().fit()
+        learner = config.learner()
+        result = learner.fit()
     except KeyboardInterrupt:
         return _interrupted(config.directory)
     except SystemExit as ended:
@@ -96,7 +97,9 @@ def _train(config: RunConfig) -> int:
         end_stages()
         if jax.process_index() == 0:
             stopped_early = str(before.get("stopped_by")).startswith("early stopping")
-            print("--early_stopping=null resumes it" if stopped_early else "--num_epochs=... makes it longer")
+            stops_early = stopped_early and learner.definition.options.early_stopping
+            longer = f"--num_epochs={before.get('epochs', 0) + 1} or more makes it longer"
+            print("--early_stopping=null resumes it" if stops_early else longer)
         return 0
     codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
     reason = result.stopped_by.partition(":")[0]

@@ -255,12 +255,17 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
         return import_path(path, key)
     if path not in names:
         raise LearnerError(
-            f"{key}: there is no {path!r}: {near(path, list(names))} (your own by import path)",
+            f"{key}: there is no {path!r}: {_hint(path, names)} (your own by import path)",
             code="config-name-unknown",
             key=key,
             path=path,
         )
     return import_path(names[path], key)
+
+
+def _hint(path: str, names: Mapping[str, str]) -> str:
+    parts = path.split(",")
+    return f"a list is [{path}]" if len(parts) > 1 and names.keys() >= set(parts) else near(path, list(names))
 
 
 def has_literals(value: Any) -> bool:

@@ -249,4 +249,10 @@ def _loader_option(name: str, value: Any, key: str, seed: int) -> Option:
 
     if name == "shuffle" and value is True:
         return dataclasses.replace(option(DataLoaderBuilder, name, seed, key), value=True)
+    if name == "shuffle" and isinstance(value, str):  # in YAML 1.2 `yes` is a text
+        raise LearnerError(
+            f"{key} is {value!r}: it needs true or false, or a whole number as the seed",
+            code="config-arguments-mismatch",
+            key=key,
+        )
     return option(DataLoaderBuilder, name, value, key)

@@ -64,20 +64,22 @@ class SweepGroup:
         return Population(tuple(dataclasses.replace(each, name=name, config=config) for each, name, config in parts))
 
 
-def share_order(content: dict[str, Any]) -> None:
+def share_order(content: dict[str, Any]) -> dict[str, Any]:
     """Give the data of a config the seed of the config for their order, which is that of all members, whatever the seed
-    of a member.
+    of a member. Return the keys that have changed, with their values.
 
     >>> content = {"seed": 3, "train": {"dataset": "data.csv", "shuffle": True}}
-    >>> share_order(content)
-    >>> content["train"]["shuffle"]
-    3
+    >>> share_order(content), content["train"]["shuffle"]
+    ({'train.shuffle': 3}, 3)
     """
-    sources = [content.get("train"), content.get("valid")]
-    sources += [each for source in sources if isinstance(source, dict) for each in source.values()]
-    for source in sources:
+    sources = {key: content.get(key) for key in ("train", "valid")}
+    of_splits = [(key, source) for key, source in sources.items() if isinstance(source, dict)]
+    sources |= {f"{key}.{name}": each for key, source in of_splits for name, each in source.items()}
+    changed = {}
+    for key, source in sources.items():
         if isinstance(source, dict) and source.get("shuffle") is True:
-            source["shuffle"] = content.get(SEED, 0)
+            changed[f"{key}.shuffle"] = source["shuffle"] = content.get(SEED, 0)
+    return changed
 
 
 def keyword_of(key: str) -> str | None:

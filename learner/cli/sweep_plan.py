@@ -135,7 +135,9 @@ class SweepPlan:
 
     def command(self, member: SweepMember) -> str:
         """Return the command that trains a member by itself, without listeners, as addresses may be secret."""
-        settings = {**self.shared, **member.values, "directory": f"{self.directory}-best"}
+        is_together = any(group.traced and member in group.members for group in self.groups)
+        order = share_order(copy.deepcopy(dict(self.content))) if is_together and SEED in member.values else {}
+        settings = {**self.shared, **member.values, **order, "directory": f"{self.directory}-best"}
         shown = {
             key: value for key, value in settings.items() if key.partition(".")[0] not in (*OBSERVER_KEYS, *SELECTIONS)
         }

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import field_name
+from learner.data.batch_arrays import field_name, refuse_keys
 from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
 from learner.data.sources.input_files import refuse_path
@@ -34,6 +34,7 @@ class ArrayDataset(Dataset):
     def __init__(self, arrays: Any) -> None:
         if isinstance(arrays, str | os.PathLike):
             refuse_path(arrays, "ArrayDataset")
+        refuse_keys(arrays)
         self._leaves: list[np.ndarray]
         self._structure: Any
         self._leaves, self._structure = jax.tree.flatten(jax.tree.map(np.asarray, arrays))

@@ -24,6 +24,9 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
         )
     try:
         arrays = {name: np.asarray(as_array(leaf)) for name, leaf in leaves.items()}
+    except TypeError:
+        refuse_keys(batch)
+        raise
     except ValueError as error:
         raise LearnerError(
             f"a batch of the {split} data cannot be read as arrays: {error}", code="batch-not-arrays", split=split
@@ -48,6 +51,18 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     if not next(iter(shapes.values()))[0]:
         raise LearnerError(f"a batch of the {split} data has 0 rows", code="batch-without-rows", split=split)
     return jax.tree.unflatten(jax.tree.structure(batch), list(arrays.values()))
+
+
+def refuse_keys(arrays: PyTree) -> None:
+    """Raise `LearnerError` if an array has keys of `jax.random`, which NumPy has no dtype for."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise LearnerError(
+                f"{field_name(path)} holds keys of jax.random, which are no numbers: give jax.random.key_data(keys) to "
+                "the data, and make keys of it with jax.random.wrap_key_data in the step",
+                code="batch-random-keys",
+                field=field_name(path),
+            ) from None
 
 
 def refuse_wrapped(batch: PyTree, split: str) -> None:

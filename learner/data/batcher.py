@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import field_name
+from learner.data.batch_arrays import field_name, refuse_keys
 from learner.errors import LearnerError
 
 MOST_NAMED = 5  # items of one kind, or kinds, that a message names
@@ -87,6 +87,9 @@ def stack(items: Sequence[Any]) -> Any:
             )
     try:
         return structure.unflatten([_join(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
+    except TypeError:
+        refuse_keys(items[0])
+        raise
     except ValueError:
         _check_shapes(items)
         raise

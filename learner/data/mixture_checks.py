@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
-from learner.data.batch_arrays import as_array, field_name
+from learner.data.batch_arrays import as_array, field_name, refuse_keys
 from learner.data.dataset import Dataset, read_item, view
 from learner.data.randomness import generators_of
 from learner.data.sources.foreign import adapt
@@ -233,6 +233,7 @@ def check_source_field(field: Any, items: Mapping[str, Any], problems: Problems)
 def _fields(item: Any, in_memory: bool) -> tuple[dict[str, Kind], Any]:
     """Return dtype and shape by field, and the structure of an item. The length of an open axis is None."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(item, is_leaf=lambda value: isinstance(value, list))
+    refuse_keys(item)
     fields = {}
     for path, leaf in leaves:
         array = np.asarray(as_array(leaf))

@@ -113,9 +113,9 @@ def nonfinite_text(kind: str, step: int) -> str:
     return f"the {kind} of step {step} is not finite"
 
 
-def advice(kind: str, bad_rows: str | None) -> str:
+def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
     """Return what may be done about it. `bad_rows` names rows of the training data that are not finite; None if they
-    are not known, and empty if there are none.
+    are not known, and empty if there are none. `integers`: the ranges of its integers, if they are known.
     """
     if kind in ADVICE:
         return ADVICE[kind]
@@ -126,7 +126,11 @@ def advice(kind: str, bad_rows: str | None) -> str:
             f"If the loss does not depend on them, try {usual}"
         )
     data = "" if bad_rows is not None else ", or data without NaN, which `learner data` and DatasetReport count"
-    return f"Try {usual}{data}; on_nonfinite says what else may be done"
+    ranges = f" ({integers})" if integers else ""
+    return (
+        f"Try {usual}{data}. Indices beyond an embedding's table{ranges} and means without rows (a micro-batch, or a "
+        "device's part, that is all masked) are NaN, too. on_nonfinite says what else may be done"
+    )
 
 
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:

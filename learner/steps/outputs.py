@@ -85,7 +85,7 @@ class ClassificationOutput:
         if logits.ndim != 2 or labels.shape != logits.shape[:1]:
             raise LearnerError(
                 f"ClassificationOutput.from_logits got logits of shape {logits.shape} and labels of shape "
-                f"{labels.shape}; it needs [batch, classes] and [batch]",
+                f"{labels.shape}; it needs [batch, classes] and [batch]{_one_hot_hint(logits, labels)}",
                 code="output-classification-shapes",
             )
         _check_mask(mask, labels.shape)
@@ -206,7 +206,7 @@ class SequenceOutput:
         if logits.ndim != 3 or targets.shape != logits.shape[:2]:
             raise LearnerError(
                 f"SequenceOutput.from_logits got logits of shape {logits.shape} and targets of shape {targets.shape}; "
-                "it needs [batch, length, classes] and [batch, length]",
+                f"it needs [batch, length, classes] and [batch, length]{_one_hot_hint(logits, targets)}",
                 code="output-sequence-shapes",
             )
         _check_mask(mask, targets.shape)
@@ -253,7 +253,8 @@ class SegmentationOutput:
         if logits.ndim < 3 or targets.shape != logits.shape[:-1]:
             raise LearnerError(
                 f"SegmentationOutput.from_logits got logits of shape {logits.shape} and targets of shape "
-                f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]",
+                f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]"
+                f"{_one_hot_hint(logits, targets)}",
                 code="output-segmentation-shapes",
             )
         _check_mask(mask, targets.shape)
@@ -343,6 +344,10 @@ def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
             code="output-mask-shape",
             shape=shape,
         )
+
+
+def _one_hot_hint(logits: Array, labels: Array) -> str:
+    return "; of one-hot labels pass labels.argmax(-1)" if labels.shape == logits.shape else ""
 
 
 def _kept(values: Array, mask: Array | None) -> Array:

@@ -42,12 +42,12 @@ def description(
     step: StepFunctions,
     strategy: Strategy,
     inputs: Inputs,
-    rate: Any,
+    rates: Mapping[str, Any],
     resumes: bool,
     fingerprint: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the description of a run that all processes must agree on, as JSON. `rate`: the learning rate or its
-    schedule; `fingerprint`: see `learner.training.fingerprints`.
+    """Return the description of a run that all processes must agree on, as JSON. `rates`: the learning rate and
+    its schedules, by name; `fingerprint`: see `learner.training.fingerprints`.
     """
     splits = {}
     for split in inputs.first_batches:
@@ -67,7 +67,7 @@ def description(
         "model": {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(step.adapter.params).items()},
         "first values": None if resumes else _digest(step.adapter.params),
         "optimizer": None if step.optimizer is None else name_of(step.optimizer),
-        "learning rate": repr(rate),
+        **rates,
         "precision": [repr(step.policy), step.matmul, step.remat is not None],
         "on_nonfinite": repr(step.watch),
         "early stopping": [[vars(s.monitor), s.patience, s.warmup] for s in options.early_stopping],

@@ -132,6 +132,8 @@ def _announce_initial(run: Run, spec: RunSpec) -> None:
         for text in (report.line, *report.details):
             log.info("%s", text)
         run.reporter.put(Message(time.time(), logging.INFO, report.line))
+        if report.warning is not None:
+            run.warn(report.warning)
     elif spec.options.initial is not None:
         log.info("initial_from is ignored: the run resumes from a checkpoint of its own")
 

@@ -219,7 +219,7 @@ def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, pro
     options, step = definition.options, definition.step
     first_batches = inputs.first_batches.items()
     if problems := [p for split, first in first_batches for p in check_valid(step, runner.state, first, split)]:
-        raise one_error(problems, code="learner-untrainable")
+        raise one_error(problems, "this cannot be evaluated", code="learner-untrainable")
     needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
     metrics = {split: options.metrics_of(split) for split in inputs.valid}
     timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.errors import LearnerError
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
 from learner.runs.history import History
 from learner.training.messages import SplitFinished
@@ -15,6 +16,7 @@ from learner.training.row_collector import RowCollector
 from learner.training.step_reader import StepsRead
 from learner.util.json_values import encode
 from learner.util.ownership import ThreadOwned
+from learner.util.text import short
 
 Values = dict[str, float | str]
 Pictures = dict[str, Callable[[], np.ndarray]]
@@ -85,7 +87,7 @@ class HostMetrics(ThreadOwned):
                 assert isinstance(metric, HostMetric)
                 value = metric.compute()
                 metric.reset()
-            values[metric.name] = _number(value) if metric.numeric else metric.text(value)
+            values[metric.name] = _checked_number(metric, value) if metric.numeric else metric.text(value)
             if not metric.numeric:
                 self.arrays[f"{finished.split}/{metric.name}"] = functools.partial(metric.arrays, value)
             if callable(draw := getattr(metric, "picture", None)):
@@ -143,6 +145,18 @@ def _undefined_in(history: History) -> set[str]:
         if steps - explained:
             names.add(name)
     return names
+
+
+def _checked_number(metric: MetricBase, value: Any) -> float:
+    try:
+        return _number(value)
+    except (TypeError, ValueError):
+        raise LearnerError(
+            f"compute of the metric {metric.name} returned {short(repr(value))}, which is not one number. For a "
+            "text, a table or an array set numeric = False, and write text(self, value), which returns what is shown",
+            code="metric-value-not-a-number",
+            name=metric.name,
+        ) from None
 
 
 def _number(value: Any) -> float:

@@ -11,8 +11,9 @@ from learner.checkpoint.load import SHOWN, PathMatch, blank_state, evaluated_ite
 from learner.checkpoint.store import CheckpointStore
 from learner.errors import LearnerError
 from learner.models.adapters import ModelAdapter
+from learner.models.freezing import frozen_leaves
 from learner.training.options import Options
-from learner.util.text import count, printable
+from learner.util.text import count, join_names, printable
 from learner.util.trees import nonfinite_leaves
 
 
@@ -26,6 +27,7 @@ class InitReport:
       unmatched: why the others stay as the model was initialised, by path.
       unused: the paths of the checkpoint's other arrays.
       renamed: of the loaded ones those with another path in the checkpoint: that one, by the model's.
+      untrained: of the unmatched ones the parameters that are not trained, by their names in the model.
     """
 
     source: str
@@ -33,6 +35,7 @@ class InitReport:
     unmatched: Mapping[str, str]
     unused: tuple[str, ...]
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -44,6 +47,17 @@ class InitReport:
         unused = f"; {count(len(self.unused), 'array')} of it unused" if self.unused else ""
         total = count(len(self.loaded) + len(self.unmatched), "array")
         return printable(f"took {len(self.loaded)} of {total} from {self.source}{unused}")
+
+    @property
+    def warning(self) -> str | None:
+        """Return the text about parameters that stay random where the checkpoint may have them under other paths."""
+        if not self.untrained or not self.unused:
+            return None
+        frozen, unused = (join_names(paths, 3) for paths in (self.untrained, self.unused))
+        return printable(
+            f"parameters that are not trained stay as initialised ({frozen}), while {self.source} has {unused} unused: "
+            "if these belong there, rename=[(regular expression, replacement)] of initial_from gives them other paths"
+        )
 
     @property
     def details(self) -> list[str]:
@@ -82,9 +96,13 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
             f"{checkpoint} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one",
             code="model-initial-nonfinite",
         )
+    frozen = frozen_leaves(adapter, adapter.model_state)
+    # Linen's frozen parameters are in a part of their own.
+    places = {name: {f"model_state/{name}", f"model_state/frozen.{name}"} for name in frozen}
+    untrained = tuple(name for name, paths in places.items() if paths & match.unmatched.keys())
     changed = copy.copy(adapter)
     changed.params, changed.model_state = state.params, state.model_state
-    return changed, InitReport(checkpoint, match.matched, match.unmatched, match.unused, match.renamed)
+    return changed, InitReport(checkpoint, match.matched, match.unmatched, match.unused, match.renamed, untrained)
 
 
 def _refuse_overwritten(options: Options, store: CheckpointStore) -> None:

@@ -99,8 +99,12 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
 
     if processes.count > 1:
         refuse_together(options, strategy)
-        rate = optimizer.lr, describe_schedules(step.schedule, step.optimizer), plateau is not None
-        processes.agree("what they train", description(options, step, strategy, inputs, rate, resumes, fingerprint()))
+        rates = {
+            "learning rate": optimizer.lr,
+            "schedules": describe_schedules(step.schedule, step.optimizer),
+            "ReduceOnPlateau": plateau is not None,
+        }
+        processes.agree("what they train", description(options, step, strategy, inputs, rates, resumes, fingerprint()))
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)
         fingerprint = functools.cache(lambda: of_first)

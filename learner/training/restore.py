@@ -26,6 +26,12 @@ ALLOWED = {
 """Changes that a resumed run accepts if `allow=` names them, and their effect."""
 
 
+MORE_TRAINED = (
+    ", whose initial_from takes the parameters of this one: what is frozen, or trainable, has changed. Inside of a run "
+    "a Group with a schedule that is 0 at first unfreezes parameters (docs: howto/fine-tuning)"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """The content of a checkpoint.
@@ -107,6 +113,8 @@ def restore(
     if problems:
         fresh = "; resume(allow='optimizer') or --resume.allow=optimizer begins with a new state of the optimizer"
         what = difference_text(problems, f"the checkpoint {store.path(entry.step)}")
+        if _trains_others(saved["model"], needed["model"]):
+            what += MORE_TRAINED
         problems = [what if differing_in["model"] else what + fresh]
     problems += differing(progress)
     if problems:
@@ -128,6 +136,12 @@ def restore(
             code="checkpoint-step-mismatch",
         )
     return Restored(entry, state, progress, store.metrics(entry.step), tuple(notes))
+
+
+def _trains_others(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> bool:
+    """Return True for items `model` of the same paths, of which others are parameters to train."""
+    names = [{path.removeprefix("frozen.") for paths in model.values() for path in paths} for model in (saved, needed)]
+    return names[0] == names[1] and set(saved.get("params") or ()) != set(needed["params"])
 
 
 def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:

@@ -265,8 +265,9 @@ class Run(ThreadOwned):
                 last = str(self.saver.store.path(entries[-1].step))
                 good = f"The last checkpoint before it is {last}"
         before = f", as were those of the {policy.in_a_row - 1} steps before" if policy.policy == "skip" else ""
+        advised = advice(halted.kind, self.feeder.bad_rows(), self.feeder.integers())
         return NonFiniteError(
-            f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind, self.feeder.bad_rows())}",
+            f"{text} (epoch {halted.epoch}){before}. {good}. {advised}",
             code="step-nonfinite",
             quantity=halted.kind,
             step=halted.step,

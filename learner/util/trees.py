@@ -47,6 +47,16 @@ def nonfinite_rows(arrays: PyTree) -> dict[str, list[int]]:
     return {name: rows for name, rows in found.items() if rows}
 
 
+def integer_ranges(arrays: PyTree) -> dict[str, tuple[int, int]]:
+    """Return the least and the greatest value of each array of integers, by its path.
+
+    >>> integer_ranges({"x": np.float32([1]), "text": np.array([[3, 64], [0, 7]])})
+    {'text': (0, 64)}
+    """
+    integers = {name: x for name, x in named_leaves(arrays).items() if jnp.issubdtype(x.dtype, jnp.integer)}
+    return {name: (int(x.min()), int(x.max())) for name, x in integers.items()}
+
+
 @jax.jit
 def _finite(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: jnp.isfinite(x).all() for name, x in arrays.items()}

@@ -485,6 +485,19 @@ def test_a_head_of_another_width(net, tmp_path):
         assert f"{text}\n" in log_of(tmp_path / "new")
 
 
+@pytest.mark.parametrize("freeze", ["v", "w"])
+def test_frozen_parameters_that_stay_random_are_a_warning_if_arrays_are_unused(freeze, one, tmp_path):
+    model = {"v": jnp.ones((3, 1)), "w": jnp.ones((3, 1))}
+    step = lambda model, batch: line_step({"w": model["w"] + model["v"], "b": jnp.zeros(1)}, batch)  # noqa: E731
+    messages = Messages()
+    builder = quiet(tmp_path / "new").initial_from(one, partial=True).freeze(freeze).metric_loggers(messages)
+    builder.build(model, optax.sgd, 0.1, train_step=step).fit(batches())
+    warnings = [text for level, text in messages.found if level > 20]
+    assert [("initialised (v)" in text, "b unused" in text, "rename=" in text) for text in warnings] == (
+        [(True, True, True)] if freeze == "v" else []
+    )
+
+
 def test_arrays_that_are_on_one_side_only(one, tmp_path):
     model = {"w": jnp.ones((3, 1)), "c": jnp.ones((1,))}
     step = lambda model, batch: line_step({"w": model["w"], "b": model["c"]}, batch)  # noqa: E731

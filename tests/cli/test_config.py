@@ -161,6 +161,12 @@ def test_variables_that_are_missing_are_told_once_beside_other_mistakes(importab
 def test_a_single_mistake_has_its_own_message_and_code(importable, line_config):
     for key, value, code, message in (
         ("metrics", ["Acuracy"], "config-name-unknown", "metrics.0: there is no 'Acuracy': did you mean 'Accuracy' "),
+        (
+            "metrics",
+            "Accuracy,R2",
+            "config-name-unknown",
+            "metrics.0: there is no 'Accuracy,R2': a list is [Accuracy,R2]",
+        ),
         ("num_epochs", "many", "config-arguments-mismatch", "num_epochs is 'many': it needs a whole number"),
         ("freeze", [{"class_path": "nowhere.x"}], "config-module-missing", "freeze.0 is 'nowhere.x', but there is no"),
     ):

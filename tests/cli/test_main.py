@@ -238,6 +238,7 @@ def test_how_to_resume_a_run_that_stopped_early(learner, trained):
     assert stopped < 5
     out = learner("resume", "run")[1]
     (option,) = re.findall(r"--\S+=\S+", out.partition("nothing left to do")[2])
+    assert "--num_epochs=" + str(stopped + 1) in learner("resume", "run", option, f"--num_epochs={stopped}")[1]
     assert learner("resume", "run", option)[0] == 0
     assert summary()["epochs"] == 5
 

@@ -30,6 +30,8 @@ def test_shuffling(importable):
         orders[said] = list(loader.order(1))
     assert orders[False] == [0, 1, 2, 3, 4, 5]
     assert orders[True] == orders[3] != orders[False]
+    with raises_code("config-arguments-mismatch", "'yes'", "true or false", key="train.shuffle"):
+        source({"dataset": DATASET, "batch_size": 4, "shuffle": "yes"}, "train", seed=3)
 
 
 def test_data_as_they_are(importable):

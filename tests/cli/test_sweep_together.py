@@ -108,6 +108,16 @@ def test_members_compute_what_they_do_one_after_another(learner, write, changes)
     assert read_summary(Path("together"))["stopped_by"] == "num_epochs"
 
 
+def test_the_command_of_the_best_member_has_the_order_that_all_share(learner, write, line_config):
+    path = write(seed=3, train=line_config["train"] | {"shuffle": True})
+    out = learner("sweep", path, "--seed=0,7", "--directory=together", "--together")[1]
+    command = shlex.split(out.partition("by itself: ")[2].splitlines()[0])
+    assert "--train.shuffle=3" in command
+    assert learner(*command[1:])[0] == 0
+    best = out.partition("its best member: together/")[2].partition(",")[0]
+    np.testing.assert_allclose(losses("together-best")["together-best"], losses("together")[best], rtol=1e-5)
+
+
 def test_what_cannot_be_traced_makes_populations_of_their_own(learner, write):
     words = ("sweep", write(sweep={"together": True}), "--train.batch_size=4,6", "--lr=0.1,0.2")
     code, out, _ = learner(*words)

@@ -1,5 +1,6 @@
 import pickle
 
+import jax
 import numpy as np
 import pytest
 
@@ -49,6 +50,7 @@ def test_a_batch_of_one_has_the_axis_too():
         ),
         ([1] * 9 + [[1, 2]], "batch-item-shapes-differ", ("[]", "0", "1", "2", "3", "4", "[2]", "9")),
         ([np.ones(i) for i in range(9)], "batch-item-shapes-differ", ("[4]", "4")),
+        ([{"k": jax.random.key(0)}, {"k": jax.random.key(1)}], "batch-random-keys", ("k", "jax.random.key_data")),
         ([[[1, 2], [3]], [[1, 2], [3]]], "batch-item-shapes-differ", ("the array", "0", "1")),
     ],
 )

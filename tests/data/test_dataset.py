@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
         ("nowhere/nope.npz", "data-file-missing", ("nowhere/nope.npz",)),
         (Path(__file__), "data-path-unread", ("test_dataset.py",)),
         (None, "data-arrays-missing", ()),
+        ({"x": np.zeros(2), "k": jax.random.split(jax.random.key(0))}, "batch-random-keys", ("k holds", "key_data")),
     ],
 )
 def test_wrong_arrays_are_named_with_their_shapes(arrays, code, values):

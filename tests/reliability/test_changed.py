@@ -161,11 +161,17 @@ def test_several_differences_are_one_error(inside):
         assert part in str(error.value)
 
 
+def test_other_frozen_parameters_name_what_to_do(one_epoch):
+    with raises_code("resume-differs", "initial_from", "Group with a schedule"):
+        build_line(saving(one_epoch).freeze("b").resume()).fit(batches(), valid_data())
+
+
 @pytest.mark.full
 def test_another_optimizer_that_is_allowed(one_epoch):
     with raises_code("resume-differs") as error:
         build_line(saving(one_epoch).resume(), optimizer=optax.adam).fit(batches(), valid_data())
     assert "resume(allow='optimizer') or --resume.allow=optimizer" in str(error.value)
+    assert "initial_from" not in str(error.value)
     builder = saving(one_epoch).resume(allow=("optimizer", "metrics"))
     result = build_line(builder, 0.01, optax.adam).fit(batches(), valid_data())
     params, optimizer = by_hand(0.05), optax.adam(0.01)
@@ -214,6 +220,8 @@ def test_logs_that_lost_something(inside, lost):
 def test_allow_knows_four_words(tmp_path):
     with raises_code("builder-choice-unknown", name="allow=", value="everything"):
         quiet(tmp_path).resume(allow="everything")
+    with raises_code("builder-choice-unknown", name="allow=", value=True):
+        quiet(tmp_path).resume(True)
 
 
 # -- what no run can have written --------------------------------------------------------------------------------------

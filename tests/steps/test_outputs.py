@@ -18,6 +18,7 @@ from learner import (
     LearnerError,
     MultiLabelOutput,
     RegressionOutput,
+    SegmentationOutput,
     SequenceOutput,
     TrainOutput,
     weighted_mean,
@@ -325,7 +326,11 @@ def of(*shape: int, dtype: Any = jnp.float32) -> Any:
 WRONG = {
     "logits of one row": (ClassificationOutput.from_logits, (of(4), of(4, dtype=INT)), r"\(4,\)"),
     "labels of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(5, dtype=INT)), r"\(4, 3\).*\(5,\)"),
-    "one-hot labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, 3, dtype=INT)), r"needs \[batch, classes\]"),
+    "one-hot labels": (
+        ClassificationOutput.from_logits,
+        (of(4, 3), of(4, 3, dtype=INT)),
+        r"needs \[batch, classes\].*\.argmax\(-1\)",
+    ),
     "labels in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, 1, dtype=INT)), r"\(4, 1\)"),
     "sequences as classes": (ClassificationOutput.from_logits, (of(4, 5, 3), of(4, 5, dtype=INT)), r"\(4, 5, 3\)"),
     "float labels": (ClassificationOutput.from_logits, (of(4, 3), of(4)), "dtype float32; it needs integer"),
@@ -339,6 +344,8 @@ WRONG = {
     "a scalar": (RegressionOutput.from_predictions, (of(), of()), r"shape \(\)"),
     "mask per value": (RegressionOutput.from_predictions, (of(4, 2), of(4, 2), of(4, 2)), r"mask has shape \(4, 2\)"),
     "classes as sequences": (SequenceOutput.from_logits, (of(4, 3), of(4, dtype=INT)), r"\[batch, length, classes\]"),
+    "one-hot tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5, 3, dtype=INT)), r"\.argmax\(-1\)"),
+    "one-hot pixels": (SegmentationOutput.from_logits, (of(2, 4, 5, 3), of(2, 4, 5, 3)), r"\.argmax\(-1\)"),
     "shifted targets": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 4, dtype=INT)), r"\(4, 4\)"),
     "float tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5)), "dtype float32; it needs integer"),
     "mask per sequence": (

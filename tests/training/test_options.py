@@ -60,4 +60,4 @@ def agreed(options):
     )
     inputs = SimpleNamespace(first_batches={})
     strategy = SimpleNamespace(description="one device")
-    return description(options, step, strategy, inputs, 0.1, True, {"programs": {}})["options"]
+    return description(options, step, strategy, inputs, {}, True, {"programs": {}})["options"]

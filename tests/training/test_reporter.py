@@ -546,6 +546,18 @@ def test_rows_of_several_shapes_are_padded_for_metrics_that_take_them(start):
     assert worker.history["train/Rows"] == [11 * 1 + 11 * 2 + 111 * 3]
 
 
+@pytest.mark.parametrize("value", ["a table", np.arange(3)])
+def test_a_value_that_is_no_number_names_its_metric_and_the_remedy(start, value):
+    class Table(ResidentBatches):
+        def compute(self, rows):
+            return value
+
+    worker = start(Loss(), Table())
+    worker.put(made(1, 0.5, buffer=1, tail=[({"x": jnp.ones((1, 1))},)]))
+    with raises_code("metric-value-not-a-number", repr(value), "numeric = False", "text(self, value)", name="Rows"):
+        put_all(worker, SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

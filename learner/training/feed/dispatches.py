@@ -23,7 +23,7 @@ from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatch, M
 from learner.training.feed.place import Placer, ResidentRows, device_dtype, stacked
 from learner.training.feed.prefetch import Prefetcher
 from learner.util.text import join_names
-from learner.util.trees import nonfinite_rows
+from learner.util.trees import integer_ranges, nonfinite_rows
 
 __all__ = ["Dispatch", "Feeder"]
 
@@ -119,6 +119,11 @@ class Feeder:
             return None
         found = nonfinite_rows(rows[0])
         return " and ".join(f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items())
+
+    def integers(self) -> str:
+        """Return the ranges of the integers of data in memory, for messages; empty for streams."""
+        ranges = integer_ranges(self._source.rows[0]) if self._source.rows is not None else {}
+        return join_names([f"{name} is from {low} to {high}" for name, (low, high) in ranges.items()], 8)
 
     def example(self) -> Feed:
         """Return a feed as the looped program gets it, to trace the program with."""

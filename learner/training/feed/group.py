@@ -169,6 +169,7 @@ class Grouper:
         else:
             change = ""
         if change:
+            refuse_wrapped(batch, self._source.split)  # more than 32 bits are the reason for another dtype
             raise LearnerError(
                 f"the {self._source.split} batches changed their {change} from {listed(self._first)} to "
                 f"{listed(batch)}{_differences(self._first, batch)}",

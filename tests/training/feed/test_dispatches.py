@@ -422,9 +422,10 @@ def test_a_new_dtype_or_structure_is_an_error_that_shows_both(second, message):
         ({"x": np.array([None, {}], dtype=object)}, "batch-dtype", ("train", "'x'", "object")),
         ({"t": np.zeros(2, "datetime64[s]")}, "batch-dtype", ("train", "'t'", "datetime64[s]")),
         ({"r": np.zeros(2, [("a", int)])}, "batch-dtype", ("train", "'r'", "[('a', '<i8')]")),
+        ({"x": np.zeros(2), "k": jax.random.split(jax.random.key(0))}, "batch-random-keys", ("k", "key_data")),
         ({"s": ["a", "b"]}, "batch-dtype", ("train", "'s.0'", "<U1", "leave it out, or encode it", ".map(fn)")),
     ],
-    ids=["None", "empty dict", "lengths", "scalar", "number", "no rows", "text", "object", "dates", "records", "list"],
+    ids=["None", "{}", "lengths", "scalar", "number", "no rows", "text", "object", "dates", "records", "keys", "list"],
 )
 def test_a_batch_that_cannot_be_used_is_an_error_that_names_the_field(batch, code, values):
     with raises_code(code, *values):
@@ -768,7 +769,8 @@ def test_a_later_batch_and_one_of_tensors_are_looked_at_too():
             return self.array
 
     good, wrong = labelled(np.int64, 1), labelled(np.int64, TOO_LARGE)
-    for batches in ([good, wrong], [jax.tree.map(Tensor, good), jax.tree.map(Tensor, wrong)]):
+    narrow = {name: x.astype(np.int32) if x.dtype == np.int64 else x for name, x in good.items()}
+    for batches in ([good, wrong], [jax.tree.map(Tensor, good), jax.tree.map(Tensor, wrong)], [narrow, wrong]):
         feeder = feeder_of(batches, plan_of(loop=False))
         with raises_code("batch-integer-too-large", "4294967196"):
             taken(feeder)
