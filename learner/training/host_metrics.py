@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
+from learner.runs.appended import shortest
 from learner.runs.history import History
 from learner.training.messages import SplitFinished
 from learner.training.row_collector import RowCollector
@@ -63,7 +64,7 @@ class HostMetrics(ThreadOwned):
                 index += 1
             elif isinstance(metric, HostMetric):
                 metric.on_batches(rows, weight)
-                columns[metric.name] = np.full(count, metric.update(count, read.computing * count), np.float32)
+                columns[metric.name] = np.full(count, shortest(metric.update(count, read.computing * count)))
         collecting = [metric for metric in self._metrics[split] if isinstance(metric, CollectingMetric)]
         for dispatched, values in read.pairs:
             self.rows.add(dispatched, values, collecting)
@@ -85,14 +86,14 @@ class HostMetrics(ThreadOwned):
                 assert isinstance(metric, HostMetric)
                 value = metric.compute()
                 metric.reset()
-            values[metric.name] = _number(value) if metric.numeric else metric.text(value)
+            values[metric.name] = shortest(value) if metric.numeric else metric.text(value)
             if not metric.numeric:
                 self.arrays[f"{finished.split}/{metric.name}"] = functools.partial(metric.arrays, value)
             if callable(draw := getattr(metric, "picture", None)):
                 pictures[metric.name] = functools.partial(draw, value)
         self.rows.discard(finished.split)
         self._warn_of_undefined(finished, values, has_skips)
-        others = {name: _number(value) for name, value in on_device.items() if name not in values}
+        others = {name: shortest(value) for name, value in on_device.items() if name not in values}
         return values | others, pictures
 
     def discard(self, split: str) -> None:
@@ -143,8 +144,3 @@ def _undefined_in(history: History) -> set[str]:
         if steps - explained:
             names.add(name)
     return names
-
-
-def _number(value: Any) -> float:
-    """Return the shortest decimal number that reads back to the same float32: 0.1, not 0.10000000149011612."""
-    return float(str(np.float32(value)))
