@@ -34,9 +34,9 @@ class RankingMetric(CollectingMetric, abc.ABC):
     averages are over the others. It is NaN, too, where something strange counts: a NaN among the scores (of several
     labels: for these classes), scores without a softmax (+inf among them), or a label that is none of the classes.
 
-    It keeps 4 bytes for each score and 4 for the label of each row (of several labels 1 for each), on the device until
-    the next dispatch is read and then on the host, until the split ends; metrics with `Binned` in front need no more at
-    the end than at the beginning.
+    It keeps 4 bytes for each score (8 of float64) and 4 for the label of each row (of several labels 1 for each), on
+    the device until the next dispatch is read and then on the host, until the split ends; metrics with `Binned` in
+    front need no more at the end than at the beginning.
 
     Args:
       average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"micro"` (all scores in one
@@ -82,8 +82,8 @@ class RankingMetric(CollectingMetric, abc.ABC):
         """
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return the scores float32 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each, int8
-        `[rows, ..., classes]` of several; -1 is none of the classes, and -2 does not count.
+        """Return the scores float32 or float64 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each,
+        int8 `[rows, ..., classes]` of several; -1 is none of the classes, and -2 does not count.
         """
         classes = None if self.classes is None else len(self.classes)
         scores = read_scores(self.name, output, classes, self.ignore_label)
