@@ -156,8 +156,8 @@ class StepsEnded(Event):
 
     `first` is the number of the first one: of the run for `train` (the first step is 1), of the split otherwise (the
     first batch is 1). `in_epoch` counts those of this epoch (or this validation) up to and with the last of them,
-    `total` what that count will end at where known. `values` has a float32 array `[count]` for each numeric metric that
-    has values per step; `weights` `[count]`.
+    `total` what that count will end at where known. `values` has an array `[count]` for each numeric metric that has
+    values per step: float32 if it is of the device, else float64; `weights` `[count]`.
     """
 
     split: str

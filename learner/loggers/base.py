@@ -105,7 +105,7 @@ class RunLogger(Listener):
         """Called when the run starts or is resumed."""
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """Called with the numbers of the optimizer steps that are due, and float32 values of each metric at them."""
+        """Called with the numbers of the optimizer steps that are due, and the values of each metric at them."""
 
     def split(self, event: SplitEnded) -> None:
         """Called with the values of a split."""

@@ -255,9 +255,17 @@ class CompensatedSum:
         """Return the sum of nothing, of a given shape."""
         return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
+    @classmethod
+    def of(cls, x: Array) -> Self:
+        """Return the sum of one value. Of a float64 it has 48 bits."""
+        high = jnp.asarray(x, jnp.float32)
+        if jnp.result_type(x) != jnp.float64:
+            return cls(high, jnp.zeros_like(high))
+        return cls(high, jnp.where(jnp.isfinite(high), x - high.astype(jnp.float64), 0).astype(jnp.float32))
+
     def add(self, x: Array) -> Self:
-        """Add a float32 value of the sum's shape."""
-        return self.merge(type(self)(jnp.asarray(x, jnp.float32), jnp.zeros_like(self.low)))
+        """Add a float32 or float64 value of the sum's shape."""
+        return self.merge(self.of(x))
 
     def merge(self, other: Self) -> Self:
         """Merge two sums."""

@@ -59,7 +59,7 @@ class BrierScore(MeanMetric):
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
-        errors = jnp.square(scores.probabilities() - scores.present().astype(jnp.float32))
+        errors = jnp.square(scores.probabilities() - scores.present().astype(scores.logits.dtype))
         if not scores.several:
             errors = errors.sum(-1) / (2 if scores.classes == 2 else 1)
         return state.add(jnp.where(scores.strange(), jnp.nan, errors), scores.counted)
@@ -146,7 +146,7 @@ class CalibrationError(Metric):
         used = (scores.counted & ~scores.uncertain()).reshape(-1)
         confidence = jnp.where(used, confidence.reshape(-1), 1)
         places = jnp.clip(jnp.ceil(confidence * self._bins) - 1, 0, self._bins - 1).astype(jnp.int32)
-        inside = (places[:, None] == jnp.arange(self._bins)[None, :]) & used[:, None]
+        inside = (places[:, None] == jnp.arange(self._bins, dtype=jnp.int32)[None, :]) & used[:, None]
         counts = [(inside & which[:, None]).sum(0, dtype=jnp.uint32) for which in (right, ~right)]
         sums = jnp.where(inside, confidence[:, None], 0).sum(0)
         return Bins(state.counts.plus(jnp.stack(counts)), state.confidence.add(sums), state.strange.add(strange))

@@ -43,9 +43,9 @@ class PearsonCorrelation(PairMetric):
 class SpearmanCorrelation(CollectingMetric):
     """The correlation of the ranks of predictions and targets, from -1 to 1; equal numbers share the mean of theirs.
 
-    It collects predictions and targets, 8 bytes for each number until the split ends, is exact, and has no value per
-    step. Constant targets or predictions have none: NaN, and so has a NaN that counts. Of several outputs it is the
-    mean, and NaN where one of them has none. Masks are `[batch]`.
+    It collects predictions and targets, 8 bytes for each number (16 of float64) until the split ends, is exact, and has
+    no value per step. Constant targets or predictions have none: NaN, and so has a NaN that counts. Of several outputs
+    it is the mean, and NaN where one of them has none. Masks are `[batch]`.
 
     Args:
       outputs: how many numbers each row has.

@@ -11,7 +11,7 @@ from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, WeightedMean
 from learner.metrics.class_arguments import is_integral
 from learner.metrics.means import MeanMetric
-from learner.metrics.rows import kept_rows
+from learner.metrics.rows import kept_rows, wide
 from learner.util.number_checks import is_number
 
 SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
@@ -47,13 +47,13 @@ class _OfImages(MeanMetric):
             )
         kept = kept_rows(self.name, output, targets.shape[:1])
         around = (-1, *[1] * (targets.ndim - 1))
-        images = [jnp.where(kept.reshape(around), x.astype(jnp.float32), 0) for x in (predictions, targets)]
+        images = [jnp.where(kept.reshape(around), x, 0) for x in wide(predictions, targets)]
         if targets.ndim == 3:
             images = [x[..., None] for x in images]
         return state.add(self._per_image(*images), kept)
 
     def _per_image(self, a: Array, b: Array) -> Array:
-        """Return float32 `[batch]` of images `[batch, height, width, channels]`."""
+        """Return `[batch]` of images `[batch, height, width, channels]`."""
         raise NotImplementedError
 
 
@@ -82,7 +82,7 @@ class PSNR(_OfImages):
         self.name = _named("PSNR", data_range)
 
     def _per_image(self, a: Array, b: Array) -> Array:
-        error = jnp.square((a - b) / jnp.float32(self._range)).mean((1, 2, 3))
+        error = jnp.square((a - b) / self._range).mean((1, 2, 3))
         return -10 * jnp.log10(error)
 
 
@@ -177,7 +177,7 @@ class MSSSIM(_OfImages):
 
     def _per_image(self, a: Array, b: Array) -> Array:
         _large_enough(self.name, a, len(self._window) * 2 ** (len(self._weights) - 1))
-        product = jnp.ones((len(a), a.shape[-1]), jnp.float32)
+        product = jnp.ones((len(a), a.shape[-1]), a.dtype)
         for scale, weight in enumerate(self._weights):
             if scale:
                 a, b = _halved(a), _halved(b)
@@ -224,8 +224,7 @@ def _similarities(a: Array, b: Array, window: np.ndarray, data_range: float, sam
     """
     # Variances are differences of squares: those of small numbers keep their digits.
     middle = 0.5 * (a.mean((1, 2, 3), keepdims=True) + b.mean((1, 2, 3), keepdims=True))
-    a, b = (a - middle) / jnp.float32(data_range), (b - middle) / jnp.float32(data_range)
-    middle = middle / jnp.float32(data_range)
+    a, b, middle = (a - middle) / data_range, (b - middle) / data_range, middle / data_range
     mean_a, mean_b = _smoothed(a, window), _smoothed(b, window)
     pixels = len(window) ** 2
     correction = pixels / (pixels - 1) if samples else 1.0
@@ -242,7 +241,7 @@ def _smoothed(images: Array, window: np.ndarray) -> Array:
     """Return the mean over each window, by shifted sums: a CPU is slow at convolutions inside of loops."""
     for axis in (1, 2):
         length = images.shape[axis] - len(window) + 1
-        shifted = [_from(images, axis, i, length) * jnp.float32(weight) for i, weight in enumerate(window)]
+        shifted = [_from(images, axis, i, length) * float(weight) for i, weight in enumerate(window)]
         images = sum(shifted[1:], shifted[0])
     return images
 

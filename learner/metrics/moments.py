@@ -41,13 +41,14 @@ class Moments:
 
     @classmethod
     def of(cls, x: Array, y: Array, counted: Array) -> Self:
-        """Return the moments of a batch: float32 `[rows, outputs]`, and a bool mask of the values that count."""
+        """Return the moments of a batch: float32 or float64 `[rows, outputs]`, and a mask of those that count."""
         if x.shape[0] == 0:
             return cls.zero(x.shape[1])
         count = counted.sum(0, dtype=jnp.int32).astype(jnp.float32)
         (x, mean_x), (y, mean_y) = (_centred(values, counted, count) for values in (x, y))
         zero = jnp.zeros_like(count)
-        high = [count, mean_x.high, mean_y.high, (x * x).sum(0), (y * y).sum(0), (x * y).sum(0)]
+        squares = [(a * b).sum(0).astype(jnp.float32) for a, b in ((x, x), (y, y), (x, y))]
+        high = [count, mean_x.high, mean_y.high, *squares]
         low = [zero, mean_x.low, mean_y.low, zero, zero, zero]
         return cls(CompensatedSum(jnp.stack(high), jnp.stack(low)))
 
@@ -107,10 +108,10 @@ def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, Compen
     """
     first = jnp.take_along_axis(values, jnp.argmax(counted, 0)[None, :], axis=0)
     some = count > 0
-    number = jnp.where(some, count, 1)[None, :]
+    number = jnp.where(some, count, 1)[None, :].astype(values.dtype)
     centred = jnp.where(counted, values - first, 0)
     shift = centred.sum(0, keepdims=True) / number
     centred = jnp.where(counted, centred - shift, 0)
     rest = centred.sum(0, keepdims=True) / number
-    mean = CompensatedSum(jnp.where(some, first[0], 0), jnp.zeros_like(count)).add(shift[0]).add(rest[0])
+    mean = CompensatedSum.of(jnp.where(some, first[0], 0)).add(shift[0]).add(rest[0])
     return jnp.where(counted, centred - rest, 0), mean

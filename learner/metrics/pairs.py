@@ -10,7 +10,7 @@ from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, Metric
 from learner.metrics.class_arguments import is_integral, metric_name, refuse
 from learner.metrics.moments import Moments
-from learner.metrics.rows import kept_rows
+from learner.metrics.rows import kept_rows, wide
 
 
 class PairMetric(Metric, abc.ABC):
@@ -70,7 +70,7 @@ class PairMetric(Metric, abc.ABC):
 
 
 def read_pairs(name: str, output: Any, outputs: int) -> tuple[Array, Array, Array]:
-    """Return predictions and targets as float32, and the bool mask of those that count: `[batch, ..., outputs]`.
+    """Return predictions and targets, `wide`, and the bool mask of those that count: `[batch, ..., outputs]`.
 
     Raises:
       LearnerError: the shapes differ, or each row has another number of values.
@@ -91,7 +91,8 @@ def read_pairs(name: str, output: Any, outputs: int) -> tuple[Array, Array, Arra
             f"{message}; it has outputs={outputs}, but each row has {last}: give outputs={last}",
             code="metric-outputs-count",
         )
-    return predictions.astype(jnp.float32), targets.astype(jnp.float32), counted
+    predictions, targets = wide(predictions, targets)
+    return predictions, targets, counted
 
 
 def outputs_problem(what: str, outputs: Any) -> str | None:

@@ -29,14 +29,15 @@ NONE, UNCOUNTED = -1, -2  # labels that are none of the classes, and those that 
 class RankingMetric(CollectingMetric, abc.ABC):
     """A metric of the order of scores. It collects them, is exact, and has no value per step.
 
-    Each class is ranked against all others: of one label for each row by its probability (softmax, in float64), of
-    several labels, and of one score for two classes, by its score. What a class has is NaN where it is not defined, and
-    averages are over the others. It is NaN, too, where something strange counts: a NaN among the scores (of several
-    labels: for these classes), scores without a softmax (+inf among them), or a label that is none of the classes.
+    Each class is ranked against all others: of one label for each row by its probability (the log-odds of the softmax,
+    in float64, so that those near 1 keep their order), of several labels, and of one score for two classes, by its
+    score. What a class has is NaN where it is not defined, and averages are over the others. It is NaN, too, where
+    something strange counts: a NaN among the scores (of several labels: for these classes), scores without a softmax
+    (+inf among them), or a label that is none of the classes.
 
-    It keeps 4 bytes for each score and 4 for the label of each row (of several labels 1 for each), on the device until
-    the next dispatch is read and then on the host, until the split ends; metrics with `Binned` in front need no more at
-    the end than at the beginning.
+    It keeps 4 bytes for each score (8 of float64) and 4 for the label of each row (of several labels 1 for each), on
+    the device until the next dispatch is read and then on the host, until the split ends; metrics with `Binned` in
+    front need no more at the end than at the beginning.
 
     Args:
       average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"micro"` (all scores in one
@@ -82,8 +83,8 @@ class RankingMetric(CollectingMetric, abc.ABC):
         """
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return the scores float32 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each, int8
-        `[rows, ..., classes]` of several; -1 is none of the classes, and -2 does not count.
+        """Return the scores float32 or float64 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each,
+        int8 `[rows, ..., classes]` of several; -1 is none of the classes, and -2 does not count.
         """
         classes = None if self.classes is None else len(self.classes)
         scores = read_scores(self.name, output, classes, self.ignore_label)
@@ -104,7 +105,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
         present = labels == (1 if several else np.arange(classes))
         counted = np.broadcast_to(labels != UNCOUNTED, present.shape)
         if not several:
-            scores = _softmax(np.where(counted, scores, 0))
+            scores = _log_odds(np.where(counted, scores, 0))
         strange = np.isnan(scores) | (labels == NONE)
         if not several:
             strange = np.broadcast_to(strange.any(1, keepdims=True), present.shape)
@@ -191,10 +192,13 @@ class AveragePrecision(RankingMetric):
         return float((np.diff(hits, prepend=0) * (hits / (hits + false))).sum() / hits[-1])
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    """Return float64 `[rows, classes]`. The sum is over sorted numbers, so that rows in another order are exactly
-    equal.
+def _log_odds(logits: np.ndarray) -> np.ndarray:
+    """Return `ln(p / (1 - p))` of the softmax, float64 `[rows, classes]`; NaN where there is none. The sum is over
+    sorted numbers, so that rows in another order are exactly equal.
     """
-    with np.errstate(invalid="ignore"):
-        powers = np.exp(logits - logits.max(1, keepdims=True))
-    return np.asarray(powers / np.sort(powers, 1).sum(1, keepdims=True))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logits = logits - logits.max(1, keepdims=True)
+        powers = np.exp(logits)
+        others = np.sort(powers, 1)[:, :-1].sum(1, keepdims=True)  # all but the largest, which is 1
+        # Those of the largest are never the difference of two sums, which would be rounded to 0.
+        return np.asarray(logits - np.log(np.where(powers == 1, others, 1 + others - powers)))

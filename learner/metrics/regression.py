@@ -9,7 +9,7 @@ from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, WeightedMean
 from learner.metrics.class_arguments import is_real
 from learner.metrics.means import MeanMetric
-from learner.metrics.rows import kept_rows
+from learner.metrics.rows import kept_rows, wide
 
 NO_NUMBER = "nothing that it counts was there, or a prediction or a target that counts is no finite number"
 
@@ -113,7 +113,7 @@ class MeanAbsolutePercentageError(MeanMetric):
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         distance = jnp.abs(_difference(self.name, output))
-        size = jnp.abs(jnp.asarray(output.targets).astype(jnp.float32))
+        size = jnp.abs(jnp.asarray(output.targets).astype(distance.dtype))
         row_errors = distance / jnp.where(size > 0, size, jnp.nan)
         return _add_rows(self.name, state, output, row_errors)
 
@@ -168,7 +168,8 @@ def _difference(name: str, output: Any) -> Array:
             code="metric-regression-shapes",
             name=name,
         )
-    return predictions.astype(jnp.float32) - targets.astype(jnp.float32)
+    predictions, targets = wide(predictions, targets)
+    return predictions - targets
 
 
 def _add_rows(name: str, state: WeightedMean, output: Any, row_errors: Array) -> WeightedMean:
@@ -177,4 +178,4 @@ def _add_rows(name: str, state: WeightedMean, output: Any, row_errors: Array) ->
     kept = kept_rows(name, output, row_errors.shape).reshape(rows, values)
     row_errors = jnp.where(kept, row_errors.reshape(rows, values), 0)
     weights = kept.sum(-1, dtype=jnp.int32).astype(jnp.float32)
-    return state.add(row_errors.sum(-1) / jnp.maximum(weights, 1), weights)
+    return state.add(row_errors.sum(-1) / jnp.maximum(weights, 1).astype(row_errors.dtype), weights)

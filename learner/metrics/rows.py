@@ -1,4 +1,4 @@
-"""Masks of the rows of an output that count."""
+"""The rows of an output: masks of those that count, and the dtypes that metrics compute in."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +33,17 @@ def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
             shape=shape,
         )
     return jnp.broadcast_to(mask.astype(bool).reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
+
+
+def wide(*arrays: Array) -> list[Array]:
+    """Return the arrays in the dtype that differences and ranks are computed in: float64 if one of them has it, which
+    takes `jax_enable_x64`, else float32.
+
+    >>> [x.dtype.name for x in wide(jnp.bfloat16(0.1), jnp.int32(1))]
+    ['float32', 'float32']
+    """
+    dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
+    return [x.astype(dtype) for x in arrays]
 
 
 def as_int32(labels: Array) -> Array:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array
-from learner.metrics.rows import as_int32, kept_rows
+from learner.metrics.rows import as_int32, kept_rows, wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Scores:
     """Scores of a batch and their labels.
 
     Attributes:
-      logits: float32 `[..., classes]`.
+      logits: float32 or float64 `[..., classes]`.
       labels: int32, `[...]` of one label each, or `[..., classes]` of several: 1, 0, or -1 for what is neither.
       counted: bool, which labels count, of their shape.
     """
@@ -79,7 +79,7 @@ class Scores:
         return jnp.argmax(self.logits, -1).astype(jnp.int32)
 
     def probabilities(self) -> Array:
-        """Return float32 `[..., classes]`: the softmax over classes, or of several labels the sigmoid of each."""
+        """Return `[..., classes]`, in the logits' dtype: the softmax over classes, or the sigmoid of each label."""
         return jax.nn.sigmoid(self.logits) if self.several else jax.nn.softmax(self.logits)
 
     def present(self) -> Array:
@@ -122,7 +122,7 @@ def read_scores(name: str, output: Any, classes: int | None = None, ignore_label
         labels = jnp.where(labels == 1, 1, jnp.where(labels == 0, 0, -1)).astype(jnp.int32)
         if logits.ndim == 1 or (classes == 1 and logits.shape[-1] != 1):
             logits, labels, counted = logits[..., None], labels[..., None], counted[..., None]
-    return Scores(logits.astype(jnp.float32), labels, counted)
+    return Scores(wide(logits)[0], labels, counted)
 
 
 def decided(name: str, scores: Scores, threshold: float | None = None) -> Array:

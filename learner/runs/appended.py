@@ -6,6 +6,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -139,13 +140,34 @@ def replace(path: str, content: bytes) -> None:
         raise
 
 
+def shortest(value: Any) -> float:
+    """Return a number as the files of a run have it. Of a float32 or a narrower float it is the shortest decimal that
+    reads back to the same float32: 0.1, not 0.10000000149011612. So it is of a Python float with a fraction that is a
+    float32, as `float(loss)` is. Any other number becomes the same float64.
+
+    Raises:
+      TypeError, ValueError, OverflowError: it is no number, several numbers, or an integer beyond all floats.
+
+    >>> [shortest(value) for value in (np.float32(0.1), float(np.float32(0.1)), 1 / 3, 16777217, np.int64(2**53))]
+    [0.1, 0.1, 0.3333333333333333, 16777217.0, 9007199254740992.0]
+    """
+    number = value.item() if hasattr(value, "item") else value
+    is_narrow = isinstance(number, float) and getattr(getattr(value, "dtype", None), "itemsize", 8) <= 4
+    if isinstance(number, float) and abs(number) <= LARGEST_FLOAT32 and not number.is_integer():
+        is_narrow = is_narrow or float(np.float32(number)) == number
+    return float(str(np.float32(number)) if is_narrow else number)
+
+
 def value_texts(values: np.ndarray) -> list[str]:
-    """Return each number of `[count]` as the shortest digits that read back to the same float32.
+    """Return each number of `[count]` as the shortest digits that read back to the same float32, or float64 of wider
+    dtypes.
 
     >>> value_texts(np.float32([0.1, 1, 1e20, float("nan"), float("-inf")]))
     ['0.1', '1.0', '1e+20', 'nan', '-inf']
+    >>> value_texts(np.array([16777217, 1 / 3]))
+    ['16777217.0', '0.3333333333333333']
     """
-    return list(map(str, np.asarray(values, np.float32)))
+    return list(map(str, np.asarray(values, np.result_type(values, np.float32))))
 
 
 def weight_texts(weights: np.ndarray) -> list[str]:
@@ -154,23 +176,21 @@ def weight_texts(weights: np.ndarray) -> list[str]:
     >>> weight_texts(np.float32([32, 0.5]))
     ['32', '0.5']
     """
-    numbers = np.asarray(weights, np.float32).tolist()
-    texts = {
-        number: str(np.float32(number)).removesuffix(".0") for number in set(numbers)
-    }  # few: batches are of one size
+    kind = np.result_type(weights, np.float32).type
+    numbers = np.asarray(weights, kind).tolist()
+    texts = {number: str(kind(number)).removesuffix(".0") for number in set(numbers)}  # few: batches are of one size
     return [texts[number] for number in numbers]
 
 
 def final_text(value: float | str) -> str:
-    """Return the value of a split as text: as `value_texts` does if it is a float32, else with all its digits; a text
-    as JSON.
+    """Return the value of a split as text, the shortest digits that read back to it: those of `value_texts` for the
+    `shortest` decimal of a float32. A text is written as JSON.
 
-    >>> [final_text(value) for value in (float(np.float32(0.1)), 0.123456789012, 1e300, "two\\nlines")]
-    ['0.1', '0.123456789012', '1e+300', '"two\\\\nlines"']
+    >>> [final_text(value) for value in (0.1, 16777217.0, 1e300, "two\\nlines")]
+    ['0.1', '16777217.0', '1e+300', '"two\\\\nlines"']
     """
     if isinstance(value, str):
         return json.dumps(value)
     number = float(value)
-    if abs(number) > LARGEST_FLOAT32 or float(np.float32(number)) != number:
-        return repr(number)
-    return str(np.float32(number))
+    text = repr(number) if abs(number) > LARGEST_FLOAT32 else str(np.float32(number))
+    return text if float(text) == number else repr(number)

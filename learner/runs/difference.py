@@ -89,7 +89,7 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
       b: another one.
       metric: whose values are compared, by key: those of single steps in training, otherwise those of whole splits.
       tolerance: the relative difference of values that still counts as none; 0 compares all digits of the logs, which
-        are those of float32.
+        are those of float32 for values of the device.
 
     Raises:
       LearnerError: one of the runs has no such values, or they have none of the same steps.

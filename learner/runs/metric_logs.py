@@ -96,7 +96,7 @@ class RunFiles:
         Args:
           split: such as `train`.
           epoch: the number of the epoch; the first lines of another one close the files of the one before.
-          values: float32 `[count]` for each metric by name.
+          values: `[count]` for each metric by name, float32 or float64.
           weights: `[count]`.
 
         Raises:

@@ -10,6 +10,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.events import SamplesLogged
 from learner.models.params import trainable_params
+from learner.runs.appended import shortest
 from learner.training.executor import Runner
 from learner.training.messages import SplitFinished
 from learner.training.position import Position
@@ -70,7 +71,7 @@ def call_hooks(
     """
     if not hooks:
         return
-    numbers: dict[str, np.float32] = {}
+    numbers: dict[str, float] = {}
     samples: dict[str, Sample] = {}
     info = EpochInfo(p.epoch, p.step, reporter.newest())
     # After `newest`, which waits: the steps before the hook may have ended the run.
@@ -84,7 +85,7 @@ def call_hooks(
             # The next hook gets the model as it is now, with arrays that no dispatch donates.
             model, returned = runner.model(), returned.values
         for name, value in _values(hook, returned).items():
-            if isinstance(value, np.float32):
+            if isinstance(value, float):
                 numbers[name] = value
             else:
                 samples[name] = value
@@ -130,13 +131,13 @@ def parameter_histograms(info: EpochInfo, model: Any) -> dict[str, Histogram]:
     return {name: Histogram(x) for name, x in named_leaves(trainable_params(model)).items() if np.size(x)}
 
 
-def _values(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32 | Sample]:
+def _values(hook: Callable[..., Any], returned: Any) -> dict[str, float | Sample]:
     """Return the result of a hook by name: numbers, and samples."""
     if returned is None:
         return {}
     try:
         return {
-            str(name): value if isinstance(value, str | Image | Histogram) else _number(value)
+            str(name): value if isinstance(value, str | Image | Histogram) else shortest(value)
             for name, value in dict(returned).items()
         }
     except (TypeError, ValueError, OverflowError):  # OverflowError: of an integer beyond all floats
@@ -147,12 +148,6 @@ def _values(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32 | S
             code="step-hook-returns",
             name=name,
         ) from None
-
-
-def _number(value: Any) -> np.float32:
-    if value is None:  # which NumPy takes for NaN
-        raise TypeError
-    return np.float32(np.asarray(value, np.float32).item())
 
 
 def _name_of(hook: Callable[..., Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
+from learner.runs.appended import shortest
 from learner.runs.history import History
 from learner.training.messages import SplitFinished
 from learner.training.row_collector import RowCollector
@@ -65,7 +66,7 @@ class HostMetrics(ThreadOwned):
                 index += 1
             elif isinstance(metric, HostMetric):
                 metric.on_batches(rows, weight)
-                columns[metric.name] = np.full(count, metric.update(count, read.computing * count), np.float32)
+                columns[metric.name] = np.full(count, shortest(metric.update(count, read.computing * count)))
         collecting = [metric for metric in self._metrics[split] if isinstance(metric, CollectingMetric)]
         for dispatched, values in read.pairs:
             self.rows.add(dispatched, values, collecting)
@@ -94,7 +95,7 @@ class HostMetrics(ThreadOwned):
                 pictures[metric.name] = functools.partial(draw, value)
         self.rows.discard(finished.split)
         self._warn_of_undefined(finished, values, has_skips)
-        others = {name: _number(value) for name, value in on_device.items() if name not in values}
+        others = {name: shortest(value) for name, value in on_device.items() if name not in values}
         return values | others, pictures
 
     def discard(self, split: str) -> None:
@@ -149,7 +150,7 @@ def _undefined_in(history: History) -> set[str]:
 
 def _checked_number(metric: MetricBase, value: Any) -> float:
     try:
-        return _number(value)
+        return shortest(value)
     except (TypeError, ValueError):
         raise LearnerError(
             f"compute of the metric {metric.name} returned {short(repr(value))}, which is not one number. For a "
@@ -157,8 +158,3 @@ def _checked_number(metric: MetricBase, value: Any) -> float:
             code="metric-value-not-a-number",
             name=metric.name,
         ) from None
-
-
-def _number(value: Any) -> float:
-    """Return the shortest decimal number that reads back to the same float32: 0.1, not 0.10000000149011612."""
-    return float(str(np.float32(value)))

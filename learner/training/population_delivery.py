@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from learner.events import EpochStarted
+from learner.runs.appended import shortest
 from learner.steps.population import member_of
 from learner.training.delivery import Delivery
 from learner.training.host_metrics import Pictures, Values
@@ -104,5 +105,5 @@ def means_of(of_members: Sequence[Values]) -> Values:
             continue
         numbers = [float(values[name]) for values in of_members]
         finite = [x for x in numbers if math.isfinite(x)] or numbers
-        means[name] = float(str(np.float32(np.mean(finite))))
+        means[name] = shortest(np.float32(np.mean(finite)))
     return means

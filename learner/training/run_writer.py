@@ -19,6 +19,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.events import MetricInfo
+from learner.runs.appended import shortest
 from learner.runs.history import History, summarize
 from learner.runs.journal import NUMBERS, OBSERVER_KEYS, read_journal
 from learner.runs.layout import MARK
@@ -128,8 +129,8 @@ class RunWriter:
         Raises:
           LearnerError: there is no such split, or a value is not a number.
         """
-        columns = {name: np.array([_number(name, value)], np.float32) for name, value in values.items()}
-        self._files.steps(_split(split), self._epoch, columns, np.array([weight], np.float32))
+        columns = {name: np.array([_number(name, value)]) for name, value in values.items()}
+        self._files.steps(_split(split), self._epoch, columns, np.array([_number("weight", weight)]))
 
     def end_epoch(self, step: int, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the values of an epoch and begin the next one.
@@ -212,7 +213,7 @@ def _split(name: str) -> str:
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        return shortest(value)
     except (TypeError, ValueError) as error:
         raise LearnerError(
             f"the value of {name} is a {type(value).__name__}; it needs one number", code="run-value-type", name=name

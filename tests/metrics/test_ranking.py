@@ -68,6 +68,17 @@ def test_class_1_of_two(metric: Any, score: Any) -> None:
     np.testing.assert_allclose(metric().compute(rows(gap[:, None], labels[:, None])), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("metric", "score"), BOTH)
+def test_probabilities_that_are_rounded_to_1_keep_their_order(metric: Any, score: Any) -> None:
+    rng = np.random.default_rng(9)
+    labels, gap = rng.integers(0, 2, 50), 40 + rng.integers(0, 50, 50)  # 1 - e⁻⁴⁰ is 1 in float64
+    expected = [score(1 - labels, -gap), score(labels, gap)]
+    found = metric("none").compute(rows(np.stack([np.zeros(50), gap], 1), labels))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    three = metric("none").compute(rows(np.stack([np.zeros(50), gap, np.zeros(50)], 1), labels))
+    np.testing.assert_allclose(three[:2], expected, rtol=1e-12)
+
+
 def test_one_class_only_is_nan() -> None:
     scores = [[0.1], [0.2], [0.3]]
     assert np.isnan(AUROC().compute(rows(scores, [[0], [0], [0]])))

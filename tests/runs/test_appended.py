@@ -4,12 +4,13 @@ import errno
 import json
 import os
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.runs.appended import AppendedFile, final_text, refuse_special, replace, value_texts, weight_texts
+from learner.runs.appended import AppendedFile, final_text, refuse_special, replace, shortest, value_texts, weight_texts
 from tests.support.codes import raises_code
 
 FLOAT32 = st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=20)
@@ -19,6 +20,36 @@ FLOAT32 = st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min
 def test_values_read_back_to_the_same_float32(numbers):
     values = np.array(numbers, np.float32)
     np.testing.assert_array_equal(np.array([np.float32(text) for text in value_texts(values)]), values)
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=20))
+def test_values_of_float64_read_back_to_the_same(numbers):
+    np.testing.assert_array_equal(np.array([float(text) for text in value_texts(np.array(numbers))]), numbers)
+
+
+@given(st.one_of(st.floats(), st.integers(-(2**53), 2**53)))
+def test_numbers_of_the_host_are_the_same_as_float64(number):
+    np.testing.assert_array_equal(shortest(number), float(number))
+    np.testing.assert_array_equal(shortest(np.array(number)), float(number))
+
+
+@pytest.mark.parametrize("make", [np.float32, jnp.float32, lambda x: np.array([x], np.float32)])
+def test_a_float32_is_its_shortest_decimal(make):
+    assert [shortest(make(x)) for x in (0.1, 16777217, 123456789)] == [0.1, 16777216.0, 123456790.0]
+
+
+def test_narrower_floats_integers_and_booleans():
+    assert shortest(jnp.bfloat16(0.1)) == shortest(np.float32(jnp.bfloat16(0.1)))
+    assert shortest(np.float16(0.1)) == shortest(np.float32(np.float16(0.1)))
+    assert [shortest(make(123456789)) for make in (np.int32, jnp.int32)] == [123456789.0] * 2
+    assert shortest(True) == shortest(np.bool_(True)) == 1.0
+    assert shortest(10**300) == 1e300
+
+
+@pytest.mark.parametrize("value", [None, "text", [1.0], np.zeros(2), 1j, 10**400])
+def test_what_is_no_number(value):
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        shortest(value)
 
 
 def test_a_file_that_somebody_removed_or_replaced_is_lost(tmp_path):
@@ -69,11 +100,19 @@ def test_integer_weights_are_written_as_such(dtype):
     assert weight_texts(np.array([32, 5, 0], dtype)) == ["32", "5", "0"]
 
 
+def test_integer_weights_of_float64_keep_their_digits():
+    assert weight_texts(np.array([16777217, 0.1])) == ["16777217", "0.1"]
+
+
 @given(st.floats(allow_nan=False))
 def test_final_values_keep_all_that_they_have(number):
-    text = final_text(number)
-    with np.errstate(over="ignore"):
-        assert float(text) == number or float(np.float32(text)) == number
+    assert float(final_text(number)) == number
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_final_values_have_the_text_of_a_step(number):
+    step = np.array([number], np.float32)
+    assert [final_text(shortest(step))] == value_texts(step)
 
 
 @pytest.mark.parametrize("text", ["a,b", "two\nlines", "\u2028", "\ud800", 'quo"te', ""])

@@ -68,7 +68,7 @@ def open_files(directory):
 def test_the_text_of_a_small_epoch(files, tmp_path):
     files.steps("train", 1, {"Loss": f32(0.5, 0.1), "Top-5 Accuracy": f32(1, np.nan)}, f32(32, 32))
     files.steps("train", 1, {"Loss": f32(np.inf), "Top-5 Accuracy": f32(0.25)}, f32(5))
-    files.close_split("train", 1, {"Loss": 0.25, "Top-5 Accuracy": float(np.float32(0.1))}, None)
+    files.close_split("train", 1, {"Loss": 0.25, "Top-5 Accuracy": 0.1}, None)
     files.steps("valid", 1, {"Loss": f32(2.5e-8)}, f32(2.5))
     files.close_split("valid", 1, {"Loss": 2.5e-8, "Confusion": "1 0\n0 1"}, None)
     texts = {path.relative_to(tmp_path / "run").as_posix(): path.read_text() for path in tmp_path.rglob("*.log")}

@@ -2,16 +2,18 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image as Picture
 
 from learner import Histogram, Image, LearnerError, parameter_histograms
 from learner.events import SamplesLogged
-from learner.loggers import MemoryLogger, TensorBoard
+from learner.loggers import Csv, JsonLines, MemoryLogger, TensorBoard
+from learner.metrics import CollectingMetric, HostMetric
 from learner.runs import RunReader
 from tests.support.codes import raises_code
-from tests.support.runs import batches, build_line, journal_of, quiet
+from tests.support.runs import batches, build_line, journal_of, logs_of, quiet
 from tests.support.tfevents import values
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -96,3 +98,66 @@ def test_histograms_of_float64():
 def test_names_that_no_file_can_have(tmp_path):
     with pytest.raises(LearnerError, match="path separator"):
         build_line(quiet(tmp_path).on_epoch_end(lambda info, model: {"a/b": "text"})).fit(batches())
+
+
+NUMBERS = {
+    "count": 123456789,
+    "exact": 2**53,
+    "large": 1e300,
+    "third": 1 / 3,
+    "power": 2.0**-23,
+    "int64": np.int64(16777217),
+    "float64": np.float64(0.1),
+    "int32": jnp.int32(16777217),
+}
+
+
+class Share(CollectingMetric):
+    name = "Share"
+    fields = ("targets",)
+
+    def collect(self, output):
+        return output.targets
+
+    def compute(self, rows):
+        return len(rows) / 72
+
+
+class Third(HostMetric):
+    name = "Third"
+
+    def update(self, steps, seconds):
+        return 1 / 3
+
+    def compute(self):
+        return 16777217
+
+    def reset(self):
+        pass
+
+
+def test_numbers_of_the_host_keep_their_digits_also_after_resuming(tmp_path):
+    expected = {name: float(number) for name, number in NUMBERS.items()}
+    memory = MemoryLogger()
+
+    def train(directory, epochs, *loggers):
+        builder = quiet(directory, saves=True).resume().num_epochs(epochs).metrics(Share()).metric_train(Third())
+        builder.on_epoch_end(lambda info, model: NUMBERS).every(3, lambda info, model: {"device": jnp.float32(0.1)})
+        return build_line(builder.metric_loggers(*loggers)).fit(batches(), batches()).history
+
+    history = train(tmp_path / "whole", 2, memory, JsonLines(), Csv(), TensorBoard())
+    assert {name: history[f"custom/{name}"] for name in expected} == {name: [x] * 2 for name, x in expected.items()}
+    assert (history["train/Share"], history["train/Third"]) == ([1 / 3] * 2, [16777217] * 2)
+    assert set(history["custom/device"]) == {0.1}
+    assert memory.history == history
+    assert set(memory.steps["train/Third"]) == {1 / 3}
+    lines = map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())
+    assert [{name: line[name] for name in expected} for line in lines if "count" in line] == [expected] * 2
+
+    train(tmp_path / "parts", 1)
+    assert train(tmp_path / "parts", 2) == history
+    assert logs_of(tmp_path / "parts") == logs_of(tmp_path / "whole")
+    for run in map(RunReader, (tmp_path / "whole", tmp_path / "parts")):
+        assert run.history == history
+        assert set(run.steps("train/Third").mean) == {1 / 3}
+    assert history.to_pandas()["custom/exact"].dropna().tolist() == [2.0**53] * 2

@@ -1,0 +1,146 @@
+"""Metrics of float64 models: differences and ranks of numbers that are equal, or far off, as float32."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics as sklearn_metrics
+
+from learner import LearnerBuilder, RegressionOutput
+from learner.data import DataLoaderBuilder
+from learner.metrics import (
+    MSSSIM,
+    PSNR,
+    R2,
+    SSIM,
+    BrierScore,
+    CollectingMetric,
+    CompensatedSum,
+    FieldMean,
+    Loss,
+    Moments,
+    Perplexity,
+    RootMeanSquaredError,
+    SpearmanCorrelation,
+)
+from learner.metrics.ranking_bins import BinnedRankingMetric
+from tests.metrics.test_properties import BY_ROWS, COLLECTED, Case, Data, cut, make_data, make_info, make_output
+
+UNMOVED = (FieldMean, Loss, Perplexity, BrierScore, BinnedRankingMetric)
+"""Metrics that close numbers do not make harder, and those of the loss."""
+
+
+def close_data(kind: str) -> Data:
+    """Numbers around 1e6 that differ by less than 0.1, or scores around 100 that differ by less than 1e-5."""
+    data = make_data(kind, masked=True)
+    scores, targets = data["scores"].astype(np.float64), data["targets"]
+    if kind in ("number", "numbers"):
+        targets = 1e6 + 0.05 * targets.astype(np.float64)
+        return {**data, "targets": targets, "scores": targets + 0.02 * scores}
+    return {**data, "scores": 100 + 1e-6 * scores}
+
+
+def epoch_values(cases: list[Case], kind: str, data: Data) -> list[Any]:
+    """The values of an epoch in batches of 40 rows."""
+
+    @jax.jit
+    def measure(batch: Data) -> list[Any]:
+        output = make_output(kind, batch)
+        info = make_info(0, output.weight)
+        return [
+            m.collect(output) if isinstance(m, CollectingMetric) else m.update(m.init(), output, info) for m in metrics
+        ]
+
+    metrics = [case.metric for case in cases]
+    values: list[Any] = []
+    for metric, *states in zip(metrics, *map(measure, cut(data, 40)), strict=True):
+        if isinstance(metric, CollectingMetric):
+            values.append(metric.compute(jax.tree.map(lambda *x: np.concatenate(x), *states)))
+            continue
+        total = metric.init()
+        for state in states:
+            total = metric.merge(total, state)
+        values.append(metric.compute(total))
+        assert values[-1].dtype == jnp.float32
+    return values
+
+
+FULL = [pytest.param(kind, marks=pytest.mark.full) for kind in ("number", "tokens")]
+
+
+@pytest.mark.parametrize("kind", ["numbers", "classes", *FULL])
+def test_numbers_that_are_close_have_the_values_of_float64(kind: str) -> None:
+    cases = [case for case in BY_ROWS + COLLECTED if case.kind == kind and not isinstance(case.metric, UNMOVED)]
+    data = close_data(kind)
+    kept = data["mask"].astype(bool)
+    narrow = data | {name: data[name].astype(np.float32) for name in data if data[name].dtype == np.float64}
+    with jax.enable_x64(True):
+        found, rounded = epoch_values(cases, kind, data), epoch_values(cases, kind, narrow)
+    for case, value, other in zip(cases, found, rounded, strict=True):
+        expected = case.expected(data["scores"][kept], data["targets"][kept])
+        case.near(value, expected, case.metric.name)
+        assert abs(other - expected) > 1e-3 * abs(expected)  # the data would show it
+
+
+def test_images_that_are_close_have_the_values_of_float64() -> None:
+    from skimage.metrics import structural_similarity
+
+    rng = np.random.default_rng(0)
+    darker = 0.01 * rng.random((4, 24, 24))
+    images = darker + 0.003 * rng.random((4, 24, 24)), darker
+    ratio = -10 * np.log10((np.square(images[0] - images[1]) / 0.01**2).mean((1, 2))).mean()
+    # An offset leaves the variances, and takes the luminances to 1, as a large K1 does.
+    authors = {"data_range": 0.01, "gaussian_weights": True, "use_sample_covariance": False, "sigma": 1.5, "K1": 1e6}
+    similarity = np.mean([structural_similarity(*pair, **authors) for pair in zip(*images, strict=True)])
+    with jax.enable_x64(True):
+        for dtype, is_near in ((jnp.float64, True), (jnp.float32, False)):
+            output = RegressionOutput.from_predictions(*(jnp.asarray(1e4 + x, dtype) for x in images))
+            for metric, expected in (
+                (PSNR(0.01), ratio),
+                (SSIM(0.01), similarity),
+                (MSSSIM(0.01, 11, [1]), similarity),
+            ):
+                value = float(metric.compute(metric.update(metric.init(), output, make_info(0))))
+                assert (abs(value - expected) < 1e-6 * expected) == is_near
+
+
+def test_moments_of_float64_are_merged_to_48_bits() -> None:
+    numbers = 1e9 + np.arange(12.0).reshape(4, 3, 1) / 8
+    with jax.enable_x64(True):
+        parts = [Moments.of(x, -x, jnp.ones(x.shape, bool)) for x in map(jnp.asarray, numbers)]
+        merged = functools.reduce(Moments.merge, parts)
+        mean = np.float64(merged.rows.high[1]) + np.float64(merged.rows.low[1])
+    assert mean == numbers.mean()
+    np.testing.assert_allclose(merged.xx, numbers.var() * numbers.size, rtol=1e-6)
+    np.testing.assert_allclose(merged.xy, -numbers.var() * numbers.size, rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 1e300])
+def test_a_float64_beyond_float32_is_infinite_in_a_sum(number: float) -> None:
+    with jax.enable_x64(True):
+        total = CompensatedSum.zero().add(jnp.float64(number)).value()
+    np.testing.assert_array_equal(total, np.inf if number == 1e300 else number)
+
+
+def test_an_evaluation_agrees_with_its_loss(tmp_path: Any) -> None:
+    data = close_data("number")
+
+    def step(model: Any, batch: Data) -> RegressionOutput:
+        return RegressionOutput.from_predictions(batch["scores"] + model["b"], batch["targets"], batch["mask"])
+
+    jax.config.update("jax_enable_x64", True)  # for all threads
+    try:
+        builder = LearnerBuilder(tmp_path).renderer(None).metrics(R2(), RootMeanSquaredError(), SpearmanCorrelation())
+        learner = builder.build({"b": jnp.zeros(())}, valid_step=step)
+        found = learner.evaluate(DataLoaderBuilder().batch_size(32).build(data))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    p, t = (data[name][data["mask"].astype(bool)] for name in ("scores", "targets"))
+    expected = {"R2": sklearn_metrics.r2_score(t, p), "Spearman Correlation": stats.spearmanr(t, p).statistic}
+    error = np.square(p - t).mean()
+    expected |= {"Loss": error, "Root Mean Squared Error": np.sqrt(error)}
+    assert found == pytest.approx(expected, rel=1e-6)
