@@ -105,7 +105,7 @@ NUMBERS = {
     "exact": 2**53,
     "large": 1e300,
     "third": 1 / 3,
-    "power": 2.0**-23,
+    "power": 2.0**-23 + 2.0**-60,
     "int64": np.int64(16777217),
     "float64": np.float64(0.1),
     "int32": jnp.int32(16777217),

@@ -43,13 +43,13 @@ def test_a_loop_by_hand_leaves_a_run(tmp_path):
 
 
 def test_numbers_keep_their_digits(tmp_path):
-    numbers = {"n": 16777217, "third": 1 / 3, "large": 1e300, "power": 2.0**-23, "wide": np.float64(0.1)}
-    arrays = {"float32": np.float32(0.1), "device": jnp.float32(0.1)}
+    numbers = {"n": 16777217, "third": 1 / 3, "large": 1e300, "power": 2.0**-23 + 2.0**-60, "wide": np.float64(0.1)}
+    arrays = {"float32": np.float32(0.1), "device": jnp.float32(0.1), "item": float(jnp.float32(0.1))}
     with RunWriter(tmp_path) as run:
         run.step({**numbers, **arrays}, weight=16777219)
         run.end_epoch(1, {"train": {**numbers, **arrays}})
     run = RunReader(tmp_path)
-    expected = {name: [number] for name, number in {**numbers, "float32": 0.1, "device": 0.1}.items()}
+    expected = {name: [number] for name, number in {**numbers, "float32": 0.1, "device": 0.1, "item": 0.1}.items()}
     assert {name: run.history[f"train/{name}"] for name in expected} == expected
     assert {name: run.steps(f"train/{name}").mean.tolist() for name in expected} == expected
     assert (tmp_path / "train/epoch-1/n.log").read_text() == "16777217.0,16777219\n16777217.0,final\n"
