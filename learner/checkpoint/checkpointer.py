@@ -194,14 +194,19 @@ def _arrays_and_numbers(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     arrays = {name: x for name, x in named.items() if isinstance(x, jax.Array | np.ndarray | np.generic)}
     kinds = {name: x.dtype for name, x in arrays.items() if isinstance(x, np.ndarray | np.generic)}
-    if other := [f"{name} ({dtype})" for name, dtype in kinds.items() if dtype.kind in NO_NUMBERS]:
+    if other := [f"{name} ({dtype})" for name, dtype in kinds.items() if not _is_storable(dtype)]:
         raise LearnerError(
-            f"a checkpoint holds arrays of numbers, and the state has others: {join_names(other, SHOWN)}; save them "
-            "as JSON in `info`",
+            f"a checkpoint holds arrays of numbers in this machine's byte order, of 64 bits at most, and the state has "
+            f"others: {join_names(other, SHOWN)}; convert them, or save them as JSON in `info`",
             code="checkpoint-array-dtype",
             names=other,
         )
     return arrays, {n: x for n, x in named.items() if isinstance(x, numbers.Real) and n not in arrays}
+
+
+def _is_storable(dtype: np.dtype[Any]) -> bool:
+    is_long = dtype.char in "gG"  # long doubles
+    return dtype.isnative and dtype.names is None and not is_long and dtype.kind not in NO_NUMBERS
 
 
 def _number(text: str) -> Any:

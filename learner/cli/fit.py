@@ -98,7 +98,10 @@ def _train(config: RunConfig) -> int:
         if jax.process_index() == 0:
             stopped_early = str(before.get("stopped_by")).startswith("early stopping")
             stops_early = stopped_early and learner.definition.options.early_stopping
-            longer = f"--num_epochs={before.get('epochs', 0) + 1} or more makes it longer"
+            limit, count = (
+                ("num_steps", "steps") if before.get("stopped_by") == "num_steps" else ("num_epochs", "epochs")
+            )
+            longer = f"--{limit}={before.get(count, 0) + 1} or more makes it longer"
             print("--early_stopping=null resumes it" if stops_early else longer)
         return 0
     codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}

@@ -10,6 +10,12 @@ from learner.data.sharding import Batches, ProcessShard, ShardedBatches
 from learner.errors import LearnerError
 
 PyTree = Any
+CHANGED = "changed"  # the one key of a state that was read between two epochs
+
+
+def changed(state: Any) -> dict[str, Any]:
+    """Return the state of data that were changed between two epochs, as JSON."""
+    return {CHANGED: state}
 
 
 class Source(abc.ABC):
@@ -97,7 +103,7 @@ class Source(abc.ABC):
           warn: called with a text if the data does not take the state back.
 
         Returns:
-          The function that reads the state from now on; None if the data carries none.
+          See `Batches.between`.
         """
         return None
 
@@ -156,8 +162,8 @@ class Source(abc.ABC):
         Args:
           epoch: from 1.
           start: from 0.
-          state: of `Batches.where` after the batch before, which is the last one of the previous epoch if `start` is 0.
-            Data without a state of its own does not need it.
+          state: of `Batches.where` after the batch before, which is the last one of the previous epoch if `start` is 0;
+            or `changed` of `Batches.between` after that epoch. Data without a state of its own does not need it.
           warn: called with a text if reaching the position takes time, or if the batches may be others.
         """
         self._resumed = not self._opened and (epoch, start) != (1, 0)

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from learner.data.abstract_source import PyTree, Source
+from learner.data.abstract_source import CHANGED, PyTree, Source
 from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
@@ -120,8 +120,12 @@ class IterableSource(StatefulSource):
         order = None
         if isinstance(state, dict) and set(state) == {GENERATORS}:
             order, state = state[GENERATORS], None
+        is_changed = isinstance(state, dict) and set(state) == {CHANGED}
         if state is not None and start == 0:
-            self.end_epoch(epoch - 1, state, warn)
+            if not is_changed:
+                self.end_epoch(epoch - 1, state, warn)
+            elif (batches := self._after_change(epoch, state[CHANGED], warn)) is not None:
+                return batches
             state = None
         data = self._make()
         ordered = self._order(data, epoch, start, order, warn)
@@ -190,7 +194,9 @@ class IterableSource(StatefulSource):
                 iterator = iter(data)
         where = self._where(holder)
         if where is not None or not generators:
-            return self._sharded(iterator, where), positioned
+            batches = self._sharded(iterator, where)
+            batches.between = where if holder is data else None
+            return batches, positioned
 
         @functools.cache
         def stored() -> Any:  # one object for all batches of the epoch
@@ -211,8 +217,24 @@ class IterableSource(StatefulSource):
             except StopIteration:
                 raise self.shorter(epoch, start, number) from None
 
+    def _after_change(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Batches | None:
+        """Return the batches of an epoch before which the data was changed, and had this state. Return None where they
+        end at once, as those of data that is still at the end of the epoch before: it begins anew.
+        """
+        data = self._make()
+        self._restore(data, epoch - 1, 0, state)
+        self._order(data, epoch, 0, None, warn)  # after the state, which has the epoch before
+        batches, _ = self._iterator(data, epoch, 0, None)
+        try:
+            batches.peek()
+        except StopIteration:
+            return None
+        return batches
+
     def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
         """See `Source`."""
+        if isinstance(state, dict) and set(state) == {GENERATORS}:
+            return None
         data = self._make()
         anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size
         if type(data).__module__.partition(".")[0] == "grain" or is_stream(data) or anew:
@@ -229,7 +251,7 @@ class IterableSource(StatefulSource):
             return None
         if positioned:
             next(batches, None)
-        return batches.where if positioned else None
+        return batches.between if positioned else None
 
 
 def _has_one_order(data: Iterable[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.data.batch_arrays import as_array, refuse_keys
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 
@@ -101,9 +102,12 @@ class Batches(Iterator[Any]):
     Attributes:
       where: returns the position in the data after the batch returned last, as JSON; `None` if there is none to store.
       end: returns the state after all batches, if it differs from the state after the last one.
+      between: returns the state of data that keep one themselves, rather than their iterators; else None. Read between
+        two epochs, `Source.open` takes it as `changed`.
       first_digest: a checksum of the batch that `peek` has read, where every process reads all of it; else None.
     """
 
+    between: Callable[[], Any] | None = None
     first_digest: int | None = None
 
     def __init__(
@@ -187,7 +191,8 @@ class ShardedBatches(Batches):
     def _read(self) -> Any:
         batch = next(self._batches)
         if self._digests:
-            parts = (np.ascontiguousarray(x) for x in jax.tree.leaves(batch))
+            refuse_keys(batch)
+            parts = (np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch))
             self.first_digest = functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
         rows = rows_of(batch)
         if rows is None:  # placing it reports the error

@@ -175,7 +175,7 @@ class ReplayedRun:
         first = inputs.first_batches["train"]
         self._runner = SingleStepRunner(definition.step, definition.strategy.platform, first)
         position = Position() if restored is None else restored.position
-        self._is_validated = bool(position.pending)
+        self._is_validated = position.in_validation
         self._groups = self._open(position, None if restored is None else data_of(restored.progress, 0))
 
     def _restore(self, step: int) -> Restored:
@@ -196,7 +196,7 @@ class ReplayedRun:
     def _open(self, position: Position, data: Any) -> Iterator[MicroBatchGroup]:
         """Return the groups of micro-batches from a position on, as `fit` reads them."""
         source, first = self._inputs.source("train"), self._inputs.first_batches["train"]
-        epoch, batch = (position.epoch + 1, 0) if position.pending == "epoch" else (position.epoch, position.batch)
+        epoch, batch = (position.epoch + 1, 0) if position.has_closed_training else (position.epoch, position.batch)
         if self._definition.options.checkpoints is not None:
             source.keep_state()
         source.refuse_position(epoch, batch, data)

@@ -79,8 +79,8 @@ class Consensus:
     def _set_costs(self, turns: Mapping[str, float]) -> None:
         """Set when the next meeting is, from the status of all: so all of them come at the same turn."""
         for kind, seconds in turns.items():
-            # At most twice as many turns as before. A dispatch returns before it has been computed, so that a few turns
-            # may look as if they took no time.
+            # Each meeting at most doubles the turns until the next: a dispatch returns before it has been computed, so
+            # that a few turns may look as if they took no time.
             self._costs[kind] = max(seconds, self._costs.get(kind, SECONDS) / 2, SECONDS / MOST)
         self._remaining = SECONDS - 1e-6  # the sum of so many costs is a little less than a second
 

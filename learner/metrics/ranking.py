@@ -198,7 +198,10 @@ def _log_odds(logits: np.ndarray) -> np.ndarray:
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         logits = logits - logits.max(1, keepdims=True)
-        powers = np.exp(logits)
-        others = np.sort(powers, 1)[:, :-1].sum(1, keepdims=True)  # all but the largest, which is 1
-        # Those of the largest are never the difference of two sums, which would be rounded to 0.
-        return np.asarray(logits - np.log(np.where(powers == 1, others, 1 + others - powers)))
+        rest = np.sort(logits, 1)[:, :-1]  # all but the largest, which is 0
+        second = rest.max(1, keepdims=True, initial=-np.inf)
+        scale = np.where(second == -np.inf, 0, second)  # so that a sum of tiny powers is not rounded to 0
+        others = scale + np.log(np.exp(rest - scale).sum(1, keepdims=True))
+        # Those of the largest are not the logarithm of a difference of two sums, which would be rounded to 0, too.
+        below = np.log(1 + np.exp(others) - np.exp(logits))
+        return np.asarray(logits - np.where(logits == 0, others, below))

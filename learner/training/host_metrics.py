@@ -66,7 +66,9 @@ class HostMetrics(ThreadOwned):
                 index += 1
             elif isinstance(metric, HostMetric):
                 metric.on_batches(rows, weight)
-                columns[metric.name] = np.full(count, shortest(metric.update(count, read.computing * count)))
+                columns[metric.name] = np.full(
+                    count, _checked_number(metric.name, metric.update(count, read.computing * count))
+                )
         collecting = [metric for metric in self._metrics[split] if isinstance(metric, CollectingMetric)]
         for dispatched, values in read.pairs:
             self.rows.add(dispatched, values, collecting)
@@ -88,14 +90,14 @@ class HostMetrics(ThreadOwned):
                 assert isinstance(metric, HostMetric)
                 value = metric.compute()
                 metric.reset()
-            values[metric.name] = _checked_number(metric, value) if metric.numeric else metric.text(value)
+            values[metric.name] = _checked_number(metric.name, value) if metric.numeric else metric.text(value)
             if not metric.numeric:
                 self.arrays[f"{finished.split}/{metric.name}"] = functools.partial(metric.arrays, value)
             if callable(draw := getattr(metric, "picture", None)):
                 pictures[metric.name] = functools.partial(draw, value)
         self.rows.discard(finished.split)
         self._warn_of_undefined(finished, values, has_skips)
-        others = {name: shortest(value) for name, value in on_device.items() if name not in values}
+        others = {name: _checked_number(name, value) for name, value in on_device.items() if name not in values}
         return values | others, pictures
 
     def discard(self, split: str) -> None:
@@ -148,13 +150,21 @@ def _undefined_in(history: History) -> set[str]:
     return names
 
 
-def _checked_number(metric: MetricBase, value: Any) -> float:
+def _checked_number(name: str, value: Any) -> float:
+    """Return the value of a metric as a number; None is one that is not defined."""
     try:
-        return shortest(value)
-    except (TypeError, ValueError):
+        return math.nan if value is None else shortest(value)
+    except (TypeError, ValueError, OverflowError):
         raise LearnerError(
-            f"compute of the metric {metric.name} returned {short(repr(value))}, which is not one number. For a "
-            "text, a table or an array set numeric = False, and write text(self, value), which returns what is shown",
+            f"the metric {name} returned {_shown(value)}, which is not one number. For a text, a table or an array set "
+            "numeric = False, and write text(self, value), which returns what is shown",
             code="metric-value-not-a-number",
-            name=metric.name,
+            name=name,
         ) from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return short(repr(value))
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return f"an {type(value).__name__} of too many digits"

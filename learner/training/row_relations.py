@@ -15,8 +15,10 @@ from learner.strategies.base import Strategy
 from learner.util.jaxprs import inner_jaxprs
 
 PyTree = Any
-LINEAR = {"add", "sub", "mul", "neg", "convert_element_type", "copy", "reshape", "squeeze", "select_n"}
+SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
+LINEAR = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "max", "min", "clamp", *SHAPING)
 """Primitives after which a ratio is still one, or a sum of some."""
+LOOPS = ("scan", "while", "cond")  # they may divide row by row
 
 
 def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:
@@ -112,7 +114,8 @@ def _flow(jaxpr: Any, given: list[tuple[bool, bool]]) -> list[tuple[bool, bool]]
     for e in jaxpr.eqns:
         inputs = [of(x) for x in e.invars]
         inner = [program for value in e.params.values() for program in inner_jaxprs(value)]
-        if len(inner) == 1 and len(inner[0].invars) == len(inputs) and len(inner[0].outvars) == len(e.outvars):
+        calls = e.primitive.name not in LOOPS and len(inner) == 1
+        if calls and len(inner[0].invars) == len(inputs) and len(inner[0].outvars) == len(e.outvars):
             found = _flow(inner[0], inputs)  # pjit, remat, rules of custom derivatives
         else:
             is_ratio = e.primitive.name in LINEAR and any(ratio for _, ratio in inputs)

@@ -168,8 +168,9 @@ class Run(ThreadOwned):
         p = self.position
         if p.in_validation and not self.validator.run_pending_validation(p):
             return
-        self._call_at_epoch_end()
-        self.data_state = self.feeder.updated_state(self.data_state)
+        with self.feeder.changing(self.data_state) as states:
+            self._call_at_epoch_end()
+        (self.data_state,) = states
         # After the hooks, whose numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
@@ -189,7 +190,7 @@ class Run(ThreadOwned):
             is_same = all(a is b for a, b in zip(before, self.runner.leaves, strict=True))
             if is_same and not self.stop.is_shared:
                 with contextlib.suppress(Exception):  # the error of the hook is the one that is raised
-                    self._offer_as_best(ended=p.epoch)
+                    self._offer_as_best(ended=p.epoch, at_stop=True)  # a resumed run saves this step again
             raise
         p.pending = ""
 
@@ -298,14 +299,14 @@ class Run(ThreadOwned):
         else:
             self._offer_as_best(ended)
 
-    def _offer_as_best(self, ended: int | None) -> None:
+    def _offer_as_best(self, ended: int | None, at_stop: bool = False) -> None:
         """Copy the state where the monitored metric has a new value, for the reporter to keep if it is the best."""
         saver = self.saver
         if saver is None or saver.best is None or not saver.is_measured(self.validator, self.position.step, ended):
             return
         saver.reserve_copy()  # before the copy is made: memory holds only so many of them
         # `at_end`: it counts as one of the best only, and never as one of the newest.
-        saver.keep_if_best(self._copied(ends_epoch=ended, at_stop=False, at_end=True))
+        saver.keep_if_best(self._copied(ends_epoch=ended, at_stop=at_stop, at_end=True))
         self.timer.begin()
 
     def save(self, ends_epoch: int | None, at_stop: bool = False, at_end: bool = False) -> None:

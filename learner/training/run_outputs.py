@@ -147,4 +147,4 @@ def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
     for listener in listeners[1:]:
         listener.end()
     for listener in reversed(listeners):
-        listener.close(0.0 if listener in hanging else left(listener))
+        listener.close(0.0 if listener in hanging and seconds is not None else left(listener))

@@ -214,7 +214,7 @@ def _split(name: str) -> str:
 def _number(name: str, value: Any) -> float:
     try:
         return shortest(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise LearnerError(
             f"the value of {name} is a {type(value).__name__}; it needs one number", code="run-value-type", name=name
         ) from error

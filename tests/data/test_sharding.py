@@ -1,6 +1,7 @@
 """What each of several processes gets of any data that a user passes."""
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,6 +73,20 @@ def test_processes_that_read_the_same_whole_batches_know_it(name):
         source.peek(1)
     assert same[0].first_digest == same[1].first_digest != other.first_digest
     assert {source.first_digest for source in parts} == {None}
+
+
+def test_batches_of_any_library_have_a_checksum():
+    class Tensor(np.ndarray):
+        pass
+
+    for x in (jnp.ones(4, jnp.bfloat16), np.ones((4, 2)).T.copy().T, np.ones(4).view(Tensor)):
+        (source,) = [source_of([{"x": x}], "train", batch_size=None, share=ProcessShard(0, 2, 2))]
+        source.peek(1)
+        assert isinstance(source.first_digest, int)
+    with raises_code("batch-random-keys", "x"):
+        source_of(
+            [{"x": jax.random.split(jax.random.key(0), 4)}], "train", batch_size=None, share=ProcessShard(0, 2, 2)
+        ).peek(1)
 
 
 @pytest.mark.parametrize("name", [name for name in DATA if name != "iterator"])

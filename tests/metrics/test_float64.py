@@ -87,7 +87,7 @@ def test_numbers_that_are_close_have_the_values_of_float64(kind: str) -> None:
 
 
 def test_images_that_are_close_have_the_values_of_float64() -> None:
-    from skimage.metrics import structural_similarity
+    metrics = pytest.importorskip("skimage.metrics")
 
     rng = np.random.default_rng(0)
     darker = 0.01 * rng.random((4, 24, 24))
@@ -95,7 +95,7 @@ def test_images_that_are_close_have_the_values_of_float64() -> None:
     ratio = -10 * np.log10((np.square(images[0] - images[1]) / 0.01**2).mean((1, 2))).mean()
     # An offset leaves the variances, and takes the luminances to 1, as a large K1 does.
     authors = {"data_range": 0.01, "gaussian_weights": True, "use_sample_covariance": False, "sigma": 1.5, "K1": 1e6}
-    similarity = np.mean([structural_similarity(*pair, **authors) for pair in zip(*images, strict=True)])
+    similarity = np.mean([metrics.structural_similarity(*pair, **authors) for pair in zip(*images, strict=True)])
     with jax.enable_x64(True):
         for dtype, is_near in ((jnp.float64, True), (jnp.float32, False)):
             output = RegressionOutput.from_predictions(*(jnp.asarray(1e4 + x, dtype) for x in images))

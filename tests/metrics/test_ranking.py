@@ -71,7 +71,7 @@ def test_class_1_of_two(metric: Any, score: Any) -> None:
 @pytest.mark.parametrize(("metric", "score"), BOTH)
 def test_probabilities_that_are_rounded_to_1_keep_their_order(metric: Any, score: Any) -> None:
     rng = np.random.default_rng(9)
-    labels, gap = rng.integers(0, 2, 50), 40 + rng.integers(0, 50, 50)  # 1 - e⁻⁴⁰ is 1 in float64
+    labels, gap = rng.integers(0, 2, 50), 40 + 40 * rng.integers(0, 50, 50)  # 1 - e⁻⁴⁰ is 1, and e⁻⁸⁰⁰ is 0
     expected = [score(1 - labels, -gap), score(labels, gap)]
     found = metric("none").compute(rows(np.stack([np.zeros(50), gap], 1), labels))
     np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -201,6 +201,18 @@ def test_a_hook_that_fails_at_the_end_of_an_epoch_leaves_the_epoch(tmp_path, who
     same(all_of(directory, result), whole)
 
 
+def test_a_last_epoch_whose_hook_fails_is_saved_again_once_it_does_not(tmp_path):
+    directory, kind, called = tmp_path / "run", OftenBest(), []
+
+    def crash(info, model):
+        raise CrashError
+
+    with pytest.raises(CrashError):
+        kind.fit(kind.build(directory).num_epochs(1).on_epoch_end(crash))
+    kind.fit(kind.build(directory).num_epochs(1).resume().on_epoch_end(lambda info, model: called.append(info.epoch)))
+    assert (called, saved_steps(directory)) == ([1], [STEPS])
+
+
 def test_a_model_that_a_hook_has_changed_is_not_changed_twice(tmp_path):
     """The copy would have the change of the first hook, which a run that resumes from it calls again."""
     directory, kind = tmp_path / "run", OftenBest()

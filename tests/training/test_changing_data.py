@@ -6,6 +6,7 @@ import pytest
 
 from learner import Interrupter
 from learner.data import DataLoaderBuilder
+from learner.loggers import MemoryLogger
 from learner.metrics import FieldMean
 from tests.support.runs import X, line, line_predictions, quiet
 
@@ -107,3 +108,45 @@ def test_a_run_that_was_stopped_before_the_hooks_calls_them_with_the_data_of_the
     resumed = builder(tmp_path / "run", again, saves=True).resume()
     history = built(resumed).fit(again, lambda: iter([next(valid())])).history
     assert history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
+
+
+class Cursor(Rows):
+    """Batches of rows from a cursor on, which an epoch leaves at the start. The order of the rows changes with it."""
+
+    def __init__(self):
+        self.order, self.next = list(range(16)), 0
+
+    def __iter__(self):
+        while self.next < 16:
+            rows, self.next = self.order[self.next : self.next + 4], self.next + 4
+            x = np.stack([self[row]["x"] for row in rows])
+            yield {"x": x, "t": np.full((4, 1), rows[0] + 100 * self.value, np.float32)}
+        self.order, self.next = self.order[4:] + self.order[:4], 0
+
+    def state_dict(self):
+        return {"order": self.order, "next": self.next, "value": self.value}
+
+    def load_state_dict(self, state):
+        self.order, self.next, self.value = list(state["order"]), state["next"], state["value"]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("stop", [2, 4, 6, 8])
+def test_no_batch_is_lost_where_the_data_itself_has_the_position(tmp_path, changes, stop):
+    """Epochs are of 4 steps: a run is stopped inside of one, or at its end, after its hooks."""
+
+    def run(directory, stop=None):
+        interrupter, rows = Interrupter(), Cursor()
+
+        def change(info, model):
+            rows.value += changes
+
+        made = quiet(directory, saves=True).metric_train(FieldMean("target")).num_epochs(3).on_epoch_end(change)
+        made.every(1, lambda info, model: interrupter.stop("enough") if info.step == stop else None)
+        memory = MemoryLogger()
+        built(made.interrupter(interrupter).metric_loggers(memory).resume()).fit(rows)
+        return memory.steps["train/target"]
+
+    whole = run(tmp_path / "whole")
+    assert len(set(whole)) == 12 if changes else sorted(set(whole)) == [0, 4, 8, 12]
+    assert run(tmp_path / "run", stop) + run(tmp_path / "run") == whole

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.abstract_source import Source
+from learner.data.abstract_source import Source, changed
 from learner.distributed.process_group import ProcessGroup
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
@@ -122,7 +122,8 @@ class Feeder:
 
     def integers(self) -> str:
         """Return the ranges of the integers of data in memory, for messages; empty for streams."""
-        ranges = integer_ranges(self._source.rows[0]) if self._source.rows is not None else {}
+        rows = self._source.rows
+        ranges = {} if rows is None else integer_ranges(rows[0])
         return join_names([f"{name} is from {low} to {high}" for name, (low, high) in ranges.items()], 8)
 
     def example(self) -> Feed:
@@ -191,16 +192,20 @@ class Feeder:
             epoch, batch, state = epoch + 1, 0, None
 
     def end_epoch(self, epoch: int, state: Any) -> None:
-        """Bring streamed data to the end of an epoch, with the `data_state` that it had there."""
-        if self._rows is None and state is not None:
+        """Bring streamed data that hooks may change to the end of an epoch, with the `data_state` that it had there."""
+        if self._changes and self._rows is None and state is not None:
             self._grouper.end_epoch(epoch, state)
 
-    def updated_state(self, state: Any) -> Any:
-        """Return the position in the data between two epochs, after hooks that may have changed the data. `state` is
-        the `data_state` before them. With data that does not change, both are the same.
+    @contextlib.contextmanager
+    def changing(self, state: Any) -> Iterator[list[Any]]:
+        """Yield a list of the `data_state` at the end of an epoch, in which the one after the block is then, which may
+        change the data.
         """
-        read = self._grouper.data_state
-        return state if read is None or not self._changes else read()
+        read, states = self._grouper.between if self._changes else None, [state]
+        before = None if read is None else read()
+        yield states
+        if read is not None and (after := read()) != before:
+            states[:] = [changed(after)]
 
     def _compared(self, dispatches: Iterator[Dispatch], processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
         """Have the processes meet before each dispatch that ends an epoch. Beyond it they run other programs, and those

@@ -92,10 +92,10 @@ class Grouper:
       warn: called with the text of a warning.
 
     Attributes:
-      data_state: returns the position in the data that is being read or was read last; None if it has none.
+      between: see `Batches`, of the epoch that was read last.
     """
 
-    data_state: Callable[[], Any] | None = None
+    between: Callable[[], Any] | None = None
 
     def __init__(self, source: Source, grouping: DispatchGrouping, first: PyTree, warn: Callable[[str], None]):
         self._source, self._grouping, self._first, self._warn = source, grouping, first, warn
@@ -105,7 +105,7 @@ class Grouper:
 
     def end_epoch(self, epoch: int, state: Any) -> None:
         """Bring the data to the end of an epoch, with the state that it had there."""
-        self.data_state = self._source.end_epoch(epoch, state, self._warn)
+        self.between = self._source.end_epoch(epoch, state, self._warn)
 
     def with_grouping(self, grouping: DispatchGrouping) -> "Grouper":
         """Return a grouper of the same source with another grouping."""
@@ -117,7 +117,7 @@ class Grouper:
         """Read groups from a position on, through the epoch numbered `last` (`None`: without end)."""
         while last is None or epoch <= last:
             batches = self._source.open(epoch, batch, state, self._warn)
-            self.data_state = batches.end or batches.where
+            self.between = batches.between
             group: list[MicroBatch] = []
             current = self._read(batches)
             if current is None:
