@@ -10,7 +10,7 @@ from learner.data.sharding import Batches, ProcessShard, ShardedBatches
 from learner.errors import LearnerError
 
 PyTree = Any
-CHANGED = "changed"  # the one key of a state that was read between two epochs
+CHANGED = "changed between epochs"  # the one key of such a state
 
 
 def changed(state: Any) -> dict[str, Any]:

@@ -168,9 +168,7 @@ class Run(ThreadOwned):
         p = self.position
         if p.in_validation and not self.validator.run_pending_validation(p):
             return
-        with self.feeder.changing(self.data_state) as states:
-            self._call_at_epoch_end()
-        (self.data_state,) = states
+        self.data_state = self.feeder.state_after(self._call_at_epoch_end, self.data_state)
         # After the hooks, whose numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()

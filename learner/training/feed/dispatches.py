@@ -196,16 +196,15 @@ class Feeder:
         if self._changes and self._rows is None and state is not None:
             self._grouper.end_epoch(epoch, state)
 
-    @contextlib.contextmanager
-    def changing(self, state: Any) -> Iterator[list[Any]]:
-        """Yield a list of the `data_state` at the end of an epoch, in which the one after the block is then, which may
-        change the data.
+    def state_after(self, hooks: Callable[[], None], state: Any) -> Any:
+        """Call the hooks between two epochs, which may change the data, and return the position in it then. `state`:
+        the `data_state` at the end of the epoch, which it still is if they change nothing.
         """
-        read, states = self._grouper.between if self._changes else None, [state]
+        read = self._grouper.between if self._changes else None
         before = None if read is None else read()
-        yield states
-        if read is not None and (after := read()) != before:
-            states[:] = [changed(after)]
+        hooks()
+        after = None if read is None else read()
+        return state if after == before else changed(after)
 
     def _compared(self, dispatches: Iterator[Dispatch], processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
         """Have the processes meet before each dispatch that ends an epoch. Beyond it they run other programs, and those
