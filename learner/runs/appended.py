@@ -152,9 +152,14 @@ def shortest(value: Any) -> float:
     [0.1, 0.1, 0.3333333333333333, 16777217.0, 9007199254740992.0]
     """
     number = value.item() if hasattr(value, "item") else value
-    is_narrow = isinstance(number, float) and getattr(getattr(value, "dtype", None), "itemsize", 8) <= 4
-    if isinstance(number, float) and abs(number) <= LARGEST_FLOAT32 and not number.is_integer():
-        is_narrow = is_narrow or float(np.float32(number)) == number
+    if not isinstance(number, float):
+        return float(number)
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None:
+        is_narrow = dtype.itemsize <= 4
+    else:
+        has_fraction = abs(number) <= LARGEST_FLOAT32 and not number.is_integer()
+        is_narrow = has_fraction and float(np.float32(number)) == number
     return float(str(np.float32(number)) if is_narrow else number)
 
 

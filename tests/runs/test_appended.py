@@ -29,8 +29,20 @@ def test_values_of_float64_read_back_to_the_same(numbers):
 
 @given(st.one_of(st.floats(), st.integers(-(2**53), 2**53)))
 def test_numbers_of_the_host_are_the_same_as_float64(number):
-    np.testing.assert_array_equal(shortest(number), float(number))
     np.testing.assert_array_equal(shortest(np.array(number)), float(number))
+    np.testing.assert_array_equal(shortest(np.float64(number)), float(number))
+    with np.errstate(over="ignore"):
+        is_float32 = np.float32(number) == number
+    if not is_float32 or float(number).is_integer():
+        np.testing.assert_array_equal(shortest(number), float(number))
+
+
+@given(st.floats(width=32))
+def test_a_float_of_a_float32_is_that_number(number):
+    """As `float(loss)` is."""
+    np.testing.assert_array_equal(np.float32(shortest(number)), np.float32(number))
+    if not number.is_integer():
+        np.testing.assert_array_equal(shortest(number), shortest(np.float32(number)))
 
 
 @pytest.mark.parametrize("make", [np.float32, jnp.float32, lambda x: np.array([x], np.float32)])
