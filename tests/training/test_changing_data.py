@@ -8,6 +8,7 @@ from learner import Interrupter
 from learner.data import DataLoaderBuilder
 from learner.loggers import MemoryLogger
 from learner.metrics import FieldMean
+from tests.support.codes import raises_code
 from tests.support.runs import X, line, line_predictions, quiet
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -130,23 +131,60 @@ class Cursor(Rows):
         self.order, self.next, self.value = list(state["order"]), state["next"], state["value"]
 
 
+class Loader(Cursor):
+    """The same, whose cursor stays at the end: an iterator that begins there ends, and the next one begins anew."""
+
+    def __iter__(self):
+        if self.next >= 16 and not self.resumes:
+            self.order, self.next = self.order[4:] + self.order[:4], 0
+        self.resumes = False
+        while self.next < 16:
+            rows, self.next = self.order[self.next : self.next + 4], self.next + 4
+            x = np.stack([self[row]["x"] for row in rows])
+            yield {"x": x, "t": np.full((4, 1), rows[0] + 100 * self.value, np.float32)}
+
+    resumes = False
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.resumes = True
+
+
+class Refusing(Cursor):
+    """Takes no state back."""
+
+    def load_state_dict(self, state):
+        raise ValueError("another pool")
+
+
+@pytest.mark.parametrize("kind", [Cursor, Loader])
 @pytest.mark.parametrize("changes", [False, True])
 @pytest.mark.parametrize("stop", [2, 4, 6, 8])
-def test_no_batch_is_lost_where_the_data_itself_has_the_position(tmp_path, changes, stop):
+def test_no_batch_is_lost_where_the_data_itself_has_the_position(tmp_path, kind, changes, stop):
     """Epochs are of 4 steps: a run is stopped inside of one, or at its end, after its hooks."""
 
-    def run(directory, stop=None):
-        interrupter, rows = Interrupter(), Cursor()
-
-        def change(info, model):
-            rows.value += changes
-
-        made = quiet(directory, saves=True).metric_train(FieldMean("target")).num_epochs(3).on_epoch_end(change)
-        made.every(1, lambda info, model: interrupter.stop("enough") if info.step == stop else None)
-        memory = MemoryLogger()
-        built(made.interrupter(interrupter).metric_loggers(memory).resume()).fit(rows)
-        return memory.steps["train/target"]
-
-    whole = run(tmp_path / "whole")
+    whole = targets(tmp_path / "whole", kind(), changes)
     assert len(set(whole)) == 12 if changes else sorted(set(whole)) == [0, 4, 8, 12]
-    assert run(tmp_path / "run", stop) + run(tmp_path / "run") == whole
+    assert targets(tmp_path / "run", kind(), changes, stop) + targets(tmp_path / "run", kind(), changes) == whole
+
+
+def targets(directory, rows, changes, stop=None):
+    """The target of each step, in epochs of 4, with a hook at their ends that changes the data or not."""
+    interrupter, memory = Interrupter(), MemoryLogger()
+
+    def change(info, model):
+        rows.value += changes
+
+    made = quiet(directory, saves=True).metric_train(FieldMean("target")).num_epochs(3).on_epoch_end(change)
+    made.every(1, lambda info, model: interrupter.stop("enough") if info.step == stop else None)
+    built(made.interrupter(interrupter).metric_loggers(memory).resume()).fit(rows)
+    return memory.steps["train/target"]
+
+
+def test_only_data_that_hooks_have_changed_must_take_its_state_back(tmp_path):
+    """What a hook has changed would be lost without it; other data may differ on purpose, as in a run without hooks."""
+    for changes in (False, True):
+        targets(tmp_path / f"{changes}", Cursor(), changes, stop=4)
+    assert targets(tmp_path / "False", Refusing(), False)
+    with raises_code("resume-data-state-refused", "another pool"):
+        targets(tmp_path / "True", Refusing(), True)
