@@ -21,12 +21,12 @@ from learner.cli.sweep_places import separate_places
 from learner.cli.sweep_report import Outcome, metric_of
 from learner.cli.sweep_values import OPTIONS, SweepValues
 from learner.config.distributions import Distribution
-from learner.config.sweep_space import SweepMember, SweepSpace
+from learner.config.sweep_space import SweepMember, SweepSpace, after_earlier
 from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
 from learner.runs.flat_config import flat
 from learner.runs.journal import OBSERVER_KEYS
-from learner.runs.sweep_file import refuse_other_sweep, write_sweep
+from learner.runs.sweep_file import read_members, refuse_other_sweep, write_sweep
 from learner.training.population import SEED
 from learner.training.waves import wave_sizes
 from learner.util.json_values import encode
@@ -151,7 +151,8 @@ class SweepPlan:
           LearnerError: the directory holds a run or another sweep.
         """
         members = [{"directory": member.name, "values": dict(member.values)} for member in self.members]
-        refuse_other_sweep(self.directory, self._shared_settings(), members)
+        may_grow = not any(group.traced for group in self.groups)
+        refuse_other_sweep(self.directory, self._shared_settings(), members, may_grow=may_grow)
         write_sweep(self.directory, self._shared_settings(), members)
 
     def _shared_settings(self) -> dict[str, Any]:
@@ -207,6 +208,9 @@ def sweep_plan(line: Namespace) -> SweepPlan:
                 raise
             checked += singles(group.members)
             notes += [str(problem) for problem in problems_of(error)]
+    if not any(group.traced for group in checked):
+        earlier = [SweepMember(each["directory"], each["values"]) for each in read_members(directory)]
+        checked = singles(after_earlier([member for group in checked for member in group.members], earlier))
     return dataclasses.replace(plan, groups=checked, notes=list(dict.fromkeys(notes)))
 
 

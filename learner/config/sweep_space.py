@@ -10,6 +10,7 @@ from typing import Any
 
 from learner.config.distributions import Distribution, loguniform, uniform
 from learner.errors import LearnerError, Problem
+from learner.util.json_values import encode
 
 MOST = 10_000  # members
 LONGEST_WORD, LONGEST_NAME = 40, 200  # characters of a value in a name, and bytes of a name
@@ -107,8 +108,34 @@ class SweepSpace:
             pairs = itertools.product(draws, combinations)
         rows = [{key: (a | b)[key] for key in self.columns} for a, b in pairs]
         _refuse_twice(rows)
-        width = max(3, len(str(len(rows) - 1)))
-        return tuple(SweepMember(directory_name(f"{index:0{width}d}", row), row) for index, row in enumerate(rows))
+        return _numbered(rows)
+
+
+def after_earlier(members: Sequence[SweepMember], earlier: Sequence[SweepMember]) -> Sequence[SweepMember]:
+    """Return the members of a sweep that has grown: the earlier ones first, with the names that they have, and then the
+    others. A sweep that lacks an earlier one is returned as it is.
+
+    >>> one, two = SweepSpace({"seed": [0, 1]}), SweepSpace({"seed": [2, 1, 0]})
+    >>> [member.name for member in after_earlier(two.members(), one.members())]
+    ['000-seed=0', '001-seed=1', '002-seed=2']
+    """
+    by_values = {_values_text(member): member for member in members}
+    known = [by_values.pop(_values_text(member), None) for member in earlier]
+    if not earlier or not all(known):
+        return members
+    rows = [member.values for member in (*known, *by_values.values()) if member is not None]
+    names = [member.name for member in (*earlier, *_numbered(rows)[len(earlier) :])]
+    return tuple(SweepMember(name, row) for name, row in zip(names, rows, strict=True))
+
+
+def _numbered(rows: Sequence[Mapping[str, Any]]) -> tuple[SweepMember, ...]:
+    width = max(3, len(str(len(rows) - 1)))
+    return tuple(SweepMember(directory_name(f"{index:0{width}d}", row), row) for index, row in enumerate(rows))
+
+
+def _values_text(member: SweepMember) -> str:
+    """Return a text that the values share with those read back from a file."""
+    return json.dumps(encode(member.values), sort_keys=True)
 
 
 def values_of(key: str, items: Sequence[Any]) -> list[Any] | Distribution:

@@ -19,8 +19,15 @@ MOST = 8  # names in an error
 AGAIN = "give another --directory, or the options of before"
 
 
+def read_members(directory: Path) -> list[dict[str, Any]]:
+    """Return the members of the sweep of a directory, each with its `directory` and its `values` by key; none without
+    the file.
+    """
+    return list(_read(directory / NAME)["members"]) if (directory / NAME).exists() else []
+
+
 def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
-    """Create the directory with the file, unless it is there.
+    """Create the directory with the file, or replace the file if the sweep has grown.
 
     Args:
       directory: of the sweep.
@@ -30,7 +37,7 @@ def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Ma
     Raises:
       LearnerError: nothing can be written there.
     """
-    if (directory / NAME).exists():
+    if len(read_members(directory)) == len(members):
         return
     content = {"config": encode(config), "members": encode(members)}
     try:
@@ -47,9 +54,11 @@ def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Ma
         ) from error
 
 
-def refuse_other_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
+def refuse_other_sweep(
+    directory: Path, config: Mapping[str, Any], members: Sequence[Mapping[str, Any]], *, may_grow: bool = False
+) -> None:
     """Raise `LearnerError` if the directory holds a run, another sweep, or members that belong to none; the arguments
-    are those of `write_sweep`.
+    are those of `write_sweep`. `may_grow`: accept further members after those of the directory.
     """
     if (directory / MARK).exists() and not (directory / NAME).exists():  # members in one program have a run there
         raise LearnerError(
@@ -61,7 +70,7 @@ def refuse_other_sweep(directory: Path, config: Mapping[str, Any], members: Sequ
     present = [str(each["directory"]) for each in members if (directory / each["directory"]).exists()]
     if (directory / NAME).exists():
         before = _read(directory / NAME)
-        if problem := _difference(before, encode(config), json.loads(json.dumps(encode(members)))):
+        if problem := _difference(before, encode(config), json.loads(json.dumps(encode(members))), may_grow):
             raise LearnerError(
                 f"{directory} holds another sweep: {problem}; {AGAIN}", code="sweep-different", directory=directory
             )
@@ -85,11 +94,12 @@ def _read(path: Path) -> dict[str, Any]:
     raise LearnerError(f"{path} cannot be read: {problem}", code="sweep-file-damaged", path=path)
 
 
-def _difference(before: Mapping[str, Any], config: Mapping[str, Any], members: Sequence[Any]) -> str:
+def _difference(before: Mapping[str, Any], config: Mapping[str, Any], members: Sequence[Any], may_grow: bool) -> str:
     """Return how a sweep differs from the one before, or an empty text."""
-    if len(before["members"]) != len(members):
-        return f"it has {count(len(before['members']), 'member')}, and this one has {len(members)}"
-    for one, other in zip(before["members"], members, strict=True):
+    number = len(before["members"])
+    if number > len(members) or (number < len(members) and not may_grow):
+        return f"it has {count(number, 'member')}, and this one has {len(members)}"
+    for one, other in zip(before["members"], members, strict=False):
         if one != other:
             old_name, name = one["directory"], other["directory"]
             return f"{name} has other values" if name == old_name else f"{old_name} is {name} now"

@@ -226,6 +226,36 @@ def test_a_sweep_that_has_ended_is_kept_as_it_is(learner, config, importable):
     plan(*words[1:], "--renderer=PlainRenderer").open()  # what only watches may differ
 
 
+def test_a_sweep_grows(learner, config, importable):
+    """The members that are there keep their names and their files, and the new ones have the next numbers."""
+    assert learner("sweep", config, "--lr=0.1,0.2", "--seed=0..1", "--num_epochs=1")[0] == 0
+    names = [f"00{i}-lr={lr}-seed={seed}" for i, (lr, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)])]
+    before = {name: tree_of(Path("run-sweep", name)) for name in names}
+    grown = ("sweep", config, "--lr=0.2,0.1", "--seed=0..2", "--num_epochs=1")
+    code, out, err = learner(*grown, "--member=5")  # as by a task of a job array
+    assert (code, err, out[:24]) == (0, "", "6/6  005-lr=0.1-seed=2  ")
+    code, out, err = learner(*grown)
+    assert (code, err, out.count(", kept\n"), out.count("\n0.")) == (0, "", 5, 2)  # with a row for each rate
+    assert {name: tree_of(Path("run-sweep", name)) for name in names} == before
+    new = ["004-lr=0.2-seed=2", "005-lr=0.1-seed=2"]
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == names + new
+    content = json.loads(Path("run-sweep/sweep.json").read_text())
+    assert [each["directory"] for each in content["members"]] == names + new
+    with raises_code("sweep-different", "6 members", "has 4"):
+        plan(*grown[1:-2], "--seed=0..1", "--num_epochs=1").open()
+    with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.1-seed=1 now"):  # one is missing
+        plan(config, "--lr=0.1,0.2,0.3", "--seed=1..3", "--num_epochs=1").open()
+
+
+def test_drawn_members_stay_as_their_number_grows(config, importable):
+    drawn = [config, "--lr=loguniform:1e-3:1e-1", "--seed=0..1"]
+    small = plan(*drawn, "--size=2")
+    small.open()
+    grown = plan(*drawn, "--size=3")
+    assert (grown.members[:4], len(grown.members)) == (small.members, 6)
+    grown.open()
+
+
 def test_a_member_that_diverges_does_not_end_the_sweep(learner, line_config, workplace):
     with open("mymodule.py", "a") as file:
         file.write(DIVERGES)

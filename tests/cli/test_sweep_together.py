@@ -279,6 +279,12 @@ def test_the_same_directory_is_not_used_in_both_ways(write):
         plan(path, "--lr=0.1,0.2").open()
 
 
+def test_members_that_train_together_cannot_be_added(write):
+    plan(write(), "--lr=0.1,0.2", "--together").open()
+    with raises_code("sweep-different", "2 members", "has 3"):
+        plan(write(), "--lr=0.1,0.2,0.3", "--together").open()
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "claims"),
     [
