@@ -23,12 +23,12 @@ def own_traceback(error: BaseException) -> str | None:
     """
     if os.environ.get(FULL):
         return None
-    whole = traceback.TracebackException.from_exception(error)
-    frames = _keep_own(whole)
-    if not whole.stack:
+    trace = traceback.TracebackException.from_exception(error)
+    frames = _keep_own(trace)
+    if not trace.stack:
         return None
     note = f"({count(frames, 'frame')} of libraries left out; the log of a run and {FULL}=1 have them)"
-    return "\n".join(map(printable, ("".join(whole.format()) + note).split("\n")))
+    return "\n".join(map(printable, ("".join(trace.format()) + note).split("\n")))
 
 
 def _keep_own(error: traceback.TracebackException) -> int:

@@ -29,13 +29,13 @@ class Distribution:
         """
         generator = random.Random(f"{seed}/{name}")
         numbers: list[float] = []
-        drawn: set[float] = set()
+        known: set[float] = set()
         for _ in range(count):
             number = self._draw(generator)
             rounded = min(max(float(f"{number:.4g}"), self.low), self.high)  # for short names of directories
             # A number that was drawn before keeps all of its digits: between narrow bounds, many round to the same.
-            numbers.append(number if rounded in drawn else rounded)
-            drawn.add(rounded)
+            numbers.append(number if rounded in known else rounded)
+            known.add(rounded)
         return numbers
 
     def _draw(self, generator: random.Random) -> float:

@@ -46,8 +46,8 @@ class DatasetReport:
       num_rows: rows in an epoch; `None` if unknown.
       num_batches: batches in an epoch; `None` if unknown, and for a dataset.
       batch_rows: rows of the first batch; `None` for a dataset.
-      whole: the epoch was read to its end.
-      took: seconds spent waiting for batches, of which `first` for the first one.
+      is_complete: the epoch was read to its end.
+      seconds: spent waiting for batches, of which `first_seconds` for the first one.
       items: the first items: an array for each field.
 
     Raises:
@@ -74,7 +74,7 @@ class DatasetReport:
         self.fields: dict[str, FieldStatistics] = {}
         self.items: list[dict[str, np.ndarray]] = []
         self.rows = 0
-        self.whole = False
+        self.is_complete = False
         self.batch_rows: int | None = None
         if not isinstance(seconds, int | float) or not seconds > 0:
             raise LearnerError(
@@ -82,35 +82,35 @@ class DatasetReport:
             )
         self._images: dict[str, list[np.ndarray]] = {}
         self._num_items = check_int("items", items, least=0)
-        self.took = self.first = 0.0
+        self.seconds = self.first_seconds = 0.0
         self._first_rows = 0
         surveyed = survey(data, split)
         self.num_rows, self.num_batches = surveyed.num_rows, surveyed.num_batches
-        self._name, self._label_names, self._notes = surveyed.name, surveyed.labels, surveyed.notes
+        self._survey = surveyed
         with contextlib.closing(surveyed.batches) as batches:
             self._read(batches, check_int("rows", rows, least=1), seconds, clock)
         if not self.rows:
             raise LearnerError(f"the {split} data has no rows", code="data-without-rows", split=split)
-        if self.whole:
+        if self.is_complete:
             self.num_rows = self.rows
 
     def _read(
         self, batches: Iterator[dict[str, np.ndarray]], rows: int, seconds: float, clock: Callable[[], float]
     ) -> None:
         """Read batches up to a number of rows or a time, which is the time spent waiting for batches."""
-        while self.rows < rows and self.took < seconds:
+        while self.rows < rows and self.seconds < seconds:
             before = clock()
             batch = next(batches, None)
             waited = clock() - before
             if batch is None:
-                self.whole = True
+                self.is_complete = True
                 return
-            self.took += waited
+            self.seconds += waited
             length = len(next(iter(batch.values())))
             if not self.rows:
-                self.first, self._first_rows = self.took, length
+                self.first_seconds, self._first_rows = self.seconds, length
             self._add(batch, length)
-        self.whole = self.rows == self.num_rows or (self.num_rows is None and next(batches, None) is None)
+        self.is_complete = self.rows == self.num_rows or (self.num_rows is None and next(batches, None) is None)
 
     def _add(self, batch: dict[str, np.ndarray], length: int) -> None:
         for name, rows in batch.items():
@@ -128,8 +128,8 @@ class DatasetReport:
     def rows_per_second(self) -> float:
         """Return the rows read per second, without the first batch if there are more. Placing is not included."""
         if self.rows > self._first_rows:
-            return (self.rows - self._first_rows) / max(self.took - self.first, 1e-9)
-        return self.rows / max(self.took, 1e-9)
+            return (self.rows - self._first_rows) / max(self.seconds - self.first_seconds, 1e-9)
+        return self.rows / max(self.seconds, 1e-9)
 
     def image_fields(self) -> list[str]:
         """Return the fields whose rows look like images."""
@@ -161,9 +161,8 @@ class DatasetReport:
         return len(images)
 
     def __str__(self) -> str:
-        return "\n".join(
-            [self._heading(), *self._notes, "", *self._table(), *self._labels(), *self._shown(), "", self._speed()]
-        )
+        head = [self._heading(), *self._survey.notes]
+        return "\n".join([*head, "", *self._table(), *self._labels(), *self._shown(), "", self._speed()])
 
     def _heading(self) -> str:
         number = "unknown length" if self.num_rows is None else count(self.num_rows, "row")
@@ -171,8 +170,8 @@ class DatasetReport:
             "" if self.num_batches is None else f", {count(self.num_batches, 'batch')}".replace("batchs", "batches")
         )
         size = "" if self.batch_rows is None else f" of {self.batch_rows}"
-        part = "" if self.whole else f"; what follows is of the first {count(self.rows, 'row')}"
-        return f"{self.split}: {number} of {self._name}{batches}{size}{part}"
+        part = "" if self.is_complete else f"; what follows is of the first {count(self.rows, 'row')}"
+        return f"{self.split}: {number} of {self._survey.name}{batches}{size}{part}"
 
     def _table(self) -> list[str]:
         rows = [["field", "shape", "dtype", "least", "mean", "greatest", "NaN", "infinite"]]
@@ -202,7 +201,7 @@ class DatasetReport:
         return ["", *lines] if lines else []
 
     def _label(self, field: str, value: Any) -> str:
-        names = self._label_names.get(field, ())
+        names = self._survey.labels.get(field, ())
         name = f" ({short(names[value])})" if isinstance(value, int) and 0 <= value < len(names) else ""
         return f"{short(str(value))}{name}"
 
@@ -215,7 +214,7 @@ class DatasetReport:
 
     def _speed(self) -> str:
         rate = f"{self.rows_per_second:,.0f} rows per second"
-        return f"read in {duration(self.took)}: {rate}; {duration(self.first)} to the first batch"
+        return f"read in {duration(self.seconds)}: {rate}; {duration(self.first_seconds)} to the first batch"
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:

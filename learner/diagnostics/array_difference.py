@@ -124,10 +124,10 @@ def _largest_ulps(a: np.ndarray, b: np.ndarray) -> int | None:
     sign = np.uint64(1 << (8 * size - 1))
     bits = [x.view(f"u{size}").astype(np.uint64) for x in (a, b)]
     magnitudes = [x & ~sign for x in bits]
-    apart = np.maximum(*magnitudes) - np.minimum(*magnitudes)
+    difference = np.maximum(*magnitudes) - np.minimum(*magnitudes)
     # Of two signs, the way leads through zero, which has two patterns of bits.
     across = (bits[0] ^ bits[1]) & sign != 0
-    return int(np.where(across, magnitudes[0] + magnitudes[1], apart).max())
+    return int(np.where(across, magnitudes[0] + magnitudes[1], difference).max())
 
 
 def _bytes(x: np.ndarray) -> np.ndarray:

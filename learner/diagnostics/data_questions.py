@@ -28,14 +28,15 @@ def overlap(trial: CheckTrial) -> Finding:
     kinds = {split: _row_kind(trial.inputs.first_batches[split]) for split in ("train", *trial.inputs.valid)}
     if len(set(kinds.values())) > 1:
         return skipped("Rows of the training and the validation data have other shapes, so that none can be equal.")
-    train, is_whole = _hashes(trial, "train")
+    train, is_complete = _hashes(trial, "train")
     known, shared, looked = set(train), 0, 0
     for split in trial.inputs.valid:
         hashes, reached_end = _hashes(trial, split)
-        is_whole &= reached_end
+        is_complete &= reached_end
         looked += len(hashes)
         shared += sum(row in known for row in hashes)
-    rows = f"{count(looked, 'validation row')}" + ("" if is_whole else f" and {len(train):,} training rows, the first")
+    part = "" if is_complete else f" and {len(train):,} training rows, the first"
+    rows = f"{count(looked, 'validation row')}{part}"
     if not shared:
         return Finding(OK, 0.0, f"None of {rows} is in the training data.")
     verdict = WARNING if shared <= FEW * looked else FAILED

@@ -306,13 +306,13 @@ class Connected(ProcessGroup):
                 self._ask(self._client.key_value_set, f"{prefix}/0", "null", True)
             # Of those that had ended before the wait above: what they have stored would have come by now.
             if ended and (absent := sorted(set(ended) - set(self._under(prefix)))):
-                raise self._gone(absent)
+                raise self._ended_early(absent)
             ended = self._under(ENDED)
             if time.monotonic() >= end:
                 raise self._missed(prefix)
             seconds = SLICES[1]
 
-    def _gone(self, absent: Sequence[int]) -> ProcessError:
+    def _ended_early(self, absent: Sequence[int]) -> ProcessError:
         """Report that processes have ended without an error, and return the error that names them."""
         self.fail(
             text := f"{named_processes(absent)} ended before the run did: its script has returned or exited there"

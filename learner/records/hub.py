@@ -208,7 +208,7 @@ def _card(
 
 
 @contextlib.contextmanager
-def _readable_errors(hub: Any, repository: str, done: str) -> Iterator[None]:
+def _readable_errors(hub: Any, repository: str, action: str) -> Iterator[None]:
     """Raise `LearnerError` for errors of the Hub and of the way to it, without a token that they quote."""
     try:
         yield
@@ -216,7 +216,7 @@ def _readable_errors(hub: Any, repository: str, done: str) -> Iterator[None]:
         raise
     except Exception as error:
         # Without the original error: a server may quote the request, with the token, in its message.
-        raise _readable(hub, error, f"{repository} cannot be {done}", repository) from None
+        raise _readable(hub, error, f"{repository} cannot be {action}", repository) from None
 
 
 def _readable(hub: Any, error: Exception, what: str, repository: str) -> LearnerError:

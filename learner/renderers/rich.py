@@ -78,8 +78,7 @@ class RichRenderer(Listener):
         self._monitor: str | None = None
         self._table_width = self._area.console.width
         self._table = EpochTable([], self._table_width)
-        self._text_values: dict[str, str] = {}  # the newest values of metrics that are texts, by key
-        self._text_epochs: dict[str, int] = {}  # of these
+        self._text_values: dict[str, tuple[str, int]] = {}  # the newest of metrics that are texts, with their epochs
         self._pending: list[Text] = []  # lines for above the bar
         self._drawn_at = self._written_at = clock() - SECONDS_BETWEEN_DRAWINGS
 
@@ -151,7 +150,9 @@ class RichRenderer(Listener):
         if isinstance(event, RunFailed):
             self._write([lines.failed(event)], style="red")
             return
-        self._pending += map(Text, lines.texts(self._text_values, self._text_epochs))
+        texts = {key: text for key, (text, _) in self._text_values.items()}
+        epochs = {key: epoch for key, (_, epoch) in self._text_values.items()}
+        self._pending += map(Text, lines.texts(texts, epochs))
         self._write([lines.ended(event)], style="green" if event.stopped_by.startswith(ENDS) else "yellow")
         if event.show_summary:
             self._area.print(render_summary(event.summary, self._directory))
@@ -164,9 +165,7 @@ class RichRenderer(Listener):
     def _add_row(self, label: str, values: Mapping[str, float | str], event: SplitEnded | EpochEnded) -> None:
         if self._area.console.width != self._table_width:  # the window was resized
             self._pending += self._titles()
-        texts = {key: value for key, value in values.items() if isinstance(value, str)}
-        self._text_values |= texts
-        self._text_epochs |= dict.fromkeys(texts, event.epoch)
+        self._text_values |= {key: (value, event.epoch) for key, value in values.items() if isinstance(value, str)}
         best = self._trends.best(self._monitor)
         is_best = best is not None and (best.epoch, best.step) == (event.epoch, event.step)
         row = Text(self._table.row(label, values, event.seconds, self._monitor if is_best else None))

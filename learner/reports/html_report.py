@@ -230,10 +230,10 @@ def _log(run: RunReader, runs: int) -> list[str]:
     if lines is None:
         return []
     warned = [line for line in lines if " WARNING " in line or " ERROR " in line]
-    whole = _pre("\n".join(lines))
+    log = _pre("\n".join(lines))
     if runs > 1:
-        return [details(f"{run.name}: {count(len(warned), 'warning')}", whole)]
-    return [_pre("\n".join(warned)) if warned else "<p>No warnings.</p>", details("the log", whole)]
+        return [details(f"{run.name}: {count(len(warned), 'warning')}", log)]
+    return [_pre("\n".join(warned)) if warned else "<p>No warnings.</p>", details("the log", log)]
 
 
 def _pre(text: str) -> str:

@@ -184,8 +184,8 @@ def compare(runs: Iterable[RunReader], metrics: Sequence[str] = (), sort: str | 
         summaries = [run.in_common_form() for run in summaries]
     optimized = [run for run in summaries if "optimizer" in run.config]
     # Only configs of one optimizer have the same keys for its settings, also for those of optimizers in it.
-    alike = all(run.from_file for run in optimized) and len({str(run.config["optimizer"]) for run in optimized}) == 1
-    if not alike and all(run.optimizer for run in optimized):
+    is_same = all(run.from_file for run in optimized) and len({str(run.config["optimizer"]) for run in optimized}) == 1
+    if not is_same and all(run.optimizer for run in optimized):
         summaries = [run.with_recorded_optimizer() for run in summaries]
     known = list(dict.fromkeys(key for run in summaries for key in run.last))
     chosen = [key for name in metrics for key in _keys(name, known)] or _usual(summaries, known)

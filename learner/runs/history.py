@@ -17,7 +17,7 @@ from learner.util.metric_order import ordered
 from learner.util.optional import import_optional
 from learner.util.text import aligned, printable, short
 
-MOST_DRAWN = 200  # points of a curve in a notebook
+MOST_POINTS = 200  # points of a curve in a notebook
 ARTIFACTS = (
     "experiment.log",
     "config.yaml",
@@ -176,7 +176,7 @@ class History(Mapping[str, list[float | str]]):
         for key, points in numeric.items():
             split, name = key.split("/", 1)
             _, steps, values = zip(*(row for row in points if not isinstance(row[2], str)), strict=True)
-            series = thin(steps, values, group_size(len(steps), MOST_DRAWN))
+            series = thin(steps, values, group_size(len(steps), MOST_POINTS))
             line = list(zip(series.step.tolist(), series.mean.tolist(), strict=True))
             curves.setdefault(name, {each: [] for each in splits})[split] = line
         return table(head, rows) + figures(curves)

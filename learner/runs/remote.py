@@ -20,7 +20,7 @@ from learner.util.optional import import_optional
 
 CHECKPOINTS, MANIFEST = "checkpoint", "manifest.json"
 HEAD = 1 << 16  # bytes of a journal in which runs differ: the time of its first start is there
-WHOLE = 1 << 24  # bytes of a file that is read at once
+READ_AT_ONCE = 1 << 24  # bytes of a file that is read at once
 LEFT_OUT = (lock.NAME, *(f"{what}.ask" for what in control_files.WHAT))
 
 
@@ -140,7 +140,7 @@ class RemoteRun:
 
     def _put(self, path: Path, name: str) -> None:
         # Read at once: a log grows while it is copied, and stores refuse other lengths than were announced.
-        if path.stat().st_size < WHOLE:
+        if path.stat().st_size < READ_AT_ONCE:
             self._files.pipe_file(f"{self._root}/{name}", path.read_bytes())
         else:
             self._files.put_file(str(path), f"{self._root}/{name}")
@@ -196,7 +196,7 @@ class RemoteRun:
         found = self._files.find(self._root, detail=True)
         sizes = {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}
         complete = {name.split("/")[1] for name in sizes if _is_manifest(name)}
-        return {name: size for name, size in sizes.items() if _is_wanted(name, complete)}
+        return {name: size for name, size in sizes.items() if _is_mirrored(name, complete)}
 
     def _remote_manifests(self) -> dict[str, bytes]:
         names = [name for name in self._sizes() if _is_manifest(name)]
@@ -257,7 +257,7 @@ def _is_step(name: str) -> bool:
     return name.isascii() and name.isdecimal()
 
 
-def _is_wanted(name: str, complete: set[str]) -> bool:
+def _is_mirrored(name: str, complete: set[str]) -> bool:
     """Return True for a file of a run; `complete`: its checkpoints that have a manifest. No name may lead elsewhere."""
     parts = name.split("/")
     if ".." in parts or name.startswith(("/", ".learner-")):

@@ -70,7 +70,7 @@ class TracedCall:
         else:
             draws = [_draw(x).kind for x in traced.jaxpr.eqns if _is_draw(x) and x.primitive.name not in OF_KEYS]
             if len(draws) - len(set(draws)) < LEAST_REPEATED:
-                parts = [_whole(traced.jaxpr, compiled)]
+                parts = [_single(traced.jaxpr, compiled)]
             else:
                 parts = list(_compiled_parts(traced.jaxpr, compiled))
         variables = [*traced.jaxpr.constvars, *traced.jaxpr.invars]
@@ -146,7 +146,7 @@ class _Part:
         return cls(functools.partial(jax.core.eval_jaxpr, part, []), inputs, outputs)
 
 
-def _whole(jaxpr: Jaxpr, compiled: Compiled) -> CompiledPart:
+def _single(jaxpr: Jaxpr, compiled: Compiled) -> CompiledPart:
     """Return one program of everything, with barriers behind its draws."""
 
     def all_parts(*inputs: Any) -> list[Any]:

@@ -51,8 +51,8 @@ def split_rows(batch: Batch, parts: int) -> tuple[Batch, Batch | None]:
     rows = rows_of(batch)
     size = -(-rows // parts)
     full = rows // size
-    whole = jax.tree.map(lambda x: x[: full * size].reshape(size, full, *x.shape[1:]), batch)
-    return whole, jax.tree.map(lambda x: x[full * size :], batch) if rows % size else None
+    full_batches = jax.tree.map(lambda x: x[: full * size].reshape(size, full, *x.shape[1:]), batch)
+    return full_batches, jax.tree.map(lambda x: x[full * size :], batch) if rows % size else None
 
 
 def global_norm(grads: PyTree) -> Array:

@@ -44,8 +44,8 @@ def follow(
     splits = [f"{split}-{name}" for name in data] if has_several(data) else [split]
 
     def pending() -> list[int]:
-        done = evaluated_steps(directory, splits)
-        return [step for step in _steps(definition) if step not in done]
+        evaluated = evaluated_steps(directory, splits)
+        return [step for step in _steps(definition) if step not in evaluated]
 
     while True:
         # One process looks for all of them, as the files of a run that trains are others at another moment. It asks

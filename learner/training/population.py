@@ -164,7 +164,7 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
         raise one_error(problems, "there is no such population", code="population-invalid")
     if distributions:
         draw_seed = int(lists[SEED][0]) if len(lists.get(SEED, ())) == 1 else 0
-        rows = _drawn(values, lists, distributions, size or 1, draw_seed)
+        rows = _draw_rows(values, lists, distributions, size or 1, draw_seed)
     elif zipped:
         rows = _zipped(lists)
     else:
@@ -207,7 +207,7 @@ def _numbers(name: str, value: Any, problems: list[str]) -> list[float]:
     return numbers
 
 
-def _drawn(
+def _draw_rows(
     values: Mapping[str, Any],
     lists: Mapping[str, Sequence[float]],
     distributions: Mapping[str, Distribution],

@@ -114,8 +114,8 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
 
 def _refuse_unused(options: Options, inputs: Inputs) -> None:
     """Raise `LearnerError` if validations are asked for without data for them."""
-    asked = {"valid_every": options.valid_every, "valid_first": options.valid_first}
-    for name, value in asked.items():
+    periods = {"valid_every": options.valid_every, "valid_first": options.valid_first}
+    for name, value in periods.items():
         if value is not None and not inputs.valid:
             raise LearnerError(
                 f"{name} is {value}, and there is no validation data: give it to fit(train, valid) "

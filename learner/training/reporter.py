@@ -171,9 +171,9 @@ class Reporter(ThreadOwned):
             nonfinite = NonFiniteReports(policy, self.log, of.warn)
             nonfinite.halted = of.halted
             values = of.epoch_values
-            made = kind(of.files, of.history, of.listeners, reader, host_metrics, nonfinite, clock, now, values)
-            made.stopped = of.stopped
-            return made
+            result = kind(of.files, of.history, of.listeners, reader, host_metrics, nonfinite, clock, now, values)
+            result.stopped = of.stopped
+            return result
 
         own = MemberValues(files, listeners, warn, metrics, history, collected, row_trees, epoch_values)
         self._members = [delivery(Delivery, of) for of in members]

@@ -136,8 +136,8 @@ class Exploit(Selection):
         """
         count = max(1, math.floor(len(ranking) * self.part + 1e-9)) if len(ranking) > 1 else 0
         left = [(source, float(factor)) for source in ranking[:count] for factor in dict.fromkeys(self.factors)]
-        taken = {}
+        replaced_by = {}
         for member in ranking[len(ranking) - count :]:
             draws = np.random.default_rng([self.seed, epoch, member])
-            taken[member] = left.pop(int(draws.integers(len(left))))
-        return taken
+            replaced_by[member] = left.pop(int(draws.integers(len(left))))
+        return replaced_by

@@ -58,9 +58,9 @@ def figures(curves: Mapping[str, Mapping[str, Points]]) -> str:
     Args:
       curves: by metric and by split, as steps and values. A split looks the same in all charts if each has all splits.
     """
-    drawn = [_figure(name, splits) for name, splits in itertools.islice(curves.items(), MOST_FIGURES)]
+    figures = [_figure(name, splits) for name, splits in itertools.islice(curves.items(), MOST_FIGURES)]
     style = "display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0"
-    return f'<div style="{style}">{"".join(drawn)}</div>' if drawn else ""
+    return f'<div style="{style}">{"".join(figures)}</div>' if figures else ""
 
 
 def _figure(name: str, curves: Mapping[str, Points]) -> str:

@@ -29,7 +29,13 @@ ARRAYS = {
 
 def test_a_loader():
     report = DatasetReport(loader(ARRAYS), "train", items=2, clock=clock())
-    assert (report.rows, report.num_rows, report.num_batches, report.batch_rows, report.whole) == (6, 6, 2, 4, True)
+    assert (report.rows, report.num_rows, report.num_batches, report.batch_rows, report.is_complete) == (
+        6,
+        6,
+        2,
+        4,
+        True,
+    )
     assert str(report).splitlines() == [
         "train: 6 rows of ArrayDataset, 2 batches of 4",
         "",
@@ -118,7 +124,7 @@ STREAMS = {
 @pytest.mark.parametrize("kind", STREAMS)
 def test_data_of_every_kind(kind):
     report = DatasetReport(STREAMS[kind]())
-    assert (report.rows, report.num_rows, report.whole) == (6, 6, True)
+    assert (report.rows, report.num_rows, report.is_complete) == (6, 6, True)
     assert report.fields["x"].mean == pytest.approx(1 / 3)
     assert report.fields["x"].shape == (2,)
 
@@ -141,10 +147,10 @@ def test_no_more_is_read_than_is_asked_for():
         return ({"x": np.full((10, 1), i)} for i in itertools.count())
 
     report = DatasetReport(endless, rows=25)
-    assert (report.rows, report.num_rows, report.whole) == (30, None, False)
+    assert (report.rows, report.num_rows, report.is_complete) == (30, None, False)
     assert str(report).splitlines()[0] == "data: unknown length of function; what follows is of the first 30 rows"
     assert DatasetReport(endless, seconds=3, clock=clock()).rows == 60
-    assert (DatasetReport(loader(ARRAYS), rows=3).rows, DatasetReport(loader(ARRAYS), rows=6).whole) == (4, True)
+    assert (DatasetReport(loader(ARRAYS), rows=3).rows, DatasetReport(loader(ARRAYS), rows=6).is_complete) == (4, True)
 
 
 def test_few_values_are_listed_and_many_are_summed_up():

@@ -193,7 +193,7 @@ def test_a_file_that_the_run_removes_goes_from_the_copy(tmp_path, monkeypatch, m
 
 
 def test_files_of_other_lengths_and_links_are_read_as_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("learner.runs.remote.WHOLE", 4)
+    monkeypatch.setattr("learner.runs.remote.READ_AT_ONCE", 4)
     run = written(tmp_path / "run")
     (run / "config.yaml").symlink_to("/etc/hostname")
     (run / "checkpoint" / "4.partial").mkdir()

@@ -78,25 +78,26 @@ class TarShards(Dataset):
     ) -> None:
         self.files = [str(file.absolute()) for file in _archives(path)]
         self._max_bytes = check_int("max_bytes", max_bytes, least=1)
-        wanted = None if fields is None else _wanted(fields)
+        extensions_of = None if fields is None else _normalized(fields)
         rows: list[tuple[int, int]] = []
         self._extensions: list[str] = []  # of all fields, in the order of their numbers
         shards, kinds = [], []
         for shard, file in enumerate(self.files):
             for key, members in _samples(file):
-                wanted = {name: [name] for name in members} if wanted is None else wanted
-                for extension in _chosen(f"{file}: the sample {key!r}", members, wanted, fields is None):
+                extensions_of = {name: [name] for name in members} if extensions_of is None else extensions_of
+                for extension in _chosen(f"{file}: the sample {key!r}", members, extensions_of, fields is None):
                     self._refuse_large(file, key, extension, members[extension][1])
                     if extension not in self._extensions:
                         self._extensions.append(extension)
                     rows.append(members[extension])
                     kinds.append(self._extensions.index(extension))
                 shards.append(shard)
-        if not shards or not wanted:
+        if not shards or not extensions_of:
             raise LearnerError(f"{', '.join(self.files)}: there are no samples", code="data-without-rows")
-        self._names = tuple(wanted)
-        self._places = np.array(rows, np.int64).reshape(len(shards), len(wanted), 2)
-        self._kinds = np.array(kinds, np.min_scalar_type(len(self._extensions))).reshape(len(shards), len(wanted))
+        self._names = tuple(extensions_of)
+        shape = len(shards), len(extensions_of)
+        self._places = np.array(rows, np.int64).reshape(*shape, 2)
+        self._kinds = np.array(kinds, np.min_scalar_type(len(self._extensions))).reshape(shape)
         self._shards = np.array(shards, np.int32)
         self._images: ImageDecoder | None = None
         if any(_kind(extension) in IMAGES for extension in self._extensions):
@@ -179,7 +180,7 @@ def _archives(path: PathLike | list[str]) -> list[Path]:
     return files
 
 
-def _wanted(fields: Any) -> dict[str, list[str]]:
+def _normalized(fields: Any) -> dict[str, list[str]]:
     """Return the extensions of each field."""
     if not isinstance(fields, Mapping) or not fields:
         raise LearnerError(
@@ -187,13 +188,13 @@ def _wanted(fields: Any) -> dict[str, list[str]]:
             code="data-tar-fields",
             fields=fields,
         )
-    wanted = {}
+    extensions_of = {}
     for name, extensions in fields.items():
         given = [extensions] if isinstance(extensions, str) else list(extensions)
-        wanted[str(name)] = [str(extension).removeprefix(".").lower() for extension in given]
-        for extension in wanted[str(name)]:
+        extensions_of[str(name)] = [str(extension).removeprefix(".").lower() for extension in given]
+        for extension in extensions_of[str(name)]:
             _check_kind(extension, f"the field {name!r}")
-    return wanted
+    return extensions_of
 
 
 def _check_kind(extension: str, where: str) -> None:
@@ -210,10 +211,10 @@ def _kind(extension: str) -> str:
     return extension.rpartition(".")[2]
 
 
-def _chosen(where: str, members: Members, wanted: Mapping[str, Sequence[str]], exactly: bool) -> list[str]:
+def _chosen(where: str, members: Members, extensions_of: Mapping[str, Sequence[str]], exactly: bool) -> list[str]:
     """Return the extension of each field of a sample. `exactly`: it may have no others."""
     chosen = []
-    for name, extensions in wanted.items():
+    for name, extensions in extensions_of.items():
         found = [extension for extension in extensions if extension in members]
         if len(found) != 1:
             has = f"it has {', '.join(sorted(members))}"
