@@ -12,6 +12,7 @@ import optax
 from learner.errors import LearnerError
 from learner.optimizers.base import OptimizerFactory, refuse_no_function
 from learner.steps.extra import accepting
+from learner.steps.tree_math import sum_dtype
 from learner.util.number_checks import is_number
 from learner.util.trees import path_name
 
@@ -79,7 +80,8 @@ def clip_by_tensor_norm(limit: float) -> optax.GradientTransformation:
     """Scale down each array whose norm is larger than `limit`, by itself."""
 
     def clip(g: Any, _: Any) -> Any:
-        norm = jnp.sqrt(jnp.sum(jnp.square(jnp.abs(g).astype(jnp.float32))))
+        size = jnp.abs(g)
+        norm = jnp.sqrt(jnp.sum(jnp.square(size.astype(sum_dtype(size.dtype)))))
         return g * (limit / jnp.maximum(norm, limit)).astype(g.dtype)
 
     return optax.stateless_with_tree_map(clip)

@@ -63,9 +63,11 @@ class Ema(OptimizerFactory):
         return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
 
     def _weight(self, count: Any) -> Any:
-        since = (count - self.start).astype(jnp.float32)
-        decay = jnp.minimum(self.decay, (1 + since) / (10 + since)) if self.warmup else jnp.float32(self.decay)
-        return jnp.where(count < self.start, 1.0, 1 - decay)
+        # Subtracted before it is rounded to the array's dtype: 1 - float32(0.9999) is off by 1e-4 of itself.
+        weight = 1 - self.decay
+        if self.warmup:
+            weight = jnp.maximum(weight, 9 / (10 + (count - self.start).astype(float)))
+        return jnp.where(count < self.start, 1.0, weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Swa(OptimizerFactory):
 
     def _weight(self, count: Any) -> Any:
         since = count + 1 - self.start  # the parameters are those after this step
-        mean = 1 / (since // self.every + 1).astype(jnp.float32)
+        mean = 1 / (since // self.every + 1).astype(float)
         return jnp.where(since < 0, 1.0, jnp.where(since % self.every == 0, mean, 0.0))
 
 

@@ -18,6 +18,7 @@ from learner.errors import LearnerError, Problem
 from learner.steps.eval_params import problems_of
 from learner.steps.extra import extra_arguments, filter_kwargs
 from learner.steps.promotion import optax_promotion
+from learner.steps.tree_math import loss_dtype
 from learner.util.executables import scalar_program
 from learner.util.text import abbreviate, name_of
 from learner.util.trees import named_leaves
@@ -192,18 +193,23 @@ def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[
     """
     searched = []
 
-    def value_fn(_: PyTree) -> Array:
+    def value_fn(params: PyTree) -> Array:
         searched.append(True)
-        return jnp.float32(0)
+        return no_loss(params)
 
     def once(params: PyTree, grads: PyTree, lr: Array) -> tuple[PyTree, PyTree, PyTree]:
         old = init_optimizer(optimizer, None, params, lr)
         if why := unfit(old):
             raise LearnerError(f"the optimizer ({name_of(optimizer)}) {why}", code="optimizer-unusable")
-        new_params, new = update_params(optimizer, lr, grads, old, params, loss=jnp.float32(0), value_fn=value_fn)
+        new_params, new = update_params(optimizer, lr, grads, old, params, loss=no_loss(params), value_fn=value_fn)
         return new_params, old, new
 
     return jax.eval_shape(once, params, grads, jax.ShapeDtypeStruct((), jnp.float32)), bool(searched)
+
+
+def no_loss(params: PyTree) -> Array:
+    """Return a loss of 0, of the dtype that an optimizer gets, for updates that are only traced."""
+    return jnp.zeros((), loss_dtype(params))
 
 
 def _takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:

@@ -27,6 +27,7 @@ from learner.steps.tree_math import (
     global_norm,
     keep_if,
     like,
+    loss_dtype,
     rows_of,
     same_leaves,
     scale_by_weight,
@@ -177,9 +178,9 @@ class StepFunctions(StepDefinition):
 
     def begin(self, state: TrainState) -> Accumulated:
         """Return the accumulator of no micro-batches."""
-        zero = jnp.float32(0)
         grads = jax.tree.map(lambda p: jnp.zeros(p.shape, sum_dtype(p.dtype)), state.params)
-        return Accumulated(grads, zero, zero, state.model_state, self.train_metrics.init(), jnp.int32(0))
+        weight, loss = jnp.float32(0), jnp.zeros((), loss_dtype(state.params))
+        return Accumulated(grads, weight, loss, state.model_state, self.train_metrics.init(), jnp.int32(0))
 
     @with_matmul
     def accumulate_micro_batch(
@@ -205,7 +206,7 @@ class StepFunctions(StepDefinition):
             part = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, number, 1, keepdims=False), parts)
             return self._accumulate_part(state, acc, part, first + number, replicated)
 
-        acc, rows = jax.lax.scan(add, acc, jnp.arange(count))
+        acc, rows = jax.lax.scan(add, acc, jnp.arange(count, dtype=jnp.int32))
         rows = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), rows)  # in the order of the batch
         if rest is not None:
             acc, more = self._accumulate_part(state, acc, rest, first + count, replicated)
@@ -228,7 +229,7 @@ class StepFunctions(StepDefinition):
         info = Info(state.step, weight, lr_at(self.schedule, state.step, state.lr_scale))
         metrics = self.train_metrics.update(acc.metrics, output, info)
         rows = self.train_metrics.collect(output)
-        loss = jnp.asarray(output.loss, jnp.float32)
+        loss = jnp.asarray(output.loss, loss_dtype(state.params))
         wrong_labels = has_wrong_labels(output).astype(jnp.int32)
         if not self.needs_reduction:
             return Accumulated(grads, weight, loss, model_state, metrics, wrong_labels), rows
@@ -266,7 +267,7 @@ class StepFunctions(StepDefinition):
         if self.needs_reduction:
             divisor = jnp.where(weight > 0, weight, 1)
             grads = jax.tree.map(lambda g, p: (g / divisor.astype(g.dtype)).astype(p.dtype), grads, state.params)
-            loss = loss / divisor
+            loss = loss / divisor.astype(loss.dtype)
         norm = global_norm(grads)
         extra, changes = self._check_finite(state, weight, loss, norm, acc.wrong_labels > 0)
         old = (state.params, state.opt_state, state.model_state)

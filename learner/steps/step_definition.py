@@ -23,7 +23,7 @@ from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import rematerialised
 from learner.steps.train_state import TrainState
-from learner.steps.tree_math import like, scale_by_weight, weight_of
+from learner.steps.tree_math import like, loss_dtype, scale_by_weight, weight_of
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -267,7 +267,8 @@ class StepDefinition:
 
         def value(params: PyTree) -> Array:
             output, _ = self.run_train(params, state.model_state, batch, key)
-            return self.policy.to_output_dtype(output.output if self.own_grads else output).loss
+            loss = self.policy.to_output_dtype(output.output if self.own_grads else output).loss
+            return jnp.asarray(loss, loss_dtype(params))  # as the loss of the step: a search compares the two
 
         return value
 

@@ -110,6 +110,12 @@ def sum_dtype(dtype: Any) -> Any:
     return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
 
+def loss_dtype(params: PyTree) -> Any:
+    """Return the dtype of the loss that an optimizer gets: float64 where a parameter has as many bits, else float32."""
+    is_double = any(jnp.finfo(p.dtype).bits == 64 for p in jax.tree.leaves(params))
+    return jnp.float64 if is_double else jnp.float32
+
+
 def same_leaves(a: PyTree, b: PyTree) -> bool:
     """Return True if the leaves are the very same objects, so that nothing was computed between them."""
     return all(x is y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))

@@ -24,7 +24,7 @@ from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules, s
 from learner.runs.flat_config import flat
 from learner.schedules.decays import Constant
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.steps.optimizer import lr_at, update_params
+from learner.steps.optimizer import lr_at, no_loss, update_params
 from learner.steps.precision import FLOAT32
 from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.steps.step import HYPERPARAMETERS, StepFunctions
@@ -146,7 +146,7 @@ def _hash_of_update(step: StepFunctions, shapes: TrainState) -> str:
 
     def update(rate: Any, params: Any, opt_state: Any, grads: Any, keywords: Any) -> Any:
         given = functools.partial(optimizer, **keywords) if keywords else optimizer, rate, grads, opt_state, params
-        return update_params(*given, loss=jnp.float32(0), value_fn=lambda _: jnp.float32(0), step=jnp.int32(0))
+        return update_params(*given, loss=no_loss(params), value_fn=no_loss, step=jnp.int32(0))
 
     of_examples = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), shapes.params)
     for grads in (shapes.params, of_examples):  # some optimizers take the gradients of each example

@@ -17,7 +17,7 @@ from learner.errors import LearnerError, Problem, near, one_error
 from learner.models.adapters import ModelAdapter
 from learner.runs.population import member_index
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.steps.optimizer import init_optimizer, update_params
+from learner.steps.optimizer import init_optimizer, no_loss, update_params
 from learner.steps.population import Start
 from learner.training.options import Options
 from learner.util.number_checks import is_finite
@@ -314,9 +314,7 @@ def _not_traceable(optimizer: Any, values: Mapping[str, float], name: str, param
     def once(params: Any, lr: Any, value: Any) -> Any:
         given = functools.partial(optimizer, **{**values, name: value})
         opt_state = init_optimizer(given, None, params, lr)
-        return update_params(
-            given, lr, params, opt_state, params, loss=jnp.float32(0), value_fn=lambda _: jnp.float32(0)
-        )
+        return update_params(given, lr, params, opt_state, params, loss=no_loss(params), value_fn=no_loss)
 
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     try:

@@ -186,6 +186,18 @@ def test_parameters_may_be_called_as_what_averages_are_found_by(names, optimizer
     assert eval_params(params, optimizer(0.1).init(params)) is params
 
 
+@pytest.mark.parametrize("warmup", [False, True])
+def test_a_decay_near_1_is_not_rounded(warmup):
+    """1 - float32(0.99999) is 1.001e-5."""
+    average = Ema(optax.sgd, 0.99999, warmup)(1.0)
+    params = {"w": jnp.zeros(1)}
+    state = average.init(params)
+    count = state[1].count + 2_000_000  # steps, after the warm-up
+    state = state[0], state[1]._replace(count=count)
+    _, state = average.update({"w": jnp.full(1, -1.0)}, state, params)
+    np.testing.assert_allclose(state[1].averaged_params["w"], 1e-5 * np.ones(1), rtol=1e-6)
+
+
 def test_half_precision_is_averaged_in_float32():
     made = Ema(optax.sgd, decay=0.5, warmup=False)(1.0)
     params = {"w": jnp.bfloat16(1)}

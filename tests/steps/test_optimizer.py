@@ -338,6 +338,32 @@ def test_lbfgs_finds_the_least_squares_solution(tmp_path):
     np.testing.assert_allclose(state.params["w"], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("store_grad", [False, True])
+def test_a_line_search_gets_the_loss_of_a_float64_model_as_it_is(tmp_path, store_grad):
+    """The loss at the minimum is 0.5: rounded to float32, a step that lowers it by 1e-9 looks like none."""
+    search = optax.scale_by_backtracking_linesearch(20, store_grad=store_grad)
+    lbfgs = functools.partial(optax.lbfgs, linesearch=search)
+
+    def value(w):
+        return 0.5 + jnp.sum(jnp.cosh(w * jnp.arange(1.0, 4.0)) - 1)
+
+    with jax.enable_x64(True):
+        first = jnp.array([0.3, -0.2, 0.5])
+        learner = build({"w": first}, lbfgs, 1.0, tmp_path, train_step=lambda m, _: {"loss": value(m["w"])})
+        step, state = jax.jit(learner.train_step), learner.init()
+        optimizer = lbfgs(1.0)
+        w, of_optax = first, optimizer.init(first)
+        value_and_grad = jax.jit(jax.value_and_grad(value))
+        for _ in range(12):
+            state, _ = step(state, {"x": jnp.zeros((1, 1))})
+            with jax.numpy_dtype_promotion("standard"):  # which optax needs
+                loss, grad = value_and_grad(w)
+                updates, of_optax = optimizer.update(grad, of_optax, w, value=loss, grad=grad, value_fn=value)
+            w = optax.apply_updates(w, updates)
+        np.testing.assert_allclose(state.params["w"], w, atol=1e-12)
+        assert np.abs(state.params["w"]).max() < 1e-8
+
+
 def test_rprop_starts_with_the_first_rate_of_the_schedule(tmp_path):
     schedule = optax.linear_schedule(0.25, 0.125, 10)
     learner = build(PARAMS, optax.rprop, schedule, tmp_path, train_step=train_step)
