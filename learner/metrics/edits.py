@@ -53,7 +53,7 @@ def edit_distance(predicted: Tokens, target: Tokens) -> Array:
     >>> print(edit_distance(one([1, 2, 3, 4]), one([1, 3, 4, 5])))   # without 2, with 5
     [2]
     """
-    places = jnp.arange(target.ids.shape[1] + 1)[None]
+    places = jnp.arange(target.ids.shape[1] + 1, dtype=jnp.int32)[None]
 
     def following(row: Array, token: tuple[Array, Array]) -> tuple[Array, None]:
         ids, counted = token

@@ -28,7 +28,7 @@ class Tokens:
     @property
     def counted(self) -> Array:
         """bool `[batch, length]`: which tokens count."""
-        return jnp.arange(self.ids.shape[1])[None] < self.length[:, None]
+        return jnp.arange(self.ids.shape[1], dtype=jnp.int32)[None] < self.length[:, None]
 
 
 @dataclasses.dataclass(frozen=True)

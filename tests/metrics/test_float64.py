@@ -29,6 +29,7 @@ from learner.metrics import (
 )
 from learner.metrics.ranking_bins import BinnedRankingMetric
 from tests.metrics.test_properties import BY_ROWS, COLLECTED, Case, Data, cut, make_data, make_info, make_output
+from tests.support import more_metrics
 
 UNMOVED = (FieldMean, Loss, Perplexity, BrierScore, BinnedRankingMetric)
 """Metrics that close numbers do not make harder, and those of the loss."""
@@ -117,6 +118,22 @@ def test_moments_of_float64_are_merged_to_48_bits() -> None:
     assert mean == numbers.mean()
     np.testing.assert_allclose(merged.xx, numbers.var() * numbers.size, rtol=1e-6)
     np.testing.assert_allclose(merged.xy, -numbers.var() * numbers.size, rtol=1e-6)
+
+
+def as_64_bits(data: Any) -> Any:
+    return {
+        name: jnp.asarray(x.astype({"i": np.int64, "f": np.float64}.get(x.dtype.kind, x.dtype)))
+        for name, x in data.items()
+    }
+
+
+@pytest.mark.parametrize("case", more_metrics.CASES, ids=str)
+def test_metrics_of_sequences_and_images_keep_their_state_under_x64(case: Any) -> None:
+    with jax.enable_x64(True):
+        data = as_64_bits(more_metrics.make_data(more_metrics.KINDS[case.kind], True))
+        state = case.metric.init()
+        after = jax.eval_shape(lambda x: case.metric.update(state, more_metrics.make_output(x), make_info(0)), data)
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 1e300])
