@@ -439,8 +439,9 @@ class LinenAdapter(ModelAdapter):
 class TreeAdapter(ModelAdapter):
     """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
 
-    Inexact arrays are differentiated, other arrays, everything inside an Equinox `State` and the variables of nnx
-    modules that are no `nnx.Param` are carried, the remaining leaves (functions, strings, Python numbers) are fixed.
+    Inexact arrays are differentiated, also scalars of NumPy; other arrays, everything inside an Equinox `State` and the
+    variables of nnx modules that are no `nnx.Param` are carried; the remaining leaves (functions, strings, Python
+    numbers, integers of NumPy) are fixed.
     """
 
     kind = "pytree"
@@ -458,7 +459,7 @@ class TreeAdapter(ModelAdapter):
             _refuse_shared(self._names, leaves)
         carried = self._carried(model)
         is_trainable = trainable or (lambda name, leaf: True)
-        self._arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+        self._arrays = [isinstance(leaf, jax.Array | np.ndarray | np.inexact) for leaf in leaves]
         self._trained = [
             array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(is_trainable(name, leaf))
             for name, leaf, array, kind in zip(self._names, leaves, self._arrays, carried, strict=True)
@@ -599,6 +600,21 @@ def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
             )
 
 
+def _refuse_long_integers(model_state: PyTree) -> None:
+    """Raise `LearnerError` for integers that JAX would cut to 32 bits."""
+    for name, x in named_leaves(model_state).items():
+        if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "iu" and x.size:
+            dtype = np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
+            limits = np.iinfo(dtype)
+            if x.min() < limits.min or x.max() > limits.max:
+                raise LearnerError(
+                    f"{name} of the model has integers that {dtype} cannot hold ({x.min()} to {x.max()}, {x.dtype}): "
+                    "JAX computes with 32 bits unless its option jax_enable_x64 is set",
+                    code="model-integer-too-large",
+                    name=name,
+                )
+
+
 def _copy(x: Array) -> Array:
     return jnp.array(x, x.dtype, copy=True)
 
@@ -631,6 +647,7 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
         )
     adapter = kind(model, trainable)
     adapter.name = type(model.module if isinstance(model, Linen) else model).__name__
+    _refuse_long_integers(adapter.model_state)
     if not jax.tree.leaves(adapter.params):
         raise NothingToTrainError(_no_parameters(model, adapter, trainable), adapter, code="model-nothing-to-train")
     return adapter

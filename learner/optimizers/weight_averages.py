@@ -64,7 +64,7 @@ class Ema(OptimizerFactory):
 
     def _weight(self, count: Any) -> Any:
         # Subtracted before it is rounded to the array's dtype: 1 - float32(0.9999) is off by 1e-4 of itself.
-        weight = 1 - self.decay
+        weight: Any = 1 - self.decay
         if self.warmup:
             weight = jnp.maximum(weight, 9 / (10 + (count - self.start).astype(float)))
         return jnp.where(count < self.start, 1.0, weight)

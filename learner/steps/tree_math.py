@@ -112,7 +112,7 @@ def sum_dtype(dtype: Any) -> Any:
 
 def loss_dtype(params: PyTree) -> Any:
     """Return the dtype of the loss that an optimizer gets: float64 where a parameter has as many bits, else float32."""
-    is_double = any(jnp.finfo(p.dtype).bits == 64 for p in jax.tree.leaves(params))
+    is_double = any(p.dtype in (jnp.float64, jnp.complex128) for p in jax.tree.leaves(params))
     return jnp.float64 if is_double else jnp.float32
 
 

@@ -31,12 +31,14 @@ class Inputs:
       valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
       first_batches: the first batch of each split, NumPy arrays.
       programs: the traced step of each split (`ClosedJaxpr`), once they are checked.
+      warnings: of the checks, for the log of the run.
     """
 
     train: Source | None
     valid: dict[str, Source]
     first_batches: dict[str, PyTree]
     programs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
     def rows(self, split: str) -> int:
         """Return the number of rows of a split's first batch over all processes."""

@@ -115,7 +115,7 @@ def _explain(step: StepFunctions, state: TrainState, inputs: Inputs, split: str,
     kind, batch = _kind(split), inputs.first_batches[split]
     measure = step.train_metrics if kind == "train" else step.valid_metrics
     traced: Callable[[StepFunctions], Any] = (
-        (lambda step: trace_train(step, state, batch)[2])
+        (lambda step: trace_train(step, state, batch).program)
         if kind == "train"
         else (lambda step: trace_valid(step, state, batch, split)[1])
     )

@@ -25,6 +25,9 @@ from learner.training.options import Options
 from learner.training.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.run_directory import may_resume, refuse_links
 from learner.training.step_checks import no_step, trace_train, trace_valid
+from learner.util.text import join_names
+
+MOST_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,9 +175,11 @@ def checked_step(
         problems.append(Problem(no_step("train_step"), code="model-train-step-missing"))
     else:
         with _collecting(problems):
-            new, own_grads, inputs.programs["train"] = trace_train(step, state, inputs.first_batches["train"])
-            problems += new
-            step = dataclasses.replace(step, own_grads=own_grads)
+            traced = trace_train(step, state, inputs.first_batches["train"])
+            problems += traced.problems
+            inputs.programs["train"] = traced.program
+            inputs.warnings.extend(_of_written(traced.written))
+            step = dataclasses.replace(step, own_grads=traced.own_grads)
     if inputs.valid and step.valid is None:
         problems.append(
             Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")
@@ -197,6 +202,18 @@ def checked_step(
     if problems:
         raise one_error(list(dict.fromkeys(problems)), code="learner-untrainable")
     return step
+
+
+def _of_written(names: Sequence[str]) -> list[str]:
+    """Return the warning about parameters that a train step replaces in its model, if there are some."""
+    if not names:
+        return []
+    return [
+        f"train_step replaces {join_names(names, MOST_NAMED)} in its model, in vain: they are trained, and the "
+        "optimizer alone changes what is trained. State that a step hands on is no parameter: freeze it "
+        "(freeze('^carry'), or trainable=), or hold it in a variable of another type (nnx). Changes beside gradients "
+        "belong into the optimizer, such as optax.keep_params_nonnegative(), or into update="
+    ]
 
 
 @contextlib.contextmanager

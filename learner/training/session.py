@@ -72,7 +72,8 @@ def _setup(
     store = open_checkpoints(spec, outputs, threads)
     parameters = describe(outputs.log, options, spec.step, spec.member_state, spec.strategy)
     check_recordable(options, spec.state)
-    for text in warnings_of_parts(spec.step, spec.member_state, inputs.first_batches["train"], spec.strategy):
+    of_parts = warnings_of_parts(spec.step, spec.member_state, inputs.first_batches["train"], spec.strategy)
+    for text in (*inputs.warnings, *of_parts):
         outputs.warn(text)
 
     # 2. The state, in the place of its shapes.

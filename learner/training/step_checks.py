@@ -17,9 +17,10 @@ from learner.steps.outputs import OF_LABELS, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
-from learner.steps.tree_math import rows_of, weight_of
+from learner.steps.tree_math import rows_of, same_leaves, weight_of
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
+from learner.util.jaxprs import forwarded_inputs
 from learner.util.text import join_names
 from learner.util.trees import named_leaves, nonfinite_leaves
 
@@ -43,15 +44,32 @@ def check_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
       state: the first state, or its shapes.
       batch: the first batch, NumPy arrays.
     """
-    problems, own_grads, _ = trace_train(step, state, batch)
-    return problems, own_grads
+    traced = trace_train(step, state, batch)
+    return traced.problems, traced.own_grads
 
 
-def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[list[str], bool, Any]:
-    """Return the results of `check_train` and the traced train step, a `ClosedJaxpr` of `(state, batch)`. Its outputs
-    are those of the step; the equations of metrics, which are traced with it, do not lead to any output.
+@dataclasses.dataclass(frozen=True)
+class TracedTrainStep:
+    """A train step that was traced on a batch.
+
+    Attributes:
+      problems: of the step.
+      own_grads: True if it computes its own gradients.
+      program: a `ClosedJaxpr` of `(state, batch)`. Its outputs are those of the step; the equations of metrics, which
+        are traced with it, do not lead to any output.
+      written: the names of parameters that the step replaced in its model, which is in vain.
     """
+
+    problems: list[str]
+    own_grads: bool
+    program: Any
+    written: list[str]
+
+
+def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
+    """Return the traced train step with its problems; see `check_train`."""
     seen: list[Any] = []
+    written: list[tuple[PyTree, PyTree]] = []
     name = "update=" if step.update is not None else "train_step"
 
     def once(state: TrainState, batch: PyTree) -> PyTree:
@@ -68,7 +86,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
             after = step.updated(result[0], state)
             seen.append(as_output(result[1]))
         else:
-            returned, after = step.run_train(state.params, state.model_state, changed, key)
+            returned, after = step.run_train(state.params, state.model_state, changed, key, written=written)
             seen.append(returned)
         own_grads = isinstance(seen[-1], TrainOutput)
         if own_grads and step.update is None:
@@ -90,7 +108,25 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
     own_grads = isinstance(seen[-1], TrainOutput)
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
-    return problems, own_grads, program
+    names = [] if problems or all(same_leaves(*pair) for pair in written) else _written(step, state, batch)
+    return TracedTrainStep(problems, own_grads, program, names)
+
+
+def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
+    """Return the names of the parameters that a train step replaces by others. Those that it only hands through jitted
+    functions, loops or a cast are not among them.
+    """
+
+    def params_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:
+        pairs: list[tuple[PyTree, PyTree]] = []
+        key = jax.random.fold_in(rng, 0)
+        given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
+        step.run_train(params, model_state, step.train_batch(given, batch, key), key, written=pairs)
+        return jax.tree.leaves(pairs[0][1])
+
+    program = jax.make_jaxpr(params_after)(state.params, state.model_state, batch, state.rng)
+    sources = forwarded_inputs(program.jaxpr)
+    return [name for index, name in enumerate(named_leaves(state.params)) if sources[index] != index]
 
 
 def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> list[str]:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+FORWARDING = ("convert_element_type", "copy", "optimization_barrier", "reduce_precision", "sharding_constraint")
+"""Primitives whose outputs are their inputs, in another dtype at most."""
+
 
 def inner_jaxprs(value: Any) -> list[Any]:
     """Return the programs in a parameter of an equation of a traced program."""
@@ -10,3 +13,43 @@ def inner_jaxprs(value: Any) -> list[Any]:
     if hasattr(value, "eqns"):
         return [value]
     return [value.jaxpr] if hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns") else []
+
+
+def forwarded_inputs(jaxpr: Any) -> list[int | None]:
+    """Return, for each output of a traced program, the index of the input that it is, also through jitted functions and
+    loops; None for one that was computed.
+
+    >>> import jax
+    >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(lambda a, b: (b, a * b))(x, y), x))(1.0, 2.0)
+    >>> forwarded_inputs(program.jaxpr)
+    [1, None, 0]
+    """
+    sources = {var: index for index, var in enumerate(jaxpr.invars)}
+
+    def of(var: Any) -> int | None:
+        return None if hasattr(var, "val") else sources.get(var)  # literals have a value
+
+    for equation in jaxpr.eqns:
+        for var, source in zip(equation.outvars, _equation_sources(equation), strict=True):
+            if source is not None and (index := of(equation.invars[source])) is not None:
+                sources[var] = index
+    return [of(var) for var in jaxpr.outvars]
+
+
+def _equation_sources(equation: Any) -> list[int | None]:
+    """Return, for each output of an equation, the index of the input that it is."""
+    unknown: list[int | None] = [None] * len(equation.outvars)
+    if equation.primitive.name in FORWARDING:
+        return list(range(len(equation.outvars)))
+    inner = [program for value in equation.params.values() for program in inner_jaxprs(value)]
+    if len(inner) != 1 or (len(inner[0].invars), len(inner[0].outvars)) != (len(equation.invars), len(unknown)):
+        return unknown
+    sources = forwarded_inputs(inner[0])
+    if equation.primitive.name != "scan":
+        return sources if equation.primitive.name != "while" else unknown
+    consts, carried = equation.params["num_consts"], equation.params["num_carry"]
+    for output, source in enumerate(sources):
+        # A carry that each iteration hands on stays itself, and so do slices that are stacked as they were.
+        if source is not None and not (source == consts + output if output < carried else source >= consts + carried):
+            sources[output] = None
+    return sources

@@ -709,3 +709,21 @@ def test_a_model_of_shapes_is_refused_with_what_to_pass(kind: str, strategy: Any
     builder = LearnerBuilder("unused").strategy(strategy())
     with raises_code("model-only-shapes"):
         builder.build(ABSTRACT[kind](), optax.sgd, 0.1, train_step=lambda model, batch: None)
+
+
+def test_numbers_of_numpy_are_trained_and_integers_may_be_sizes():
+    model = {"log_scale": np.log(0.5), "half": np.float16(0.5), "count": np.int32(3), "python": 0.5}
+    adapter = adapter_of(model)
+    assert list(named_leaves(adapter.params)) == ["half", "log_scale"]
+    assert adapter.model_state == {}
+    rebuilt = adapter.rebuild(adapter.params, adapter.model_state)
+    assert rebuilt == model
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**40])
+def test_integers_that_do_not_fit_are_refused(number):
+    with raises_code("model-integer-too-large", "table", "int32", name="table"):
+        adapter_of({"w": jnp.ones(2), "table": np.array([1, number])})
+    assert adapter_of({"w": jnp.ones(2), "table": np.array([1, 2**31 - 1])}).model_state["table"][1] == 2**31 - 1
+    with jax.enable_x64(True):
+        adapter_of({"w": jnp.ones(2), "table": np.array([1, number])})

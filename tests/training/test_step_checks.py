@@ -39,7 +39,7 @@ from learner.metrics import (
     TopKAccuracy,
 )
 from learner.training.compilation import CompileTimes
-from learner.training.step_checks import check_predict, check_train, check_valid
+from learner.training.step_checks import check_predict, check_train, check_valid, trace_train
 from learner.util.trees import nonfinite_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import line
@@ -663,3 +663,63 @@ def test_a_label_that_a_collecting_metric_ignores_is_none_outside_of_the_classes
     (problem,), _ = checked(classify, AUROC(), batch=batch)
     assert "the labels 'label' go from -100 to 2" in problem
     assert checked(classify, AUROC(ignore_label=-100), batch=batch) == ([], False)
+
+
+# -- parameters that a step replaces -----------------------------------------------------------------------------------
+
+
+def written(train, given, **options):
+    learner = learner_for(train, given=given, **options)
+    return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).written
+
+
+def counted(model, batch):
+    """A step that hands on a carry, and a cast of the rest."""
+    cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), {"w": model["w"]})
+    return classify(model, batch), {**cast, "carry": model["carry"] + 1}
+
+
+class Clipped(nnx.Module):
+    """Layers in a loop, inside of `nnx.jit`, with statistics, noise and, if asked for, a weight that is clipped."""
+
+    def __init__(self, clips=False):
+        self.clips, self.norm = clips, nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+        self.dropout, self.head = nnx.Dropout(0.5, rngs=nnx.Rngs(1)), nnx.Linear(3, 3, rngs=nnx.Rngs(2))
+        make = nnx.vmap(lambda rngs: nnx.Linear(3, 3, rngs=rngs), axis_size=2)
+        self.layers = make(nnx.Rngs(3).split(2))
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def forward(x, layer):
+            return jnp.tanh(layer(x))
+
+        x = nnx.jit(lambda norm, x: norm(x))(self.norm, forward(x, self.layers))
+        if self.clips:
+            self.head.kernel[...] = jnp.clip(self.head.kernel[...], -1, 1)
+        return nnx.remat(lambda head, x: head(x))(self.head, self.dropout(x))
+
+
+def of_module(model, batch):
+    return ClassificationOutput.from_logits(model(batch["x"]), batch["label"])
+
+
+def test_a_trained_parameter_that_a_step_replaces_is_named():
+    carrying = {**model(), "carry": jnp.zeros(2)}
+    assert written(counted, carrying) == ["carry"]
+    assert written(counted, carrying, trainable=lambda name, _: name == "w") == []
+    assert written(of_module, Clipped(clips=True)) == ["head.kernel"]
+
+
+def test_what_a_step_hands_on_as_it_is_is_not_named():
+    assert written(classify, model()) == []
+    assert written(lambda model, batch: (classify(model, batch), model), model()) == []
+    assert written(lambda model, batch: (classify(model, batch), jax.jit(lambda m: m)(model)), model()) == []
+    assert written(of_module, Clipped()) == []
+    module = linen.Sequential([linen.Dense(4), linen.BatchNorm(use_running_average=False), linen.Dense(3)])
+    assert written(of_module, Linen(module, module.init(jax.random.key(0), BATCH["x"]))) == []
+
+
+def test_the_run_warns_of_parameters_that_a_step_replaces(tmp_path):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    builder.build({**model(), "carry": jnp.zeros(2)}, optax.sgd, 0.1, train_step=counted).fit([BATCH])
+    assert "train_step replaces carry in its model, in vain" in (tmp_path / "experiment.log").read_text()
