@@ -70,7 +70,7 @@ class Delivery(ThreadOwned):
         self.summary: Mapping[str, Any] = {}
         self.handling = 0.0
         self._epoch_values: dict[str, float | str] = dict(epoch_values or {})
-        self._log_offsets_before_validation: Mapping[str, Any] = {}
+        self._log_offsets_before_validation: Mapping[str, Any] | None = None
         self._split_began: dict[str, float] = {}
         self._epoch_began = now()
 
@@ -273,7 +273,9 @@ class Delivery(ThreadOwned):
         All of it is copied, as the saver's thread writes it while this one continues.
         """
         assert self._files is not None
-        log = self._log_offsets_before_validation if in_validation else self._files.position()
+        # A run that resumes within a validation, and stops before it begins again, has none: the logs end where it began.
+        before = self._log_offsets_before_validation if in_validation else None
+        log = self._files.position() if before is None else before
         rows = self._host_metrics.rows.to_store() if with_rows else {}
         states = self._host_metrics.get_states()
         values, history = dict(self._epoch_values), self.history.copy().to_json

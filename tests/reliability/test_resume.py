@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import learner
-from learner import MetricEarlyStopping, ReduceOnPlateau
+from learner import Interrupter, MetricEarlyStopping, ReduceOnPlateau
 from learner.checkpoint import CheckpointStore
 from learner.metrics import LearningRate
 from learner.renderers.plain import PlainRenderer
@@ -233,6 +233,32 @@ def test_resume_inside_validation(tmp_path, whole, number, step):
     (decisions,) = progress_of(directory, step - 1)["early_stopping"]
     assert (decisions["seen"], decisions["without"]) == (number - 1, max(0, number - 2))
     same(all_of(directory, SAVING.fit(SAVING.build(directory).resume())), whole(SAVING))
+
+
+def test_stopping_again_before_an_interrupted_validation_begins(tmp_path):
+    """The checkpoint that is saved then has the logs up to the validation, which has not begun in this process."""
+
+    def fit(directory, at=None, before=False):
+        interrupter, data, given = Interrupter(), list(batches()), []
+
+        def valid():
+            for batch in data:
+                given.append(batch)
+                if len(given) == at:
+                    interrupter.stop("now")
+                yield batch
+
+        if before:
+            interrupter.stop("now")
+        builder = quiet(directory, saves=True).num_epochs(3).resume().interrupter(interrupter)
+        return build_line(builder).fit(data, valid)
+
+    expected = all_of(tmp_path / "whole", fit(tmp_path / "whole"))
+    directory, count = tmp_path / "run", len(list(batches()))
+    for how in ({"at": count + 2}, {"before": True}, {"before": True}):
+        stopped = fit(directory, **how)
+        assert (stopped.stopped_by, stopped.summary["steps"]) == ("interrupter: now", 2 * count)
+    same(all_of(directory, fit(directory)), expected)
 
 
 def kill(directory, step, call):
