@@ -56,12 +56,27 @@ def update_params(
     """
     with optax_promotion():
         transformation = optimizer(lr)
+        opt_state = _with_injected_rate(optimizer, lr, opt_state, params)
         extra = filter_kwargs(transformation, extra_arguments(grads, loss, value_fn, step))
         updates, opt_state = transformation.update(grads, opt_state, params, **extra)
         new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
         if len(new) == len(old) and [*map(jnp.shape, new)] != [*map(jnp.shape, old)]:
             raise ValueError("it makes updates of other shapes than the parameters have")  # which would be broadcast
         return optax.apply_updates(params, updates), opt_state
+
+
+def _with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, params: PyTree) -> PyTree:
+    """Return the state with the hyperparameters that `optax.inject_hyperparams` keeps in it, as far as they depend on
+    the rate, at the rate of this step: its update reads them there.
+    """
+    rows, tree = jax.tree_util.tree_flatten_with_path(opt_state)
+    injected = [any(getattr(key, "name", None) == "hyperparams" for key in path) for path, _ in rows]
+    if not any(injected):
+        return opt_state
+    depends = _outputs_of_rate(optimizer, params)
+    fresh = jax.tree.leaves(optimizer(lr).init(params))
+    columns = zip(rows, fresh, injected, depends, strict=True)
+    return jax.tree.unflatten(tree, [new if inside and of_rate else old for (_, old), new, inside, of_rate in columns])
 
 
 def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads: bool = False) -> list[str]:
@@ -392,9 +407,14 @@ def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
     >>> reads_rate_in_init(optax.rprop, jnp.ones(2)), reads_rate_in_init(optax.adam, jnp.ones(2))
     (True, False)
     """
+    return any(_outputs_of_rate(optimizer, params))
+
+
+def _outputs_of_rate(optimizer: OptimizerFn, params: PyTree) -> list[bool]:
+    """Return, for each array of the optimizer's first state, whether it depends on the rate."""
     program = jax.make_jaxpr(lambda lr: init_optimizer(optimizer, None, params, lr))(jnp.float32(0)).jaxpr
-    needed = {id(x) for x in program.outvars}
-    for equation in reversed(program.eqns):
-        if any(id(x) in needed for x in equation.outvars):
-            needed |= {id(x) for x in equation.invars}
-    return id(program.invars[0]) in needed
+    of_rate = {id(program.invars[0])}
+    for equation in program.eqns:
+        if any(id(x) in of_rate for x in equation.invars):
+            of_rate |= {id(x) for x in equation.outvars}
+    return [id(x) in of_rate for x in program.outvars]

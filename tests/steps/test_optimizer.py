@@ -364,6 +364,43 @@ def test_a_line_search_gets_the_loss_of_a_float64_model_as_it_is(tmp_path, store
         assert np.abs(state.params["w"]).max() < 1e-8
 
 
+INJECTED = {
+    "adam": lambda lr: optax.inject_hyperparams(optax.adam)(learning_rate=lr),
+    "chain": lambda lr: optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.sgd)(0.5 * lr, momentum=0.9)),
+    "group": lambda lr: optax.partition(
+        {"w": optax.inject_hyperparams(optax.sgd)(lr), "b": optax.sgd(lr)}, {"w": "w", "b": "b"}
+    ),
+}
+
+
+def injected(path):
+    return any(getattr(key, "name", "") == "hyperparams" for key in path)
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_hyperparameters_that_optax_injects_follow_the_rate(name, tmp_path):
+    """The first rate is 0: what kept it would learn nothing."""
+    schedule = optax.linear_schedule(0.0, 0.1, 4)
+    make = INJECTED[name]
+    learner = build(PARAMS, make, schedule, tmp_path, train_step=train_step)
+    step, state = jax.jit(learner.train_step), learner.init()
+    gradient = jax.jit(jax.grad(lambda params, batch: train_step(params, batch).loss))
+    params, opt_state = PARAMS, None
+    for i in range(6):
+        batch = some_rows(4 * i, 4 * i + 4)
+        state, _ = step(state, batch)
+        with jax.numpy_dtype_promotion("standard"):
+            optimizer = make(schedule(i))  # a state whose injected rate is that of this step
+            fresh = optimizer.init(params)
+            old = fresh if opt_state is None else opt_state
+            opt_state = jax.tree_util.tree_map_with_path(lambda p, x, new: new if injected(p) else x, old, fresh)
+            updates, opt_state = optimizer.update(gradient(params, batch), opt_state, params)
+            params = optax.apply_updates(params, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.params, params)
+    assert not np.array_equal(state.params["w"], PARAMS["w"])
+    assert any(np.isclose(x, 0.1) or np.isclose(x, 0.05) for x in jax.tree.leaves(state.opt_state) if x.shape == ())
+
+
 def test_rprop_starts_with_the_first_rate_of_the_schedule(tmp_path):
     schedule = optax.linear_schedule(0.25, 0.125, 10)
     learner = build(PARAMS, optax.rprop, schedule, tmp_path, train_step=train_step)
