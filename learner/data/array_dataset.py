@@ -210,10 +210,17 @@ def _refuse_others(first: ArrayDataset, other: ArrayDataset, number: int) -> Non
 
 @adapter
 def adapt_arrays(data: Any) -> Any:
-    """Return a dict of arrays or an array as an `ArrayDataset`, and everything else unchanged."""
+    """Return a dict of arrays, an array or a data frame as an `ArrayDataset`, and everything else unchanged."""
+    if is_data_frame(data):
+        return ArrayDataset({str(name): data[name].to_numpy() for name in data.columns})
     if isinstance(data, Mapping | np.ndarray | jax.Array):
         return ArrayDataset(dict(data) if isinstance(data, Mapping) else data)
     return data
+
+
+def is_data_frame(data: Any) -> bool:
+    """Return True for a data frame, as those of pandas and polars, neither of which is imported."""
+    return all(hasattr(data, name) for name in ("columns", "to_numpy", "__getitem__"))
 
 
 def _fields(arrays: Any) -> list[tuple[str, np.ndarray]]:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from learner.data.abstract_source import PyTree, Source
+from learner.data.array_dataset import is_data_frame
 from learner.data.data_fingerprint import fields_of
 from learner.data.dataset import Dataset
 from learner.data.iterable_source import IterableSource, OneShotSource
@@ -125,7 +126,7 @@ def source_of(
 
 def _is_dataset(data: Any, batch_size: int | None) -> bool:
     """Return True for data that consists of items rather than batches."""
-    arrays = batch_size is not None and isinstance(data, Mapping | np.ndarray | jax.Array)
+    arrays = batch_size is not None and (isinstance(data, Mapping | np.ndarray | jax.Array) or is_data_frame(data))
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
     return arrays or indexed or isinstance(data, Dataset)
 
@@ -169,9 +170,8 @@ def _check_iterable(data: Any, split: str) -> None:
             code="data-loader-not-built",
             split=split,
         )
-    if isinstance(data, Mapping | str | bytes | np.ndarray | jax.Array) or not (
-        isinstance(data, Iterable) or callable(data)
-    ):
+    no_batches = isinstance(data, Mapping | str | bytes | np.ndarray | jax.Array) or is_data_frame(data)
+    if no_batches or not (isinstance(data, Iterable) or callable(data)):
         raise LearnerError(
             f"the {split} data is {_described(data)}; it needs a loader: an iterable of batches, such as "
             "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})). With with_batch_size(n) a dict of arrays "

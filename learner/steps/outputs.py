@@ -19,6 +19,7 @@ import optax
 from learner.errors import LearnerError
 
 Array = Any  # a jax.Array, or a tracer of one
+ROUNDING = 0.01  # by which probabilities may be beyond 0 and 1: mixtures of labels are rounded
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -102,9 +103,10 @@ class MultiLabelOutput:
     Attributes:
       loss: scalar, the binary cross-entropy, mean over rows and labels.
       logits: `[batch, labels]`.
-      targets: `[batch, labels]` of 0 and 1.
-      weight: how many rows the mean is over, or the sum of their weights.
+      targets: `[batch, labels]` of 0 and 1, or probabilities.
+      weight: how many rows the mean is over, or the sum of their weights. A row has the share of its labels that count.
       mask: `[batch]` of 0 and 1, or weights; `None` when every row counts. See `ClassificationOutput`.
+      ignore_label: the target that stands for an unknown label, which does not count; None if there is none.
     """
 
     loss: Array
@@ -112,10 +114,16 @@ class MultiLabelOutput:
     targets: Array
     weight: Array
     mask: Array | None = None
+    ignore_label: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @classmethod
-    def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "MultiLabelOutput":
+    def from_logits(
+        cls, logits: Array, targets: Array, mask: Array | None = None, ignore_label: int | None = None
+    ) -> "MultiLabelOutput":
         """Return an output with the sigmoid cross-entropy of `logits` and 0/1 `targets`, both `[batch, labels]`.
+
+        The loss and its gradient are NaN where a target that counts is neither 0, 1 nor between. Metrics ignore unknown
+        labels by their own `ignore_label`.
 
         >>> out = MultiLabelOutput.from_logits(jnp.zeros((4, 3)), jnp.ones((4, 3)))
         >>> print(f"{out.loss:.4f}")   # ln(2)
@@ -128,9 +136,13 @@ class MultiLabelOutput:
                 code="output-multilabel-shapes",
             )
         _check_mask(mask, logits.shape[:1])
-        losses = optax.sigmoid_binary_cross_entropy(*_wide(_kept(logits, mask), _kept(targets, mask))).mean(-1)
-        loss, weight = weighted_mean(losses, mask)
-        return cls(loss, logits, targets, weight, mask)
+        if ignore_label is None:
+            loss, weight = weighted_mean(_label_losses(_kept(logits, mask), _kept(targets, mask)).mean(-1), mask)
+            return cls(loss, logits, targets, weight, mask)
+        known = (targets != ignore_label).astype(jnp.float32)
+        weights = known if mask is None else known * mask.astype(jnp.float32)[:, None]
+        loss, total = weighted_mean(_label_losses(_kept(logits, weights), _kept(targets, weights)), weights)
+        return cls(loss, logits, targets, total / targets.shape[1], mask, ignore_label)
 
 
 @jax.tree_util.register_dataclass
@@ -356,13 +368,25 @@ def _kept(values: Array, mask: Array | None) -> Array:
     """
     if mask is None:
         return values
-    return jnp.where(mask.astype(bool).reshape(mask.shape + (1,) * (values.ndim - mask.ndim)), values, 0)
+    kept = mask.astype(bool).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
+    return jnp.where(kept, values, jnp.zeros((), values.dtype))
 
 
 def _wide(*arrays: Array) -> list[Array]:
     """Return the arrays in the dtype that losses are computed in: float64 where the first is, float32 otherwise."""
     double = jnp.result_type(arrays[0]) == jnp.float64
     return [x.astype(jnp.float64 if double else jnp.float32) for x in arrays]
+
+
+def _label_losses(logits: Array, targets: Array) -> Array:
+    losses = optax.sigmoid_binary_cross_entropy(*_wide(logits, targets))
+    return losses * jnp.where(_no_probability(targets), jnp.nan, 1.0)  # as in `_cross_entropy`
+
+
+def _no_probability(targets: Array) -> Array:
+    """Return True for targets that are neither 0, 1 nor between: bool of the targets' shape."""
+    (targets,) = _wide(targets)
+    return (targets < -ROUNDING) | (targets > 1 + ROUNDING)
 
 
 def _cross_entropy(what: str, logits: Array, labels: Array) -> Array:
@@ -383,22 +407,24 @@ def _outside(labels: Array, classes: int) -> Array:
 
 
 def has_wrong_labels(output: Any) -> Array:
-    """Return True, a bool scalar, where a label counts that is none of the classes of its logits, in an output of this
-    module whose loss is of integer labels.
+    """Return True, a bool scalar, where a label counts that is none of the classes of its logits, or neither 0 nor 1 of
+    several labels, in an output of this module.
 
     >>> out = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, -1]), mask=jnp.array([1, 0]))
     >>> print(has_wrong_labels(out), out.loss)
     False 1.0986123
     """
-    if not isinstance(output, OF_LABELS):
+    if not isinstance(output, (*OF_LABELS, MultiLabelOutput)):
         return jnp.bool_(False)
     logits, labels, mask = output.logits, output.targets, output.mask
+    if isinstance(output, MultiLabelOutput):
+        outside = _no_probability(labels)
+        if output.ignore_label is not None:
+            outside &= labels != output.ignore_label
+        return _kept(outside, mask).any()
     if not jnp.issubdtype(jnp.result_type(labels), jnp.integer) or logits.shape[:-1] != labels.shape:
         return jnp.bool_(False)
-    outside = _outside(labels, logits.shape[-1])
-    if mask is not None:
-        outside &= mask.astype(bool).reshape(mask.shape + (1,) * (outside.ndim - mask.ndim))
-    return outside.any()
+    return _kept(_outside(labels, logits.shape[-1]), mask).any()
 
 
 @jax.tree_util.register_dataclass

@@ -273,7 +273,7 @@ class Delivery(ThreadOwned):
         All of it is copied, as the saver's thread writes it while this one continues.
         """
         assert self._files is not None
-        # A run that resumes within a validation, and stops before it begins again, has none: the logs end where it began.
+        # A run that resumes within a validation, and stops before it begins again, has none: the logs end there.
         before = self._log_offsets_before_validation if in_validation else None
         log = self._files.position() if before is None else before
         rows = self._host_metrics.rows.to_store() if with_rows else {}

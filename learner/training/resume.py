@@ -14,7 +14,8 @@ from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, HostMetric, MetricBase
 from learner.runs.history import History
-from learner.runs.layout import ENDS, read_summary
+from learner.runs.journal import read_journal
+from learner.runs.layout import ENDS, MARK, read_summary
 from learner.runs.population import member_index
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.measure import MetricCollection
@@ -69,7 +70,23 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
             code="resume-member-unsaved",
             directory=options.directory,
         )
+    if restored is None:
+        plan.processes.run_on_primary(lambda: _refuse_lost(options))
     return restored
+
+
+def _refuse_lost(options: Options) -> None:
+    """Raise `LearnerError` if a run has saved checkpoints, and none is there: to begin anew would remove its logs."""
+    lines = read_journal(options.directory) if (options.directory / MARK).is_file() else []
+    saved = [fields["step"] for _, fields in lines if fields.get("event") == "save" and "step" in fields]
+    if saved:
+        raise LearnerError(
+            f"{options.shown} has saved checkpoints, the last one of step {saved[-1]}, and there is none in "
+            f"{options.checkpoint_place}: bring them back, or begin anew with LearnerBuilder(directory, "
+            "overwrite=True) (--overwrite=true)",
+            code="resume-checkpoints-lost",
+            step=saved[-1],
+        )
 
 
 def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:

@@ -4,10 +4,13 @@ import itertools
 import json
 
 import grain
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from learner.data import ArrayDataset, DataLoaderBuilder, Dataset
+from learner import LearnerBuilder
+from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
 from learner.data import source as source_module
 from learner.data.source import source_of
 from tests.support.codes import raises_code
@@ -582,3 +585,32 @@ def test_what_is_too_large_for_the_device_or_made_item_by_item_does_not():
     found = [source_of(builder.build(data), "train") for data in (large, large.shuffle(), Numbers(), large.slice(0, 9))]
     assert [source.has_rows for source in found] == [False, False, False, True]
     assert [source.rows is None for source in found] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_data_frame_is_a_dict_of_its_columns(tmp_path, library):
+    frame = pytest.importorskip(library).DataFrame({"x": [0.5, 1.5, -1.0], "y": [1.0, 3.0, -2.0], "n": [1, 2, 3]})
+    assert repr(view(frame)) == "ArrayDataset(3 rows: n int64 [], x float64 [], y float64 [])"
+    batch = next(iter(DataLoaderBuilder().batch_size(2).build(frame)))
+    np.testing.assert_array_equal(batch["y"], [1.0, 3.0])
+    learner = (
+        LearnerBuilder(tmp_path)
+        .renderer(None)
+        .with_file_checkpointer(None)
+        .with_batch_size(3)
+        .build(
+            {"w": jnp.zeros(())},
+            optax.sgd,
+            0.5,
+            train_step=lambda m, b: {"loss": ((m["w"] * b["x"] - b["y"]) ** 2).mean()},
+        )
+    )
+    # The gradient at 0 is -2 * (0.5 * 1 + 1.5 * 3 + 1 * 2) / 3.
+    np.testing.assert_allclose(learner.fit(frame).model["w"], 7 / 3, rtol=1e-6)
+
+
+def test_a_data_frame_without_a_batch_size_says_what_it_needs(tmp_path):
+    frame = pytest.importorskip("pandas").DataFrame({"x": [1.0]})
+    learner = LearnerBuilder(tmp_path).renderer(None).build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
+    with raises_code("data-type", "DataFrame", "with_batch_size"):
+        learner.fit(frame)

@@ -402,6 +402,23 @@ def test_resume_twice_and_more_epochs(tmp_path, whole, kind, steps):
     assert [entry["step"] for entry in journal_of(directory) if entry["event"] == "start"][:3] == [0, *steps[:2]]
 
 
+def test_a_run_whose_checkpoints_are_lost_keeps_its_logs(tmp_path):
+    def fit(**options):
+        builder = quiet(tmp_path / "run", saves=True, **options).num_epochs(2)
+        return build_line(builder if options else builder.resume()).fit(batches())
+
+    fit()
+    shutil.move(tmp_path / "run/checkpoint", tmp_path / "lost")
+    before = tree_of(tmp_path / "run")
+    with raises_code("resume-checkpoints-lost", "overwrite=True", str(tmp_path / "run/checkpoint"), step=12):
+        fit()
+    assert {name: value for name, value in tree_of(tmp_path / "run").items() if "lock" not in name} == before
+    shutil.move(tmp_path / "lost", tmp_path / "run/checkpoint")
+    assert fit().stopped_by == "num_epochs"
+    shutil.rmtree(tmp_path / "run/checkpoint")
+    assert fit(overwrite=True).summary["steps"] == 12
+
+
 @pytest.mark.full
 def test_resume_where_nothing_is(tmp_path, whole):
     directory = tmp_path / "run"

@@ -23,7 +23,7 @@ from learner import (
     TrainOutput,
     weighted_mean,
 )
-from learner.steps.outputs import as_output
+from learner.steps.outputs import as_output, has_wrong_labels
 from learner.steps.tree_math import weight_of
 from tests.support.codes import raises_code
 
@@ -279,6 +279,35 @@ def test_several_labels_by_hand():
     output = MultiLabelOutput.from_logits(logits, jnp.array([[1.0, 0.0], [0.0, 1.0]]))
     np.testing.assert_allclose(output.loss, (math.log(4 / 3) + math.log(4) + 2 * math.log(2)) / 4, rtol=1e-6)
     assert output.weight == 2
+
+
+def test_unknown_labels_count_nowhere():
+    logits = jnp.log(jnp.array([[3.0, 1.0], [3.0, 1.0], [3.0, 3.0]]))
+    targets, mask = jnp.array([[1, -1], [0, 1], [-1, -1]]), jnp.array([1.0, 0.5, 1.0])
+    make = functools.partial(MultiLabelOutput.from_logits, ignore_label=-1)
+    output = make(logits, targets)
+    np.testing.assert_allclose(output.loss, (math.log(4 / 3) + math.log(4) + math.log(2)) / 3, rtol=1e-6)
+    np.testing.assert_allclose(output.weight, 1.5)  # one label of two in the first row, and none in the last
+    weighted = make(logits, targets, mask)
+    np.testing.assert_allclose(weighted.loss, (math.log(4 / 3) + (math.log(4) + math.log(2)) / 2) / 2, rtol=1e-6)
+    np.testing.assert_allclose(weighted.weight, 1.0)
+    assert not has_wrong_labels(output)
+    gradient = jax.grad(lambda x: make(x, targets).loss)(logits)
+    assert (gradient[targets == -1] == 0).all()
+    assert (gradient[targets != -1] != 0).all()
+
+
+@pytest.mark.parametrize("target", [-1, 2, -1.0, 1.5])
+def test_labels_that_are_neither_present_nor_absent_are_named(target):
+    targets = jnp.array([[target, 1], [0, 1]], type(target))
+    output = MultiLabelOutput.from_logits(jnp.zeros((2, 2)), targets)
+    assert np.isnan(output.loss)
+    assert has_wrong_labels(output)
+    masked = MultiLabelOutput.from_logits(jnp.zeros((2, 2)), targets, jnp.array([0, 1]))
+    np.testing.assert_allclose(masked.loss, math.log(2), rtol=1e-6)
+    assert not has_wrong_labels(masked)
+    mixed = MultiLabelOutput.from_logits(jnp.zeros((1, 2)), jnp.array([[0.3, 1.0000001]]))
+    np.testing.assert_allclose(mixed.loss, math.log(2), rtol=1e-6)
 
 
 def test_regression_by_hand():

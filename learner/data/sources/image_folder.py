@@ -103,10 +103,10 @@ def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
 
 
 def _images(root: Path) -> list[str]:
-    """Return the paths of all images below a directory, sorted."""
+    """Return the paths of all images below a directory, sorted, without hidden files."""
     return sorted(
         os.path.join(directory, name)
         for directory, _, names in os.walk(root)
         for name in names
-        if name.lower().endswith(SUFFIXES)
+        if name.lower().endswith(SUFFIXES) and not name.startswith(".")  # such as ._1.png, which is no image
     )

@@ -18,13 +18,14 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
 
 @pytest.fixture
 def place(tmp_path):
-    """Two classes; in one of them a folder in a folder, a JPEG and a file of another kind."""
+    """Two classes; in one of them a folder in a folder, a JPEG, a hidden file and a file of another kind."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "dog" / "young").mkdir(parents=True)
     Image.fromarray(PIXELS).save(tmp_path / "cat" / "b.png")
     Image.fromarray(255 - PIXELS).save(tmp_path / "cat" / "a.PNG")
     Image.new("RGB", (5, 6), (200, 100, 50)).save(tmp_path / "dog" / "young" / "c.jpeg")
     (tmp_path / "dog" / "notes.txt").write_text("no image")
+    (tmp_path / "dog" / "._c.jpeg").write_text("of a Mac")
     return tmp_path
 
 
