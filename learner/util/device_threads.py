@@ -19,9 +19,28 @@ def device_thread(work: Callable[[], None], name: str) -> threading.Thread:
     """Return a daemon thread, which may call JAX and is not started yet. A run joins it, or after a second signal
     leaves it behind, as a step may take long.
     """
-    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread = threading.Thread(target=with_precision(work), name=name, daemon=True)
     _threads.add(thread)
     return thread
+
+
+def with_precision(work: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for another thread that does the work with 64-bit numbers if this thread has them: inside of
+    `with jax.enable_x64(True):` no other has.
+    """
+    import jax
+
+    def reads_x64() -> bool:
+        return bool(jax.config.read("jax_enable_x64"))
+
+    enabled = reads_x64()
+
+    def run() -> None:
+        # Only where it differs: a setting of the thread itself is another key of JAX's compiled programs.
+        with contextlib.nullcontext() if reads_x64() == enabled else jax.enable_x64(enabled):
+            work()
+
+    return run
 
 
 def any_alive() -> bool:

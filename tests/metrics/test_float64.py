@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from learner import LearnerBuilder, RegressionOutput
+from learner import LearnerBuilder, RegressionOutput, load_checkpoint
 from learner.data import DataLoaderBuilder
 from learner.metrics import (
     MSSSIM,
@@ -161,3 +162,24 @@ def test_an_evaluation_agrees_with_its_loss(tmp_path: Any) -> None:
     error = np.square(p - t).mean()
     expected |= {"Loss": error, "Root Mean Squared Error": np.sqrt(error)}
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_run_within_a_context_of_64_bits_has_them_in_all_threads(tmp_path: Any) -> None:
+    x = np.linspace(1, 2, 8)
+    batches, root = [{"x": x[:4], "y": x[:4] ** 0.5}, {"x": x[4:], "y": x[4:] ** 0.5}], np.sqrt(2.0)
+
+    def step(model: Any, batch: Data) -> Any:
+        assert batch["x"].dtype == batch["y"].dtype == jnp.float64
+        return {"loss": ((model["w"] * batch["x"] - batch["y"]) ** 2).mean()}
+
+    with jax.enable_x64(True):
+        builder = LearnerBuilder(tmp_path).renderer(None)
+        learner = builder.build({"w": jnp.array(root)}, optax.sgd, 0.1, train_step=step, valid_step=step)
+        result = learner.fit(batches, batches)
+        loaded = load_checkpoint(tmp_path, "latest", {"w": jnp.array(root)}).model["w"]
+    w = root
+    for batch in batches:
+        w -= np.float64(np.float32(0.1)) * (2 * (w * batch["x"] - batch["y"]) * batch["x"]).mean()
+    for found in (result.model["w"], loaded):
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, w, rtol=1e-14)

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from learner.util.device_threads import with_precision
+
 
 class Prefetcher(Iterator[Any]):
     """Runs an iterator of lists in a thread, a few lists ahead, and yields their items one by one.
@@ -23,7 +25,7 @@ class Prefetcher(Iterator[Any]):
         self._ready: collections.deque[Any] = collections.deque()
         self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="learner-data", daemon=True)
+        self._thread = threading.Thread(target=with_precision(self._work), name="learner-data", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:

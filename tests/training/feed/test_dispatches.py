@@ -752,11 +752,8 @@ def test_integers_that_fit_are_given_whatever_their_dtype():
 
 
 def test_with_64_bits_all_integers_fit():
-    jax.config.update("jax_enable_x64", True)  # for the thread that reads, too
-    try:
+    with jax.enable_x64(True):  # of this thread: the one that reads gets it, too
         dispatches = taken(feeder_of([labelled(np.int64, TOO_LARGE)], plan_of(loop=False)))
-    finally:
-        jax.config.update("jax_enable_x64", False)
     assert dispatches[0].feed.last["label"][-1] == TOO_LARGE
 
 
