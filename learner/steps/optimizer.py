@@ -20,6 +20,7 @@ from learner.steps.extra import extra_arguments, filter_kwargs
 from learner.steps.promotion import optax_promotion
 from learner.steps.tree_math import loss_dtype
 from learner.util.executables import scalar_program
+from learner.util.jaxprs import dependent_outputs
 from learner.util.text import abbreviate, name_of
 from learner.util.trees import named_leaves
 
@@ -412,9 +413,25 @@ def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
 
 def _outputs_of_rate(optimizer: OptimizerFn, params: PyTree) -> list[bool]:
     """Return, for each array of the optimizer's first state, whether it depends on the rate."""
-    program = jax.make_jaxpr(lambda lr: init_optimizer(optimizer, None, params, lr))(jnp.float32(0)).jaxpr
-    of_rate = {id(program.invars[0])}
-    for equation in program.eqns:
-        if any(id(x) in of_rate for x in equation.invars):
-            of_rate |= {id(x) for x in equation.outvars}
-    return [id(x) in of_rate for x in program.outvars]
+    program = jax.make_jaxpr(lambda lr: init_optimizer(optimizer, None, params, lr))(jnp.float32(0))
+    return dependent_outputs(program.jaxpr, [True])
+
+
+def ignores_rate(optimizer: OptimizerFn) -> bool:
+    """Return True if the optimizer updates a parameter without the rate, in its state or in the update. An optimizer
+    that fails with a model of one parameter is taken to use it.
+
+    >>> ignores_rate(lambda lr: optax.adam(1e-3)), ignores_rate(optax.adam), ignores_rate(optax.rprop)
+    (True, False, False)
+    """
+    params = {"w": jnp.ones(2)}
+
+    def update(lr: Array) -> PyTree:
+        opt_state = init_optimizer(optimizer, None, params, lr)
+        return update_params(optimizer, lr, params, opt_state, params, loss=no_loss(params), value_fn=no_loss)
+
+    try:
+        program = jax.make_jaxpr(update)(jnp.float32(0))
+    except Exception:
+        return False
+    return not any(dependent_outputs(program.jaxpr, [True]))

@@ -11,7 +11,7 @@ from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.schedule_resolution import describe_schedules
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.steps.optimizer import check_replicas, no_optimizer
+from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
@@ -24,8 +24,9 @@ from learner.training.monitors import set_directions
 from learner.training.options import Options
 from learner.training.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.run_directory import may_resume, refuse_links
-from learner.training.step_checks import no_step, trace_train, trace_valid
-from learner.util.text import join_names
+from learner.training.step_checks import TracedTrainStep, no_step, trace_train, trace_valid
+from learner.util.text import join_names, name_of
+from learner.util.trees import named_leaves
 
 MOST_NAMED = 3
 
@@ -146,6 +147,17 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
     step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems)
     if step.own_grads != definition.step.own_grads:
         definition.change(own_grads=step.own_grads)
+    if step.optimizer is not None and definition.optimizer.lr and ignores_rate(step.optimizer):
+        inputs.warnings.append(
+            f"the optimizer ({name_of(step.optimizer)}) does not use the learning rate that build has got, which "
+            "metrics log and schedules change: pass a function that does, such as optax.adam or lambda lr: "
+            "optax.adam(lr), or lr=0.0 where the optimizer has a rate of its own"
+        )
+    if any(name.startswith("batch_stats.") for name in named_leaves(shapes.params)):
+        inputs.warnings.append(
+            "batch_stats of the model is trained by gradients, and looks like the statistics of a linen module: "
+            "Linen(module, variables) keeps them up to date in its place"
+        )
     return inputs
 
 
@@ -178,7 +190,7 @@ def checked_step(
             traced = trace_train(step, state, inputs.first_batches["train"])
             problems += traced.problems
             inputs.programs["train"] = traced.program
-            inputs.warnings.extend(_of_written(traced.written))
+            inputs.warnings.extend(_warnings_of(traced))
             step = dataclasses.replace(step, own_grads=traced.own_grads)
     if inputs.valid and step.valid is None:
         problems.append(
@@ -204,16 +216,27 @@ def checked_step(
     return step
 
 
-def _of_written(names: Sequence[str]) -> list[str]:
-    """Return the warning about parameters that a train step replaces in its model, if there are some."""
-    if not names:
-        return []
-    return [
+def _warnings_of(traced: TracedTrainStep) -> list[str]:
+    """Return the warnings about a train step."""
+    warnings = []
+    if traced.is_constant:
+        warnings.append(
+            "the loss of train_step depends on no parameter of its model, so nothing is trained: it is computed of the "
+            "batch alone, or jax.lax.stop_gradient is around the model's output"
+        )
+    if traced.written:
+        warnings.append(_of_written(traced.written))
+    return warnings
+
+
+def _of_written(names: Sequence[str]) -> str:
+    """Return the warning about parameters that a train step replaces in its model."""
+    return (
         f"train_step replaces {join_names(names, MOST_NAMED)} in its model, in vain: they are trained, and the "
         "optimizer alone changes what is trained. State that a step hands on is no parameter: freeze it "
         "(freeze('^carry'), or trainable=), or hold it in a variable of another type (nnx). Changes beside gradients "
         "belong into the optimizer, such as optax.keep_params_nonnegative(), or into update="
-    ]
+    )
 
 
 @contextlib.contextmanager

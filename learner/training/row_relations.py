@@ -12,13 +12,12 @@ from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.util.jaxprs import inner_jaxprs
+from learner.util.jaxprs import called_program, inner_jaxprs
 
 PyTree = Any
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
 LINEAR = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "max", "min", "clamp", *SHAPING)
 """Primitives after which a ratio is still one, or a sum of some."""
-LOOPS = ("scan", "while", "cond")  # they may divide row by row
 
 
 def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:
@@ -113,10 +112,9 @@ def _flow(jaxpr: Any, given: list[tuple[bool, bool]]) -> list[tuple[bool, bool]]
 
     for e in jaxpr.eqns:
         inputs = [of(x) for x in e.invars]
-        inner = [program for value in e.params.values() for program in inner_jaxprs(value)]
-        calls = e.primitive.name not in LOOPS and len(inner) == 1
-        if calls and len(inner[0].invars) == len(inputs) and len(inner[0].outvars) == len(e.outvars):
-            found = _flow(inner[0], inputs)  # pjit, remat, rules of custom derivatives
+        program = called_program(e)
+        if program is not None:
+            found = _flow(program, inputs)
         else:
             is_ratio = e.primitive.name in LINEAR and any(ratio for _, ratio in inputs)
             if e.primitive.name == "div":

@@ -20,7 +20,7 @@ from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
-from learner.util.jaxprs import forwarded_inputs
+from learner.util.jaxprs import dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
 from learner.util.trees import named_leaves, nonfinite_leaves
 
@@ -58,12 +58,14 @@ class TracedTrainStep:
       program: a `ClosedJaxpr` of `(state, batch)`. Its outputs are those of the step; the equations of metrics, which
         are traced with it, do not lead to any output.
       written: the names of parameters that the step replaced in its model, which is in vain.
+      is_constant: True if the loss depends on no parameter.
     """
 
     problems: list[str]
     own_grads: bool
     program: Any
     written: list[str]
+    is_constant: bool = False
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
@@ -94,7 +96,9 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
             problems.extend(_own_grads_problems(step))
         output = seen[-1].output if own_grads else seen[-1]
         problems.extend(_problems(step, output, step.train_metrics, name, batch, values, state))
-        return _arrays((seen[-1], after))
+        arrays = _arrays((seen[-1], after))
+        losses[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "loss", None)]
+        return arrays
 
     def gradients(state: TrainState, batch: PyTree) -> PyTree:
         key = jax.random.fold_in(state.rng, 0)
@@ -103,13 +107,19 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         return once(state, batch), jax.grad(loss)(state.params)
 
     problems: list[str] = []
+    losses: list[int] = []
     values = batch
     program = _trace(once, (state, batch), name, batch, "train")
     own_grads = isinstance(seen[-1], TrainOutput)
+    is_constant = False
+    if losses and not own_grads and step.update is None:
+        paths = jax.tree_util.tree_leaves_with_path((state, batch))
+        of_params = [getattr(path[1] if path[1:] else None, "name", None) == "params" for path, _ in paths]
+        is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = [] if problems or all(same_leaves(*pair) for pair in written) else _written(step, state, batch)
-    return TracedTrainStep(problems, own_grads, program, names)
+    return TracedTrainStep(problems, own_grads, program, names, is_constant)
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:

@@ -1,7 +1,9 @@
 """Traced programs."""
 
+from collections.abc import Sequence
 from typing import Any
 
+LOOPS = ("scan", "while", "cond")
 FORWARDING = ("convert_element_type", "copy", "optimization_barrier", "reduce_precision", "sharding_constraint")
 """Primitives whose outputs are their inputs, in another dtype at most."""
 
@@ -41,15 +43,49 @@ def _equation_sources(equation: Any) -> list[int | None]:
     unknown: list[int | None] = [None] * len(equation.outvars)
     if equation.primitive.name in FORWARDING:
         return list(range(len(equation.outvars)))
-    inner = [program for value in equation.params.values() for program in inner_jaxprs(value)]
-    if len(inner) != 1 or (len(inner[0].invars), len(inner[0].outvars)) != (len(equation.invars), len(unknown)):
-        return unknown
-    sources = forwarded_inputs(inner[0])
+    if (program := called_program(equation)) is not None:
+        return forwarded_inputs(program)
     if equation.primitive.name != "scan":
-        return sources if equation.primitive.name != "while" else unknown
+        return unknown
+    sources = forwarded_inputs(equation.params["jaxpr"].jaxpr)
     consts, carried = equation.params["num_consts"], equation.params["num_carry"]
     for output, source in enumerate(sources):
         # A carry that each iteration hands on stays itself, and so do slices that are stacked as they were.
         if source is not None and not (source == consts + output if output < carried else source >= consts + carried):
             sources[output] = None
     return sources
+
+
+def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+    """Return, for each output of a traced program, True if it may depend on one of the marked inputs, other than
+    through `stop_gradient`.
+
+    >>> import jax
+    >>> program = jax.make_jaxpr(lambda x, y: (x * y, y + 1, y * jax.lax.stop_gradient(x)))(1.0, 2.0)
+    >>> dependent_outputs(program.jaxpr, [True, False])
+    [True, False, False]
+    """
+    marked = {var for var, is_marked in zip(jaxpr.invars, inputs, strict=True) if is_marked}
+
+    def of(var: Any) -> bool:
+        return not hasattr(var, "val") and var in marked  # literals have a value
+
+    for equation in jaxpr.eqns:
+        given = [of(var) for var in equation.invars]
+        if not any(given) or equation.primitive.name == "stop_gradient":
+            continue
+        program = called_program(equation)
+        found = [True] * len(equation.outvars) if program is None else dependent_outputs(program, given)
+        marked.update(var for var, is_found in zip(equation.outvars, found, strict=True) if is_found)
+    return [of(var) for var in jaxpr.outvars]
+
+
+def called_program(equation: Any) -> Any:
+    """Return the program that an equation calls once, with its own inputs and outputs (a jitted function, a rule of
+    custom derivatives); None for any other equation.
+    """
+    inner = [program for value in equation.params.values() for program in inner_jaxprs(value)]
+    sizes = len(equation.invars), len(equation.outvars)
+    if equation.primitive.name in LOOPS or len(inner) != 1 or (len(inner[0].invars), len(inner[0].outvars)) != sizes:
+        return None
+    return inner[0]

@@ -723,3 +723,48 @@ def test_the_run_warns_of_parameters_that_a_step_replaces(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build({**model(), "carry": jnp.zeros(2)}, optax.sgd, 0.1, train_step=counted).fit([BATCH])
     assert "train_step replaces carry in its model, in vain" in (tmp_path / "experiment.log").read_text()
+
+
+# -- what is not trained -----------------------------------------------------------------------------------------------
+
+
+def is_constant(train, given=None):
+    learner = learner_for(train, given=given)
+    return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).is_constant
+
+
+def test_a_loss_without_parameters_is_known():
+    stopped = jax.jit(lambda x: jax.lax.stop_gradient(x))
+    assert is_constant(lambda model, batch: {"loss": batch["x"].sum()})
+    assert is_constant(lambda model, batch: {"loss": stopped(model["w"]).sum() + batch["x"].sum()})
+    assert not is_constant(classify)
+    assert not is_constant(lambda model, batch: {"loss": stopped(model["w"]).sum() + 1e-6 * model["w"].sum()})
+    assert not is_constant(of_module, Clipped())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "train", "warned"),
+    [
+        (lambda lr: optax.adam(1e-3), 0.1, classify, "does not use the learning rate"),
+        (lambda lr: optax.adam(1e-3), 0.0, classify, None),
+        (optax.adam, 0.1, classify, None),
+        (optax.adam, 0.1, lambda model, batch: {"loss": batch["x"].sum()}, "depends on no parameter"),
+    ],
+)
+def test_a_run_warns_where_nothing_is_trained(tmp_path, optimizer, lr, train, warned):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    builder.build(model(), optimizer, lr, train_step=train).fit([BATCH])
+    warnings = [line for line in (tmp_path / "experiment.log").read_text().splitlines() if "WARNING" in line]
+    assert [warned in line for line in warnings] == [True] * (warned is not None)
+
+
+def test_statistics_of_linen_that_are_no_state_are_warned_of(tmp_path):
+    module = linen.BatchNorm(use_running_average=True)
+    variables = module.init(jax.random.key(0), BATCH["x"])
+
+    def train(model, batch):
+        return RegressionOutput.from_predictions(module.apply(model, batch["x"]), batch["x"])
+
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    builder.build(variables, optax.sgd, 0.1, train_step=train).fit([BATCH])
+    assert "Linen(module, variables) keeps them" in (tmp_path / "experiment.log").read_text()
