@@ -18,8 +18,11 @@ from learner.training.reporter import Reporter
 from learner.training.snapshot import SaveAnswer, SnapshotComposer, StateCopy
 from learner.util.disk import is_full
 from learner.util.ownership import ThreadOwned
+from learner.util.text import join_names
+from learner.util.trees import nonfinite_leaves
 from learner.util.urls import one_line
 
+MOST_NAMED = 3
 NAMES = {"model": "model", "optim": "optimizer's state", "scheduler": "scheduler's state"}
 
 
@@ -51,8 +54,33 @@ class CheckpointWriter(ThreadOwned):
         self._store, self._best, self._reporter, self._options = store, best, reporter, options
         self._runner, self._composer = runner, composer
         self.failed_step: int | None = None
+        self._refused_step: int | None = None
 
     def snapshots(self, copied: StateCopy | None, answer: SaveAnswer) -> Iterator[Snapshot]:
+        """Yield the snapshots of a save in the order in which they have to be written, without those of parameters that
+        are not finite.
+        """
+        return filter(self._is_finite, self._snapshots(copied, answer))
+
+    def _is_finite(self, snapshot: Snapshot) -> bool:
+        """Return True unless parameters are not finite: a run could not resume from them. Steps look at losses and
+        gradients only, as an update seldom makes NaN of these.
+        """
+        # A member of a population fails alone. In several processes, only the loop may compute with the arrays of all.
+        options = self._options
+        unseen = options.population is not None or jax.process_count() > 1
+        if unseen or options.on_nonfinite.policy == "ignore" or not (names := nonfinite_leaves(snapshot.state.params)):
+            return True
+        self.failed_step = snapshot.step
+        if self._refused_step != snapshot.step:
+            self._refused_step = snapshot.step
+            self._reporter.warn(
+                f"there is no checkpoint of step {snapshot.step}: its loss and gradients were finite, and the update "
+                f"made parameters that are not: {join_names(names, MOST_NAMED)}"
+            )
+        return False
+
+    def _snapshots(self, copied: StateCopy | None, answer: SaveAnswer) -> Iterator[Snapshot]:
         """Yield the snapshots of a save in the order in which they have to be written.
 
         The best comes first, so that a run that is killed between the two, and resumed from the older checkpoint,

@@ -27,10 +27,16 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
     """Return the paths of leaves with a NaN or an infinity. Shapes without values have none."""
     arrays = {name: x for name, x in named_leaves(tree).items() if not isinstance(x, jax.ShapeDtypeStruct)}
     inexact = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
-    spread = {name: x for name, x in inexact.items() if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1}
-    finite = _finite(spread) if spread else {}  # where they lie
-    finite |= {name: np.isfinite(np.asarray(x)).all() for name, x in inexact.items() if name not in spread}
+    elsewhere = {name: x for name, x in inexact.items() if isinstance(x, jax.Array) and not _is_in_memory(x)}
+    finite = _finite(elsewhere) if elsewhere else {}  # where they lie
+    finite |= {name: np.isfinite(np.asarray(x)).all() for name, x in inexact.items() if name not in elsewhere}
     return [name for name in inexact if not finite[name]]
+
+
+def _is_in_memory(x: jax.Array) -> bool:
+    """Return True if an array lies on one device, in the memory of the host."""
+    devices: Any = x.sharding.device_set
+    return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
 
 
 def nonfinite_rows(arrays: PyTree) -> dict[str, list[int]]:

@@ -339,3 +339,35 @@ def test_rows_of_skipped_steps_are_not_collected(tmp_path, accumulate):
     (value,) = correlation("dirty", dirty)
     assert math.isfinite(value)
     assert [value] == correlation("clean", [x for i, x in enumerate(data) if i not in bad])
+
+
+# -- updates that make NaN of finite gradients -------------------------------------------------------------------------
+
+
+def breaking(lr):
+    """SGD whose third update divides by 0."""
+
+    def update(updates, count, params=None):
+        return jax.tree.map(lambda g: -lr * g / (count != 2), updates), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+
+@pytest.mark.parametrize("policy", ["raise", "ignore"])
+def test_parameters_that_an_update_breaks_are_not_saved(tmp_path, policy):
+    """The run ends after that step: no later loss shows it."""
+    builder = quiet(tmp_path, saves=True).num_steps(3).on_nonfinite(policy)
+    result = build_line(builder.with_file_checkpointer(every_steps=1, keep_last=5), optimizer=breaking).fit(batches())
+    assert result.stopped_by == "num_steps"
+    assert saved_steps(tmp_path) == ([1, 2] if policy == "raise" else [1, 2, 3])
+    log = (tmp_path / "experiment.log").read_text()
+    assert log.count("there is no checkpoint of step 3: its loss and gradients were finite") == (policy == "raise")
+
+
+def test_the_next_step_names_a_checkpoint_that_a_run_can_resume_from(tmp_path):
+    builder = quiet(tmp_path, saves=True).with_file_checkpointer(every_steps=1, keep_last=5)
+    with raises_code("step-nonfinite", str(tmp_path / "checkpoint/2"), step=4):
+        build_line(builder, optimizer=breaking).fit(batches())
+    assert saved_steps(tmp_path) == [1, 2]
+    result = build_line(quiet(tmp_path, saves=True).resume(allow="optimizer")).fit(batches())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.model))
