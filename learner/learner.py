@@ -198,9 +198,11 @@ class Learner(Generic[ModelT]):
                         state = prepared.init()
                     self._fitted = True  # from here on files change, and data that can be read once is used up
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
-                    with open_run(plan, prepared, checkpoint, state, _announce_overview) as run:
+                    with (
+                        open_run(plan, prepared, checkpoint, state, _announce_overview) as run,
+                        self._evaluator.training(run.runner),
+                    ):
                         run.stop.finish(self.loop(run))
-            self._evaluator.runner = run.runner
             # Asked once the run is closed, as SIGTERM may have come during the last save.
             if run.stop.ended_by != "sigterm" or options.on_sigterm != "exit":
                 return run_result(definition, run)
@@ -228,8 +230,9 @@ class Learner(Generic[ModelT]):
         """Return the metrics of the valid step over all of `data`, by name. Metrics that are tables are texts, and
         arrays in `arrays` of the result.
 
-        Without `split` and `checkpoint`, the trained model is evaluated after `fit`; before, the checkpoint that
-        `resume()` or `checkpoint()` chose, or else the model as given. With one of them, a checkpoint of the run is.
+        Without `split` and `checkpoint`, the trained model is evaluated after `fit`, and in its hooks the model as it
+        is then; before `fit`, the checkpoint that `resume()` or `checkpoint()` chose, or else the model as given. With
+        one of them, a checkpoint of the run is.
 
         Args:
           data: as `valid` of `fit`, read to its end.

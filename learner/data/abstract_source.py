@@ -169,11 +169,21 @@ class Source(abc.ABC):
         self._resumed = not self._opened and (epoch, start) != (1, 0)
         self._opened = True
         kept, self._kept = self._kept, None
-        if kept is not None and kept[0] == epoch and start == 0 and state is None:
-            return self._limited(kept[1], start)
+        if kept is not None and kept[0] == epoch:
+            batches = kept[1] if start == 0 and state is None else self._continued(kept[1], epoch, start, state, warn)
+            if batches is not None:
+                return self._limited(batches, start)
         # Its threads and worker processes end here, before those of the next iterator start.
         del kept
         return self._limited(self._open(epoch, start, state, warn), start)
+
+    def _continued(
+        self, batches: Batches, epoch: int, start: int, state: Any, warn: Callable[[str], None]
+    ) -> Batches | None:
+        """Return the batches that `peek` has begun at another position of their epoch; None to open the epoch anew. The
+        arguments are those of `open`.
+        """
+        return None
 
     def _limited(self, batches: Batches, start: int) -> Batches:
         if self._most is not None:

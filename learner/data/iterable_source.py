@@ -1,5 +1,6 @@
 """Batches of other libraries and of iterables: a position is a state where the data has one, or batches are skipped."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +11,12 @@ from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import generators_of, restore, set_epoch, states_of
-from learner.data.sharding import Batches, ProcessShard, refuse_small, rows_of, shards_itself
+from learner.data.sharding import Batches, ProcessShard, digest_of, refuse_small, rows_of, shards_itself
 from learner.data.workers import forks_workers
 from learner.errors import LearnerError
 
-GENERATORS = "generators"  # the one key of a state that has those of random generators
+GENERATORS = "generators"  # the key of a state that has those of random generators
+FIRST = "first batch"  # the key of a state that has the checksum of the epoch's first batch
 _IF_THE_SAME = ", and the rest of the epoch is right only if they are the same batches in the same order as before"
 
 
@@ -86,7 +88,7 @@ class IterableSource(StatefulSource):
 
     A position is reached by the state of the iterator (Grain) or of the iterable itself (torchdata, Hugging Face).
     Data without a state begins its epoch again, with the random generators as they were at its beginning, and batches
-    are skipped.
+    are skipped; a checksum of the first one shows if they are other ones than before.
     """
 
     def __init__(
@@ -100,6 +102,8 @@ class IterableSource(StatefulSource):
         super().__init__(split, batches, share, own)
         self._data = data
         self._kind = "iterable" if isinstance(data, Iterable) else "function"
+        self._digests: list[int] = []  # of the first batch that the newest iterator has given
+        self._has_state = False  # True if that iterator has a position, or random generators that are restored
 
     def open(
         self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
@@ -117,9 +121,9 @@ class IterableSource(StatefulSource):
         return self._data if isinstance(self._data, Iterable) else _call(self._data, self.split)
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
-        order = None
-        if isinstance(state, dict) and set(state) == {GENERATORS}:
-            order, state = state[GENERATORS], None
+        order = first = None
+        if _is_of_beginning(state):
+            order, first, state = state.get(GENERATORS), state.get(FIRST), None
         is_changed = isinstance(state, dict) and set(state) == {CHANGED}
         if state is not None and start == 0:
             if not is_changed:
@@ -133,15 +137,8 @@ class IterableSource(StatefulSource):
         if start and not positioned:
             if isinstance(data, list | tuple):
                 return self._sharded(itertools.islice(data, start, None))
-            warn(
-                f"the {self.split} data ({type(data).__name__}) cannot be put back to a position{self._flaw}. {start} "
-                f"{self._unit} of epoch {epoch} are read again and dropped. No steps are run for them and nothing is "
-                "placed on a device, but they take the time that it takes to make "
-                f"them{'' if ordered else _IF_THE_SAME}. A loader of ours (DataLoaderBuilder), a Grain dataset, or an "
-                "iterator with get_state and set_state goes there at once"
-            )
-            self._skip(batches, epoch, start)
-        elif self._resumed and not (ordered or positioned or batches.where or _has_one_order(data)):
+            self._skip(batches, data, epoch, start, first, ordered, warn)
+        elif self._resumed and not (ordered or positioned or self._has_state or _has_one_order(data)):
             warn(
                 f"the {self.split} data ({type(data).__name__}) may have another order in epoch {epoch} than without "
                 "the interruption: the checkpoint has no state of a random generator of it (an attribute such as "
@@ -193,29 +190,65 @@ class IterableSource(StatefulSource):
             if holder is data:  # its next iterator starts there
                 iterator = iter(data)
         where = self._where(holder)
-        if where is not None or not generators:
+        self._has_state = where is not None or bool(generators)
+        if where is not None or isinstance(data, list | tuple):
             batches = self._sharded(iterator, where)
             batches.between = where if holder is data else None
             return batches, positioned
+        self._digests = digests = list[int]()
 
         @functools.cache
         def stored() -> Any:  # one object for all batches of the epoch
-            return {GENERATORS: to_json(before, self.split)}
+            order = {GENERATORS: to_json(before, self.split)} if generators else {}
+            return order | ({FIRST: digests[0]} if digests else {})
 
         def initial_state() -> Any:
-            return stored() if self._keeps else None
+            return (stored() or None) if self._keeps else None
 
         def final_state() -> Any:
-            return {GENERATORS: to_json(states_of(generators), self.split)} if self._keeps else None
+            return {GENERATORS: to_json(states_of(generators), self.split)} if generators and self._keeps else None
 
-        return self._sharded(iterator, initial_state, final_state), positioned
+        return self._sharded(_digesting(iterator, digests), initial_state, final_state), positioned
 
-    def _skip(self, batches: Batches, epoch: int, start: int) -> None:
+    def _continued(
+        self, batches: Batches, epoch: int, start: int, state: Any, warn: Callable[[str], None]
+    ) -> Batches | None:
+        """See `Source`. Data that counts how often it is read is read once for the epoch that it was read for."""
+        is_first = state is None or (_is_of_beginning(state) and GENERATORS not in state)
+        if epoch != 1 or not start or not is_first or isinstance(self._data, list | tuple) or batches.where is None:
+            return None
+        self._skip(batches, self._data, epoch, start, (state or {}).get(FIRST), False, warn)
+        return batches
+
+    def _skip(
+        self,
+        batches: Batches,
+        data: Any,
+        epoch: int,
+        start: int,
+        first: int | None,
+        ordered: bool,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Read the batches before a position and drop them. `first`: the checksum of the first one, if it is known."""
+        name = f"the {self.split} data ({type(data).__name__})"
+        warn(
+            f"{name} cannot be put back to a position{self._flaw}. {start} {self._unit} of epoch {epoch} are read "
+            "again and dropped. No steps are run for them and nothing is placed on a device, but they take the time "
+            f"that it takes to make them{'' if ordered else _IF_THE_SAME}. A loader of ours (DataLoaderBuilder), a "
+            "Grain dataset, or an iterator with get_state and set_state goes there at once"
+        )
         for number in range(start):
             try:
                 next(batches)
             except StopIteration:
                 raise self.shorter(epoch, start, number) from None
+        if first is not None and self._digests and self._digests[0] != first:
+            warn(
+                f"{name} begins epoch {epoch} with another batch than before the interruption: the rest of the epoch "
+                "has some rows a second time, and lacks others. Its order depends on more than the epoch and the "
+                "random generators that it has as attributes, such as on how often it was read"
+            )
 
     def _after_change(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Batches | None:
         """Return the batches of an epoch before which the data was changed, and had this state. Return None where they
@@ -233,7 +266,7 @@ class IterableSource(StatefulSource):
 
     def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
         """See `Source`."""
-        if isinstance(state, dict) and set(state) == {GENERATORS}:
+        if _is_of_beginning(state):
             return None
         data = self._make()
         anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size
@@ -252,6 +285,20 @@ class IterableSource(StatefulSource):
         if positioned:
             next(batches, None)
         return batches.between if positioned else None
+
+
+def _is_of_beginning(state: Any) -> bool:
+    """Return True for a state of the beginning of an epoch, rather than of a position."""
+    return isinstance(state, dict) and bool(state) and state.keys() <= {GENERATORS, FIRST}
+
+
+def _digesting(batches: Iterator[Any], digests: list[int]) -> Iterator[Any]:
+    """Yield the batches, and append the checksum of the first one, if it has one."""
+    for batch in batches:
+        if not digests:
+            with contextlib.suppress(Exception):  # placing it reports the error
+                digests.append(digest_of(batch))
+        yield batch
 
 
 def _has_one_order(data: Iterable[Any]) -> bool:

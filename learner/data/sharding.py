@@ -146,6 +146,13 @@ class Batches(Iterator[Any]):
         self._remaining = count
 
 
+def digest_of(batch: Any) -> int:
+    """Return a checksum of the numbers of a batch."""
+    refuse_keys(batch)
+    parts = (np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch))
+    return functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
+
+
 class ShardedBatches(Batches):
     """Batches that are cut to the part of this process.
 
@@ -191,9 +198,7 @@ class ShardedBatches(Batches):
     def _read(self) -> Any:
         batch = next(self._batches)
         if self._digests:
-            refuse_keys(batch)
-            parts = (np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch))
-            self.first_digest = functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
+            self.first_digest = digest_of(batch)
         rows = rows_of(batch)
         if rows is None:  # placing it reports the error
             self._is_part = False

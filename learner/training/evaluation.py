@@ -1,6 +1,8 @@
 """Evaluating and predicting with the model of a learner: trained, restored or as given."""
 
+import contextlib
 import dataclasses
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -84,7 +86,20 @@ class Evaluator:
         self._definition = definition
         self.runner: Runner | None = None
         self._loaned: Runner | None = None  # for checkpoints, where the learner has no model of its own
+        self._training: int | None = None  # the thread of a run that has not ended
         self.entry: Entry | None = None
+
+    @contextlib.contextmanager
+    def training(self, runner: Runner) -> Iterator[None]:
+        """Evaluate with the model of a run in its hooks, and after it unless it fails."""
+        self.runner, self._training = runner, threading.get_ident()
+        try:
+            yield
+        except BaseException:
+            self.runner = None  # its arrays may be gone
+            raise
+        finally:
+            self._training = None
 
     def evaluate(self, data: Any, split: str | None = None, checkpoint: int | str | None = None) -> MetricValues:
         """Return the metrics of the valid step over all of `data`, by name; see `Learner.evaluate`."""
@@ -114,6 +129,7 @@ class Evaluator:
           step: its optimizer step.
         """
         definition = self._definition
+        self._refuse_other_threads()
         if split is not None:
             check_split(split)
         if not holds_run(definition.options.directory):
@@ -191,7 +207,17 @@ class Evaluator:
         if self._definition.step.valid is None:
             raise LearnerError(no_step("valid_step"), code="step-valid-missing")
 
+    def _refuse_other_threads(self) -> None:
+        """Raise `LearnerError` while a run trains, other than in its hooks: the next step takes the model's arrays."""
+        if self._training not in (None, threading.get_ident()):
+            raise LearnerError(
+                "this learner trains: meanwhile its hooks alone, which the thread of `fit` calls, can evaluate and "
+                "predict",
+                code="learner-evaluate-while-training",
+            )
+
     def _loaded(self, processes: ProcessGroup) -> Runner:
+        self._refuse_other_threads()
         if self.runner is None:
             definition = self._definition
             kind, restored = definition.step.adapter.kind, None

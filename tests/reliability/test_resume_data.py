@@ -302,7 +302,8 @@ def test_resume_iterable_source(tmp_path, whole, kind, step):
     directory = tmp_path / "run"
     stopped = fit(stopping_at(build(directory), step), KINDS[kind]())
     assert (stopped.summary["steps"], saved_steps(directory)[-1]) == (step, step)
-    assert (progress_of(directory, step)["data"] is None) == (kind in (*STATELESS, *LOADERS))
+    state = progress_of(directory, step)["data"]
+    assert (state is None or state.keys() == {"first batch"}) == (kind in (*STATELESS, *LOADERS))
     same(all_of(directory, fit(build(directory).resume(), KINDS[kind]())), whole(kind))
     inside = step % STEPS * GROUP
     warned = warnings_of(directory)
@@ -373,6 +374,55 @@ def test_an_order_that_nothing_keeps_is_warned_of_once(tmp_path):
     fit(build(tmp_path / "run").resume(), Forgetful())
     (text,) = warnings_of(tmp_path / "run")
     assert "the train data (Forgetful) may have another order in epoch 2 than without the interruption" in text
+
+
+class Counting:
+    """Its order depends on how often it was read."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        yield from ShufflingIterator(Shuffling(self.reads))
+
+
+class InPlace(Shuffling):
+    """Its generator is found, and shuffles rows that are shuffled already."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(ROWS)
+
+    def __iter__(self):
+        self.generator.shuffle(self.order)
+        for first in range(0, ROWS, SIZE):
+            yield {name: x[self.order[first : first + SIZE]] for name, x in ARRAYS.items()}
+
+
+OTHER = "with another batch than before the interruption"
+
+
+def test_data_that_counts_its_reads_resumes_within_the_first_epoch(tmp_path):
+    expected = all_of(tmp_path / "whole", fit(build(tmp_path / "whole"), Counting()))
+    fit(stopping_at(build(tmp_path / "run"), 2), Counting())
+    same(all_of(tmp_path / "run", fit(build(tmp_path / "run").resume(), Counting())), expected)
+    (text,) = warnings_of(tmp_path / "run")
+    assert "4 batches of epoch 1 are read again" in text
+
+
+@pytest.mark.parametrize("data", [Counting, InPlace, Forgetful])
+def test_other_batches_within_an_epoch_are_noticed(tmp_path, data):
+    fit(stopping_at(build(tmp_path), 2 * STEPS + 1), data())
+    fit(build(tmp_path).resume(), data())
+    texts = warnings_of(tmp_path)
+    assert [OTHER in text for text in texts] == [False, True]
+    assert "begins epoch 3" in texts[1]
+
+
+def test_the_same_batches_within_an_epoch_are_not(tmp_path):
+    fit(stopping_at(build(tmp_path), STEPS + 1), Drawing())
+    fit(build(tmp_path).resume(), Drawing())
+    assert [OTHER in text for text in warnings_of(tmp_path)] == [False]
 
 
 @pytest.mark.full
@@ -463,7 +513,7 @@ def test_skipped_batches_are_reported_once_to_every_listener(tmp_path):
     fit(stopping_at(build(tmp_path / "run"), 2), TorchLike())
     data, heard = TorchLike(), Heard()
     fit(build(tmp_path / "run").renderer(heard).resume(), data)
-    assert data.made == 1 + 3 * len(data)  # the first batch is looked at, and then each epoch is read from its start
+    assert data.made == 3 * len(data)  # each epoch is read from its start
     (text,) = heard.texts
     assert "(TorchLike) cannot be put back" in text
     assert "get_state and set_state" in text

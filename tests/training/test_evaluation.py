@@ -1,6 +1,7 @@
 """Evaluations of checkpoints: the values, where they stand, and following a run that trains."""
 
 import json
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from learner import ClassificationOutput, RegressionOutput
+from learner import ClassificationOutput, LearnerError, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.distributed.process_group import SingleProcess
 from learner.metrics import AUROC, Accuracy, By, ConfusionMatrix, Recall, Subset
@@ -100,6 +101,40 @@ def test_a_checkpoint_can_be_chosen(tmp_path, trained):
     assert learner.evaluate(batches(), "test")["Loss"] == pytest.approx(loss(models[4], arrays()), rel=1e-6)
     with raises_code("checkpoint-not-found"):
         learner.evaluate(batches(), checkpoint=3)
+
+
+def test_hooks_evaluate_the_model_as_it_is_then(tmp_path):
+    """No other thread can, and the run is the same as without."""
+    found, errors = [], []
+
+    def hook(info, model):
+        found.append((learner.evaluate(batches())["Loss"], loss(model, arrays())))
+        outputs = np.concatenate([x.predictions for x in learner.predict(batches())])
+        np.testing.assert_allclose(outputs, arrays()["x"] @ np.asarray(model["w"]) + np.asarray(model["b"]), rtol=1e-5)
+
+    def at_end(info, model):
+        hook(info, model)
+        thread = threading.Thread(target=lambda: errors.append(error_of(lambda: learner.evaluate(batches()))))
+        thread.start()
+        thread.join()
+
+    builder = quiet(tmp_path / "hooks").num_epochs(2)
+    learner = build(builder.every(2, hook).on_epoch_end(at_end))
+    result = learner.fit(shuffled(), batches())
+    measured, expected = zip(*found, strict=True)
+    np.testing.assert_allclose(measured, expected, rtol=1e-6)
+    assert len(set(measured)) == 6  # an epoch has six steps, and its end has two hooks
+    assert errors == ["learner-evaluate-while-training"] * 2
+    plain = build(quiet(tmp_path / "plain").num_epochs(2)).fit(shuffled(), batches())
+    assert model_bits(result.model) == model_bits(plain.model)
+    assert learner.evaluate(batches())["Loss"] == pytest.approx(loss(result.model, arrays()), rel=1e-6)
+
+
+def error_of(call):
+    try:
+        call()
+    except LearnerError as error:
+        return error.code
 
 
 def test_a_model_without_the_weights_of_its_run_is_noticed(tmp_path, trained):
