@@ -10,7 +10,7 @@ from learner.data.abstract_source import CHANGED, PyTree, Source
 from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
-from learner.data.randomness import generators_of, restore, set_epoch, states_of
+from learner.data.randomness import generators_of, generators_of_function, restore, set_epoch, states_of
 from learner.data.sharding import Batches, ProcessShard, digest_of, refuse_small, rows_of, shards_itself
 from learner.data.workers import forks_workers
 from learner.errors import LearnerError
@@ -103,6 +103,7 @@ class IterableSource(StatefulSource):
         self._data = data
         self._kind = "iterable" if isinstance(data, Iterable) else "function"
         self._digests: list[int] = []  # of the first batch that the newest iterator has given
+        self._before_call: dict[str, Any] = {}  # the states of a function's random generators before its newest call
         self._has_state = False  # True if that iterator has a position, or random generators that are restored
 
     def open(
@@ -117,8 +118,17 @@ class IterableSource(StatefulSource):
             )
         return super().open(epoch, start, state, warn)
 
-    def _make(self) -> Iterable[Any]:
-        return self._data if isinstance(self._data, Iterable) else _call(self._data, self.split)
+    def _make(self, order: Any = None) -> Iterable[Any]:
+        """Return the iterable of an epoch. A function is called with its random generators as `order` has them."""
+        if isinstance(self._data, Iterable):
+            return self._data
+        generators = generators_of_function(self._data)
+        if order is not None:
+            with contextlib.suppress(Exception):  # `_order` reports it
+                states = from_json(order)
+                restore(generators, {name: states[name] for name in generators})
+        self._before_call = states_of(generators)
+        return _call(self._data, self.split)
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         order = first = None
@@ -131,7 +141,7 @@ class IterableSource(StatefulSource):
             elif (batches := self._after_change(epoch, state[CHANGED], warn)) is not None:
                 return batches
             state = None
-        data = self._make()
+        data = self._make(order)
         ordered = self._order(data, epoch, start, order, warn)
         batches, positioned = self._iterator(data, epoch, start, state)
         if start and not positioned:
@@ -154,7 +164,7 @@ class IterableSource(StatefulSource):
         if states is None:
             return has_epoch
         try:
-            restore(generators, from_json(states))
+            restore(generators, {k: x for k, x in from_json(states).items() if k not in self._before_call})
         except Exception as error:
             problem = (
                 f"the {self.split} data ({type(data).__name__}) does not take back the states of its random generators "
@@ -181,7 +191,9 @@ class IterableSource(StatefulSource):
             self._flaw = flaw_of(data)
         restart(data)
         generators = generators_of(data)
-        before = states_of(generators)  # making an iterator may draw the order of its epoch
+        before = self._before_call | states_of(generators)  # making an iterator may draw the order of its epoch
+        if self._before_call:
+            generators |= generators_of_function(self._data)
         iterator = iter(data)
         holder = data if _state_methods(iterator) is None else iterator
         positioned = state is not None and _state_methods(holder) is not None

@@ -2,10 +2,13 @@
 
 A checkpoint keeps the states that the generators had when the epoch began, so that the same epoch begins again. They
 are found among the attributes of the iterable and of its `sampler`, `batch_sampler` and `dataset`, as PyTorch's
-`DataLoader` names them: `torch.Generator`, NumPy's `Generator` and `RandomState`, Python's `random.Random`. Global
-generators are not touched.
+`DataLoader` names them, and among the variables outside of a function that it uses: `torch.Generator`, NumPy's
+`Generator` and `RandomState`, Python's `random.Random`. The generators of those libraries themselves are not touched.
 """
 
+import contextlib
+import functools
+import inspect
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,6 +33,29 @@ def generators_of(data: Any) -> dict[str, Any]:
             if _is_generator(value) and not any(value is other for other in found.values()):
                 found[f"{prefix}.{name}" if prefix else name] = value
     return found
+
+
+def generators_of_function(function: Any) -> dict[str, Any]:
+    """Return the random generators that a function uses, by name: variables of modules and of functions around it, the
+    arguments of a `functools.partial`, and attributes of the object of a method.
+
+    >>> rng = np.random.default_rng(0)
+    >>> list(generators_of_function(lambda: rng.permutation(3)))
+    ['rng()']
+    """
+    found: dict[str, Any] = {}
+    if isinstance(function, functools.partial):
+        given = {**{str(i): value for i, value in enumerate(function.args)}, **function.keywords}
+        found = {name: value for name, value in given.items() if _is_generator(value)}
+        return {f"{name}()": value for name, value in found.items()} | generators_of_function(function.func)
+    if inspect.ismethod(function):
+        found = generators_of(function.__self__)
+        function = function.__func__
+    if inspect.isfunction(function):
+        with contextlib.suppress(ValueError):  # a variable around it has no value yet
+            variables = inspect.getclosurevars(function)
+            found |= {k: v for k, v in {**variables.globals, **variables.nonlocals}.items() if _is_generator(v)}
+    return {f"{name}()": value for name, value in found.items()}
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:

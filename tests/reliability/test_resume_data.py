@@ -1,5 +1,6 @@
 """Resuming inside an epoch with data of all kinds: to the bit, at the documented cost, or not at all."""
 
+import functools
 import json
 
 import grain
@@ -90,6 +91,31 @@ class Drawing(Shuffling):
     def __iter__(self):
         yield from ShufflingIterator(self)
         self.generator.permutation(ROWS)
+
+
+def drawing():
+    """A function that shuffles when it is called, by a variable around it."""
+    numbers = np.random.default_rng(5)
+
+    def batches():
+        order = numbers.permutation(ROWS)
+        return [{name: x[order[i : i + SIZE]] for name, x in ARRAYS.items()} for i in range(0, ROWS, SIZE)].__iter__()
+
+    return batches
+
+
+def draw(numbers):
+    for _ in range(0, ROWS, SIZE):
+        rows = numbers.permutation(ROWS)[:SIZE]
+        yield {name: x[rows] for name, x in ARRAYS.items()}
+
+
+class Method:
+    def __init__(self):
+        self.numbers = np.random.default_rng(5)
+
+    def batches(self):
+        return draw(self.numbers)
 
 
 class Forgetful(Drawing):
@@ -251,12 +277,16 @@ KINDS = {
     "PyTorch's": TorchLike,
     "generator function": lambda: TorchLike().__iter__,
     "random generator": Drawing,
+    "function's random generator": drawing,
+    "function's argument": lambda: functools.partial(draw, np.random.default_rng(5)),
+    "method's random generator": lambda: Method().batches,
     "PyTorch's random generator": TorchShuffled,
     "PyTorch's set_epoch": TorchTold,
 }
 STATELESS = ("PyTorch's", "generator function", "PyTorch's set_epoch")
 LOADERS = ("augmented", "mixture", "mixture of arrays")
-SKIPS = (*STATELESS, "random generator", "PyTorch's random generator")
+OF_FUNCTIONS = ("function's random generator", "function's argument", "method's random generator")
+SKIPS = (*STATELESS, *OF_FUNCTIONS, "random generator", "PyTorch's random generator")
 
 
 def build(directory):
@@ -294,7 +324,14 @@ def some(kinds, chosen):
 
 
 # Inside the second epoch. By default a loader of ours; a foreign one with a state resumes in the test of other data.
-CHOSEN = {("augmented", 5), ("mixture", 5), ("mixture of arrays", 5), ("mixture of streams", 5)}
+CHOSEN = {
+    ("function's random generator", 5),
+    ("function's argument", 3),
+    ("augmented", 5),
+    ("mixture", 5),
+    ("mixture of arrays", 5),
+    ("mixture of streams", 5),
+}
 
 
 @pytest.mark.parametrize(("kind", "step"), some(KINDS, CHOSEN))
