@@ -216,6 +216,13 @@ def _loader(path: str) -> Any:
     from learner.data.loader import DataLoaderBuilder
     from learner.data.npz import read_npz
 
+    if Path(path).suffix in (".csv", ".tsv", ".parquet", ".arrow", ".jsonl", ".npy"):
+        raise LearnerError(
+            f"{path} is neither an .npz file nor a YAML file; a YAML file names other data, as `valid` in a config "
+            f"does: dataset: {{class_path: csv, init_args: {{path: {path}}}}}",
+            code="cli-data-file",
+            path=path,
+        )
     data = read_npz(path) if path.endswith(".npz") else source(read_yaml(path), "DATA", seed=0).make()
     return DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if isinstance(data, Mapping | Dataset) else data
 

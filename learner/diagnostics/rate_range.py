@@ -51,14 +51,16 @@ class RangeTest:
 
     @property
     def steepest(self) -> float | None:
-        """The rate at which the smoothed loss falls fastest relative to the rate, up to the lowest loss; None if it
+        """The rate at which the smoothed loss falls fastest relative to the rate, before the lowest loss; None if it
         does not fall.
         """
         end = self._lowest + 1
         if end < 2:
             return None
         slopes = np.gradient(self.smoothed[:end], np.log(self.rates[:end]))
-        index = self._begin + int(np.argmin(slopes[self._begin :]))
+        # Without the lowest: beyond it the loss rises, so the slope towards it alone would say too much.
+        before = slopes[self._begin : end - 1]
+        index = self._begin + (int(np.argmin(before)) if len(before) else 0)
         return float(self.rates[index]) if slopes[index] < 0 else None
 
     @property

@@ -197,11 +197,14 @@ class Evaluator:
             if self._definition.step.predict is None:
                 self._require_valid_step()
             inputs = read_valid(self._definition.options, data, None)
+            _warn_of_rows(inputs, predicts=True)
             yield from predict(self._definition, self._loaded(processes), inputs, processes)
 
     def _read(self, data: Any) -> Inputs:
         self._require_valid_step()
-        return read_valid(self._definition.options, data, self._definition.strategy)
+        inputs = read_valid(self._definition.options, data, self._definition.strategy)
+        _warn_of_rows(inputs, predicts=False)
+        return inputs
 
     def _require_valid_step(self) -> None:
         if self._definition.step.valid is None:
@@ -235,6 +238,19 @@ class Evaluator:
             state = definition.init_placed() if restored is None else restored.state
             self.runner = make_runner(definition.step, state, definition.strategy)
         return self.runner
+
+
+def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:
+    """Warn of data that leave rows out, or that come in an order of their own where outputs stand for rows."""
+    for split, source in inputs.valid.items():
+        facts = source.fingerprint()
+        name = "the data" if split == "valid" else f"the data {split.removeprefix('valid-')!r}"
+        if facts.get("drop_last"):
+            text = f"{name} leaves out the rows behind the last full batch: build its loader without drop_last"
+            warnings.warn(text, stacklevel=5)
+        if predicts and facts.get("order") == "shuffled":
+            text = f"{name} is shuffled, and its predictions come in that order: build its loader without shuffle"
+            warnings.warn(text, stacklevel=5)
 
 
 def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> MetricValues:

@@ -21,7 +21,8 @@ class MetricEarlyStopping:
       mode: `"min"` or `"max"`. None: the metric's own direction.
       patience: the number of validations without an improvement that are allowed, 1 or more.
       min_delta: the smallest change that counts as an improvement, in the metric's unit.
-      warmup: the number of validations before the first that counts.
+      warmup: the number of validations before the first that counts as one without an improvement. Their values count
+        for the best.
 
     >>> stopping = MetricEarlyStopping("valid/Loss", patience=2)
     >>> [stopping.update({"valid/Loss": loss}) for loss in (1.0, 0.5, 0.6, 0.5)]

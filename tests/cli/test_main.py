@@ -538,6 +538,8 @@ def test_predict(learner, trained, workplace):
         weights = np.linalg.lstsq(x, outputs["predictions"], rcond=None)[0]
         np.testing.assert_allclose(x @ weights, outputs["predictions"], rtol=1e-4)
         first = outputs["predictions"]
+    code, _, err = learner("predict", "run", "data.csv", "-o", "again.npz")
+    assert (code, "dataset: {class_path: csv, init_args: {path: data.csv}}" in err) == (2, True)
     np.savez(workplace / "unlabelled.npz", x=x)
     code, _, err = learner("predict", "run", "unlabelled.npz", "-o", "again.npz")
     assert (code, "predict_step" in err) == (2, True)

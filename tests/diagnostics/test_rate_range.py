@@ -143,6 +143,13 @@ def test_the_rates_that_are_suggested():
     assert found.tenth == found.lowest / 10
 
 
+def test_the_last_step_down_is_not_suggested():
+    """It is the steepest, and the next rate diverges."""
+    rates = np.array([1e-4, 1e-3, 1e-2, 1e-1, 1.0])
+    found = RangeTest(rates, np.array([2.0, 1.9, 1.7, 0.4, 9.0]), planned=5, smoothing=0.0)
+    assert (found.lowest, found.suggestion) == (1e-1, 1e-2)
+
+
 def test_noise_before_the_valley_is_no_valley():
     """The first smoothed losses are means of few, and jump."""
     assert valley(smoothing=0.9, noise=0.05).steepest == pytest.approx(2e-3, rel=0.8)

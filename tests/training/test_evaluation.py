@@ -130,6 +130,17 @@ def test_hooks_evaluate_the_model_as_it_is_then(tmp_path):
     assert learner.evaluate(batches())["Loss"] == pytest.approx(loss(result.model, arrays()), rel=1e-6)
 
 
+def test_rows_that_are_left_out_or_in_another_order_are_warned_of(tmp_path):
+    learner = build(quiet(tmp_path))
+    loader = DataLoaderBuilder().batch_size(5)
+    data = arrays()
+    with pytest.warns(UserWarning, match="leaves out the rows behind the last full batch"):
+        learner.evaluate(loader.drop_last().build(data))
+    with pytest.warns(UserWarning, match="its predictions come in that order"):
+        assert len(list(learner.predict(DataLoaderBuilder().batch_size(5).shuffle(seed=0).build(data)))) == 5
+    learner.evaluate(DataLoaderBuilder().batch_size(5).shuffle(seed=0).build(data))  # the same in any order
+
+
 def error_of(call):
     try:
         call()

@@ -109,7 +109,7 @@ def _malformed_options(fields: Any, labels: Any, missing: Any) -> list[str]:
         if names is not None and (not isinstance(names, list | tuple) or len({*map(str, names)}) < len(names)):
             problems.append(f"labels.{field} is {names!r}: it needs a list of texts, each once, or null for all")
     if missing is not None and (isinstance(missing, bool) or not isinstance(missing, int | float)):
-        problems.append(f"missing is {missing!r}: it needs a number")
+        problems.append(f"missing is {missing!r}: it needs a number (NaN is .nan in YAML)")
     return problems
 
 

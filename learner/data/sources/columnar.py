@@ -30,7 +30,8 @@ def parquet(
     Args:
       path: of the file.
       fields, labels: as for `csv`; columns of lists of numbers, all of one length, become arrays `[rows, length]`.
-      dtypes: types of fields by NumPy's names. Default: those of the columns.
+      dtypes: types of fields by NumPy's names. Default: those of the columns; of lists, int32 and float32 if the
+        numbers fit.
       missing: the number in place of a null. Default: a null is an error.
       max_memory: the most that the columns may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
 

@@ -38,8 +38,10 @@ def csv(
       dtypes: types of fields by NumPy's names. Default: int32 (int64 if they need it) if all cells are integers,
         otherwise float32.
       labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all texts, sorted;
-        or a list of such fields. Give the texts if several files must agree.
-      missing: the number that replaces an empty cell, such as `nan`. Default: an empty cell is an error.
+        or a list of such fields. Give the texts if several files must agree; an empty text among them stands for empty
+        cells.
+      missing: the number that replaces an empty cell, such as `nan` (in YAML `.nan`); of labels, an empty text does.
+        Default: an empty cell is an error.
       delimiter: between cells, a single character.
       names: of the columns, if the file has no row of names.
       encoding: of the file.
@@ -172,12 +174,19 @@ def _nothing(path: Path) -> list[int]:
 
 def _parsed(column: list[str | None]) -> list[Any]:
     """Return cells as numbers, except those that are none."""
-    for kind in (int, _float):
+    for kind in (_int, _float):
         try:
             return [None if cell is None else kind(cell) for cell in column]
         except ValueError:
             continue
     return [_number(cell) for cell in column]
+
+
+def _numeral(cell: str) -> str:
+    """Return the cell, unless it is a number in Python's way alone, as `1_000` is."""
+    if "_" in cell or not cell.isascii():
+        raise ValueError(f"{cell} is no number")
+    return cell
 
 
 def _number(cell: str | None) -> float | str | None:
@@ -187,8 +196,12 @@ def _number(cell: str | None) -> float | str | None:
         return cell
 
 
+def _int(cell: str) -> int:
+    return int(_numeral(cell))
+
+
 def _float(cell: str) -> float:
-    value = float(cell)
+    value = float(_numeral(cell))
     if math.isinf(value) and any(map(str.isdigit, cell)):
         raise ValueError(f"{cell} is too large")
     return value

@@ -68,7 +68,9 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
         columns = spec.of(field)
         if field in spec.labels:
             names = spec.labels[field]
-            labels[field] = names_in([cells[name] for name in columns]) if names is None else list(map(str, names))
+            texts = [cells[name] for name in columns]
+            has_empty = spec.missing is not None and any(None in each for each in texts)
+            labels[field] = [""] * has_empty + names_in(texts) if names is None else list(map(str, names))
         parts = []
         for name in columns:
             column = Column(name, field, cells[name], place, problems)
@@ -116,13 +118,14 @@ class Column:
     def codes(self, names: Sequence[str]) -> np.ndarray:
         """Return the number of each text in `names`, int32."""
         numbers = {name: number for number, name in enumerate(names)}
-        codes = [-1 if value is None else numbers.get(str(value), -1) for value in self.values]
+        codes = [numbers.get("" if value is None else str(value), -1) for value in self.values]
         if -1 in codes:
             known = list(numbers)[:20]
             for row in [row for row, code in enumerate(codes) if code < 0]:
                 value = self.values[row]
                 if value is None or len(self.problems) >= MOST_PROBLEMS:
-                    self._add_problem(row, "it is missing")
+                    hint = f"labels={{{self.field!r}: ['', ...]}} gives empty cells a number, and so does missing="
+                    self._add_problem(row, f"it is missing; {hint}")
                 else:
                     self._add_problem(row, f"{str(value)[:40]!r} is none of its labels: {near(str(value)[:40], known)}")
         return np.array(codes, np.int32)

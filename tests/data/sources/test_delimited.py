@@ -50,6 +50,24 @@ def test_labels_in_an_order_of_ones_own(write):
     assert table.arrays["kind"].tolist() == [2, 0, 2]
 
 
+def test_empty_cells_of_labels(write):
+    path = write("city,age\nBerlin,3\n,4\nBonn,\n")
+    table = csv(path, labels={"city": None}, missing=-1)
+    assert table.labels == {"city": ("", "Berlin", "Bonn")}
+    assert [x.tolist() for x in (table.arrays["city"], table.arrays["age"])] == [[1, 0, 2], [3, 4, -1]]
+    table = csv(path, ["city"], labels={"city": ["Bonn", "Berlin", ""]})
+    assert table.arrays["city"].tolist() == [1, 2, 0]
+    with raises_code("data-columns-unreadable", "line 3: column 'city': it is missing; labels={'city': ['', ...]}"):
+        csv(path, ["city"], labels=["city"])
+
+
+@pytest.mark.parametrize("cell", ["1_000", "20_2.4", "\u0663"])
+def test_numbers_of_python_alone_are_texts(write, cell):
+    with raises_code("data-columns-unreadable", cell):
+        csv(write(f"n\n1\n{cell}\n"))
+    assert csv(write(f"n\n1\n{cell}\n"), labels=["n"]).labels == {"n": ("1", cell)}
+
+
 def test_it_is_an_array_dataset_for_loaders(write):
     loader = DataLoaderBuilder().batch_size(2).build(csv(write(IRIS), {"n": "count"}))
     assert loader.arrays["n"].tolist() == [2, 3, 4]
