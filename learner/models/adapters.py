@@ -122,6 +122,11 @@ class ModelAdapter(abc.ABC):
         """True if a step changes the model that it is given, rather than returning a new one."""
         return True
 
+    @property
+    def constants(self) -> list[str]:
+        """The names of Python's floats in a model of arrays, which are part of the program."""
+        return []
+
     def grads(self, grads: Any) -> PyTree:
         """Return gradients that a step computed by itself, under the names of `params`."""
         return grads
@@ -531,6 +536,13 @@ class TreeAdapter(ModelAdapter):
     def changes_in_place(self) -> bool:
         """See `ModelAdapter`."""
         return self._in_place
+
+    @property
+    def constants(self) -> list[str]:
+        """See `ModelAdapter`. Those of modules are settings, such as the rate of a dropout."""
+        if self._equinox or self._in_place:
+            return []
+        return [name for name, leaf in zip(self._names, self._static, strict=True) if isinstance(leaf, float)]
 
     def grads(self, grads: Any) -> PyTree:
         """See `ModelAdapter`. Takes what `jax.grad` or `eqx.filter_grad` return."""

@@ -14,9 +14,11 @@ from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.options import Options
 from learner.util.distribution import versions
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 PyTree = Any
+MOST_NAMED = 6
 
 
 def describe(log: logging.Logger, options: Options, step: StepFunctions, state: TrainState, strategy: Strategy) -> int:
@@ -30,6 +32,9 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     leaves = named_leaves(state.params)
     count = sum(int(x.size) for x in leaves.values())
     log.info("model: %s, %d parameters in %d arrays", step.adapter.kind, count, len(leaves))
+    if constants := step.adapter.constants:
+        names = join_names(constants, MOST_NAMED)
+        log.info("not trained: %s, which Python has as numbers; jnp.asarray makes parameters of them", names)
     frozen = frozen_leaves(step.adapter, state.model_state).values()
     if frozen:
         size, memory = sum(int(x.size) for x in frozen), sum(int(x.size) * x.dtype.itemsize for x in frozen) / 2**20

@@ -716,6 +716,10 @@ def test_numbers_of_numpy_are_trained_and_integers_may_be_sizes():
     adapter = adapter_of(model)
     assert list(named_leaves(adapter.params)) == ["half", "log_scale"]
     assert adapter.model_state == {}
+    assert adapter.constants == ["python"]
+    assert (
+        adapter_of(eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Linear(2, 2, key=jax.random.key(0))])).constants == []
+    )
     rebuilt = adapter.rebuild(adapter.params, adapter.model_state)
     assert rebuilt == model
 
