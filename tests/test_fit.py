@@ -7,8 +7,10 @@ import json
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from learner import RegressionOutput, load_checkpoint
 from learner.metrics import GradientNorm, IterationSpeed, TopKAccuracy
 from learner.runs.history import read_history
 from tests.support import spread
@@ -178,3 +180,22 @@ def test_steps_per_dispatch_change_no_bit(tmp_path, kind, accumulate):
 
     default = left(None)
     assert {k: left(k) == default for k in (1, 5)} == {1: True, 5: True}
+
+
+def test_integers_of_four_bits_are_state_of_a_model(tmp_path):
+    """Quantized weights with a scale that is trained. XLA packs them where steps run in a loop."""
+    data = {"x": X[:8], "y": X[:8] @ np.float32([0.5, -1, 1.5])}
+
+    def train(model, batch):
+        predictions = batch["x"] @ (model["q"].astype(jnp.float32) * model["s"])
+        return RegressionOutput.from_predictions(predictions, batch["y"])
+
+    model = {"q": jnp.array([1, -2, 3], jnp.int4), "s": jnp.ones(())}
+    builder = quiet(tmp_path, saves=True).num_epochs(3).with_batch_size(8)
+    result = builder.build(model, optax.sgd, 0.05, train_step=train, valid_step=train).fit(data, data)
+    s, unscaled = 1.0, data["x"].astype(np.float64) @ [1, -2, 3]
+    for _ in range(3):
+        s -= 0.05 * 2 * np.mean((unscaled * s - data["y"]) * unscaled)
+    np.testing.assert_allclose(result.model["s"], s, rtol=1e-5)
+    loaded = load_checkpoint(tmp_path, "latest", model).model["q"]
+    assert (loaded.dtype, loaded.tolist()) == (jnp.int4, [1, -2, 3])

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 import os
 import shutil
 import sys
@@ -181,6 +182,9 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a curve in an encoding without its characters is no error
 
 
 @contextlib.contextmanager

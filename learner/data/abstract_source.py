@@ -52,6 +52,11 @@ class Source(abc.ABC):
         """Return the number of parts of a batch."""
         return 1 if self.share is None else self.share.count
 
+    @property
+    def claimed_batches(self) -> int | None:
+        """Return the batches per epoch that the data itself claims to have; None if it does not say, or is limited."""
+        return self.batches if self._most is None else None
+
     @abc.abstractmethod
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         """See `open`; the state is one that `Batches.where` returned."""

@@ -22,6 +22,8 @@ WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread waited fo
 # A callback is an index or an address in the text of a program, so different functions have the same text.
 THREADS = "learner-compile"  # the names of threads that compile
 UNSHARED = "callback", "CustomSPMDPartitioning"
+# XLA packs them in loops, which JAX's check of the arguments of an executable refuses.
+PACKED = ("int2", "uint2", "int4", "uint4")
 
 _executables: collections.OrderedDict[Hashable, concurrent.futures.Future[Any]] = collections.OrderedDict()
 _lock = threading.Lock()
@@ -120,13 +122,14 @@ class _SharedProgram:
         key = self._key(arguments)
         executable = self._own.get(key)
         if executable is None:
-            executable = self._own[key] = self._wait(key) or self._compile(*self._lower(arguments))
+            plain = self._jitted if _are_packed(arguments) else None
+            executable = self._own[key] = plain or self._wait(key) or self._compile(*self._lower(arguments))
         return executable(*arguments)
 
     def compile_ahead(self, threads: concurrent.futures.Executor, *arguments: Any) -> None:
         """Compile in another thread; see `compile_ahead`."""
         key = self._key(arguments)
-        if key not in self._own and key not in self._ahead:
+        if key not in self._own and key not in self._ahead and not _are_packed(arguments):
             lowered = self._lower(arguments)
             self._ahead[key] = threads.submit(self._compile, *lowered), lowered
 
@@ -180,6 +183,11 @@ class _SharedProgram:
                     if _executables.get(key) is own:
                         del _executables[key]
                 own.set_result(None)
+
+
+def _are_packed(arguments: tuple[Any, ...]) -> bool:
+    """Return True if an array has several numbers in a byte; see `PACKED`."""
+    return any(x.dtype.name in PACKED for x in jax.tree.leaves(arguments))
 
 
 def _result(future: concurrent.futures.Future[Any]) -> Any:

@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -51,6 +54,10 @@ def test_plot(two, learner):
     assert (code, err) == (0, "")
     assert "train/Loss" in out
     assert "optimizer step" in out
+    command = [sys.executable, "-m", "learner", "plot", "runs/a", "Loss"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"}
+    plain = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (plain.returncode, plain.stderr, b"train/Loss" in plain.stdout) == (0, b"", True)
     code, out, err = learner("plot", "runs", "valid/Loss", "-o", "loss.png", "--x=epoch", "--log", "--smooth=.5")
     assert (code, out, err) == (0, "loss.png\n", "")
     with open("loss.png", "rb") as file:

@@ -101,6 +101,7 @@ class Grouper:
         self._source, self._grouping, self._first, self._warn = source, grouping, first, warn
         self.regular = signature_of(first, source.first_part)
         self._shapes = {self.regular}
+        self._has_other_length = False
         self._narrowed = any(is_narrowed(x.dtype) for x in jax.tree.leaves(first))
 
     def end_epoch(self, epoch: int, state: Any) -> None:
@@ -119,13 +120,13 @@ class Grouper:
             batches = self._source.open(epoch, batch, state, self._warn)
             self.between = batches.between
             group: list[MicroBatch] = []
-            current = self._read(batches)
+            current, count = self._read(batches), batch
             if current is None:
                 del batches  # otherwise the error's traceback would keep its workers alive
                 raise empty_epoch(self._source, epoch, batch)
             # One batch is read ahead: the last group of an epoch must say so before its step is dispatched.
             while current is not None:
-                following = self._read(batches)
+                following, count = self._read(batches), count + 1
                 if following is None and batches.end is not None:
                     current = current._replace(state=batches.end())  # a sampler may draw once more when it ends
                 group.append(current)
@@ -135,7 +136,20 @@ class Grouper:
                 current = following
             # The iterator of this epoch ends its threads and processes before the next one starts its own.
             del batches
+            self._compare_length(epoch, count)
             epoch, batch, state = epoch + 1, 0, None
+
+    def _compare_length(self, epoch: int, count: int) -> None:
+        """Warn once of data whose epochs have another length than it claims."""
+        claimed = self._source.claimed_batches
+        if claimed is not None and count != claimed and not self._has_other_length:
+            self._has_other_length = True
+            split = self._source.split
+            where = f"epoch {epoch}" if split == "train" else "a validation"
+            self._warn(
+                f"the {split} data says that it has {claimed} batches, and {where} had {count}: schedules and the "
+                "progress go by what it says. Either its length (__len__) is wrong, or some of it was not read"
+            )
 
     def _read(self, batches: Batches) -> MicroBatch | None:
         """Return the next micro-batch as arrays of a known shape, or None at the end of the epoch."""

@@ -779,3 +779,32 @@ def test_arrays_on_the_device_are_looked_at_once(monkeypatch):
         monkeypatch.setattr(module, "refuse_wrapped", lambda batch, split: seen.append(split))
     taken(feeder_of(DataLoaderBuilder().batch_size(2).build(labelled(np.int64, 1)), plan_of()), last=3)
     assert seen == ["train"]
+
+
+class Claims:
+    """Claims to have so many batches, and has others in each epoch."""
+
+    def __init__(self, claimed, *lengths):
+        self.claimed, self.lengths, self.epochs = claimed, lengths, 0
+
+    def __len__(self):
+        return self.claimed
+
+    def __iter__(self):
+        self.epochs += 1
+        return iter(rows_in_batches(*[4] * self.lengths[self.epochs - 1]))
+
+
+@pytest.mark.parametrize(("lengths", "epoch", "count"), [((3, 2, 3), 2, 2), ((4, 4, 4), 1, 4), ((3, 3, 3), None, None)])
+def test_a_length_that_is_not_true_is_warned_of_once(lengths, epoch, count):
+    texts = []
+    taken(feeder_of(Claims(3, *lengths), plan_of(), warn=texts.append), last=3)
+    claims = [text for text in texts if "says that it has 3 batches" in text]
+    assert [f"epoch {epoch} had {count}:" in text for text in claims] == [True] * (epoch is not None)
+
+
+def test_a_limit_is_no_claim():
+    source = source_of(lambda: rows_in_batches(4, 4, 4), "valid")
+    source.limit(10)
+    first = batch_arrays(source.peek(1), "valid")
+    assert taken(Feeder(source, Host(), plan_of(), first, pytest.fail))
