@@ -187,7 +187,7 @@ class _SharedProgram:
 
 def _are_packed(arguments: tuple[Any, ...]) -> bool:
     """Return True if an array has several numbers in a byte; see `PACKED`."""
-    return any(x.dtype.name in PACKED for x in jax.tree.leaves(arguments))
+    return any(getattr(getattr(x, "dtype", None), "name", "") in PACKED for x in jax.tree.leaves(arguments))
 
 
 def _result(future: concurrent.futures.Future[Any]) -> Any:
