@@ -7,6 +7,7 @@ operations that it calls, and `learner.steps` what they compute.
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -30,7 +31,7 @@ from learner.training.preflight import preflight
 from learner.training.preparation import prepare_programs
 from learner.training.pure_steps import PureSteps
 from learner.training.result import LearningResult, rebuild
-from learner.training.resume import find_checkpoint, first_state
+from learner.training.resume import changes_since_end, find_checkpoint, first_state
 from learner.training.run import Run
 from learner.training.run_directory import locked_directory, prepare
 from learner.training.session import open_run
@@ -184,6 +185,8 @@ class Learner(Generic[ModelT]):
                 if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
                     self._fitted = True
                     self._evaluator.runner, result = finished
+                    if text := changes_since_end(checkpoint, plan.fingerprint):
+                        warnings.warn(text, stacklevel=2)
                     if options.renderer is not None and processes.index == 0:
                         _announce_finished(options.directory, result)
                     return result

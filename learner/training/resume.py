@@ -255,6 +255,15 @@ def _listed(names: Any) -> str:
     return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
 
 
+def changes_since_end(restored: Restored, fingerprint: Mapping[str, Any]) -> str | None:
+    """Return the warning about what changed since the end of a run that has nothing left to train, if anything."""
+    texts = changes(saved_fingerprint(restored.progress), fingerprint).others
+    if not texts:
+        return None
+    what = "the run has nothing left to train, and its result is that of before, although this changed"
+    return f"{what}: {'; '.join(texts)}"
+
+
 def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: Options) -> tuple[list[str], list[str]]:
     """Return the warning about what changed since a checkpoint and has an effect, if any, and lines for the log about
     what may change last bits.

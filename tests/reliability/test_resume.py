@@ -468,6 +468,20 @@ def test_resume_finished_run(tmp_path, how, capsys):
     assert line.startswith(f"{tmp_path / 'run'} has nothing left to do: ")
 
 
+def test_a_finished_run_warns_of_what_changed_since(tmp_path):
+    def fit(lr, scale=1.0):
+        def train(model, batch):
+            return line_step(jax.tree.map(lambda x: scale * x, model), batch)
+
+        builder = quiet(tmp_path, saves=True).num_epochs(1).resume()
+        return builder.build(line(), optax.sgd, lr, train_step=train, valid_step=train).fit(batches())
+
+    first = fit(0.05)
+    for lr, scale, word in ((0.5, 1.0, "learning rate"), (0.05, 2.0, "train step")):
+        with pytest.warns(UserWarning, match=f"nothing left to train.*{word}"):
+            assert fit(lr, scale).history == first.history
+
+
 # -- rates and decisions -----------------------------------------------------------------------------------------------
 
 
