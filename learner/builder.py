@@ -93,7 +93,10 @@ class LearnerBuilder:
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError with the options that the name, as other libraries have it, is a part of."""
-            found = [option for option in dir(LearnerBuilder) if name in option and not option.startswith("_")]
+            import difflib
+
+            options = [option for option in dir(LearnerBuilder) if not option.startswith("_")]
+            found = [option for option in options if name in option] or difflib.get_close_matches(name, options, 2)
             hint = f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
@@ -564,7 +567,8 @@ class LearnerBuilder:
     def on_save_error(self, what: str) -> Self:
         """Set the response to a checkpoint that cannot be written (a full disk, a directory that is gone): `"raise"`
         (default) ends `fit` with the error after the current dispatch; `"warn"` continues, and tries again when the
-        next save is due. Earlier checkpoints are kept in either case.
+        next save is due. Earlier checkpoints are kept in either case. The run's logs need room, too: where they cannot
+        be written, the run ends, and resumes once there is room.
         """
         return self._set(on_save_error=_one_of("on_save_error", what, ("raise", "warn")))
 

@@ -30,6 +30,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise LearnerError(
             "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
         )
+    if os.path.isdir(path):
+        raise LearnerError(
+            f"{os.fspath(path)} is a directory, and a config is a file; learner resume {os.fspath(path)} continues a "
+            "run",
+            code="cli-config-directory",
+            path=os.fspath(path),
+        )
     if not os.path.lexists(path) and (bundled := bundled_config(path)) is not None:
         end_stages()
         print(f"learner: there is no {os.fspath(path)} here; using {bundled}", file=sys.stderr)

@@ -19,6 +19,7 @@ from learner.steps.population import count_members, member_shapes
 from learner.strategies.base import Strategy
 from learner.training.definition import TrainingDefinition
 from learner.training.dispatch_plan import Planned, planned
+from learner.training.feed.prefetch import IN_MEMORY
 from learner.training.inputs import run_length
 from learner.training.oom import OomContext
 from learner.training.preflight import read_checked
@@ -114,7 +115,7 @@ def memory_by_part(plan: Planned, feed: Feed) -> dict[str, int]:
     if isinstance(feed, ResidentBatches):  # and in the order of an epoch
         memory["data"] = _on_each(feed) + (0 if feed.data is plan.feeder.data else _on_each(plan.feeder.data))
     else:
-        memory["batches"] = _on_each(feed)
+        memory["batches"] = IN_MEMORY * _on_each(feed)
     return {name: count for name, count in memory.items() if count}
 
 

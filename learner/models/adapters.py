@@ -64,6 +64,7 @@ class ModelAdapter(abc.ABC):
       fresh_streams: makes `streams` anew of a random key. None if they are those of the model that was given.
       seeded: True if the function that makes the model takes random streams, so that the key matters.
       note: why there is none although one was wanted, for people.
+      annotations: the axes of a mesh that the model's own annotations name, by parameter (`nnx.with_partitioning`).
     """
 
     kind: str
@@ -77,6 +78,7 @@ class ModelAdapter(abc.ABC):
     fresh_streams: Callable[[Array], PyTree] | None = None
     seeded: bool = False
     note: str | None = None
+    annotations: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({})
 
     @abc.abstractmethod
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
@@ -181,6 +183,9 @@ class NnxAdapter(ModelAdapter):
         kinds = [variable_kind(x) for x in variables for _ in jax.tree.leaves(x)]
         self.kinds = jax.tree.unflatten(jax.tree.structure(self.model_state), kinds)
         self.streams = tuple(jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
+        trained = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        found = zip(named_leaves(self.params), map(_annotation, trained), strict=True)
+        self.annotations = {name: axes for name, axes in found if axes}
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
         """See `ModelAdapter`. A stream that was split over an axis stays split."""
@@ -234,6 +239,11 @@ class NnxAdapter(ModelAdapter):
     def grads(self, grads: Any) -> PyTree:
         """See `ModelAdapter`. Takes what `nnx.grad` returns."""
         return self._nnx.as_pure(grads) if isinstance(grads, self._nnx.State) else grads
+
+
+def _annotation(variable: Any) -> tuple[Any, ...]:
+    metadata = variable.get_metadata() if hasattr(variable, "get_metadata") else {}
+    return tuple(metadata.get("out_sharding") or metadata.get("sharding_names") or ())
 
 
 def _nnx_filter(trainable: Trainable) -> Any:

@@ -14,8 +14,8 @@ from learner.util.number_checks import is_int
 class ReduceOnPlateau:
     """A scheduler that lowers the learning rate when a metric stops getting better.
 
-    After `patience` validations without a better value it is multiplied by `factor`; then `cooldown` validations
-    pass before counting continues.
+    After more than `patience` validations without a better value it is multiplied by `factor`; then `cooldown`
+    validations pass before counting continues.
 
     Args:
       lr: the first rate.

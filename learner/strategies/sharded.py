@@ -213,7 +213,8 @@ def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | 
     if math.prod(sizes.values()) != len(devices):
         raise LearnerError(
             f"the mesh {sizes} needs {math.prod(sizes.values())} devices, and there are {len(devices)}: "
-            f"{', '.join(map(str, devices[:8]))}{' and more' if len(devices) > 8 else ''}",
+            f"{', '.join(map(str, devices[:8]))}{' and more' if len(devices) > 8 else ''}; Sharded(..., devices=n) "
+            "chooses some of them",
             code="strategy-mesh-too-large",
         )
     types = (AxisType.Auto,) * len(sizes)

@@ -18,6 +18,7 @@ from learner.events import MetricInfo
 from learner.loggers.application import close_application_log, open_application_log
 from learner.runs.evaluations import check_split, record_evaluation
 from learner.runs.history import History
+from learner.strategies.mesh_context import without_mesh
 from learner.training.agreement import propagate_failures
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import holds_run
@@ -105,7 +106,7 @@ class Evaluator:
         """Return the metrics of the valid step over all of `data`, by name; see `Learner.evaluate`."""
         if split is None and checkpoint is None:
             processes = hosts()
-            with propagate_failures(processes):
+            with propagate_failures(processes), without_mesh():
                 return evaluate(self._definition, self._loaded(processes), self._read(data), processes)
         return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
 
@@ -139,7 +140,7 @@ class Evaluator:
                 directory=definition.options.directory,
             )
         processes = hosts()
-        with propagate_failures(processes):
+        with propagate_failures(processes), without_mesh():
             inputs = self._read(data)
 
             def read(store: CheckpointStore, entry: Entry) -> tuple[Runner, Evaluation]:
@@ -198,7 +199,9 @@ class Evaluator:
                 self._require_valid_step()
             inputs = read_valid(self._definition.options, data, None)
             _warn_of_rows(inputs, predicts=True)
-            yield from predict(self._definition, self._loaded(processes), inputs, processes)
+            with without_mesh():
+                runner = self._loaded(processes)
+            yield from predict(self._definition, runner, inputs, processes)
 
     def _read(self, data: Any) -> Inputs:
         self._require_valid_step()
@@ -304,7 +307,9 @@ def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs, proc
             refuse_wrapped(arrays, "given")
             # Before the devices, which wait for those of all processes.
             processes.record_read("given", 1, number, ended=False)
-            yield jax.device_get(runner.outputs(arrays, number - 1))
+            with without_mesh():  # not of the code between two batches
+                outputs = jax.device_get(runner.outputs(arrays, number - 1))
+            yield outputs
         processes.record_read("given", 1, number, ended=True)
         processes.agree(f"the end of the given data after {number} batches", True)
     finally:

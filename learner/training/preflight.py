@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.schedule_resolution import describe_schedules
@@ -158,7 +160,22 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
             "batch_stats of the model is trained by gradients, and looks like the statistics of a linen module: "
             "Linen(module, variables) keeps them up to date in its place"
         )
+    if names := _ignored_annotations(definition):
+        inputs.warnings.append(
+            f"the model annotates {join_names(names, MOST_NAMED)} with axes of the mesh, and the strategy places them "
+            "otherwise: it goes by its rules, such as Sharded(mesh, [{'kernel': (None, 'model')}])"
+        )
     return inputs
+
+
+def _ignored_annotations(definition: TrainingDefinition) -> list[str]:
+    """Return the parameters that the strategy places otherwise than the model annotates them."""
+    annotations, mesh = definition.step.adapter.annotations, getattr(definition.strategy, "mesh", None)
+    if not annotations or mesh is None:
+        return []
+    placed: Any = named_leaves(definition.placed_shapes().params)
+    of_mesh = {name: [axis if axis in mesh.axis_names else None for axis in axes] for name, axes in annotations.items()}
+    return [name for name, axes in of_mesh.items() if any(axes) and placed[name].sharding.spec != PartitionSpec(*axes)]
 
 
 def checked_step(

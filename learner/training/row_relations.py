@@ -4,6 +4,7 @@ Each device of `Replicated` and each micro-batch has some rows of a batch, and t
 is the loss of the whole batch where it is a mean over rows, and the weight says over how many.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -40,6 +41,12 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
             f"a mask keeps does, its output has no weight, and {' and '.join(parts)}: their losses count by the number "
             "of their rows, which is another loss than that of the whole batch. Return that number as the output's "
             "weight too; weighted_mean(losses, mask) computes both"
+        )
+    elif traced[0] is not None and traced[1] is not None and traced[0][1] and is_sum(traced[0][0], traced[1][0]):
+        texts.append(
+            f"train_step sums its loss over the rows without dividing by their number, its output has no weight, and "
+            f"{' and '.join(parts)}: the mean of their losses is less than that of the whole batch. Return the mean "
+            "over the rows"
         )
     return texts
 
@@ -91,6 +98,44 @@ def rows_on_two_axes(one: Any, other: Any) -> str | None:
                 if array := rows_on_two_axes(*inner):
                     return array
     return None
+
+
+def is_sum(one: Any, other: Any) -> bool:
+    """Return True if the first output of a traced program sums over the rows and nowhere divides by their number: none
+    of its constants differs from those of the program for twice the rows. False if it cannot be known.
+    """
+    return _sums_rows(one, other) and not _has_row_constants(one, other)
+
+
+def _sums_rows(one: Any, other: Any) -> bool:
+    """Return True if an equation sums over rows, so that its inputs alone have other shapes in the other program."""
+    for a, b, inner in _paired(one, other):
+        shapes = [[getattr(x.aval, "shape", ()) for x in vars_] for e in (a, b) for vars_ in (e.invars, e.outvars)]
+        if a.primitive.name == "reduce_sum" and shapes[0] != shapes[2] and shapes[1] == shapes[3]:
+            return True
+        if any(_sums_rows(*pair) for pair in inner):
+            return True
+    return False
+
+
+def _has_row_constants(one: Any, other: Any) -> bool:
+    """Return True if a constant depends on the number of rows, or if the programs do not correspond."""
+    if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
+        return True
+    if [x.aval for x in one.constvars] != [x.aval for x in other.constvars]:
+        return True
+    for a, b, inner in _paired(one, other):
+        literals = [[str(x.val) for x in e.invars if hasattr(x, "val")] for e in (a, b)]
+        if literals[0] != literals[1] or any(_has_row_constants(*pair) for pair in inner):
+            return True
+    return False
+
+
+def _paired(one: Any, other: Any) -> Iterator[tuple[Any, Any, list[tuple[Any, Any]]]]:
+    """Yield the equations of two programs that correspond, with the programs inside of them."""
+    for a, b in zip(one.eqns, other.eqns, strict=False):
+        pairs = zip(a.params.values(), b.params.values(), strict=False)
+        yield a, b, [inner for p, q in pairs for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False)]
 
 
 def divides_by_data(jaxpr: Any, inputs: int) -> bool:

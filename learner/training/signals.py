@@ -1,4 +1,7 @@
-"""Signals: SIGINT (Ctrl-C) and SIGTERM end a run in order, once; a second one ends it at once. SIGUSR1 saves."""
+"""Signals: SIGINT (Ctrl-C) and SIGTERM end a run in order, once; a second one ends it at once. SIGUSR1 saves.
+
+SIGHUP of a terminal that is closed counts as SIGTERM, unless `nohup` ignores it or the user's code handles it.
+"""
 
 import contextlib
 import os
@@ -12,16 +15,18 @@ from learner.util.device_threads import exit_with
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
+HANGUP = getattr(signal, "SIGHUP", None)
 Handler = Callable[[int, FrameType | None], Any]
 
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterator[None]:
-    """Call `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` at the first SIGTERM, `save()` at each SIGUSR1.
+    """Call `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` at the first SIGTERM or SIGHUP, `save()` at each
+    SIGUSR1.
 
-    After the first of SIGINT and SIGTERM, SIGINT raises `KeyboardInterrupt` and SIGTERM `SystemExit(143)`. An earlier
-    handler is called after the new one, and restored at the end. Outside the main thread Python accepts no handlers,
-    and it cannot restore one that was installed from C: there this does nothing.
+    After the first of these, SIGINT raises `KeyboardInterrupt`, and the others `SystemExit(143)`. An earlier handler is
+    called after the new one, and restored at the end. Outside the main thread Python accepts no handlers, and it cannot
+    restore one that was installed from C: there this does nothing.
 
     Handlers run in the middle of whatever the main thread does, so `stop` and `save` may not acquire a lock.
     """
@@ -29,9 +34,9 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     def handle_stop(number: int, frame: FrameType | None) -> None:
         # Before anything else: a second signal has to end the process also if `stop` or an earlier handler hangs.
         for other in previous:
-            if other in NAMES:
+            if handlers[other] is handle_stop:
                 signal.signal(other, _end_at_once)
-        stop(NAMES[signal.Signals(number)])
+        stop(_name_of(number))
         _call(previous[number], number, frame)
 
     def handle_save(number: int, frame: FrameType | None) -> None:
@@ -39,6 +44,8 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
         _call(previous[number], number, frame)
 
     handlers: dict[int, Handler] = dict.fromkeys(NAMES, handle_stop)
+    if HANGUP is not None and signal.getsignal(HANGUP) is signal.SIG_DFL:
+        handlers[HANGUP] = handle_stop
     if hasattr(signal, "SIGUSR1"):
         handlers[signal.SIGUSR1] = handle_save
     previous = _replaceable(handlers)
@@ -71,9 +78,9 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
             if previous != -1:  # of an event loop
                 with contextlib.suppress(OSError):
                     os.write(previous, bytes([number]))
-            if number in NAMES and not reported:
+            if (number in NAMES or number == HANGUP) and not reported:
                 reported = True
-                report(NAMES[signal.Signals(number)])
+                report(_name_of(number))
 
     previous = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     thread = threading.Thread(target=wait, name="learner-signals", daemon=True)
@@ -132,12 +139,16 @@ def _replaceable(handlers: Mapping[int, Handler]) -> dict[int, Any]:
     return {number: handler for number, handler in current.items() if handler is not None}
 
 
+def _name_of(number: int) -> str:
+    return NAMES.get(signal.Signals(number), NAMES[signal.SIGTERM])
+
+
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:
     if callable(handler) and handler not in (signal.default_int_handler, _end_at_once):
         handler(number, frame)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGTERM:
+    if number in (signal.SIGTERM, HANGUP):
         exit_with(TERMINATED)
     raise KeyboardInterrupt

@@ -70,7 +70,7 @@ def test_data_of_unknown_length(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_epochs(3))
     overview = learner.overview(lambda: iter(batches()), compiled=False)
     assert (overview.batches, overview.steps_per_epoch, overview.steps) == (None, None, None)
-    assert overview.memory["batches"] == 32 * 4 * BATCH * 5
+    assert overview.memory["batches"] == 4 * (32 * 4 * BATCH * 5)  # four buffers of 32 batches
 
 
 def test_an_update_of_ones_own(tmp_path):

@@ -138,6 +138,36 @@ def test_a_loss_that_is_divided_by_what_is_in_the_batch_needs_a_weight(train, ex
     assert (abs(float(mean - output.loss)) > 1e-3) == expected
 
 
+def summed(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": jax.jit(jnp.sum)(losses) + jnp.square(model["w"]).mean()}
+
+
+def summed_by_shape(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.sum() / losses.shape[0]}
+
+
+def summed_with_weight(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.sum(), "weight": jnp.float32(len(losses))}
+
+
+def looped(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": jax.lax.scan(lambda total, row: (total + row.mean(), None), 0.0, losses)[0] / len(losses)}
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [(summed, True), (summed_by_shape, False), (summed_with_weight, False), (looped, False), (mean_over_rows, False)],
+)
+def test_a_loss_that_is_a_sum_over_rows_is_warned_of(train, expected):
+    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["sums its loss over the rows" in text for text in found] == [True] * expected
+    assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
+
+
 @pytest.mark.parametrize(
     ("strategy", "accumulate", "parts"),
     [

@@ -291,3 +291,33 @@ def test_data_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch, number
     assert result.stopped_by == NAMES[number]
     assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
     assert result.summary["steps"] <= 2  # the third is handed on when a fourth has come, or none
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_closed_terminal_counts_as_sigterm_unless_nohup_ignores_it(before):
+    asked, earlier = [], signal.signal(signal.SIGHUP, before)
+    try:
+        with on_signals(asked.append, pytest.fail):
+            press(signal.SIGHUP)
+            if before is signal.SIG_DFL:
+                assert asked == ["sigterm"]
+                with pytest.raises(SystemExit) as raised:
+                    press(signal.SIGHUP)
+                assert raised.value.code == 143
+            else:
+                assert asked == []
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_a_closed_terminal_is_reported_from_another_thread():
+    reports, earlier = [], signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        with first_signal(reports.append):
+            press(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+    assert reports == ["sigterm"]

@@ -223,8 +223,9 @@ def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:
     """Return the error of an epoch that has no batches from a position on."""
     if batch:
         return source.shorter(epoch, batch)
+    where = f"epoch {epoch}" if source.split == "train" else "a validation"
     return LearnerError(
-        f"the {source.split} data had no batches in epoch {epoch}: a loader must give its batches "
+        f"the {source.split} data had no batches in {where}: a loader must give its batches "
         "anew in each epoch (a generator cannot; pass the generator function itself)",
         code="data-without-batches",
         epoch=epoch,

@@ -9,6 +9,10 @@ from typing import Any
 from learner.util.device_threads import with_precision
 
 
+DEPTH = 2  # lists that wait
+IN_MEMORY = DEPTH + 2  # with the one that is made, and the one that is used
+
+
 class Prefetcher(Iterator[Any]):
     """Runs an iterator of lists in a thread, a few lists ahead, and yields their items one by one.
 
@@ -20,7 +24,7 @@ class Prefetcher(Iterator[Any]):
       stopped: polled while waiting; once it returns True, iteration ends.
     """
 
-    def __init__(self, lists: Iterator[list[Any]], depth: int = 2, stopped: Callable[[], bool] = lambda: False):
+    def __init__(self, lists: Iterator[list[Any]], depth: int = DEPTH, stopped: Callable[[], bool] = lambda: False):
         self._lists, self._stopped = lists, stopped
         self._ready: collections.deque[Any] = collections.deque()
         self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)

@@ -1,0 +1,69 @@
+"""Runs inside of `jax.set_mesh`, and models with annotations of axes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from learner import LearnerBuilder, RegressionOutput
+from learner.strategies import Sharded, SingleDevice
+from tests.support.runs import T, X
+
+DATA = {"x": X[:8], "y": T[:8]}
+WARNED = "the strategy places them otherwise"
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+
+
+class Annotated(nnx.Module):
+    def __init__(self, rngs):
+        init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model"))
+        self.hidden = nnx.Linear(3, 4, kernel_init=init, rngs=rngs)
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(jnp.tanh(self.hidden(x)))
+
+
+def fit(directory, strategy, model=None, constrain=lambda x: x):
+    def train(model, batch):
+        return RegressionOutput.from_predictions(constrain(model(batch["x"])), batch["y"])
+
+    builder = LearnerBuilder(directory, overwrite=True).renderer(None).with_batch_size(4).num_epochs(2)
+    make = (lambda: nnx.Linear(3, 1, rngs=nnx.Rngs(0))) if model is None else model
+    learner = builder.strategy(strategy).build(make, optax.sgd, 0.1, train_step=train, valid_step=train)
+    result = learner.fit(DATA, DATA)
+    return result.history["train/Loss"], learner.evaluate(DATA), len(list(learner.predict(DATA)))
+
+
+@pytest.mark.parametrize("kind", ["sharded", "single"])
+def test_a_mesh_that_is_set_changes_nothing(tmp_path, mesh, kind):
+    strategy = Sharded(mesh) if kind == "sharded" else SingleDevice()
+    expected = fit(tmp_path, strategy)
+    with jax.set_mesh(mesh):
+        assert fit(tmp_path, strategy) == expected
+        assert not jax.sharding.get_abstract_mesh().empty
+
+
+def test_a_step_constrains_by_the_mesh_of_the_strategy(tmp_path, mesh):
+    strategy = Sharded(mesh)
+    rows = NamedSharding(strategy.mesh, PartitionSpec("data"))
+    found = fit(tmp_path, strategy, constrain=lambda x: jax.lax.with_sharding_constraint(x, rows))
+    np.testing.assert_allclose(found[0], fit(tmp_path, strategy)[0], rtol=1e-6)
+
+
+def test_annotations_that_no_rule_follows_are_named(tmp_path, mesh):
+    def make():
+        with jax.set_mesh(mesh):
+            return Annotated(nnx.Rngs(0))
+
+    for rules, warned in (([], True), ([{"hidden.kernel": (None, "model")}], False)):
+        fit(tmp_path, Sharded(mesh, rules), make())
+        log = (tmp_path / "experiment.log").read_text()
+        assert ("annotates hidden.kernel" in log) == (WARNED in log) == warned
