@@ -54,7 +54,7 @@ def test_of_several_devices(tmp_path):
     assert (overview.batches, overview.steps_per_epoch, overview.num_epochs, overview.steps) == (5, 3, None, 7)
     each = overview.memory
     assert (each["parameters"], each["gradients"], each["optimizer"]) == (104, 104, 212)
-    assert each["batches"] == 32 * 2 * 3 * 4 * 7
+    assert each["batches"] == 4 * (32 * 2 * 3 * 4 * 7)
     one = quiet(tmp_path / "one").grads_accumulation(2).build(KINDS["mlp"].make(0.0), optax.adam, 0.1)
     assert one.overview([KINDS["mlp"].data(24, 1)], compiled=False).flops == overview.flops
 

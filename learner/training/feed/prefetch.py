@@ -8,7 +8,6 @@ from typing import Any
 
 from learner.util.device_threads import with_precision
 
-
 DEPTH = 2  # lists that wait
 IN_MEMORY = DEPTH + 2  # with the one that is made, and the one that is used
 
