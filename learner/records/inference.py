@@ -17,11 +17,13 @@ from learner.util.code_location import code_location
 from learner.util.distribution import VERSION
 from learner.util.number_checks import is_int
 from learner.util.optional import import_optional
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 KNOWN = ("cpu", "cuda", "rocm", "tpu")
 FORMATS = ("jax", "onnx")
+MOST_NAMED = 3
 PROGRAM, WEIGHTS, ONNX, CARD = "model.jaxexport", "weights.safetensors", "model.onnx", "README.md"
 USE_ONNX = f"""\
 import onnxruntime
@@ -73,6 +75,12 @@ def export_model(
     _check_arguments(model, function, batch_size, platforms, format)
     directory = _checked(Path(path))
     program, weights = _program(model, function or (lambda model, inputs: model(inputs)))
+    if format == "jax" and (eighths := [name for name, x in weights.items() if x.dtype.name.startswith("float8")]):
+        raise LearnerError(
+            f"{join_names(eighths, MOST_NAMED)} of the weights are float8, which the loaders of safetensors for JAX "
+            "and NumPy cannot read: export a copy of the model with bfloat16 in their place",
+            code="export-float8",
+        )
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
     example = _shapes(inputs, batch_size)
     content: bytes | bytearray

@@ -134,6 +134,13 @@ def test_what_cannot_be_exported(tmp_path, model, inputs, options, code):
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_that_no_loader_reads_are_refused_before_anything_is_written(tmp_path):
+    model = {"w": jnp.ones((3, 2), jnp.float8_e4m3fn)}
+    with raises_code("export-float8", "are float8", "bfloat16"):
+        export_model(tmp_path / "out", model, X[:2], function=lambda model, x: x @ model["w"].astype(jnp.float32))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_that_takes_the_length_of_its_input_gets_the_line_and_the_remedies(tmp_path):
     def flattened(model, x):
         return model(x.reshape(len(x), -1))
