@@ -16,6 +16,8 @@ WHAT_HELPS = {
     "host": "the device waits for Python between dispatches: larger batches, or more steps in one dispatch",
     "listeners": "metrics on the host, files and loggers cannot keep up: log every few steps, or fewer metrics",
 }
+EXCHANGES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective", "psum", "all_gather", "ppermute")
+"""What the names of operations begin with in which devices exchange arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,19 @@ class Profile:
         """Return the part that takes the most time: `device`, `data`, `host` or `listeners`."""
         return max(WHAT_HELPS, key=lambda name: getattr(self, name))
 
+    @property
+    def exchanging(self) -> float:
+        """Return the share of the time of operations in which devices exchange arrays, or wait for each other."""
+        total = sum(each.seconds for each in self.operations)
+        return sum(each.seconds for each in self.operations if each.name.startswith(EXCHANGES)) / (total or 1.0)
+
+    @property
+    def _help(self) -> str:
+        if self.bottleneck != "device" or self.exchanging < 1 / 3:
+            return WHAT_HELPS[self.bottleneck]
+        share = f"{self.exchanging:.0%}".replace("%", " %")
+        return f"the devices exchange arrays in {share} of their time: larger batches, or fewer devices make it less"
+
     def __str__(self) -> str:
         steps = self.last - self.first
         parts = {"device computes": self.device, "waits for data": self.data, "waits for host": self.host}
@@ -70,7 +85,7 @@ class Profile:
             lines.append(f"  {name:<16} {_time(seconds / steps):>8} {seconds / self.seconds:>4.0%}".replace("%", " %"))
         if self.compiling:
             lines.append(f"  compiling besides: {_time(self.compiling)} in all")
-        lines.append(f"{self.bottleneck}: {WHAT_HELPS[self.bottleneck]}")
+        lines.append(f"{self.bottleneck}: {self._help}")
         if self.operations:
             lines.append("operations of the device, per step:")
         total = sum(each.seconds for each in self.operations) or 1.0

@@ -304,6 +304,13 @@ class Tracing:
                 "jax.random.split(rng, len(x))",
                 code="step-needs-key",
             ) from error
+        if isinstance(error, NameError) and "unbound axis name" in str(error):
+            raise LearnerError(
+                f"{self._name} exchanges arrays over an axis that is not mapped ({code_location(error)}): "
+                f"{str(error).partition(chr(10))[0]}. Gradients, metrics and batch statistics of several devices are "
+                "averaged for you: leave pmean and psum out",
+                code="step-axis-unbound",
+            ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
         which = f"{which} ({listed(self._batch())})"
         if not _may_be_of_shapes(error):

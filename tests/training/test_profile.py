@@ -1,6 +1,9 @@
+import dataclasses
+
 import pytest
 
 from learner.training.profile import Profile, split_of
+from learner.training.trace import Operations
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,11 @@ def test_times_are_those_of_a_step():
     assert text.startswith("steps 101 to 200: 20 ms each, 100 in 4 dispatches\n  device computes     15 ms  75 %\n")
     assert "waits for data       1 ms   5 %" in text
     assert "compiling besides: 3.0 s in all" in text
+
+
+def test_devices_that_exchange_most_of_the_time_do_not_compute():
+    operations = Operations("all-reduce", 0.3, 8), Operations("psum_invariant", 0.1, 8), Operations("dot", 0.4, 8)
+    profile = Profile(0, 10, 1, 1.0, 0.9, 0.0, 0.0, 0.1, operations=operations)
+    assert profile.exchanging == pytest.approx(0.5)
+    assert "device: the devices exchange arrays in 50 % of their time" in str(profile)
+    assert "device: computing takes most" in str(dataclasses.replace(profile, operations=operations[2:]))

@@ -369,6 +369,14 @@ def test_a_layer_of_equinox_that_needs_a_key():
     assert checked_valid(step, given=given) == []  # in eval mode it needs none
 
 
+def test_an_axis_of_pmap_is_not_needed():
+    def train(model, batch):
+        return classify(jax.lax.pmean(model, "data"), batch)
+
+    with raises_code("step-axis-unbound", "train_step", "leave pmean and psum out", "test_step_checks.py"):
+        checked(train)
+
+
 def test_layers_of_flax_that_do_not_fit_the_data():
     module = linen.Dense(2)
     given = Linen(module, module.init(jax.random.key(0), jnp.ones((1, 64))))
