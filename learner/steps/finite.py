@@ -19,8 +19,8 @@ CODES = {kind: code for code, kind in KINDS.items()}
 HALTS = 8  # added to the kind by the step that ends the run
 # In its place, for a step whose gradients overflowed in half precision: the loss scale after it, below 0.
 ADVICE = {
-    LABELS: "Give the labels of the classes numbers from 0 on, the model a logit for each of them, and the output a mask "
-    "where labels are not to count (of several labels for each row, an ignore_label)",
+    LABELS: "Give the labels of the classes numbers from 0 on, the model a logit for each of them, and the output a "
+    "mask where labels are not to count (of several labels for each row, an ignore_label)",
     WEIGHT: "Give the output a weight that is a number: how many rows or tokens its loss is the mean over",
 }
 
