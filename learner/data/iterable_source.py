@@ -226,8 +226,10 @@ class IterableSource(StatefulSource):
         self, batches: Batches, epoch: int, start: int, state: Any, warn: Callable[[str], None]
     ) -> Batches | None:
         """See `Source`. Data that counts how often it is read is read once for the epoch that it was read for."""
-        is_first = state is None or (_is_of_beginning(state) and GENERATORS not in state)
-        if epoch != 1 or not start or not is_first or isinstance(self._data, list | tuple) or batches.where is None:
+        if epoch != 1 or not start or isinstance(self._data, list | tuple) or batches.where is None:
+            return None
+        is_of_beginning = state is None or (_is_of_beginning(state) and GENERATORS not in state)
+        if not is_of_beginning and not (_is_of_beginning(state) and state == batches.where()):
             return None
         self._skip(batches, self._data, epoch, start, (state or {}).get(FIRST), False, warn)
         return batches

@@ -243,7 +243,8 @@ class NnxAdapter(ModelAdapter):
 
 def _annotation(variable: Any) -> tuple[Any, ...]:
     metadata = variable.get_metadata() if hasattr(variable, "get_metadata") else {}
-    return tuple(metadata.get("out_sharding") or metadata.get("sharding_names") or ())
+    given = metadata.get("out_sharding") or metadata.get("sharding_names") or ()
+    return tuple(getattr(given, "spec", given))
 
 
 def _nnx_filter(trainable: Trainable) -> Any:
@@ -454,9 +455,9 @@ class LinenAdapter(ModelAdapter):
 class TreeAdapter(ModelAdapter):
     """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
 
-    Inexact arrays are differentiated, also scalars of NumPy; other arrays, everything inside an Equinox `State` and the
-    variables of nnx modules that are no `nnx.Param` are carried; the remaining leaves (functions, strings, Python
-    numbers, integers of NumPy) are fixed.
+    Inexact arrays are differentiated, also scalars of NumPy outside of modules; other arrays, everything inside an
+    Equinox `State` and the variables of nnx modules that are no `nnx.Param` are carried; the remaining leaves
+    (functions, strings, numbers) are fixed.
     """
 
     kind = "pytree"
@@ -474,7 +475,10 @@ class TreeAdapter(ModelAdapter):
             _refuse_shared(self._names, leaves)
         carried = self._carried(model)
         is_trainable = trainable or (lambda name, leaf: True)
-        self._arrays = [isinstance(leaf, jax.Array | np.ndarray | np.inexact) for leaf in leaves]
+        # A number of NumPy in a module is a setting, as `np.sqrt(width)` is, and in a tree of arrays a parameter.
+        of_arrays = not self._equinox and not self._in_place
+        array = jax.Array | np.ndarray | np.inexact if of_arrays else jax.Array | np.ndarray
+        self._arrays = [isinstance(leaf, array) for leaf in leaves]
         self._trained = [
             array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(is_trainable(name, leaf))
             for name, leaf, array, kind in zip(self._names, leaves, self._arrays, carried, strict=True)

@@ -417,21 +417,24 @@ def _outputs_of_rate(optimizer: OptimizerFn, params: PyTree) -> list[bool]:
     return dependent_outputs(program.jaxpr, [True])
 
 
-def ignores_rate(optimizer: OptimizerFn) -> bool:
-    """Return True if the optimizer updates a parameter without the rate, in its state or in the update. An optimizer
-    that fails with a model of one parameter is taken to use it.
+def ignores_rate(optimizer: OptimizerFn, params: PyTree) -> bool:
+    """Return True if the optimizer updates the parameters, or their shapes, without the rate, in its state or in the
+    update. An optimizer that fails is taken to use it.
 
-    >>> ignores_rate(lambda lr: optax.adam(1e-3)), ignores_rate(optax.adam), ignores_rate(optax.rprop)
-    (True, False, False)
+    >>> [ignores_rate(make, jnp.ones(2)) for make in (lambda lr: optax.adam(1e-3), optax.adam, optax.rprop)]
+    [True, False, False]
     """
-    params = {"w": jnp.ones(2)}
 
-    def update(lr: Array) -> PyTree:
+    def update(lr: Array, params: PyTree) -> PyTree:
         opt_state = init_optimizer(optimizer, None, params, lr)
         return update_params(optimizer, lr, params, opt_state, params, loss=no_loss(params), value_fn=no_loss)
 
-    try:
-        program = jax.make_jaxpr(update)(jnp.float32(0))
-    except Exception:
-        return False
-    return not any(dependent_outputs(program.jaxpr, [True]))
+    def uses_rate(params: PyTree) -> bool | None:
+        try:
+            program = jax.make_jaxpr(update)(jnp.float32(0), params).jaxpr
+        except Exception:
+            return None
+        return any(dependent_outputs(program, [True] + [False] * (len(program.invars) - 1)))
+
+    # First with a single array, which takes a millisecond: most optimizers use the rate for any.
+    return not uses_rate(jnp.ones(2)) and uses_rate(params) is False

@@ -201,7 +201,7 @@ class StepDefinition:
     ) -> tuple[Any, PyTree]:
         """Return the output of the train step, computed as `policy` says, and the model's state after it. Appends to
         `synced` whether the batch statistics are those of all devices, and to `written` the parameters of the model
-        before the step and after it, if it may have changed them.
+        before the step and of the one that it returned.
         """
         assert self.train is not None
         with self.policy.allow_promotion():
@@ -219,9 +219,9 @@ class StepDefinition:
                 )
             if axis is not None and synced is not None:
                 synced.append(self.adapter.is_synced(model))
-            if written is not None and (new_model is not None or self.adapter.changes_in_place):
-                after, _ = self.adapter.read_all(model if new_model is None else new_model)
-                written.append((computed[0], after))
+            # Not of modules, whose layers may replace a parameter in each call (`nnx.SpectralNorm`).
+            if written is not None and new_model is not None and not self.adapter.changes_in_place:
+                written.append((computed[0], self.adapter.read_all(new_model)[0]))
             return returned, self.model_state_after(model, new_model, model_state, computed[1])
 
     def _computed(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:

@@ -248,7 +248,8 @@ def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:
     for split, source in inputs.valid.items():
         facts = source.fingerprint()
         name = "the data" if split == "valid" else f"the data {split.removeprefix('valid-')!r}"
-        if facts.get("drop_last"):
+        rows, size = facts.get("rows"), facts.get("batch_size")
+        if facts.get("drop_last") and not (rows and size and rows % size == 0):
             text = f"{name} leaves out the rows behind the last full batch: build its loader without drop_last"
             warnings.warn(text, stacklevel=5)
         if predicts and facts.get("order") == "shuffled":

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax.sharding import PartitionSpec
-
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.schedule_resolution import describe_schedules
@@ -149,13 +147,14 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
     step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems)
     if step.own_grads != definition.step.own_grads:
         definition.change(own_grads=step.own_grads)
-    if step.optimizer is not None and definition.optimizer.lr and ignores_rate(step.optimizer):
+    if step.optimizer is not None and definition.optimizer.lr and ignores_rate(step.optimizer, shapes.params):
         inputs.warnings.append(
             f"the optimizer ({name_of(step.optimizer)}) does not use the learning rate that build has got, which "
             "metrics log and schedules change: pass a function that does, such as optax.adam or lambda lr: "
             "optax.adam(lr), or lr=0.0 where the optimizer has a rate of its own"
         )
-    if any(name.startswith("batch_stats.") for name in named_leaves(shapes.params)):
+    differentiates = step.update is None and not step.own_grads
+    if differentiates and any(name.startswith("batch_stats.") for name in named_leaves(shapes.params)):
         inputs.warnings.append(
             "batch_stats of the model is trained by gradients, and looks like the statistics of a linen module: "
             "Linen(module, variables) keeps them up to date in its place"
@@ -175,7 +174,14 @@ def _ignored_annotations(definition: TrainingDefinition) -> list[str]:
         return []
     placed: Any = named_leaves(definition.placed_shapes().params)
     of_mesh = {name: [axis if axis in mesh.axis_names else None for axis in axes] for name, axes in annotations.items()}
-    return [name for name, axes in of_mesh.items() if any(axes) and placed[name].sharding.spec != PartitionSpec(*axes)]
+
+    def shortened(axes: Sequence[Any]) -> list[Any]:
+        last = max((index for index, axis in enumerate(axes, 1) if axis is not None), default=0)
+        return list(axes[:last])  # what follows is on no axis in either case
+
+    return [
+        n for n, axes in of_mesh.items() if any(axes) and shortened(axes) != shortened(tuple(placed[n].sharding.spec))
+    ]
 
 
 def checked_step(

@@ -128,6 +128,9 @@ def _has_row_constants(one: Any, other: Any) -> bool:
         literals = [[str(x.val) for x in e.invars if hasattr(x, "val")] for e in (a, b)]
         if literals[0] != literals[1] or any(_has_row_constants(*pair) for pair in inner):
             return True
+        shapes = [[getattr(x.aval, "shape", ()) for x in vars_] for e in (a, b) for vars_ in (e.invars, e.outvars)]
+        if shapes[0] == shapes[2] and shapes[1] != shapes[3]:  # such as ones for each row, made of no row
+            return True
     return False
 
 

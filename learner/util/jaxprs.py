@@ -74,7 +74,8 @@ def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
         given = [of(var) for var in equation.invars]
         if not any(given) or equation.primitive.name == "stop_gradient":
             continue
-        program = called_program(equation)
+        # Custom derivatives are not those of the function.
+        program = None if equation.primitive.name.startswith("custom_") else called_program(equation)
         found = [True] * len(equation.outvars) if program is None else dependent_outputs(program, given)
         marked.update(var for var, is_found in zip(equation.outvars, found, strict=True) if is_found)
     return [of(var) for var in jaxpr.outvars]

@@ -196,7 +196,7 @@ def test_no_file(tmp_path):
     (tmp_path / "digit.yaml").write_text("a: 1")
     with raises_code("config-file-missing", "digit.yaml"):
         read_yaml(tmp_path / "digits.yaml")
-    with raises_code("config-unreadable"):
+    with raises_code("cli-config-directory", f"learner resume {tmp_path}"):
         read_yaml(tmp_path)
 
 

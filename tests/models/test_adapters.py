@@ -717,6 +717,8 @@ def test_numbers_of_numpy_are_trained_and_integers_may_be_sizes():
     assert list(named_leaves(adapter.params)) == ["half", "log_scale"]
     assert adapter.model_state == {}
     assert adapter.constants == ["python"]
+    module = eqx.nn.Lambda(functools.partial(jnp.multiply, np.sqrt(4.0)))  # a setting of a module
+    assert list(named_leaves(adapter_of({"w": jnp.ones(1), "scale": module}).params)) == ["w"]
     assert (
         adapter_of(eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Linear(2, 2, key=jax.random.key(0))])).constants == []
     )

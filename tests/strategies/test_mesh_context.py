@@ -67,3 +67,21 @@ def test_annotations_that_no_rule_follows_are_named(tmp_path, mesh):
         fit(tmp_path, Sharded(mesh, rules), make())
         log = (tmp_path / "experiment.log").read_text()
         assert ("annotates hidden.kernel" in log) == (WARNED in log) == warned
+
+
+@pytest.mark.parametrize(
+    ("annotation", "rule"),
+    [
+        (("model",), ("model", None)),
+        (("model", None), ("model",)),
+        (lambda mesh: NamedSharding(mesh, PartitionSpec(None, "model")), (None, "model")),
+    ],
+)
+def test_annotations_that_a_rule_follows_are_not(tmp_path, mesh, annotation, rule):
+    given = annotation(mesh) if callable(annotation) else annotation
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    model.kernel = nnx.Param(model.kernel[...], out_sharding=given, mesh=mesh)
+    builder = LearnerBuilder(tmp_path).renderer(None).strategy(Sharded(mesh, [{"kernel": rule}]))
+    learner = builder.build(model, optax.sgd, 0.1, train_step=lambda m, b: {"loss": m(b["x"]).mean()})
+    learner.fit([{"x": np.ones((4, 4), np.float32)}])
+    assert WARNED not in (tmp_path / "experiment.log").read_text()

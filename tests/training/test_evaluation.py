@@ -139,6 +139,7 @@ def test_rows_that_are_left_out_or_in_another_order_are_warned_of(tmp_path):
     with pytest.warns(UserWarning, match="its predictions come in that order"):
         assert len(list(learner.predict(DataLoaderBuilder().batch_size(5).shuffle(seed=0).build(data)))) == 5
     learner.evaluate(DataLoaderBuilder().batch_size(5).shuffle(seed=0).build(data))  # the same in any order
+    learner.evaluate(DataLoaderBuilder().batch_size(4).drop_last().build(data))  # which leaves out none of 24
 
 
 def error_of(call):

@@ -290,7 +290,8 @@ def test_a_table_has_intervals_from_three_members_on():
 def test_a_member_evaluates_and_predicts(four):
     _, result = four
     assert result[2].evaluate(shuffled())["Loss"] == pytest.approx(result[2].history["valid/Loss"][-1], rel=1e-5)
-    rows = sum(len(output.logits) for output in result[2].predict(shuffled()))
+    with pytest.warns(UserWarning, match="is shuffled"):
+        rows = sum(len(output.logits) for output in result[2].predict(shuffled()))
     assert rows == 24
 
 

@@ -148,6 +148,11 @@ def summed_by_shape(model, batch):
     return {"loss": losses.sum() / losses.shape[0]}
 
 
+def summed_by_ones(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.sum() / jnp.ones(losses.shape[0]).sum()}
+
+
 def summed_with_weight(model, batch):
     losses, _ = of_tokens(model, batch)
     return {"loss": losses.sum(), "weight": jnp.float32(len(losses))}
@@ -160,7 +165,14 @@ def looped(model, batch):
 
 @pytest.mark.parametrize(
     ("train", "expected"),
-    [(summed, True), (summed_by_shape, False), (summed_with_weight, False), (looped, False), (mean_over_rows, False)],
+    [
+        (summed, True),
+        (summed_by_shape, False),
+        (summed_by_ones, False),
+        (summed_with_weight, False),
+        (looped, False),
+        (mean_over_rows, False),
+    ],
 )
 def test_a_loss_that_is_a_sum_over_rows_is_warned_of(train, expected):
     found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())

@@ -687,11 +687,11 @@ def counted(model, batch):
     return classify(model, batch), {**cast, "carry": model["carry"] + 1}
 
 
-class Clipped(nnx.Module):
-    """Layers in a loop, inside of `nnx.jit`, with statistics, noise and, if asked for, a weight that is clipped."""
+class Layers(nnx.Module):
+    """Layers in a loop, inside of `nnx.jit`, with statistics, noise and a weight that each call normalises."""
 
-    def __init__(self, clips=False):
-        self.clips, self.norm = clips, nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    def __init__(self):
+        self.norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
         self.dropout, self.head = nnx.Dropout(0.5, rngs=nnx.Rngs(1)), nnx.Linear(3, 3, rngs=nnx.Rngs(2))
         make = nnx.vmap(lambda rngs: nnx.Linear(3, 3, rngs=rngs), axis_size=2)
         self.layers = make(nnx.Rngs(3).split(2))
@@ -702,8 +702,7 @@ class Clipped(nnx.Module):
             return jnp.tanh(layer(x))
 
         x = nnx.jit(lambda norm, x: norm(x))(self.norm, forward(x, self.layers))
-        if self.clips:
-            self.head.kernel[...] = jnp.clip(self.head.kernel[...], -1, 1)
+        self.head.kernel[...] /= jnp.linalg.norm(self.head.kernel[...])
         return nnx.remat(lambda head, x: head(x))(self.head, self.dropout(x))
 
 
@@ -715,14 +714,13 @@ def test_a_trained_parameter_that_a_step_replaces_is_named():
     carrying = {**model(), "carry": jnp.zeros(2)}
     assert written(counted, carrying) == ["carry"]
     assert written(counted, carrying, trainable=lambda name, _: name == "w") == []
-    assert written(of_module, Clipped(clips=True)) == ["head.kernel"]
 
 
 def test_what_a_step_hands_on_as_it_is_is_not_named():
     assert written(classify, model()) == []
     assert written(lambda model, batch: (classify(model, batch), model), model()) == []
     assert written(lambda model, batch: (classify(model, batch), jax.jit(lambda m: m)(model)), model()) == []
-    assert written(of_module, Clipped()) == []
+    assert written(of_module, Layers()) == []
     module = linen.Sequential([linen.Dense(4), linen.BatchNorm(use_running_average=False), linen.Dense(3)])
     assert written(of_module, Linen(module, module.init(jax.random.key(0), BATCH["x"]))) == []
 
@@ -736,6 +734,14 @@ def test_the_run_warns_of_parameters_that_a_step_replaces(tmp_path):
 # -- what is not trained -----------------------------------------------------------------------------------------------
 
 
+@jax.custom_vjp
+def straight_through(x):
+    return jax.lax.stop_gradient(jnp.round(x))
+
+
+straight_through.defvjp(lambda x: (straight_through(x), None), lambda _, g: (g,))
+
+
 def is_constant(train, given=None):
     learner = learner_for(train, given=given)
     return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).is_constant
@@ -746,8 +752,9 @@ def test_a_loss_without_parameters_is_known():
     assert is_constant(lambda model, batch: {"loss": batch["x"].sum()})
     assert is_constant(lambda model, batch: {"loss": stopped(model["w"]).sum() + batch["x"].sum()})
     assert not is_constant(classify)
+    assert not is_constant(lambda model, batch: {"loss": straight_through(model["w"]).sum()})
     assert not is_constant(lambda model, batch: {"loss": stopped(model["w"]).sum() + 1e-6 * model["w"].sum()})
-    assert not is_constant(of_module, Clipped())
+    assert not is_constant(of_module, Layers())
 
 
 @pytest.mark.parametrize(
@@ -755,6 +762,12 @@ def test_a_loss_without_parameters_is_known():
     [
         (lambda lr: optax.adam(1e-3), 0.1, classify, "does not use the learning rate"),
         (lambda lr: optax.adam(1e-3), 0.0, classify, None),
+        (
+            lambda lr: optax.masked(optax.sgd(lr), lambda params: {"w": jax.tree.leaves(params)[0].ndim == 2}),
+            0.1,
+            classify,
+            None,
+        ),
         (optax.adam, 0.1, classify, None),
         (optax.adam, 0.1, lambda model, batch: {"loss": batch["x"].sum()}, "depends on no parameter"),
     ],
