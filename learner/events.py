@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from learner.util.code_location import code_location
+from learner.util.device_threads import with_precision
 from learner.util.samples import Sample
 from learner.util.text import masked
 
@@ -305,7 +306,7 @@ class ListenerThread:
         self._dropped = 0
         self._detached = self._closing = self._busy = False
         name = f"learner-{type(listener).__name__}"
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=with_precision(self._work), name=name, daemon=True)
         self._thread.start()
 
     def put(self, event: Event) -> None:

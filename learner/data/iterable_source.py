@@ -259,9 +259,9 @@ class IterableSource(StatefulSource):
                 raise self.shorter(epoch, start, number) from None
         if first is not None and self._digests and self._digests[0] != first:
             warn(
-                f"{name} begins epoch {epoch} with another batch than before the interruption: the rest of the epoch "
-                "has some rows a second time, and lacks others. Its order depends on more than the epoch and the "
-                "random generators that it has as attributes, such as on how often it was read"
+                f"{name} begins epoch {epoch} with another batch than before the interruption: it depends on more than "
+                "the epoch and its own random generators, such as on how often it was read. Unless its rows are only "
+                "changed at random, the rest of the epoch has some a second time, and lacks others"
             )
 
     def _after_change(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Batches | None:
@@ -308,11 +308,12 @@ def _is_of_beginning(state: Any) -> bool:
 
 def _digesting(batches: Iterator[Any], digests: list[int]) -> Iterator[Any]:
     """Yield the batches, and append the checksum of the first one, if it has one."""
-    for batch in batches:
-        if not digests:
-            with contextlib.suppress(Exception):  # placing it reports the error
-                digests.append(digest_of(batch))
+    for batch in itertools.islice(batches, 1):
+        with contextlib.suppress(Exception):  # placing it reports the error
+            digests += [digest for digest in [digest_of(batch)] if digest is not None]
         yield batch
+        del batch  # while the next one is made
+    yield from batches
 
 
 def _has_one_order(data: Iterable[Any]) -> bool:

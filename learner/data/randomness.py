@@ -100,7 +100,10 @@ def _parts(data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_generator(value: Any) -> bool:
-    return isinstance(value, np.random.Generator | np.random.RandomState | random.Random) or _is_torchs(value)
+    try:
+        return isinstance(value, np.random.Generator | np.random.RandomState | random.Random) or _is_torchs(value)
+    except Exception:  # of an object that stands for another one, which is not there now
+        return False
 
 
 def _is_torchs(value: Any) -> bool:

@@ -146,10 +146,12 @@ class Batches(Iterator[Any]):
         self._remaining = count
 
 
-def digest_of(batch: Any) -> int:
-    """Return a checksum of the numbers of a batch."""
+def digest_of(batch: Any) -> int | None:
+    """Return a checksum of the numbers of a batch; None where an array holds objects, of which it has the addresses."""
     refuse_keys(batch)
-    parts = (np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch))
+    parts = [np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch)]
+    if any(x.dtype.hasobject for x in parts):
+        return None
     return functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
 
 

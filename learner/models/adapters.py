@@ -632,6 +632,8 @@ def _refuse_long_integers(model_state: PyTree) -> None:
         if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "iu" and x.size:
             dtype = np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
             limits = np.iinfo(dtype)
+            if dtype == x.dtype:
+                continue
             if x.min() < limits.min or x.max() > limits.max:
                 raise LearnerError(
                     f"{name} of the model has integers that {dtype} cannot hold ({x.min()} to {x.max()}, {x.dtype}): "

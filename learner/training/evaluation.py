@@ -130,7 +130,6 @@ class Evaluator:
           step: its optimizer step.
         """
         definition = self._definition
-        self._refuse_other_threads()
         if split is not None:
             check_split(split)
         if not holds_run(definition.options.directory):
@@ -150,30 +149,35 @@ class Evaluator:
                     shown_epoch, trained.step, is_best, str(store.path(entry.step)), MetricValues({}, {})
                 )
 
-            before = None if self.runner is None else self.runner.leaves
+            own = self._own()
+            before = None if own is None else own.leaves
             try:
                 runner, evaluation = read_found(definition.options, processes, epoch, step, read)
                 values = evaluate(definition, runner, inputs, processes)
                 evaluation = dataclasses.replace(evaluation, values=values)
             finally:
-                if self.runner is not None and before is not None:
-                    self.runner.leaves = before
+                if own is not None and before is not None:
+                    own.leaves = before
             if split is not None:
                 processes.run_on_primary(lambda: self._record(split, evaluation, has_several(data)))
         return evaluation
 
     def _with_model(self, entry: Entry, store: CheckpointStore) -> Runner:
         """Return programs with the model of a checkpoint, in place of the learner's own if it has one."""
-        definition = self._definition
-        if self.runner is None:
+        definition, own = self._definition, self._own()
+        if own is None:
             shapes = definition.placed_shapes()
             adapter, fill = definition.step.adapter, definition.step.fill_missing
             state = restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
             self._loaned = self._loaned or make_runner(definition.step, state, definition.strategy)
             self._loaned.leaves = jax.tree.leaves(state)
             return self._loaned
-        self.runner.leaves = jax.tree.leaves(load_model_state(definition, self.runner.state, entry, store))
-        return self.runner
+        own.leaves = jax.tree.leaves(load_model_state(definition, own.state, entry, store))
+        return own
+
+    def _own(self) -> Runner | None:
+        """Return the programs of the learner's own model, unless they are those of a run that trains."""
+        return None if self._training is not None else self.runner
 
     def _record(self, split: str, evaluation: "Evaluation", several: bool) -> None:
         """Write an evaluation into the run: into its log, `evaluations.jsonl` and the summary."""

@@ -173,7 +173,13 @@ def _ignored_annotations(definition: TrainingDefinition) -> list[str]:
     if not annotations or mesh is None:
         return []
     placed: Any = named_leaves(definition.placed_shapes().params)
-    of_mesh = {name: [axis if axis in mesh.axis_names else None for axis in axes] for name, axes in annotations.items()}
+
+    def on_mesh(axis: Any) -> Any:
+        given = axis if isinstance(axis, tuple) else (axis,)
+        known = tuple(each for each in given if each in mesh.axis_names)
+        return known if len(known) > 1 else known[0] if known else None
+
+    of_mesh = {name: [*map(on_mesh, axes)] for name, axes in annotations.items()}
 
     def shortened(axes: Sequence[Any]) -> list[Any]:
         last = max((index for index, axis in enumerate(axes, 1) if axis is not None), default=0)

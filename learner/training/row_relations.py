@@ -109,7 +109,11 @@ def is_sum(one: Any, other: Any) -> bool:
 
 def _sums_rows(one: Any, other: Any) -> bool:
     """Return True if an equation sums over rows, so that its inputs alone have other shapes in the other program."""
-    for a, b, inner in _paired(one, other):
+    needed = set(one.outvars[:1])
+    for a, b, inner in reversed(list(_paired(one, other))):
+        if needed.isdisjoint(a.outvars):
+            continue  # of another output than the loss
+        needed.update(x for x in a.invars if not hasattr(x, "val"))
         shapes = [[getattr(x.aval, "shape", ()) for x in vars_] for e in (a, b) for vars_ in (e.invars, e.outvars)]
         if a.primitive.name == "reduce_sum" and shapes[0] != shapes[2] and shapes[1] == shapes[3]:
             return True

@@ -24,7 +24,7 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     """Call `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` at the first SIGTERM or SIGHUP, `save()` at each
     SIGUSR1.
 
-    After the first of these, SIGINT raises `KeyboardInterrupt`, and the others `SystemExit(143)`. An earlier handler is
+    After the first of these, SIGINT raises `KeyboardInterrupt`, and SIGTERM `SystemExit(143)`. An earlier handler is
     called after the new one, and restored at the end. Outside the main thread Python accepts no handlers, and it cannot
     restore one that was installed from C: there this does nothing.
 
@@ -34,7 +34,9 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     def handle_stop(number: int, frame: FrameType | None) -> None:
         # Before anything else: a second signal has to end the process also if `stop` or an earlier handler hangs.
         for other in previous:
-            if handlers[other] is handle_stop:
+            if other == HANGUP and handlers[other] is handle_stop:
+                signal.signal(other, signal.SIG_IGN)  # a shell and the kernel both send it when a terminal is closed
+            elif handlers[other] is handle_stop:
                 signal.signal(other, _end_at_once)
         stop(_name_of(number))
         _call(previous[number], number, frame)
@@ -51,9 +53,12 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     previous = _replaceable(handlers)
     for number in previous:
         signal.signal(number, handlers[number])
+    global _stops_at_hangup
+    before, _stops_at_hangup = _stops_at_hangup, HANGUP in previous
     try:
         yield
     finally:
+        _stops_at_hangup = before
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -78,7 +83,7 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
             if previous != -1:  # of an event loop
                 with contextlib.suppress(OSError):
                     os.write(previous, bytes([number]))
-            if (number in NAMES or number == HANGUP) and not reported:
+            if (number in NAMES or (number == HANGUP and _stops_at_hangup)) and not reported:
                 reported = True
                 report(_name_of(number))
 
@@ -99,6 +104,7 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
 
 
 _listening = False
+_stops_at_hangup = False  # while a run handles SIGHUP
 
 
 def _after_fork() -> None:
@@ -149,6 +155,6 @@ def _call(handler: Any, number: int, frame: FrameType | None) -> None:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    if number in (signal.SIGTERM, HANGUP):
+    if number == signal.SIGTERM:
         exit_with(TERMINATED)
     raise KeyboardInterrupt

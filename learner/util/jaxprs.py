@@ -78,6 +78,8 @@ def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
         program = None if equation.primitive.name.startswith("custom_") else called_program(equation)
         found = [True] * len(equation.outvars) if program is None else dependent_outputs(program, given)
         marked.update(var for var, is_found in zip(equation.outvars, found, strict=True) if is_found)
+        # What is written into a reference is read from it later.
+        marked.update(var for var in equation.invars if "Ref" in type(getattr(var, "aval", None)).__name__)
     return [of(var) for var in jaxpr.outvars]
 
 

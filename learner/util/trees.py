@@ -27,16 +27,27 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
     """Return the paths of leaves with a NaN or an infinity. Shapes without values have none."""
     arrays = {name: x for name, x in named_leaves(tree).items() if not isinstance(x, jax.ShapeDtypeStruct)}
     inexact = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
-    elsewhere = {name: x for name, x in inexact.items() if isinstance(x, jax.Array) and not _is_in_memory(x)}
-    finite = _finite(elsewhere) if elsewhere else {}  # where they lie
-    finite |= {name: np.isfinite(np.asarray(x)).all() for name, x in inexact.items() if name not in elsewhere}
+    remote = {name: x for name, x in inexact.items() if not getattr(x, "is_fully_addressable", True)}
+    finite = dict(_finite(remote)) if remote else {}  # all processes compute it together
+    parts: dict[Any, dict[str, Any]] = {}
+    for name, x in inexact.items():
+        finite.setdefault(name, True)
+        for index, (device, part) in enumerate(_parts(x) if name not in remote else ()):
+            parts.setdefault(device, {})[f"{index}/{name}"] = part
+    for device, of_device in parts.items():
+        # Each device by itself, as threads that compute with several at once would wait for each other.
+        known = _finite(of_device) if device is not None else {k: np.isfinite(x).all() for k, x in of_device.items()}
+        for key, is_finite in known.items():
+            finite[key.partition("/")[2]] &= bool(is_finite)
     return [name for name in inexact if not finite[name]]
 
 
-def _is_in_memory(x: jax.Array) -> bool:
-    """Return True if an array lies on one device, in the memory of the host."""
-    devices: Any = x.sharding.device_set
-    return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
+def _parts(x: Any) -> list[tuple[Any, Any]]:
+    """Return the parts of an array on their devices, each once; those in the memory of the host on None."""
+    if not isinstance(x, jax.Array):
+        return [(None, np.asarray(x))]
+    shards: list[Any] = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+    return [(None, np.asarray(s.data)) if s.device.platform == "cpu" else (s.device, s.data) for s in shards]
 
 
 def nonfinite_rows(arrays: PyTree) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.data.iterator_state import from_json, to_json
-from learner.data.randomness import generators_of, restore, set_epoch, states_of
+from learner.data.randomness import generators_of, generators_of_function, restore, set_epoch, states_of
 from learner.data.source import source_of
 from tests.support.codes import raises_code
 
@@ -173,3 +173,12 @@ def test_pytorchs_loader_goes_on_with_its_generator(workers):
     assert sorted(map(repr, first)) != sorted(map(repr, expected))
     assert read(kept(loader()).open(2, 0, state, pytest.fail)) == expected
     assert read(kept(loader()).open(2, 1, inside)) == expected[1:]
+
+
+def test_an_object_that_refuses_any_attribute_is_no_generator():
+    class Proxy:
+        def __getattr__(self, name):
+            raise RuntimeError("outside of a request")
+
+    proxy, numbers = Proxy(), np.random.default_rng(0)
+    assert list(generators_of_function(lambda: (proxy, numbers))) == ["numbers()"]

@@ -153,6 +153,11 @@ def summed_by_ones(model, batch):
     return {"loss": losses.sum() / jnp.ones(losses.shape[0]).sum()}
 
 
+def greatest(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return Output(losses.max(), hits=mask.sum())
+
+
 def summed_with_weight(model, batch):
     losses, _ = of_tokens(model, batch)
     return {"loss": losses.sum(), "weight": jnp.float32(len(losses))}
@@ -169,6 +174,7 @@ def looped(model, batch):
         (summed, True),
         (summed_by_shape, False),
         (summed_by_ones, False),
+        (greatest, False),
         (summed_with_weight, False),
         (looped, False),
         (mean_over_rows, False),

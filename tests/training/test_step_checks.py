@@ -742,6 +742,12 @@ def straight_through(x):
 straight_through.defvjp(lambda x: (straight_through(x), None), lambda _, g: (g,))
 
 
+def through_a_reference(model, batch):
+    reference = jax.new_ref(jnp.zeros(3))
+    reference[...] = model["w"].sum(0)
+    return {"loss": reference[...].sum()}
+
+
 def is_constant(train, given=None):
     learner = learner_for(train, given=given)
     return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).is_constant
@@ -753,6 +759,7 @@ def test_a_loss_without_parameters_is_known():
     assert is_constant(lambda model, batch: {"loss": stopped(model["w"]).sum() + batch["x"].sum()})
     assert not is_constant(classify)
     assert not is_constant(lambda model, batch: {"loss": straight_through(model["w"]).sum()})
+    assert not is_constant(through_a_reference)
     assert not is_constant(lambda model, batch: {"loss": stopped(model["w"]).sum() + 1e-6 * model["w"].sum()})
     assert not is_constant(of_module, Layers())
 

@@ -1,0 +1,21 @@
+"""Leaves of trees by their paths."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from learner.util.trees import nonfinite_leaves
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("d"), PartitionSpec(None, "d"), PartitionSpec()])
+@pytest.mark.parametrize("place", [(0, 0), (7, 15), None])
+def test_numbers_that_are_not_finite_are_found_on_any_device(spec, place):
+    mesh = jax.make_mesh((8,), ("d",), (AxisType.Auto,))
+    x = np.ones((8, 16), np.float32)
+    if place is not None:
+        x[place] = np.inf
+    tree = {"x": jax.device_put(x, NamedSharding(mesh, spec)), "one": jnp.ones(3), "n": np.arange(3), "k": np.ones(2)}
+    assert nonfinite_leaves(tree) == (["x"] if place is not None else [])
+    assert nonfinite_leaves({"y": np.array([np.nan]), "z": jax.ShapeDtypeStruct((2,), jnp.float32)}) == ["y"]
