@@ -9,6 +9,7 @@ from typing import Any
 
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
+from learner.optimizers.base import OptimizerFactory
 from learner.optimizers.schedule_resolution import describe_schedules
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
@@ -147,9 +148,11 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
     step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems)
     if step.own_grads != definition.step.own_grads:
         definition.change(own_grads=step.own_grads)
-    if step.optimizer is not None and definition.optimizer.lr and ignores_rate(step.optimizer, shapes.params):
+    # Of ours, the groups may all have rates of their own.
+    optimizer = None if isinstance(step.optimizer, OptimizerFactory) else step.optimizer
+    if optimizer is not None and definition.optimizer.lr and ignores_rate(optimizer, shapes.params):
         inputs.warnings.append(
-            f"the optimizer ({name_of(step.optimizer)}) does not use the learning rate that build has got, which "
+            f"the optimizer ({name_of(optimizer)}) does not use the learning rate that build has got, which "
             "metrics log and schedules change: pass a function that does, such as optax.adam or lambda lr: "
             "optax.adam(lr), or lr=0.0 where the optimizer has a rate of its own"
         )
