@@ -196,6 +196,7 @@ class Streamed:
     """A loader's batches without its arrays: they are read and placed by the thread that reads ahead."""
 
     split, batches, rows, has_rows, share, first_part = "train", None, None, False, None, False
+    claimed_batches = None
 
     def __init__(self, loader):
         self._loader = loader
