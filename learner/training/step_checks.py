@@ -124,7 +124,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
     """Return the names of the parameters that a train step replaces by others. Those that it only hands through jitted
-    functions, loops or a cast are not among them.
+    functions or a cast are not among them.
     """
 
     def params_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:

@@ -18,8 +18,8 @@ def inner_jaxprs(value: Any) -> list[Any]:
 
 
 def forwarded_inputs(jaxpr: Any) -> list[int | None]:
-    """Return, for each output of a traced program, the index of the input that it is, also through jitted functions and
-    loops; None for one that was computed.
+    """Return, for each output of a traced program, the index of the input that it is, also through jitted functions;
+    None for one that was computed.
 
     >>> import jax
     >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(lambda a, b: (b, a * b))(x, y), x))(1.0, 2.0)
@@ -40,20 +40,10 @@ def forwarded_inputs(jaxpr: Any) -> list[int | None]:
 
 def _equation_sources(equation: Any) -> list[int | None]:
     """Return, for each output of an equation, the index of the input that it is."""
-    unknown: list[int | None] = [None] * len(equation.outvars)
     if equation.primitive.name in FORWARDING:
         return list(range(len(equation.outvars)))
-    if (program := called_program(equation)) is not None:
-        return forwarded_inputs(program)
-    if equation.primitive.name != "scan":
-        return unknown
-    sources = forwarded_inputs(equation.params["jaxpr"].jaxpr)
-    consts, carried = equation.params["num_consts"], equation.params["num_carry"]
-    for output, source in enumerate(sources):
-        # A carry that each iteration hands on stays itself, and so do slices that are stacked as they were.
-        if source is not None and not (source == consts + output if output < carried else source >= consts + carried):
-            sources[output] = None
-    return sources
+    program = called_program(equation)
+    return [None] * len(equation.outvars) if program is None else forwarded_inputs(program)
 
 
 def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
