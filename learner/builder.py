@@ -92,7 +92,7 @@ class LearnerBuilder:
     if not TYPE_CHECKING:  # for a type checker the class would have every name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError with the options that the name, as other libraries have it, is a part of."""
+            """Raise AttributeError with the options that contain the name, as other libraries have it, or are near."""
             import difflib
 
             options = [option for option in dir(LearnerBuilder) if not option.startswith("_")]

@@ -33,8 +33,8 @@ def check_words(command: str, words: Sequence[str]) -> bool:
 def check_run(directory: str) -> None:
     """Raise `LearnerError` unless a directory exists and holds files of a run."""
     if not Path(directory).is_dir():
-        problem = f"{directory} is a file: give the directory of a run" if Path(directory).is_file() else None
-        text = problem or f"there is no directory {directory}"
+        is_file = Path(directory).is_file()
+        text = f"{directory} is a file: give a run's directory" if is_file else f"there is no directory {directory}"
         raise LearnerError(text, code="run-directory-missing", directory=directory)
     if any(Path(directory, name).exists() for name in ("config.yaml", "journal.jsonl", "checkpoint")):
         return
