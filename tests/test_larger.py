@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import math
 import re
 import tempfile
 from pathlib import Path
@@ -61,12 +60,12 @@ def build(directory, strategy, model=Wide, **options):
 
 
 def bytes_on(arrays):
-    """By device, what these arrays take there. To ask for their parts would make arrays of them."""
-    held = dict.fromkeys(jax.devices(), 0)
+    """By device, the bytes of these arrays there. An array shares its memory with the views of its parts."""
+    sizes = {}
     for x in arrays:
-        for device in x.sharding.device_set:
-            held[device] += math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    return held
+        for shard in x.addressable_shards:
+            sizes[shard.device, shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return {device: sum(size for (other, _), size in sizes.items() if other == device) for device in jax.devices()}
 
 
 class Since:
