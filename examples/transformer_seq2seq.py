@@ -80,7 +80,7 @@ class Seq2Seq(nnx.Module):
         return self.head(x)
 
     def train_step(self, batch: Any) -> SequenceOutput:
-        """The cross-entropy of the tokens that are no padding."""
+        """The cross-entropy of the tokens that are not padding."""
         logits = self(batch["source"], batch["given"])
         return SequenceOutput.from_logits(logits, batch["target"], batch["target"] != PAD)
 

@@ -1169,7 +1169,7 @@ def _wrong_update(update: Any, optimizer: Any, train_step: Any, options: Options
     if options.freeze:
         problems.append(
             Problem(
-                "update= changes what it likes, so freeze cannot act on it; leave those parameters alone there",
+                "update= sets the parameters itself, so freeze has no effect; keep those parameters unchanged there",
                 code="step-update-and-freeze",
             )
         )

@@ -122,7 +122,7 @@ def near(name: str, known: Sequence[str]) -> str:
     >>> near("adamw", ["Adam", "AdamW"])
     "did you mean 'AdamW'?"
     >>> near("zzz", ["train/Loss"])
-    "there are: 'train/Loss'"
+    "choose from 'train/Loss'"
     """
     import difflib
 
@@ -130,7 +130,7 @@ def near(name: str, known: Sequence[str]) -> str:
     close = same or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(map(repr, close)) + "?"
-    return "there are: " + ", ".join(map(repr, known)) if known else "there are none"
+    return "choose from " + ", ".join(map(repr, known)) if known else "there are none"
 
 
 def near_path(pattern: str, paths: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ def test_wrong_input_is_a_value_error_of_its_own_kind():
     [
         ("valid/Acuracy", ["train/Loss", "valid/Accuracy"], "did you mean 'valid/Accuracy'?"),
         ("adam", ["adamw", "adam_w", "adamx", "sgd"], "did you mean 'adamx' or 'adamw' or 'adam_w'?"),
-        ("nothing like it", ["Loss", "Accuracy"], "there are: 'Loss', 'Accuracy'"),
+        ("nothing like it", ["Loss", "Accuracy"], "choose from 'Loss', 'Accuracy'"),
         ("anything", [], "there are none"),
     ],
 )

@@ -98,7 +98,7 @@ def _modules(names):
 
 
 def _path(node, names):
-    """`numpy.load` of `np.load`; empty for what is no dotted name."""
+    """`numpy.load` of `np.load`; empty for what is not a dotted name."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     inner = _path(node.value, names) if isinstance(node, ast.Attribute) else ""

@@ -19,7 +19,7 @@ def test_every_file_has_the_version():
 
 def test_a_release_of_another_version_is_refused():
     if not (ROOT / ".git").exists():
-        pytest.skip("this is no clone")
+        pytest.skip("this is not a clone")
     ran = subprocess.run([ROOT / ".ci" / "release", "99.0.0"], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (1, "")
     named = {line.split()[1] for line in ran.stderr.splitlines()}

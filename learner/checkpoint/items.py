@@ -78,8 +78,8 @@ def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
     if numbers.shape != shape or progress.get("key_impl") not in (None, str(impl)):
         raise LearnerError(
             f"the random keys of the checkpoint are of the implementation {saved}, and those of this process are of "
-            f"{impl}: set jax_default_prng_impl (or JAX_DEFAULT_PRNG_IMPL) to {saved} to resume, or begin another run "
-            "with the saved parameters (initial_from)",
+            f"{impl}: set jax_default_prng_impl (or JAX_DEFAULT_PRNG_IMPL) to {saved} to resume, or start a new run "
+            "from the saved parameters (initial_from)",
             code="checkpoint-key-implementation",
             saved=saved,
             now=str(impl),

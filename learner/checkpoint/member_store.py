@@ -60,7 +60,7 @@ def copies_follow(directory: Path, store: CheckpointStore) -> bool:
     """Return True if a member's run was killed while it copied the checkpoints of its population into this store.
 
     Args:
-      directory: of the run, which may be no member's.
+      directory: of the run, which may not be a member's.
       store: of the run.
     """
     with contextlib.suppress(DamagedError):
@@ -158,7 +158,7 @@ class MemberStore(CheckpointStore):
         shapes, members = super().shapes(step, names), len(super().progress(step).get("members", ()))
         if any(x.shape[:1] != (members,) for x in jax.tree.leaves(shapes)):
             raise DamagedError(
-                f"the checkpoint {self.path(step)} has not the arrays of its {members} members",
+                f"the checkpoint {self.path(step)} lacks the arrays of its {members} members",
                 code="checkpoint-damaged",
                 step=step,
             )

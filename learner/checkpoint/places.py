@@ -199,7 +199,7 @@ class DiskPlace(Place):
         """See `Place`."""
         if not self.root.exists():
             raise LearnerError(
-                f"the directory {self.root} is gone: somebody removed it while the run went on",
+                f"the directory {self.root} was removed while the run was training",
                 code="checkpoint-directory-gone",
                 directory=str(self.root),
             )
@@ -407,8 +407,8 @@ class ObjectPlace(Place):
 
     def remove(self, step: int) -> None:
         """See `Place`."""
-        # Without a manifest it is no checkpoint, and with a mark no damaged one: a removal that is cut off cannot leave
-        # half of one, and the next start goes on with it.
+        # Without a manifest it is not a checkpoint, and with a mark it is not damaged: a removal that is cut off
+        # leaves no half of one, and the next start completes it.
         self.mark_of(step).write_text(MARK)
         (self.path(step) / NAME).unlink(missing_ok=True)
         self.path(step).rmtree(missing_ok=True)  # the answer to an earlier try may have been lost

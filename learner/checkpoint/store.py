@@ -268,7 +268,7 @@ class CheckpointStore:
         version = progress.get("format", FORMAT)
         if type(version) is not int:
             raise DamagedError(
-                f"the checkpoint {self.path(step)} is damaged: the format in {PROGRESS} is no number",
+                f"the checkpoint {self.path(step)} is damaged: the format in {PROGRESS} is not a number",
                 code="checkpoint-progress-format",
             )
         if version > FORMAT:
@@ -383,7 +383,7 @@ class CheckpointStore:
             requested = f"step {step}" if epoch is None else f"the end of epoch {epoch}"
             have = ", ".join(f"step {e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in entries)
             raise LearnerError(
-                f"there is no checkpoint of {requested} in {self.place.root}; there are: {have}",
+                f"there is no checkpoint of {requested} in {self.place.root}; available: {have}",
                 code="checkpoint-not-found",
                 name=requested,
                 known=have,

@@ -57,7 +57,7 @@ class RunConfig:
     Args:
       content: of the file, with what the command line changes in it.
       builder: the class that has the options; default: `learner.LearnerBuilder`.
-      beside: options of a command that are no keys, for the hint about one that is misspelt.
+      beside: options of a command that are not keys, for the hint about one that is misspelt.
       needed: keys that must be there.
     """
 

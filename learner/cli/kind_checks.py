@@ -1,6 +1,6 @@
 """Checks that what a config names is what its place asks for, before anything of a config is called.
 
-They catch mistakes, and what no config needs, such as `os.system`. They are no sandbox: a config can name any other
+They catch mistakes, and what no config needs, such as `os.system`. They are not a sandbox: a config can name any other
 function that is installed, which is why `learner.cli.trust` asks first. The denylist of jsonargparse compares import
 paths, so that a module that imports `os` would be a way around it.
 """
@@ -38,7 +38,7 @@ METHODS = {
 """The methods of which a class in a place needs one, if it is of no base class of the place."""
 
 OTHERS = ("learner.metrics.MetricBase", "learner.events.Listener", *(base for pair in BASES.values() for base in pair))
-"""Base classes of what is no model."""
+"""Base classes of what is not a model."""
 
 
 def check_target(target: Any, path: str, key: str) -> None:
@@ -97,7 +97,7 @@ def _check_class(target: type, path: str, key: str, place: str, bases: tuple[str
     if place == "model":
         if issubclass(target, BaseException) or issubclass(target, tuple(import_path(base, base) for base in OTHERS)):
             raise LearnerError(
-                f"{key} is {path}, which is no model: it needs a class or a function that makes one",
+                f"{key} is {path}, which is not a model: it needs a class or a function that makes one",
                 code="config-target-no-model",
                 key=key,
                 path=path,

@@ -125,7 +125,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error not in failed:  # of another file
             return _fail(error)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at its end
         if isinstance(error, BrokenPipeError):  # whoever read the output has seen enough
             return PIPE_CLOSED
         print(f"learner: standard output cannot be written: {error.strerror}", file=sys.stderr)
@@ -184,7 +184,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")  # a curve in an encoding without its characters is no error
+            stream.reconfigure(errors="replace")  # a curve in an encoding without its characters is not an error
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ class Parser(argparse.ArgumentParser):
                         f"--{name} is {value!r}: it needs true or false, or nothing", code="cli-switch-value", name=name
                     )
                 own += [f"--{name}"] if value == "true" else []
-            elif action.nargs == "?" and not equals:  # the next word is no value of it
+            elif action.nargs == "?" and not equals:  # the next word is not a value of it
                 own.append(f"--{name}={action.const}")
             else:
                 own.append(f"--{name}{equals}{value}")

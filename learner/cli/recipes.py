@@ -71,7 +71,7 @@ class Recipe:
       path: its import path, as the config says it.
       target: what that names.
       given: the arguments as the config says them, with recipes in place of objects.
-      checked: those that are no recipes, and the defaults; `None` where the target is taken as it is.
+      checked: those that are not recipes, and the defaults; `None` where the target is taken as it is.
       random: parameters that come from `Seeds`.
       partial: fix the arguments of a function rather than call it.
       positional: the arguments without a name, which only the methods of builders have.

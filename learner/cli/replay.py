@@ -1,4 +1,4 @@
-"""`learner diff --replay`: the steps of two runs once more, until an array differs."""
+"""`learner diff --replay`: repeat the steps of two runs until an array differs."""
 
 from collections.abc import Sequence
 

@@ -166,7 +166,7 @@ def ask(words: Sequence[str]) -> int:
     for place in line.directories:
         inside = [Path(place)] if is_locked(Path(place)) is not False else _under_way(place)
         if not inside:
-            problems.append(f"no run is under way in {place}")
+            problems.append(f"no run is training in {place}")
         for directory in inside:
             try:
                 asking.ask(directory, line.what)
@@ -174,7 +174,7 @@ def ask(words: Sequence[str]) -> int:
             except LearnerError as error:
                 problems.append(Problem(error, code=error.code, **error.fields))
     if problems:
-        raise one_error(problems, "these were not asked", code="cli-request-failed")
+        raise one_error(problems, "the request failed", code="cli-request-failed")
     return 0
 
 

@@ -168,7 +168,7 @@ class TracedSeeds(Seeds):
 
     @property
     def seed(self) -> int:
-        """Raise `LearnerError`: a seed that is traced is no whole number."""
+        """Raise `LearnerError`: a seed that is traced is not a whole number."""
         raise LearnerError(
             "the model takes a seed, which members that train together cannot give it: let it take rngs or key, or "
             "leave together out",

@@ -117,7 +117,7 @@ def _refuse_fixed(key: str) -> None:
     if key.partition(".")[0] in (SWEEP, *PROCESS):
         raise LearnerError(
             f"a sweep has no {key}: the same command resumes the members that have not ended, and another --directory "
-            "begins anew",
+            "starts a new sweep",
             code="sweep-key-fixed",
             key=key,
         )

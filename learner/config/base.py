@@ -63,7 +63,7 @@ class Config:
     True
     >>> Network.from_dict({"widht": [8], "head": {"classes": "ten", "bais": False}})
     Traceback (most recent call last):
-    learner.errors.LearnerError: this is no Network, 3 problems:
+    learner.errors.LearnerError: this is not a valid Network, 3 problems:
       1. Network has no 'widht': did you mean 'widths'?
       2. Network.head has no 'bais': did you mean 'bias'?
       3. Network.head.classes is 'ten': it needs a whole number
@@ -100,7 +100,7 @@ class Config:
         problems: list[str] = []
         config: Self = cls.read_fields(content, cls.__name__, problems)
         if problems:
-            raise one_error(problems, f"this is no {cls.__name__}", code="config-fields-wrong")
+            raise one_error(problems, f"this is not a valid {cls.__name__}", code="config-fields-wrong")
         return config
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -152,7 +152,7 @@ class Config:
         config: Self = cls.read_fields(read_mapping(path, f"{cls.__name__} file"), cls.__name__, problems)
         if problems:
             problems = [f"{os.fspath(path)}: {problems[0]}"] if len(problems) == 1 else problems
-            raise one_error(problems, f"{os.fspath(path)} is no {cls.__name__}", code="config-fields-wrong")
+            raise one_error(problems, f"{os.fspath(path)} is not a valid {cls.__name__}", code="config-fields-wrong")
         return config
 
     @classmethod
@@ -240,7 +240,7 @@ def _checked(fill: Callable[..., None]) -> Callable[..., None]:
             problems.append(f"{cls.__name__} takes its fields by name, and got {arguments[0]!r} without one")
         values = _values(cls, given, cls.__name__, problems)
         if problems:
-            raise one_error(problems, f"this is no {cls.__name__}", code="config-fields-wrong")
+            raise one_error(problems, f"this is not a valid {cls.__name__}", code="config-fields-wrong")
         fill(self, **values)
 
     return __init__

@@ -137,7 +137,7 @@ def _read_choice(choices: Mapping[Any, Any], key: Any, value: Any, path: str, pr
         return choices[key]
     names = [each if isinstance(each, str) else repr(each) for _, each in choices]
     hint = (
-        near(value, names) if isinstance(value, str) else "there are: " + ", ".join(repr(each) for _, each in choices)
+        near(value, names) if isinstance(value, str) else "choose from " + ", ".join(repr(each) for _, each in choices)
     )
     problems.append(f"{path} is {shown(value)}: {hint}")
     return None

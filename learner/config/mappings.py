@@ -169,7 +169,7 @@ def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
-            raise LearnerError(f"{named} says {key!r} twice", code="config-key-twice", key=key)
+            raise LearnerError(f"{named} has the key {key!r} twice", code="config-key-twice", key=key)
         content[key] = value
     return content
 

@@ -60,7 +60,7 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in keys:
-                    raise UnsafeYamlError(f"says {key.value!r} twice (line {key.start_mark.line + 1})")
+                    raise UnsafeYamlError(f"has the key {key.value!r} twice (line {key.start_mark.line + 1})")
                 keys.add(key.value)
         super().flatten_mapping(node)
 

@@ -188,7 +188,10 @@ def _expanded(key: str, item: Any) -> Sequence[Any]:
     first, last = map(int, match.groups())
     if last < first:
         raise LearnerError(
-            f"{key}: the range {item} is upside down: {last}..{first}", code="sweep-range", key=key, range=item
+            f"{key}: the range {item} has its bounds in the wrong order: write {last}..{first}",
+            code="sweep-range",
+            key=key,
+            range=item,
         )
     if last - first >= MOST:
         raise LearnerError(

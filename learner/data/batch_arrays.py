@@ -58,8 +58,8 @@ def refuse_keys(arrays: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise LearnerError(
-                f"{field_name(path)} holds keys of jax.random, which are no numbers: give jax.random.key_data(keys) to "
-                "the data, and make keys of it with jax.random.wrap_key_data in the step",
+                f"{field_name(path)} holds keys of jax.random, which are not numbers: give jax.random.key_data(keys) "
+                "to the data, and make keys of it with jax.random.wrap_key_data in the step",
                 code="batch-random-keys",
                 field=field_name(path),
             ) from None
@@ -97,7 +97,7 @@ def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
 
 
 def _yields(batch: PyTree) -> str:
-    """Return a hint for a value that may be no batch: an item, a number, a text."""
+    """Return a hint for a value that may not be a batch: an item, a number, a text."""
     leaves = jax.tree.leaves(batch)
     if leaves and all(np.ndim(as_array(leaf)) for leaf in leaves):
         return ""

@@ -230,7 +230,7 @@ class Dataset(abc.ABC):
         """Append the items of other datasets.
 
         Raises:
-          LearnerError: an argument is no dataset, or has arrays of other shapes or dtypes.
+          LearnerError: an argument is not a dataset, or has arrays of other shapes or dtypes.
 
         >>> list(view([1, 2]).concat([3], range(2)))
         [1, 2, 3, 0, 1]
@@ -508,7 +508,7 @@ def chain_text(data: Any) -> str:
 
 
 def inner_of(data: Any) -> tuple[Any, ...]:
-    """Return the datasets that a view reads, or an empty tuple for data that is no view.
+    """Return the datasets that a view reads, or an empty tuple for data that is not a view.
 
     >>> inner_of(view([1, 2]).map(str))
     (list(2 items),)

@@ -51,7 +51,7 @@ class DatasetReport:
       items: the first items: an array for each field.
 
     Raises:
-      LearnerError: the argument is no data, is empty, or fails when it is read.
+      LearnerError: the argument is not data, is empty, or fails when it is read.
 
     >>> report = DatasetReport({"x": np.float32([[0, 1], [2, 5]]), "label": np.array([3, 3])}, split="train")
     >>> print(str(report).splitlines()[0])

@@ -57,7 +57,7 @@ class StatefulSource(Source):
         if ADDRESS.search(str(from_json(state))):
             self._keeps = False
             self._flaw = (
-                ": its state has the address of an object, which is another one in each process, so it would not be "
+                ": its state has the address of an object, which differs in each process, so it would not be "
                 "taken back (Grain's DataLoader needs a data source with a __repr__)"
             )
 
@@ -113,7 +113,7 @@ class IterableSource(StatefulSource):
         if not self._opened and forks_workers(self._data):
             warn(
                 f"the {self.split} data ({type(self._data).__name__}) forks its worker processes, and JAX's threads "
-                "are not in a fork: a worker may wait for ever. Give the loader multiprocessing_context='forkserver', "
+                "are not in a fork: a worker may wait forever. Give the loader multiprocessing_context='forkserver', "
                 "or num_workers=0"
             )
         return super().open(epoch, start, state, warn)

@@ -105,7 +105,7 @@ def stream(items: Any) -> StreamMixture:
     to the bit, from the state of the items if they have one; otherwise those of the epoch are read again up to there.
 
     Args:
-      items: an iterable of items that begins anew, or a function that returns one, such as a generator function.
+      items: an iterable of items that can be read again, or a function that returns one, such as a generator function.
 
     Raises:
       LearnerError: an iterator, which can be read only once, or data with a length and an index, which needs a loader.

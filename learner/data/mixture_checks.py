@@ -76,7 +76,7 @@ def _dataset(name: Any, source: Any) -> "Dataset | UncheckedStream":
         reason = "has batches: pass its dataset" if batched else "can be read only once"
         raise LearnerError(
             f"a {type(source).__name__} {reason}; it needs data with a length and an index, an iterable of items "
-            "that begins anew, or a function that returns one",
+            "that can be read again, or a function that returns one",
             code="data-mixture-stream",
             source=name,
         )
@@ -121,7 +121,7 @@ def _check_weight_names(given: Mapping[str, Any], names: Sequence[str], problems
         if name not in names:
             problems.append(
                 Problem(
-                    f"the mixture has a weight for {name!r}, which is no source: {near(name, names)}",
+                    f"the mixture has a weight for {name!r}, which is not a source: {near(name, names)}",
                     code="data-mixture-weight-unknown",
                     source=name,
                 )
@@ -218,7 +218,7 @@ def check_source_field(field: Any, items: Mapping[str, Any], problems: Problems)
         return
     for name, item in items.items():
         if not isinstance(item, Mapping) or field in item:
-            reason = f"have a field {field!r} already" if isinstance(item, Mapping) else "are no dicts"
+            reason = f"have a field {field!r} already" if isinstance(item, Mapping) else "are not dicts"
             problems.append(
                 Problem(
                     f"source_field is {field!r}, and the items of the source {name!r} {reason}: give another name, or "

@@ -42,7 +42,7 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
     """
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise LearnerError("it is no regular file", code="npz-not-regular-file")  # a named pipe would block
+            raise LearnerError("it is not a regular file", code="npz-not-regular-file")  # a named pipe would block
         with zipfile.ZipFile(path) as archive:
             members = dict(members_of(archive, Path(path).stat().st_size))
             total = sum(_bytes_of(archive, info) for info in members.values())

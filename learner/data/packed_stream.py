@@ -21,7 +21,8 @@ class PackedStream:
     left out. It resumes to the bit: the position is that of the sequences, with what is left of the last one.
 
     Args:
-      items: the sequences: an iterable of dicts that begins anew, a function that returns one, or a mixture of streams.
+      items: the sequences: an iterable of dicts that can be read again, a function that returns one, or a mixture of
+        streams.
       length: of a row, in tokens.
       split: cut sequences at the end of a row. Each piece is a segment of its own, with positions from 0.
       value: the padding; a mapping has one for each field.
@@ -29,7 +30,7 @@ class PackedStream:
 
     Raises:
       LearnerError: a length below 1, or items that `stream` refuses. When read: sequences that are longer than a row,
-        without `split`; items that are no dicts; fields that are not there or differ in length.
+        without `split`; items that are not dicts; fields that are not there or differ in length.
 
     >>> def texts():
     ...     yield from ({"text": np.arange(n)} for n in (3, 4, 2))

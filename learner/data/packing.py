@@ -29,7 +29,7 @@ class Pack:
       next, 0 for padding), `positions` int32 (from 0 within each item) and `mask` bool (false for padding).
 
     Raises:
-      LearnerError: sizes below 1. When called: items that are no dicts, fields that are not there or differ in length,
+      LearnerError: sizes below 1. When called: items that are not dicts, fields that are not there or differ in length,
         an item without tokens or longer than a row, or more than fits into `rows`.
 
     >>> batch = Pack(length=5)([{"text": [1, 2, 3]}, {"text": [4, 5, 6, 7]}, {"text": [8, 9]}])
@@ -83,7 +83,7 @@ class Pack:
             if not 0 < length <= self._length:
                 what = f"{length} tokens, and a row of {self!r} has {self._length}: cut it" if length else "no tokens"
                 raise ItemError(
-                    ["item ", number, f" has {what}; see to it before (dataset.map, dataset.filter)"],
+                    ["item ", number, f" has {what}; fix that first (dataset.map, dataset.filter)"],
                     code="batch-items-differ",
                 )
             row = next((r for r, (tokens, _) in enumerate(used) if tokens + length <= self._length), len(used))

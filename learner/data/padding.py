@@ -27,7 +27,7 @@ class Pad:
         different lengths need a mask each: `"{field}_mask"`. `None`: no mask.
 
     Raises:
-      LearnerError: more than one of the three, or sizes below 1. When called: items that are no dicts, fields that are
+      LearnerError: more than one of the three, or sizes below 1. When called: items that are not dicts, fields that are
         not there, an item that is longer than the length, shapes that differ in another axis, or a value that is none
         of the dtype.
 
@@ -187,7 +187,7 @@ def filled(who: str, name: str, shape: tuple[int, int], column: Sequence[np.ndar
         fits = False
     if not fits:
         raise LearnerError(
-            f"{who} fills {name} with {value!r}, which is no {dtype}: give another value",
+            f"{who} fills {name} with {value!r}, which is not {dtype}: give another value",
             code="data-fill-value",
             name=name,
             value=value,

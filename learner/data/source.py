@@ -182,7 +182,7 @@ def _check_iterable(data: Any, split: str) -> None:
     if isinstance(data, tuple) and len({np.shape(x)[1:] for x in data if isinstance(x, np.ndarray)}) > 1:
         raise LearnerError(
             f"the {split} data is a tuple of arrays of shapes {', '.join(str(list(np.shape(x))) for x in data)}, "
-            "which are no batches: name them, as in DataLoaderBuilder().batch_size(32).build({'x': x, 'y': y})",
+            "which are not batches: name them, as in DataLoaderBuilder().batch_size(32).build({'x': x, 'y': y})",
             code="data-tuple-of-arrays",
             split=split,
         )

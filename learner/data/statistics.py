@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MOST_KINDS = 1000
-"""Integers with more distinct values than this are no labels, and are not counted."""
+"""Integers with more distinct values than this are not labels, and are not counted."""
 
 
 class FieldStatistics:

@@ -51,7 +51,7 @@ def survey(data: Any, split: str) -> Survey:
     """Return the survey of data: of the batches of an epoch, or of the items of a dataset, grouped into batches.
 
     Raises:
-      LearnerError: the argument is no data, or can be read only once.
+      LearnerError: the argument is not data, or can be read only once.
 
     >>> surveyed = survey({"x": np.zeros((3, 2))}, "train")
     >>> surveyed.name, surveyed.num_rows, [batch["x"].shape for batch in surveyed.batches]

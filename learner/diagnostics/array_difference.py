@@ -24,7 +24,7 @@ class ArrayDifference:
       kinds: dtype and shape of both, `float32[3, 1]`; None where a side has no such array.
       differing: the number of values whose bits differ; 0 if dtypes or shapes do.
       size: the number of values.
-      ulps: the largest distance in units in the last place; None if the values are no floats of 16 bits or more, or
+      ulps: the largest distance in units in the last place; None if the values are not floats of 16 bits or more, or
         NaN.
       largest: the largest absolute difference; None if no pair has one.
       index: of the largest difference, or of the first value that differs.

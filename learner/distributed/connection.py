@@ -54,8 +54,8 @@ def init_distributed(
       heartbeat: seconds of silence after which a process counts as dead, and JAX ends the others.
 
     Raises:
-      LearnerError: no cluster is found, only some of the three are given, they are no address and no numbers, JAX is in
-        use already, processes do not come in time, or a time is no positive number.
+      LearnerError: no cluster is found, only some of the three are given, they are neither an address nor numbers,
+        JAX is in use already, processes do not come in time, or a time is not a positive number.
 
     >>> init_distributed("localhost:1234", num_processes=2)
     Traceback (most recent call last):

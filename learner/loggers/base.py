@@ -65,7 +65,7 @@ class RunLogger(Listener):
         epoch always are.
 
     Raises:
-      LearnerError: one of them is no whole number that is 1 or more.
+      LearnerError: one of them is not a whole number that is 1 or more.
     """
 
     def __init__(self, every_steps: int | None = 1, every_epochs: int = 1):

@@ -120,7 +120,7 @@ class _Clu:
             empty = _tried(kind.empty, self.name)
         if jax.tree_util.all_leaves([empty]):
             raise LearnerError(
-                f"an instance of {self.name} is no pytree; decorate the class with flax.struct.dataclass",
+                f"an instance of {self.name} is not a pytree; decorate the class with flax.struct.dataclass",
                 code="metric-not-pytree",
             )
         empty = jax.tree.map(np.asarray, empty)

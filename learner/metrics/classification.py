@@ -63,7 +63,7 @@ class Accuracy(_HitRate):
     """The fraction of labels that have the highest score, from 0 to 1: `hits / (hits + misses)`.
 
     Both numbers are exact, over any number of labels. Of classes with equal scores, which are common in bfloat16, the
-    smaller number comes first, as for `numpy.argmax`. A row with a NaN among its scores is no hit, and neither is a
+    smaller number comes first, as for `numpy.argmax`. A row with a NaN among its scores is not a hit, and neither is a
     label that is none of the classes; both count, unless they are masked or ignored. Of several labels for each row,
     and of one score for two classes, take `Hamming`, which is how often they are wrong.
 
@@ -89,7 +89,7 @@ class TopKAccuracy(_HitRate):
     """The fraction of labels that are among the `k` classes with the highest scores, from 0 to 1.
 
     It is called `Top-5 Accuracy`, or whatever `k` is. Counts, masks and equal scores are as for `Accuracy`, which is
-    `TopKAccuracy(1)` by another name. A NaN takes one of the `k` places, and a label whose score is NaN is no hit.
+    `TopKAccuracy(1)` by another name. A NaN takes one of the `k` places, and a label whose score is NaN is not a hit.
 
     Args:
       k: how many classes, 1 or more.

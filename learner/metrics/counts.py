@@ -90,7 +90,7 @@ class Fraction:
 
     >>> f = Fraction.zero().add(jnp.array([True, True, True]), jnp.array([True, True, False]))
     >>> f = f.merge(Fraction.zero().add(jnp.array([False, False]), jnp.array([True, True])))
-    >>> print(f.value())   # 2 of 4: what is not counted is no hit either
+    >>> print(f.value())   # 2 of 4: what is not counted is not a hit either
     0.5
     """
 

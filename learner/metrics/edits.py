@@ -110,7 +110,7 @@ class WordErrorRate(_ErrorRate):
       eos_id: a token that ends a sequence; neither it nor what follows counts.
 
     Raises:
-      LearnerError: for ids that are no whole numbers; when updated with other than integers `[batch, length]`.
+      LearnerError: for ids that are not whole numbers; when updated with other than integers `[batch, length]`.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[5, 6, 7]]), jnp.array([[5, 7, 8, 0]]))

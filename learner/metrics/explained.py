@@ -21,7 +21,7 @@ class ExplainedMetric(PairMetric):
       LearnerError: for arguments that are none of these; when updated with another number of outputs.
     """
 
-    undefined = "the targets are constant, or a target or a prediction that counts is no finite number"
+    undefined = "the targets are constant, or a target or a prediction that counts is not a finite number"
 
     def __init__(self, outputs: int = 1, average: str = "uniform") -> None:
         what = type(self).__name__

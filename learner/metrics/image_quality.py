@@ -23,7 +23,7 @@ class _OfImages(MeanMetric):
 
     higher_is_better = True
     fields = ("predictions", "targets")
-    undefined = "there are no images, or one that counts has a pixel that is no finite number"
+    undefined = "there are no images, or one that counts has a pixel that is not a finite number"
 
     def __init__(self, data_range: float) -> None:
         if not is_number(data_range) or not 0 < data_range < math.inf:
@@ -65,7 +65,7 @@ class PSNR(_OfImages):
       data_range: from the smallest value that a pixel may have to the largest.
 
     Raises:
-      LearnerError: for a range that is no positive number; when updated with what are no images of one shape.
+      LearnerError: for a range that is not a positive number; when updated with what are not images of one shape.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> out = RegressionOutput.from_predictions(jnp.full((1, 4, 4), 0.6), jnp.full((1, 4, 4), 0.5))
@@ -106,7 +106,7 @@ class SSIM(_OfImages):
       gaussian: whether its pixels are weighted.
 
     Raises:
-      LearnerError: for wrong arguments; when updated with what are no images of one shape, or smaller than the window.
+      LearnerError: for wrong arguments; when updated with what are not images of one shape, or smaller than the window.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> image = jnp.linspace(0, 1, 256).reshape(1, 16, 16)
@@ -147,7 +147,7 @@ class MSSSIM(_OfImages):
       weights: of the scales, from the finest; default: the authors' five.
 
     Raises:
-      LearnerError: for wrong arguments; when updated with what are no images of one shape, or smaller at the coarsest
+      LearnerError: for wrong arguments; when updated with what are not images of one shape, or smaller at the coarsest
         scale than the window (five scales and 11 pixels need 176).
 
     >>> from learner.steps.outputs import RegressionOutput

@@ -29,7 +29,7 @@ class _LastStep(Metric):
 
     splits = ("train",)
     per_step = True
-    undefined = "what it shows is no number, or there was no step"
+    undefined = "what it shows is not a number, or there was no step"
     known: ClassVar[str]
 
     def init(self) -> _Latest:

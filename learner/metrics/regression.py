@@ -11,7 +11,7 @@ from learner.metrics.class_arguments import is_real
 from learner.metrics.means import MeanMetric
 from learner.metrics.rows import kept_rows, wide
 
-NO_NUMBER = "nothing that it counts was there, or a prediction or a target that counts is no finite number"
+NO_NUMBER = "nothing that it counts was there, or a prediction or a target that counts is not a finite number"
 
 
 class MeanAbsoluteError(MeanMetric):

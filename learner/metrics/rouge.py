@@ -46,7 +46,7 @@ class RougeL(MeanMetric):
       eos_id: a token that ends a sequence; neither it nor what follows counts.
 
     Raises:
-      LearnerError: for ids that are no whole numbers; when updated with other than integers `[batch, length]`.
+      LearnerError: for ids that are not whole numbers; when updated with other than integers `[batch, length]`.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[1, 2, 3, 4]]), jnp.array([[1, 3, 9, 4]]))

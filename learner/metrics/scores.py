@@ -4,8 +4,8 @@ There are three kinds, told apart by shapes. One label for each row (or token): 
 `targets` `[...]`. Several labels for each row: `logits` and `targets` `[..., classes]`, of 0 and 1. And one score for
 two classes, whose label is 0 or 1: both of one shape, where a metric has `classes=1`.
 
-What counts, but is no answer, is *strange*: a NaN among the scores, or a label that is none of the classes. A program
-cannot raise an error about a value; metrics are NaN with it, or count it as wrong, as each says.
+What counts, but is not an answer, is *strange*: a NaN among the scores, or a label that is none of the classes. A
+program cannot raise an error about a value; metrics are NaN with it, or count it as wrong, as each says.
 """
 
 import dataclasses

@@ -30,7 +30,7 @@ class TokenAccuracy(_HitsOfSequences):
       pad_id: a target token that does not count. The name is then `Token Accuracy ignoring 0`.
 
     Raises:
-      LearnerError: for a `pad_id` that is no whole number; when updated with predictions of another shape.
+      LearnerError: for a `pad_id` that is not a whole number; when updated with predictions of another shape.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[5, 6, 1, 1]]), jnp.array([[5, 7, 1, 0]]))
@@ -71,7 +71,7 @@ class ExactMatch(_HitsOfSequences):
       eos_id: a token that ends a sequence; neither it nor what follows counts.
 
     Raises:
-      LearnerError: for ids that are no whole numbers; when updated with other than integers `[batch, length]`.
+      LearnerError: for ids that are not whole numbers; when updated with other than integers `[batch, length]`.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[5, 6, 2, 9], [5, 6, 6, 2]]), jnp.array([[5, 6, 2], [5, 6, 2]]))

@@ -69,7 +69,7 @@ class RowsPerSecond(_PerSecond):
     its rows over all of the time of its steps.
 
     Rows of all micro-batches of a step count, and those of all devices and processes. Compiling and waiting for batches
-    are no part of the time.
+    are not part of the time.
 
     >>> speed = RowsPerSecond()
     >>> speed.on_batches(rows=960, weight=960.0)
@@ -98,7 +98,7 @@ class TokensPerSecond(_PerSecond):
     of its tokens over all of the time of its steps.
 
     `SequenceOutput` weighs by the tokens that its mask keeps, so that padding does not count. An output whose loss is a
-    mean over rows weighs by rows: then this is a number of rows. Compiling and waiting for batches are no part of the
+    mean over rows weighs by rows: then this is a number of rows. Compiling and waiting for batches are not part of the
     time.
 
     >>> speed = TokensPerSecond()
@@ -147,7 +147,7 @@ class FlopsPerSecond(RowsPerSecond):
 
     What rematerialization (`remat` of the builder) computes again does not count. Operations that cannot be counted,
     such as those of kernels, are missing: `learner summary CONFIG` tells whether there are any. Compiling and waiting
-    for batches are no part of the time.
+    for batches are not part of the time.
     """
 
     name = "FLOPs per Second"

@@ -26,7 +26,7 @@ class Subset(Metric):
       name: of the subset; default: `group 0`.
 
     Raises:
-      LearnerError: for a metric that is not of rows, or reads no mask; for a value that is no whole number; when
+      LearnerError: for a metric that is not of rows, or reads no mask; for a value that is not a whole number; when
         updated with a field of another shape or dtype.
 
     >>> import types
@@ -83,7 +83,7 @@ class By(Metric):
         so on. Rows of other groups do not count.
 
     Raises:
-      LearnerError: as for `Subset`; without names, or for two that are the same; for a metric that is no number.
+      LearnerError: as for `Subset`; without names, or for two that are the same; for a metric that is not a number.
 
     >>> import types
     >>> from learner.metrics.classification import Accuracy
@@ -282,7 +282,7 @@ def _by(
     _check(metric, "By")
     if not metric.numeric:
         raise LearnerError(
-            f"By got {metric.name}, which is no number; it needs one that is, or use Subset",
+            f"By got {metric.name}, which is not a number; it needs one that is, or use Subset",
             code="metric-group-not-a-number",
         )
     known = _named(names)

@@ -82,7 +82,7 @@ class HostCPU(_Reading):
       every: seconds between two readings.
 
     Raises:
-      LearnerError: there is no psutil; `every` is no number of seconds.
+      LearnerError: there is no psutil; `every` is not a number of seconds.
 
     >>> cpu = HostCPU()
     >>> cpu.name, cpu.unit
@@ -134,7 +134,7 @@ class HostMemory(_Most):
       every: seconds between two readings.
 
     Raises:
-      LearnerError: there is no psutil; `every` is no number of seconds.
+      LearnerError: there is no psutil; `every` is not a number of seconds.
 
     >>> memory = HostMemory()
     >>> memory.update(steps=1, seconds=0.5) > 10   # Python and JAX take more
@@ -165,7 +165,7 @@ class DeviceMemory(_Most):
       every: seconds between two readings.
 
     Raises:
-      LearnerError: `every` is no number of seconds.
+      LearnerError: `every` is not a number of seconds.
 
     >>> memory = DeviceMemory()
     >>> memory.name, memory.unit
@@ -197,7 +197,7 @@ class GPUUse(_Reading):
       every: seconds between two readings.
 
     Raises:
-      LearnerError: there is no nvidia-ml-py, or no such GPU; `every` is no number of seconds.
+      LearnerError: there is no nvidia-ml-py, or no such GPU; `every` is not a number of seconds.
     """
 
     name = "GPU Use"

@@ -41,7 +41,7 @@ class Ends:
       eos_id: a token that ends a sequence: neither it nor what follows counts.
 
     Raises:
-      LearnerError: an id that is no whole number; the same one for both.
+      LearnerError: an id that is not a whole number; the same one for both.
     """
 
     name: str

@@ -49,7 +49,7 @@ def matcher(match: Match) -> Callable[[str, Any], bool]:
             re.compile(pattern)
         except re.error as error:
             raise LearnerError(
-                f"{pattern!r} is no regular expression: {error}", code="params-pattern-malformed", pattern=pattern
+                f"{pattern!r} is not a regular expression: {error}", code="params-pattern-malformed", pattern=pattern
             ) from error
     return lambda path, _: any(re.search(pattern, path) for pattern in patterns)
 

@@ -114,7 +114,7 @@ def make_class(
       function: what instances stand for; it becomes the class's `function`.
       name: the function as people import it (`optax.adamw`), for the docstring.
       base: the class to derive from.
-      free: parameters that are no fields, because whoever calls the instance gives them.
+      free: parameters that are not fields, because whoever calls the instance gives them.
       classes: as in `yaml_type`.
       extra: further fields: name, type, default and description.
     """

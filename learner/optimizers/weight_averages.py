@@ -77,7 +77,7 @@ class Swa(OptimizerFactory):
     in `Ema`. With a cyclic rate, `every` is the length of a cycle and `start` the end of one.
 
     The statistics of BatchNorm are those of the trained parameters: with BatchNorm prefer `Ema`, or go over the data
-    once more.
+    again.
 
     Args:
       optimizer: a function of the rate, which should stay high or be cyclic from `start` on.

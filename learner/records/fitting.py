@@ -127,7 +127,7 @@ def refuse_malformed(rules: Any) -> None:
     for rule in rules if isinstance(rules, list | tuple) else [rules]:
         try:
             if not isinstance(rule, list | tuple):
-                raise TypeError("it is no pair")
+                raise TypeError("it is not a pair")
             pattern, replacement = rule
             re.sub(pattern, replacement, "")
         except (TypeError, ValueError, IndexError, re.error) as error:
@@ -136,7 +136,7 @@ def refuse_malformed(rules: Any) -> None:
 
 def _malformed(rule: Any, error: Exception) -> LearnerError:
     return LearnerError(
-        f"rename has {rule!r}, which is no rule ({error}); it needs pairs of a regular expression and what "
+        f"rename has {rule!r}, which is not a rule ({error}); it needs pairs of a regular expression and what "
         'takes its place: (r"^encoder\\.", "backbone.")',
         code="record-rename-malformed",
     )

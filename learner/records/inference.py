@@ -151,7 +151,7 @@ def _program(model: Any, call: Callable[[Any, Any], Any]) -> tuple[Callable[...,
         given = [weights.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
         return call(adapter.rebuild(*jax.tree.unflatten(tree, given)), inputs)
 
-    # Random keys are no weights: in eval mode nothing is drawn, and what is fixed is part of the program.
+    # Random keys are not weights: in eval mode nothing is drawn, and what is fixed is part of the program.
     return program, {
         name: leaf
         for name, leaf in zip(names, leaves, strict=True)

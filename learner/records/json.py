@@ -59,13 +59,13 @@ class JsonRecorder(Recorder):
         hooks = {"object_pairs_hook": _map, "parse_constant": _refuse}
         content = parsed(file.read(), limits.arrays, numbers=limits.numbers, **hooks)
         if not isinstance(content, dict):
-            raise LearnerError("it is no record of learner: it is not a JSON object", code="record-not-a-record")
+            raise LearnerError("it is not a record of learner: it is not a JSON object", code="record-not-a-record")
         header = (content.get(key) for key in ("format", "version", "precision"))
         version, precision = check_header(*header, newest=JSON_VERSION)
         model = content.get("model")
         if not isinstance(model, dict) or not all(isinstance(array, _Array) for array in model.values()):
             raise LearnerError(
-                "its model is no mapping of arrays, each with dtype, shape and data", code="record-model-malformed"
+                "its model is not a mapping of arrays, each with dtype, shape and data", code="record-model-malformed"
             )
         check_count("its model", len(model), limits.arrays)
         return Content(version, precision, {path: array.stored(path) for path, array in model.items()})
@@ -126,7 +126,7 @@ def _array(path: str, dtype: Any, shape: Any, numbers: np.ndarray) -> Stored:
     with np.errstate(all="ignore"):
         cast = numbers.astype(part)
     if numbers.size and not _fit(numbers, cast):
-        raise LearnerError(f"{path!r} has values that are no {part.name}", code="record-data-type", path=path)
+        raise LearnerError(f"{path!r} has values that are not {part.name}", code="record-data-type", path=path)
     return Stored(dtype, cast.view(kind).reshape(shape))
 
 
@@ -171,4 +171,4 @@ def _numbers(values: list[Any]) -> Any:
 
 
 def _refuse(constant: str) -> None:
-    raise LearnerError(f"it has {constant}, which is no JSON", code="record-json-constant")
+    raise LearnerError(f"it has {constant}, which is not JSON", code="record-json-constant")

@@ -40,7 +40,7 @@ def leaves_of(model: Any) -> Leaves:
         arrays, as `nnx.eval_shape` gives them, are arrays that are to come.
 
     Raises:
-      LearnerError: it is no model, or two of its arrays have the same path.
+      LearnerError: it is not a model, or two of its arrays have the same path.
 
     >>> parts = leaves_of({"w": jax.numpy.ones(2), "scale": 3})
     >>> parts.build({"w": jax.numpy.zeros(2)})

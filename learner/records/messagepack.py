@@ -94,7 +94,7 @@ def _keys(walk: Any, what: str, most: int = MOST_KEYS) -> Iterator[str]:
         check_count(what, number + 1, most)
         key = walk.unpack()
         if not isinstance(key, str):
-            raise LearnerError(f"{what} has the key {key!r}, which is no text", code="record-key-type", key=key)
+            raise LearnerError(f"{what} has the key {key!r}, which is not a text", code="record-key-type", key=key)
         if key in seen:
             raise LearnerError(f"{what} has {key!r} twice", code="record-key-twice", key=key)
         seen.add(key)
@@ -105,7 +105,7 @@ def _stored(walk: Any, path: str) -> Stored:
     content = {key: walk.unpack() for key in _keys(walk, repr(path))}
     if content.keys() != {"dtype", "shape", "data"} or not isinstance(content["data"], bytes):
         raise LearnerError(
-            f"{path!r} is no array: it needs dtype, shape and data", code="record-array-malformed", path=path
+            f"{path!r} is not an array: it needs dtype, shape and data", code="record-array-malformed", path=path
         )
     return stored_from(path, content["dtype"], content["shape"], content["data"])
 

@@ -179,15 +179,15 @@ def check_header(format: Any, version: Any, precision: Any, *, newest: int = VER
     """Return version and precision from a file's header; `newest` is the newest version of its format.
 
     Raises:
-      LearnerError: it is no record, or of a later version.
+      LearnerError: it is not a record, or of a later version.
     """
     if format != FORMAT:
         raise LearnerError(
-            f"it is no record of learner: its format is {str(format)[:40]!r} and not {FORMAT!r}",
+            f"it is not a record of learner: its format is {str(format)[:40]!r} and not {FORMAT!r}",
             code="record-not-a-record",
         )
     if type(version) is not int or version < 1:
-        raise LearnerError(f"its version is {str(version)[:40]!r}, which there is not", code="record-version-unknown")
+        raise LearnerError(f"its version {str(version)[:40]!r} is unknown", code="record-version-unknown")
     if version > newest:
         raise LearnerError(
             f"it has version {version}, and this version of learner reads up to {newest}: use a newer one",
@@ -195,9 +195,7 @@ def check_header(format: Any, version: Any, precision: Any, *, newest: int = VER
             version=version,
         )
     if precision not in PRECISIONS:
-        raise LearnerError(
-            f"its precision is {str(precision)[:40]!r}, which there is not", code="record-precision-unknown"
-        )
+        raise LearnerError(f"its precision {str(precision)[:40]!r} is unknown", code="record-precision-unknown")
     return version, precision
 
 

@@ -169,7 +169,9 @@ def _claim(path: str, entry: Any) -> tuple[int, int, str, Any]:
     """Return the begin and the end of an array in the file, its dtype and its shape."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise LearnerError(
-            f"{path!r} is no array: it needs dtype, shape and data_offsets", code="record-array-malformed", path=path
+            f"{path!r} is not an array: it needs dtype, shape and data_offsets",
+            code="record-array-malformed",
+            path=path,
         )
     offsets, dtype = entry["data_offsets"], entry["dtype"]
     is_range = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
@@ -179,7 +181,7 @@ def _claim(path: str, entry: Any) -> tuple[int, int, str, Any]:
         )
     if not isinstance(dtype, str) or dtype not in OTHERWISE:
         raise LearnerError(
-            f"{path!r} has the dtype {dtype!r}; there are: {', '.join(sorted(OTHERWISE))}",
+            f"{path!r} has the unknown dtype {dtype!r}; available: {', '.join(sorted(OTHERWISE))}",
             code="record-dtype-unknown",
             path=path,
             dtype=dtype,

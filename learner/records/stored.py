@@ -95,7 +95,7 @@ def stored_of(path: str, leaf: Any) -> Stored:
         return Stored(name, np.asarray(jax.random.key_data(leaf)))
     if name not in DTYPES:
         raise LearnerError(
-            f"{path} is an array of {name}, which cannot be stored; there are: {', '.join(DTYPES)}",
+            f"{path} is an array of {name}, which cannot be stored; available: {', '.join(DTYPES)}",
             code="record-dtype-unsupported",
             path=path,
             name=name,
@@ -119,7 +119,7 @@ def dtype_of(path: str, dtype: Any) -> np.dtype:
     kind = np.dtype(np.uint32) if key else DTYPES.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
         raise LearnerError(
-            f"{path!r} has the dtype {dtype!r}, which there is not", code="record-dtype-unknown", path=path, dtype=dtype
+            f"{path!r} has the unknown dtype {dtype!r}", code="record-dtype-unknown", path=path, dtype=dtype
         )
     return kind
 

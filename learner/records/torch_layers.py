@@ -189,4 +189,4 @@ def _no_biases(layer: str, cell: Cell, source: str, needed: Mapping[str, Any]) -
     """Return zeros for the biases of a cell that always has some."""
     names = [name for name in dict.fromkeys((*BIASES, *cell.biases, cell.inner_bias)) if f"{layer}{name}" in needed]
     zeros = {name: np.zeros(needed[f"{layer}{name}"].shape, np.float32) for name in names}
-    return {name: Part(Stored("float32", data), f"zeros (beside {source} is no bias)") for name, data in zeros.items()}
+    return {name: Part(Stored("float32", data), f"zeros ({source} has no bias)") for name, data in zeros.items()}

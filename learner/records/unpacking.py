@@ -77,7 +77,7 @@ def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
 
     Raises:
       LearnerError: it has more.
-      ValueError: it is no JSON.
+      ValueError: it is not JSON.
     """
     lists, maps, quotes, commas = (text.count(character) for character in (b"[", b"{", b'"', b","))
     if lists + maps > 4 * most or quotes > 16 * most + 2 * numbers or commas > 8 * most + numbers:

@@ -39,7 +39,7 @@ def print_rich(content: Callable[[int], RenderableType], stream: TextIO | None) 
 def standard_output() -> Console:
     """Return a console on the current standard output: a block that redirects it later must not receive what is drawn.
 
-    Where somebody draws on it already it is no terminal: a second run at once has its lines above the bar of the first.
+    If another run draws on it already, it is not a terminal: a second run writes its lines above the bar of the first.
     """
     size, environment = shutil.get_terminal_size(), os.environ.get
     width = size.columns if environment("COLUMNS") == "0" else None  # rich would take the 0 at its word

@@ -53,7 +53,7 @@ class NotebookRenderer(Listener):
         of those. How a run ends is shown at once.
 
     Raises:
-      LearnerError: this is no notebook, and there is no `display`.
+      LearnerError: this is not a notebook, and there is no `display`.
 
     >>> shown = []
     >>> renderer = NotebookRenderer(lambda output, identifier, update: shown.append((output["text/plain"], update)))
@@ -154,7 +154,7 @@ class NotebookRenderer(Listener):
     def _html(self) -> str:
         trends, monitor = self._trends.newest(), self._trends.monitor
         parts = [paragraph(self._heading, strong=True), paragraph(self._status())]
-        if not self._end:  # a picture that was saved while a run went on says when that was
+        if not self._end:  # a picture that was saved during a run says when that was
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._time))
             parts += [self._bar(), paragraph(f"as of {at} UTC")]
         parts += [preformatted(self._overview)] if self._overview else []

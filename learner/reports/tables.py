@@ -25,7 +25,7 @@ def rows(run: RunReader) -> Iterator[Row]:
     Yields:
       `split`; `metric`, its name; `level`: `step` for the value of one optimizer step, or `split` for that of a whole
       split; `epoch`, `None` for steps; `step`, the optimizer step after which it was measured; `value`; and `text`,
-      where the value of a metric is no number.
+      where the value of a metric is not a number.
     """
     for key in run.keys:
         split, name = utf8_safe(key).split("/", 1)

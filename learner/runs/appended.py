@@ -146,7 +146,7 @@ def shortest(value: Any) -> float:
     float32, as `float(loss)` is. Any other number becomes the same float64.
 
     Raises:
-      TypeError, ValueError, OverflowError: it is no number, several numbers, or an integer beyond all floats.
+      TypeError, ValueError, OverflowError: it is not a number, several numbers, or an integer beyond all floats.
 
     >>> [shortest(value) for value in (np.float32(0.1), float(np.float32(0.1)), 1 / 3, 16777217, np.int64(2**53))]
     [0.1, 0.1, 0.3333333333333333, 16777217.0, 9007199254740992.0]

@@ -40,7 +40,7 @@ def ask(directory: str | os.PathLike[str], what: str) -> Path:
     if what not in WHAT:
         raise LearnerError(f"a run cannot be asked for {what!r}: {near(what, WHAT)}", code="run-request-unknown")
     if is_locked(folder) is False:
-        raise LearnerError(f"no run is under way in {folder}", code="run-not-running")
+        raise LearnerError(f"no run is training in {folder}", code="run-not-running")
     path, partial = folder / f"{what}.ask", None
     try:
         descriptor, partial = tempfile.mkstemp(".partial", f"{what}.ask.", folder)
@@ -67,7 +67,7 @@ def consume(directory: str | os.PathLike[str]) -> tuple[dict[str, str], list[str
 
     Returns:
       The sender by request; `"somebody"` if the file names none. And what is wrong with files that cannot be taken
-      away: they ask for nothing, as they would do so for ever.
+      away: they ask for nothing, as they would do so forever.
     """
     requests, problems = {}, []
     for what in pending(directory):

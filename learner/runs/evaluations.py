@@ -33,8 +33,8 @@ SPLIT = re.compile(r"(?!(train|valid|custom)(-|$))[A-Za-z][\w-]{0,60}")
 
 
 def check_split(split: Any) -> str:
-    """Return the name of an evaluation's split. Raises `LearnerError` for names that are no file name or that a run has
-    already.
+    """Return the name of an evaluation's split. Raise `LearnerError` if it is not a file name, or the name of another
+    split of the run.
     """
     if not isinstance(split, str) or not SPLIT.fullmatch(split):
         raise LearnerError(

@@ -1,6 +1,6 @@
 """A lock that admits one process at a time to a run directory.
 
-Not `filelock`: a run must name the machine and the process that hold the lock, refuse a file that is no lock without
+Not `filelock`: a run must name the machine and the process that hold the lock, refuse a file that is not a lock without
 changing it, and work on file systems without locks. That is most of this module.
 """
 
@@ -36,10 +36,10 @@ def locked(directory: Path) -> Iterator[None]:
     network file systems), the process that is named in the file holds it, as long as it is alive; one of another
     machine counts as alive.
 
-    A file of that name which is no lock of a run, such as a link, is neither changed nor removed.
+    A file of that name which is not a lock of a run, such as a link, is neither changed nor removed.
 
     Raises:
-      LearnerError: another process, or another `fit` of this one, holds it, or the file is no lock.
+      LearnerError: another process, or another `fit` of this one, holds it, or the file is not a lock.
     """
     path = directory / NAME
     descriptor = _open_locked(path)
@@ -144,7 +144,7 @@ def _refuse_other_content(descriptor: int, path: Path) -> None:
 
 def _no_lock(path: Path, why: str) -> LearnerError:
     return LearnerError(
-        f"{path} is no lock of a run: it {why}. Nothing was changed; move it away, or choose another directory",
+        f"{path} is not a lock of a run: it {why}. Nothing was changed; move it away, or choose another directory",
         code="run-lock-malformed",
         path=path,
     )

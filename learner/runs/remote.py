@@ -239,7 +239,7 @@ def _manifests(directory: Path) -> dict[str, bytes]:
 
 
 def _files_of(directory: Path) -> Iterator[Path]:
-    """Yield the regular files of a run that are no part of a checkpoint: logs, the config, records of models."""
+    """Yield the regular files of a run that are not part of a checkpoint: logs, the config, records of models."""
     for path in itertools.chain(directory.iterdir(), directory.glob("*/**/*")):
         parts = path.relative_to(directory).parts
         in_checkpoint = parts[0] == CHECKPOINTS and len(parts) > 2

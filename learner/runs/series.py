@@ -28,7 +28,7 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
       most: the largest number of points; None returns one for each step.
 
     Raises:
-      LearnerError: `most` is no positive number.
+      LearnerError: `most` is not a positive number.
     """
     if most is not None and most < 1:
         raise LearnerError(f"most is {most}; it needs 1 or more", code="run-series-most-value", most=most)

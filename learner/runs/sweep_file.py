@@ -16,7 +16,7 @@ from learner.util.text import count, join_names
 
 NAME = "sweep.json"
 MOST = 8  # names in an error
-AGAIN = "give another --directory, or the options of before"
+AGAIN = "give another --directory, or the same options as before"
 
 
 def read_members(directory: Path) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(read_bytes(path))
         if isinstance(content["config"], dict) and all("directory" in dict(each) for each in content["members"]):
             return dict(content)
-        problem = "it is no sweep"
+        problem = "it is not a sweep"
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise LearnerError(f"{path} cannot be read: {problem}", code="sweep-file-damaged", path=path)

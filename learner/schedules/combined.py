@@ -40,7 +40,7 @@ class Sequence(Schedule):
     unit: Unit = "steps"
 
     def __post_init__(self) -> None:
-        """Raise `LearnerError` for parts that are no schedules, and for milestones out of order."""
+        """Raise `LearnerError` for parts that are not schedules, and for milestones out of order."""
         checks = _check_parts(Checks(self), self.parts).one_of("unit", UNITS)
         check_milestones(checks, self.milestones)
         if _many(self.parts) and _many(self.milestones) and len(self.milestones) != len(self.parts) - 1:
@@ -90,7 +90,7 @@ class _Several(Schedule):
     parts: abc.Sequence[Any]
 
     def __post_init__(self) -> None:
-        """Raise `LearnerError` for parts that are no schedules."""
+        """Raise `LearnerError` for parts that are not schedules."""
         _check_parts(Checks(self), self.parts).raise_problems()
 
     def steps(self, run: RunLength) -> int | None:

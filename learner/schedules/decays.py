@@ -1,4 +1,4 @@
-"""Schedules that go from one rate to another, or down for ever."""
+"""Schedules that go from one rate to another, or down without end."""
 
 import dataclasses
 

@@ -31,7 +31,7 @@ class BatchTransform:
         """Return the transform of a function.
 
         Raises:
-          LearnerError: it is no function of a batch, a random key and possibly the step.
+          LearnerError: it is not a function of a batch, a random key and possibly the step.
         """
         try:
             parameters = inspect.signature(fn).parameters.values()

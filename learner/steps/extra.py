@@ -81,7 +81,7 @@ def accepting(transformation: Any) -> optax.GradientTransformationExtraArgs:
     """Return the transformation for `optax.chain` and `optax.partition`, which pass on arguments that it does not know.
 
     Raises:
-      LearnerError: it is no transformation.
+      LearnerError: it is not a transformation.
     """
     if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
         raise LearnerError(

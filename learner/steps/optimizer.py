@@ -27,7 +27,7 @@ from learner.util.trees import named_leaves
 Array = Any
 PyTree = Any
 OptimizerFn = Callable[[Any], optax.GradientTransformation]
-LONGEST_SHOWN = 100  # characters of what is no optimizer
+LONGEST_SHOWN = 100  # characters of what is not an optimizer
 Schedule = Callable[[Array], Array]
 
 
@@ -121,7 +121,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
     if changed := _changed(old_state, new_state):
         return [
             Problem(
-                f"the state of the optimizer ({name_of(optimizer)}) is another one after a step: {', '.join(changed)}",
+                f"the state of the optimizer ({name_of(optimizer)}) changes in a step: {', '.join(changed)}",
                 code="optimizer-changes-state",
             )
         ]

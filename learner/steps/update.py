@@ -93,7 +93,7 @@ class Optimizer:
           value_fn: the loss as a function of the updated part, for optimizers that evaluate it again (`optax.lbfgs`).
 
         Raises:
-          LearnerError: gradients of what is no parameter, or of another shape; the state of another part.
+          LearnerError: gradients of what is not a parameter, or of another shape; the state of another part.
         """
         grads, lr = trainable_params(grads), _checked_lr(lr)
         if not jax.tree.leaves(grads):
@@ -172,7 +172,7 @@ def _part_like(params: Any, grads: PyTree) -> PyTree:
     arrays, problems = named_arrays(params), []
     for name, g in named_leaves(grads).items():
         if name not in arrays:
-            problems.append(f"there is a gradient of {name}, which is no parameter: {near(name, list(arrays))}")
+            problems.append(f"there is a gradient of {name}, which is not a parameter: {near(name, list(arrays))}")
         elif jnp.shape(g) != jnp.shape(arrays[name]):
             problems.append(
                 f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(jnp.shape(arrays[name]))}"

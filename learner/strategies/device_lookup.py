@@ -48,7 +48,7 @@ def _by_name(devices: Sequence[Any], available: list[Any]) -> list[Any]:
         if is_int(device):
             if device not in by_id:
                 raise LearnerError(
-                    f"there is no device with the id {device}; there are: {_listed(available)}",
+                    f"there is no device with the id {device}; available: {_listed(available)}",
                     code="device-unknown",
                     device=device,
                 )

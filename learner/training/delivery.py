@@ -132,7 +132,7 @@ class Delivery(ThreadOwned):
 
     def deliver_one(self, item: Item) -> None:
         """Deliver an item other than steps."""
-        # The host had dispatched these before it knew that a step ends the run: they describe steps in vain.
+        # The host had dispatched these before it knew that a step ends the run: they describe steps that do not count.
         of_steps = SplitFinished, EpochFinished, EpochStarted, SamplesLogged
         if self.nonfinite.halted is not None and isinstance(item, of_steps):
             return

@@ -80,7 +80,7 @@ class Evaluator:
     Attributes:
       runner: the programs and the state of the model. None: they are loaded at the first call, from the checkpoint that
         the builder chose, or else with the model as given.
-      entry: that checkpoint, once it is loaded. None: the model is another one.
+      entry: that checkpoint, once it is loaded. None: the model comes from elsewhere.
     """
 
     def __init__(self, definition: TrainingDefinition):
@@ -221,8 +221,8 @@ class Evaluator:
         """Raise `LearnerError` while a run trains, other than in its hooks: the next step takes the model's arrays."""
         if self._training not in (None, threading.get_ident()):
             raise LearnerError(
-                "this learner trains: meanwhile its hooks alone, which the thread of `fit` calls, can evaluate and "
-                "predict",
+                "this learner is training: until `fit` returns, only its hooks, in the thread of `fit`, can evaluate "
+                "and predict",
                 code="learner-evaluate-while-training",
             )
 

@@ -311,7 +311,7 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
         return [], [f"{what}: {had.get('class')} -> {have['class']}"]  # which may give the same batches
     if before.get(FIRST_ROW) in (None, now[FIRST_ROW]):
         return [], []
-    text = f"{what}: its first row is another one"
+    text = f"{what}: its first row differs"
     if now.get("in_memory") or now.get("class") in LISTS:
         return [text], []
     return [], [f"{text} (shuffled or augmented without a seed, or computed on another machine?)"]

@@ -108,7 +108,7 @@ class PopulationRunner(Runner):
 
         Args:
           active: see above.
-          compact: continue with programs that have only these members. They are compiled, and metrics begin anew.
+          compact: continue with programs that have only these members. They are compiled, and metrics start over.
         """
         state = self.state
         flags = self.strategy.place_members(np.asarray(active[list(self.lanes)], bool))

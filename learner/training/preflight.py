@@ -133,7 +133,7 @@ def _refuse_unused(options: Options, inputs: Inputs) -> None:
         if name not in names:
             hint = near(name, names) if names else "name several by a dict, fit(train, {'ood': data})"
             raise LearnerError(
-                f"valid_every has split={name!r}, which is no validation split; {hint}",
+                f"valid_every has split={name!r}, which is not a validation split; {hint}",
                 code="learner-valid-split-unknown",
                 split=name,
             )
@@ -264,10 +264,10 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
 def _of_written(names: Sequence[str]) -> str:
     """Return the warning about parameters that a train step replaces in its model."""
     return (
-        f"train_step replaces {join_names(names, MOST_NAMED)} in its model, in vain: they are trained, and the "
-        "optimizer alone changes what is trained. State that a step hands on is no parameter: freeze it "
-        "(freeze('^carry'), or trainable=), or hold it in a variable of another type (nnx). Changes beside gradients "
-        "belong into the optimizer, such as optax.keep_params_nonnegative(), or into update="
+        f"train_step replaces {join_names(names, MOST_NAMED)} in its model, which has no effect: only the "
+        "optimizer changes trained parameters. State that one step passes to the next is not a parameter: freeze it "
+        "(freeze('^carry'), or trainable=), or hold it in a variable of another type (nnx). Changes other than by "
+        "gradients belong in the optimizer, such as optax.keep_params_nonnegative(), or into update="
     )
 
 

@@ -19,7 +19,7 @@ from learner.training.progress_schema import refuse_malformed
 
 ALLOWED = {
     "data": "the epoch continues after as many batches as before, of the data as it is now",
-    "metrics": "the metrics of the epoch under way begin anew, as others were in flight",
+    "metrics": "the metrics of this epoch start over, because the checkpoint holds states of other metrics",
     "optimizer": "the optimizer begins with a new state",
     "logs": "the logs continue as they are, although parts of them are missing",
 }
@@ -108,7 +108,7 @@ def restore(
     optimizer_differs = bool(differing_in["optim"])
     if optimizer_differs and (eval_only_kind is not None or "optimizer" in allow):
         del needed["optim"], differing_in["optim"]
-        notes.append(f"the optimizer is another one than before: {ALLOWED['optimizer']}")
+        notes.append(f"the optimizer has changed: {ALLOWED['optimizer']}")
     problems = [line for lines in differing_in.values() for line in lines]
     if problems:
         fresh = "; resume(allow='optimizer') or --resume.allow=optimizer begins with a new state of the optimizer"
@@ -159,7 +159,7 @@ def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:
 
 
 def _regroup(item: Mapping[str, Any], like: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the arrays of an item `model` at the places that they have in another: a frozen parameter is no part of
+    """Return the arrays of an item `model` at the places that they have in another: a frozen parameter is not part of
     `params`. Those that the other lacks stay where they are.
     """
     place_of, regrouped = paths_in_model(like, kind), {part: dict[str, Any]() for part in item}
@@ -225,7 +225,7 @@ def restore_newest(
         raise LearnerError(
             "there is no checkpoint that could be used:\n  "
             + "\n  ".join(damaged)
-            + "\nTo begin anew, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)",
+            + "\nTo start over, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)",
             code="resume-no-usable-checkpoint",
         )
     return None

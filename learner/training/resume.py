@@ -76,13 +76,13 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
 
 
 def _refuse_lost(options: Options) -> None:
-    """Raise `LearnerError` if a run has saved checkpoints, and none is there: to begin anew would remove its logs."""
+    """Raise `LearnerError` if a run has saved checkpoints and all of them are gone: a new run would remove its logs."""
     lines = read_journal(options.directory) if (options.directory / MARK).is_file() else []
     saved = [fields["step"] for _, fields in lines if fields.get("event") == "save" and "step" in fields]
     if saved:
         raise LearnerError(
-            f"{options.shown} has saved checkpoints, the last one of step {saved[-1]}, and there is none in "
-            f"{options.checkpoint_place}: bring them back, or begin anew with LearnerBuilder(directory, "
+            f"{options.shown} has saved checkpoints, the last one at step {saved[-1]}, but there is none in "
+            f"{options.checkpoint_place}: restore them, or start over with LearnerBuilder(directory, "
             "overwrite=True) (--overwrite=true)",
             code="resume-checkpoints-lost",
             step=saved[-1],
@@ -200,7 +200,7 @@ def differences(
     changed = changes(before, fingerprint).train_data
     if changed and not position.has_closed_training and "data" not in allow:
         problems.append(
-            f"{where}, and its position means other rows now: {'; '.join(changed)}. Resume with the data of before, "
+            f"{where}, and its position means other rows now: {'; '.join(changed)}. Resume with the same data, "
             "from the end of an epoch with checkpoint(epoch), or with resume(allow='data') or --resume.allow=data: "
             f"{ALLOWED['data']}"
         )
@@ -208,8 +208,8 @@ def differences(
     if names_before != names and not position.has_closed_training and "metrics" not in allow:
         problems.append(
             f"{where}, with the metrics {_listed(names_before)} of the train split in flight, and now there are "
-            f"{_listed(names)}. Go on with those of before, from the end of an epoch, or with resume(allow='metrics') "
-            f"or --resume.allow=metrics: {ALLOWED['metrics']}"
+            f"{_listed(names)}. Resume with the same metrics, from the end of an epoch, or with "
+            f"resume(allow='metrics') or --resume.allow=metrics: {ALLOWED['metrics']}"
         )
     return problems
 
@@ -230,7 +230,7 @@ def population_difference(progress: Mapping[str, Any], fingerprint: Mapping[str,
         text = (
             f"the member {index} of the population was {_shown_member(before[index])}, now {_shown_member(now[index])}"
         )
-    return Problem(f"{text}: resume with the population of before", code="resume-population-differs")
+    return Problem(f"{text}: resume with the same population", code="resume-population-differs")
 
 
 def _shown_member(member: Any) -> str:
@@ -260,7 +260,7 @@ def changes_since_end(restored: Restored, fingerprint: Mapping[str, Any]) -> str
     texts = changes(saved_fingerprint(restored.progress), fingerprint).others
     if not texts:
         return None
-    what = "the run has nothing left to train, and its result is that of before, although this changed"
+    what = "the run has nothing left to train: its result is unchanged, although this changed"
     return f"{what}: {'; '.join(texts)}"
 
 
@@ -283,7 +283,7 @@ def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: O
     if keywords := restored.progress.get("keywords"):
         logged.append(f"the optimizer of the member had {_assigned(keywords)} in its population, and needs it")
     if others := changed.logged + others:
-        logged.append(f"{', '.join(others)}: numbers may differ from those of before in their last bits")
+        logged.append(f"{', '.join(others)}: numbers may differ in their last bits")
     return warned, logged
 
 

@@ -94,7 +94,7 @@ def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None,
     if restored is None:
         for each in every:
             each.files.cut(NOTHING_LOGGED)
-        log.info("resume: there is no checkpoint yet, so the run starts afresh")
+        log.info("resume: there is no checkpoint yet, so the run starts over")
     else:
         place = _archive_newer_checkpoints(options, restored, store, log) if superseded else None
         for each, position in zip(every, positions, strict=True):

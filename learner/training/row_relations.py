@@ -56,7 +56,7 @@ def _of_pairs(step: StepFunctions, strategy: Strategy, shape: str, parts: str) -
     advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
     return (
         f"train_step has the batch's rows on two axes ({shape}), as a loss over pairs of rows has, and {parts}: such a "
-        f"loss is another one than that of the whole batch. {'; '.join(advice)}. For a loss that is a mean over rows "
+        f"loss differs from that of the whole batch. {'; '.join(advice)}. For a loss that is a mean over rows "
         "nothing changes"
     )
 

@@ -342,7 +342,7 @@ class Run(ThreadOwned):
         self._check_threads()
         self._check_numbers()
         if (halted := self.reporter.halted) is not None:
-            p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps were in vain
+            p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps count for nothing
             return self.stop.decision or reason
         inside = p.batch > 0
         if inside and reason == "num_steps" and (left := self.validator.unvalidated(p.step)):

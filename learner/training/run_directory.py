@@ -35,7 +35,7 @@ def resumes(options: Options) -> bool:
     if not start.get("resume"):
         named = " ".join(f"{key} {value}" for key, value in start.items())
         raise LearnerError(
-            f"there is no run in {path}, so there is no checkpoint of {named}; resume() starts afresh there",
+            f"there is no run in {path}, so there is no checkpoint of {named}; resume() starts a new run there",
             code="resume-checkpoint-missing",
             place=path,
         )

@@ -51,7 +51,7 @@ class RunWriter:
       directory: of the run. It is made if it does not exist.
       config: settings, which `learner compare` shows; values that JSON can hold.
       metrics: units and directions of the values by name. A loss is known to be better when it is lower.
-      resume_at: the optimizer step that the loop continues from; 0 starts afresh. Later epochs of the run in the
+      resume_at: the optimizer step that the loop continues from; 0 starts over. Later epochs of the run in the
         directory are removed from its files. Default: the run is new, and a directory with another one is refused.
       clock: gives the seconds since 1970 (UTC).
 
@@ -85,7 +85,7 @@ class RunWriter:
             raise LearnerError(problem, code="run-metric-name-unusable")
         if resume_at is None and holds_run(self._directory):
             raise LearnerError(
-                f"{directory} holds a run: continue it with resume_at=STEP (0 starts it afresh), or choose another "
+                f"{directory} holds a run: continue it with resume_at=STEP (0 starts it over), or choose another "
                 "directory",
                 code="directory-holds-run",
                 directory=directory,

@@ -123,7 +123,7 @@ def _setup(
 
 
 def _teardown(run: Run, spec: RunSpec) -> None:
-    """Wait for everything that was begun."""
+    """Wait for everything that was started."""
     reporter, saver = run.reporter, run.saver
     if run.profiler is not None:
         run.profiler.end(run.position.step)

@@ -57,7 +57,7 @@ class TracedTrainStep:
       own_grads: True if it computes its own gradients.
       program: a `ClosedJaxpr` of `(state, batch)`. Its outputs are those of the step; the equations of metrics, which
         are traced with it, do not lead to any output.
-      written: the names of parameters that the step replaced in its model, which is in vain.
+      written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
     """
 

@@ -229,7 +229,7 @@ def validate_split(
                 )
             )
     finally:
-        # Also if a step fails: the thread that prepares batches would wait for room for ever.
+        # Also if a step fails: the thread that prepares batches would wait for room forever.
         dispatches.close()  # type: ignore[attr-defined]
     if not ended:
         reporter.put(ValidationAborted(split))

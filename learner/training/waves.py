@@ -152,7 +152,7 @@ def _refuse_other(population: Population, before: Sequence[Sequence[str]]) -> No
     else:
         return
     raise LearnerError(
-        f"the population had {problem}: resume with the population of before", code="resume-population-differs"
+        f"the population had {problem}: resume with the same population", code="resume-population-differs"
     )
 
 

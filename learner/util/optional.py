@@ -49,7 +49,7 @@ def refuse_missing(module: str, extra: str, what: str, package: str | None = Non
     learner.errors.LearnerError: NoLogger needs no_such_module, which is not installed: pip install ...
     """
     spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:  # a directory of that name is no package
+    if spec is None or spec.origin is None:  # a directory of that name is not a package
         raise _missing(package or module, extra, what)
 
 

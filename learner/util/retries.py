@@ -20,7 +20,7 @@ class Retries:
       sleep: what waits.
 
     Raises:
-      LearnerError: `times` is no whole number that is 0 or more.
+      LearnerError: `times` is not a whole number that is 0 or more.
 
     >>> pauses, answers = [], iter([None, None, "taken"])
     >>> def post():

@@ -18,7 +18,7 @@ EPOCHS = 10  # 30 steps, saved after 15, 16 and 30
 
 @pytest.fixture(scope="module")
 def benchmarks():
-    """Imports a module of the benchmarks, which are no part of the package."""
+    """Imports a module of the benchmarks, which are not part of the package."""
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.syspath_prepend(str(ROOT))
         yield lambda name: importlib.import_module(f"benchmarks.{name}")

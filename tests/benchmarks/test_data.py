@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def data(monkeypatch):
-    """The module, which is no part of the package."""
+    """The module, which is not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.data")
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """Imports a module of the benchmarks, which are no part of the package."""
+    """Imports a module of the benchmarks, which are not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     return lambda name: importlib.import_module(f"benchmarks.{name}")
 

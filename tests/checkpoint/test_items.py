@@ -14,7 +14,7 @@ from tests.support.runs import bits
 
 
 def state_of(fill):
-    """A state with leaves of every kind, under names that are no names of files."""
+    """A state with leaves of every kind, under names that are not names of files."""
     leaf = lambda *shape, dtype=jnp.float32: jnp.full(shape, fill, dtype)  # noqa: E731
     return TrainState(
         step=leaf(dtype=jnp.int32),

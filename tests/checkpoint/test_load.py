@@ -196,7 +196,7 @@ def test_the_model_may_be_a_function_that_makes_it(net):
 
 @pytest.mark.full
 def test_a_model_of_which_only_a_part_was_trained(net, tmp_path):
-    """Its other parameters were carried; where a parameter stood is no difference."""
+    """Its other parameters were carried; where a parameter stood is not a difference."""
     directory = tmp_path / "run"
     learner = saving(directory, 1).build(Net(), optax.sgd, 0.1, trainable=lambda path, x: path.startswith("out"))
     result = learner.fit(batches())

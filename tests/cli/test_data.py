@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(learner, config):
         (
             {"train": {"dataset": {"class_path": "mnist", "init_args": {"split": "train", "directory": "no"}}}},
             [],
-            "mnist: no is no directory; get the files from https://",
+            "mnist: no is not a directory; get the files from https://",
         ),
     ]
     for content, words, message in cases:

@@ -30,7 +30,7 @@ def test_two_runs(learner, tmp_path, monkeypatch):
 
 
 def test_a_run_and_a_config(learner, line_config, importable):
-    """With the defaults of both: what the config leaves out is no difference. No values are compared."""
+    """With the defaults of both: what the config leaves out is not a difference. No values are compared."""
     Path("line.yaml").write_text(yaml.safe_dump(line_config))
     assert learner("fit", "line.yaml", "--num_epochs=1")[0] == 0
     Path("more.yaml").write_text(yaml.safe_dump({**line_config, "num_epochs": 1, "directory": "other"}))

@@ -40,7 +40,7 @@ def test_what_is_not_there(importable, path, code, shown):
 
 def test_imported_modules_are_no_suggestions(importable):
     (importable / "mine.py").write_text("import numpy as np\n\ndef rows(): return 1\n")
-    with raises_code("config-name-missing", "there are: 'rows'") as raised:
+    with raises_code("config-name-missing", "choose from 'rows'") as raised:
         import_path("mine.nope", "train")
     assert "'np'" not in str(raised.value)
 

@@ -861,7 +861,7 @@ def test_files_of_the_current_directory_do_not_stand_for_other_modules(trained, 
             text=True,
             check=False,
         )
-        refused = {"ask": "no run is under way", "watch": "needs a terminal"}.get(words.split()[0])
+        refused = {"ask": "no run is training", "watch": "needs a terminal"}.get(words.split()[0])
         assert done.returncode == (2 if refused else 0), (words, done.stderr)
         assert (refused or "") in done.stderr
         assert not (workplace / "imported").exists(), (words, (workplace / "imported").read_text())

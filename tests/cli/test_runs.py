@@ -142,7 +142,7 @@ def test_report(two, learner):
     [
         (
             ["export", "runs/a", "--format=xls"],
-            "the format is 'xls': there are: 'csv', 'jsonl', 'parquet', 'tensorboard'",
+            "the format is 'xls': choose from 'csv', 'jsonl', 'parquet', 'tensorboard'",
         ),
         (["export", "runs/a", "--format=csv", "--precision=half"], "there is no option --precision of --format"),
         (["export", "runs", "--format=csv"], "runs has no journal.jsonl: it is not the directory of a run"),

@@ -65,7 +65,7 @@ def test_what_belongs_to_another_user_is_not_trusted(run, name, learner, monkeyp
         assert "Read" in err
         code, _, err = learner(name, run, *rest, "--trust")
         assert "belongs to another user" not in err
-    assert learner("compare", run)[0] == 2  # nothing of it is run: it is no run at all
+    assert learner("compare", run)[0] == 2  # nothing of it is run: it is not a run at all
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_all_that_is_wrong_is_one_error():
             }
         )
     title, *problems = str(caught.value).split("\n")
-    assert title == f"this is no Everything, {len(problems)} problems:"
+    assert title == f"this is not a valid Everything, {len(problems)} problems:"
     said = [problem.partition(". ")[2] for problem in problems]
     assert said == [
         "Everything has no 'cuont': did you mean 'count'?",
@@ -201,7 +201,7 @@ def test_what_a_class_itself_refuses_is_told_with_the_rest(tmp_path):
     with pytest.raises(LearnerError) as caught:
         Ranges.load(tmp_path / "a.yaml")
     assert str(caught.value).split("\n") == [
-        f"{tmp_path}/a.yaml is no Ranges, 2 problems:",
+        f"{tmp_path}/a.yaml is not a valid Ranges, 2 problems:",
         "  1. Ranges.ranges.0: low is 3, above high, 1",
         "  2. Ranges.count is 'z': it needs a whole number",
     ]

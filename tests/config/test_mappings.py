@@ -45,12 +45,12 @@ def test_files_that_are_too_large(tmp_path):
     ("text", "found"),
     [
         ("a: {b: 1, c: 2}\nb: {b: 1}", None),
-        ("a: 1\nb: 2\na: 3", "says 'a' twice (line 3)"),
-        ("a: [{b: 1}, {b: 1, b: 2}]", "says 'b' twice (line 1)"),
+        ("a: 1\nb: 2\na: 3", "has the key 'a' twice (line 3)"),
+        ("a: [{b: 1}, {b: 1, b: 2}]", "has the key 'b' twice (line 1)"),
         ("a: &a {b: 1}\nc: {<<: *a, b: 2}", None),  # that is what merging is for
         ("a: &a {b: 1}\nc: &c {<<: *a, b: 2}\nd: {<<: *c, b: 3}\ne: {<<: [*c, *a]}", None),
-        ("a: {<<: {b: 1, b: 2}}", "says 'b' twice (line 1)"),
-        ("a: &a {b: 1,\n  b: 2}\nc: {<<: *a}", "says 'b' twice (line 2)"),
+        ("a: {<<: {b: 1, b: 2}}", "has the key 'b' twice (line 1)"),
+        ("a: &a {b: 1,\n  b: 2}\nc: {<<: *a}", "has the key 'b' twice (line 2)"),
         ("", None),
     ],
 )

@@ -203,7 +203,7 @@ def test_everything_else_streams(name):
     assert source_of(make(), "train", batch_size=batch_size).rows is None
 
 
-# -- what is no data ---------------------------------------------------------------------------------------------------
+# -- what is not data --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

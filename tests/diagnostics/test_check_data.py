@@ -72,7 +72,7 @@ def test_streams_are_read_up_to_a_number_of_rows(overlap, monkeypatch):
     assert "4 validation rows and 8 training rows, the first" in answer.text
     first = {name: x[4:8] for name, x in arrays().items()}
     assert overlap(batches(), [first]).number == 4
-    assert overlap(loader(arrays()), [last]).number == 4  # arrays in memory are no stream
+    assert overlap(loader(arrays()), [last]).number == 4  # arrays in memory are not a stream
 
 
 def test_rows_without_fields_of_several_numbers_are_compared_in_all_fields(tmp_path):

@@ -15,7 +15,7 @@ FLAT = ("config.lr", "environment.jax", "commit", "monitor")
 
 def strict(text):
     def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 

@@ -76,7 +76,7 @@ def test_a_billion_rows_do_not_drift() -> None:
     ("arguments", "message"),
     [
         ({"bins": 0}, "bins of CalibrationError is 0"),
-        ({"norm": "l1"}, "norm of CalibrationError is 'l1'; there are: 'expected', 'max'"),
+        ({"norm": "l1"}, "norm of CalibrationError is 'l1'; choose from 'expected', 'max'"),
         ({"bins": 0, "norm": "mix"}, "CalibrationError cannot be made, 2 problems"),
     ],
 )

@@ -169,7 +169,7 @@ def test_balanced_accuracy_of_several_labels_is_the_mean_of_those_of_each() -> N
     np.testing.assert_allclose(value(metric, logits, targets), (each[0] + each[2]) / 2, rtol=2e-7)
 
 
-# -- what is no answer -------------------------------------------------------------------------------------------------
+# -- what is not an answer ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", [-1, 4, -100, 2**31 - 1])
@@ -246,7 +246,7 @@ def test_a_table_has_a_line_for_each_class() -> None:
         ({"average": "weigthed"}, "average of Recall is 'weigthed'; did you mean 'weighted'?"),
         (
             {"average": "samples"},
-            "average of Recall is 'samples'; there are: 'macro', 'micro', 'weighted', 'binary', 'none'",
+            "average of Recall is 'samples'; choose from 'macro', 'micro', 'weighted', 'binary', 'none'",
         ),
         ({"average": None}, "average of Recall is None; did you mean 'none'?"),
         ({"average": "binary"}, "average of Recall is 'binary', but there are 3 classes"),

@@ -179,7 +179,7 @@ def test_several_labels_have_no_matrix() -> None:
 def test_wrong_weights_and_classes_are_one_error() -> None:
     with pytest.raises(LearnerError) as error:
         CohenKappa(0, weights="squared", threshold=2)
-    for said in ("classes of CohenKappa is 0", "weights of CohenKappa is 'squared'; there are: 'none', 'linear'"):
+    for said in ("classes of CohenKappa is 0", "weights of CohenKappa is 'squared'; choose from 'none', 'linear'"):
         assert said in str(error.value)
     assert "3 problems" in str(error.value)
 

@@ -26,7 +26,7 @@ def test_what_is_frozen_keeps_its_bits_and_has_no_state(tmp_path):
     before, after = (named_leaves(nnx.as_pure(nnx.state(m, nnx.Param))) for m in (model, result.model))
     same = {path for path in before if np.array_equal(before[path], after[path])}
     assert same == {"hidden.kernel", "hidden.bias", "norm.scale", "norm.bias"}
-    # The statistics of BatchNorm are no parameters: they go on.
+    # The statistics of BatchNorm are not parameters: they go on.
     assert not np.array_equal(model.norm.mean[...], result.model.norm.mean[...])
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert "frozen: 24 parameters in 4 arrays" in log
@@ -160,7 +160,7 @@ def test_predicates_see_arrays_and_calls_add_up(tmp_path):
 
 def test_updates_of_ones_own_cannot_be_frozen(tmp_path):
     update = lambda model, batch, lr, rng: (model, None)  # noqa: E731
-    with pytest.raises(LearnerError, match="update= changes what it likes, so freeze cannot act on it"):
+    with pytest.raises(LearnerError, match="update= sets the parameters itself, so freeze has no effect"):
         quiet(tmp_path / "run").freeze("w").build({"w": jnp.ones(2)}, None, 0.1, update=update)
 
 

@@ -67,7 +67,7 @@ def test_what_was_taken_cannot_be_taken_again():
 
 @pytest.mark.parametrize("case", some(CASES, {CASES[2], CASES[5]}), ids=str)
 def test_parameters_are_put_into_a_model_again(case):
-    """All of them but one hundred more; the given model stays, and so does what is no parameter."""
+    """All of them but one hundred more; the given model stays, and so does what is not a parameter."""
     model = case.make()
     before = {name: np.array(x) for name, x in case.arrays(model).items()}
     params = trainable_params(model)

@@ -72,7 +72,7 @@ def test_parameters_in_no_group_are_the_rest():
     [
         ([Group("conv1"), Group("bias")], r"overlap: conv1\.bias in groups 0 and 1"),
         ([Group("conv"), Group("kernel$")], r"overlap: conv1\.kernel, conv2\.kernel in groups 0 and 1"),
-        ([Group("haed")], r"group 0 of Groups, 'haed' matches no parameter: there are: .*'head.kernel'"),
+        ([Group("haed")], r"group 0 of Groups, 'haed' matches no parameter: choose from .*'head.kernel'"),
         ([Group("head"), Group(["conv1", "norm"])], r"group 1 of Groups, 'norm' matches no parameter"),
         ([Group(lambda path, x: False)], "group 0 of Groups, <lambda> chooses no parameter of conv1.bias"),
         ([Group("head", weight_decay=0.1)], r"weight_decay=0\.1, and its optimizer \(sgd\) has no such argument"),
@@ -115,7 +115,7 @@ def test_groups_that_do_not_fit_are_named_when_the_learner_is_built(tmp_path, gr
         (
             lambda: updates(Groups(optax.sgd, [Group(re.compile("haed"))])),
             "params-pattern-unmatched",
-            ("group", "0", "'haed'", "there"),
+            ("group", "0", "'haed'", "'head.kernel'"),
         ),
         (lambda: updates(Groups(optax.sgd, [Group(re.compile(b"head"))])), "params-match-type", ()),
         (lambda: Group("head", lr=lambda step: -1.0), "optimizer-group-lr", ("-1.0",)),

@@ -147,7 +147,7 @@ MESSAGEPACK = {
     "33 axes": (packed(model={"w": {**W, "shape": [1] * 33}}), ("record-unreadable", "max_array_len")),
     "too few bytes": (packed(model={"w": {**W, "shape": [2]}}), ("record-unreadable", "'w'", "float32[2]", "4")),
     "a path that is a number": (packed(model={3: W}), ("record-unreadable", "3")),
-    "a path that is no text": (b"\x81\xa1\xff\x01", ("record-unreadable", "not what it should be")),
+    "a path that is not a text": (b"\x81\xa1\xff\x01", ("record-unreadable", "not what it should be")),
     "booleans of 7": (
         packed(model={"w": {"dtype": "bool", "shape": [1], "data": b"\x07"}}),
         ("record-unreadable", "booleans that are neither"),
@@ -202,7 +202,7 @@ JSON = {
         ("record-unreadable", "'w'"),
     ),
     "another format": (text(format="x"), ("record-unreadable", "'x'")),
-    "a format that is a list": (text(format=["learner.record"]), ("record-unreadable", "no record of learner")),
+    "a format that is a list": (text(format=["learner.record"]), ("record-unreadable", "not a record of learner")),
     "the next version": (text(version=3, model=None), ("record-unreadable", "3", "2")),
     "a version that is a text": (text(version="1"), ("record-unreadable", "'1'")),
     "no model": (text(model=None), ("record-unreadable",)),
@@ -224,12 +224,12 @@ JSON = {
         ("record-unreadable", "int8"),
     ),
     "a negative one": (text(model={"w": {**W, "dtype": "uint8", "data": [-1]}}), ("record-unreadable", "uint8")),
-    "numbers among truth": (text(model={"w": {**W, "dtype": "bool", "data": [1]}}), ("record-unreadable", "no bool")),
+    "numbers among truth": (text(model={"w": {**W, "dtype": "bool", "data": [1]}}), ("record-unreadable", "not bool")),
     "half a complex number": (
         text(model={"w": {**W, "dtype": "complex64", "data": [1.0]}}),
         ("record-unreadable", "'w'", "complex64"),
     ),
-    "data that is no base64": (
+    "data that is not base64": (
         text(model={"w": {**W, "data": "MTIz!A=="}}),
         ("record-unreadable", "not what it should be"),
     ),
@@ -297,7 +297,7 @@ SAFETENSORS = {
     "an array that is none": (tensors({"w": 3}), ("record-unreadable", "'w'")),
     "an array with more": (tensors({"w": {**entry(), "x": 1}}, b"1234"), ("record-unreadable", "'w'")),
     "a dtype that is none": (tensors({"w": entry("PY")}, b"1234"), ("record-unreadable", "'w'", "'PY'", "BF16")),
-    "a dtype that is a list": (tensors({"w": entry(["F32"])}, b"1234"), ("record-unreadable", "has the dtype")),
+    "a dtype that is a list": (tensors({"w": entry(["F32"])}, b"1234"), ("record-unreadable", "has the unknown dtype")),
     "offsets that go back": (tensors({"w": entry(begin=4, end=0)}, b"1234"), ("record-unreadable", "which are none")),
     "offsets that are texts": (tensors({"w": entry(begin="0")}, b"1234"), ("record-unreadable", "which are none")),
     "arrays that overlap": (

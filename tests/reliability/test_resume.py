@@ -436,7 +436,7 @@ def test_a_crash_before_the_first_checkpoint(tmp_path, whole, torn):
         with (directory / "journal.jsonl").open("a") as journal:
             journal.write('{"event": "epo')
     same(all_of(directory, LIGHT.fit(LIGHT.build(directory).resume())), whole(LIGHT))
-    assert "starts afresh" in (directory / "experiment.log").read_text()
+    assert "starts over" in (directory / "experiment.log").read_text()
 
 
 FINISHED = {

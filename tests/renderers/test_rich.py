@@ -208,7 +208,7 @@ def test_what_was_under_way_is_not_drawn_on_a_prompt(make, out, play, clock, mon
     play.start(renderer)
     play.dispatch(renderer, 1, 15, 15)
     print("Half of a ", end="")
-    sys.stdout.fileno()  # input() does so, and is no thread that can be waited for
+    sys.stdout.fileno()  # input() does so, and is not a thread that can be waited for
     out.write("prompt? ")
     asked = out.getvalue()
     assert Screen(asked).lines()[3:] == ["Half of a prompt?"]

@@ -94,7 +94,7 @@ def test_pairs_of_others():
         return read_matrix("\n".join(f"{label:5}  {name:>9}  {number:>4}" for label, name, number in rows))
 
     assert pairs("a a 1", "a none 12", "b b 0").counts.tolist() == [[1, 0, 12], [0, 0, 0]]
-    assert pairs("a a 1", "a c 12", "b b 0") is None  # c is no class
+    assert pairs("a a 1", "a c 12", "b b 0") is None  # c is not a class
     assert pairs("a a 1", "b b 2", "a a 3") is None  # twice
     assert pairs("a b 1", "c d 12") is None  # no class at all
     assert pairs("a a 1", "b b -2") is None

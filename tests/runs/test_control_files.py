@@ -87,7 +87,7 @@ def test_requests_to_several_whatever_became_of_the_others(tmp_path, capsys):
         assert [asking.pending(tmp_path / "runs" / name) for name in "abc"] == [["save"], [], ["save"]]
         assert main(["ask", "stop", *(str(tmp_path / "runs" / name) for name in "abc")]) == 2
         assert [asking.pending(tmp_path / "runs" / name) for name in "abc"] == [["stop", "save"], [], ["stop", "save"]]
-    assert capsys.readouterr().err == f"learner: no run is under way in {tmp_path / 'runs' / 'b'}\n"
+    assert capsys.readouterr().err == f"learner: no run is training in {tmp_path / 'runs' / 'b'}\n"
 
 
 def test_a_directory_in_the_place_of_a_file_asks_for_nothing(tmp_path):

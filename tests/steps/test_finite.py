@@ -1,4 +1,4 @@
-"""Labels that are none of the classes, and weights that are no numbers: found by the step that has them."""
+"""Labels that are none of the classes, and weights that are not numbers: found by the step that has them."""
 
 import dataclasses
 

@@ -28,7 +28,7 @@ from learner.training.compilation import CompileTimes
 
 
 class Largest(Metric):
-    """As people write them: Python numbers, and states that are no sums."""
+    """As people write them: Python numbers, and states that are not sums."""
 
     name = "Largest"
     fields = ("logits",)

@@ -479,7 +479,7 @@ def needs_a_kernel(lr):
         (optax.linear_schedule(0.1, 0.0, 10), "(schedule) gave a number for a rate, as schedules do"),
         (lambda lr: lr, "a schedule is the third argument, build(model, optimizer, lr)"),
         (grows, "(grows) cannot update this model: it makes updates of other shapes than the parameters have"),
-        (widens_its_state, "state of the optimizer (widens_its_state) is another one after a step"),
+        (widens_its_state, "state of the optimizer (widens_its_state) changes in a step"),
         (widens_its_state, "was float32[2] and became float32[4]"),
         (retypes_its_state, "count was int32[] and became float32[]"),
         (renames_its_state, "old was float32[] and became nothing, new was nothing and became float32[]"),

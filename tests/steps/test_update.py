@@ -124,7 +124,7 @@ def test_gradients_of_other_parameters():
     with raises_code("optimizer-gradients-mismatch", "2") as error:
         opt.step(0.1, PARAMS, wrong, opt.init(PARAMS))
     assert "the gradient of a.w is [3], and a.w is [2]" in str(error.value)
-    assert "a gradient of a.bb, which is no parameter: did you mean 'a.b'" in str(error.value)
+    assert "a gradient of a.bb, which is not a parameter: did you mean 'a.b'" in str(error.value)
 
 
 @pytest.mark.parametrize(

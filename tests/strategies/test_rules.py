@@ -73,7 +73,7 @@ def test_without_rules_nothing_is_split():
         (fsdp(axis="fsdp"), "fsdp splits over 'fsdp', and the mesh has 'data', 'model'"),
         ({"kernel": ("data", "data")}, "the rule 'kernel' splits over 'data' twice"),
         ({r"layers\.0\.mpl\.kernel": "data"}, "matches none of the 3 arrays; did you mean 'layers.0.mlp.kernel'"),
-        ({"zzz": "data"}, "the rule 'zzz' of Sharded is not used: it matches none of the 3 arrays; there are: "),
+        ({"zzz": "data"}, "the rule 'zzz' of Sharded is not used: it matches none of the 3 arrays; choose from "),
         ([("kernel", "data"), ("attention", "model")], "an earlier rule takes all that it matches (layers.0.att"),
         (
             {"attention.kernel": (None, ("data", "model"))},

@@ -104,7 +104,7 @@ def fine():
 
 
 def failing(here):
-    """Process 1 fails while the others wait for it; then the others fail because of it, which is no new failure."""
+    """Process 1 fails while the others wait for it; then the others fail because of it, which is not a new failure."""
     here.all_gather_json("begin")
     if here.index == 1:
         time.sleep(0.3)

@@ -126,7 +126,7 @@ class Ensemble(nnx.Module):
 
 
 def nnx_arrays(model: nnx.Module) -> dict[str, np.ndarray]:
-    """Without the random streams, which are no state of a run."""
+    """Without the random streams, which are not state of a run."""
     streams = nnx.RngState
     return {
         ".".join(map(str, path)): np.array(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf)
@@ -176,7 +176,7 @@ class EquinoxNet(eqx.Module):
         one, two = jax.random.split(jax.random.key(seed))
         self.hidden, self.head = eqx.nn.Linear(3, 3, key=one), eqx.nn.Linear(3, 2, key=two)
         self.drop = eqx.nn.Dropout(0.5)
-        self.activation = jnp.tanh  # a leaf that is no array
+        self.activation = jnp.tanh  # a leaf that is not an array
         self.offset = jnp.arange(2)  # an array that cannot be differentiated
         self.name = "net"
 

@@ -249,7 +249,7 @@ def test_a_checkpoint_directory_that_is_a_file(tmp_path):
 
 
 def test_a_second_run_is_refused_and_changes_nothing(tmp_path):
-    """Files that are no run's are no hindrance; a run without its journal still is one."""
+    """Files that are not a run's are no hindrance; a run without its journal still is one."""
     write(tmp_path / "run", *THEIRS)
     build_line(quiet(tmp_path / "run")).fit(batches())
     assert set(THEIRS) <= set(tree_of(tmp_path / "run"))

@@ -227,7 +227,7 @@ def test_several_sets_at_once(tmp_path, trained):
 
 
 def test_tables_are_arrays_too(tmp_path):
-    """By name; of several sets by theirs too. Texts stay, and numbers are no arrays."""
+    """By name; of several sets by theirs too. Texts stay, and numbers are not arrays."""
 
     def step(model, batch):
         return ClassificationOutput.from_logits(batch["x"], batch["t"])

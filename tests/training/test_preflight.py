@@ -364,7 +364,7 @@ MONITORS = {
     ("key", "parts"),
     [
         ("valid/Los", ["'valid/Los', which no metric provides", "did you mean 'valid/Loss'"]),
-        ("Precision@5", ["which no metric provides", "there are: 'train/Learning Rate', 'train/Loss', 'valid/Loss'"]),
+        ("Precision@5", ["which no metric provides", "choose from 'train/Learning Rate', 'train/Loss', 'valid/Loss'"]),
         ("valid/Words", ["'valid/Words', which is not a number"]),
         ("train/Learning Rate", ["no direction of its own", "mode='min' or mode='max'"]),
     ],
@@ -379,7 +379,7 @@ def test_monitors(tmp_path, what, key, parts):
 def test_a_monitor_of_validation_without_validation(tmp_path):
     builder = quiet(tmp_path / "run").early_stopping(MetricEarlyStopping("valid/Loss"))
     message = refused(build_line(builder), batches())
-    assert "early stopping monitors 'valid/Loss', and there is no validation data; there are: 'train/" in message
+    assert "early stopping monitors 'valid/Loss', and there is no validation data; choose from 'train/" in message
     assert "train/Loss" in message
 
 

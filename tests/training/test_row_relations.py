@@ -1,4 +1,4 @@
-"""Losses that are no mean over rows: a run warns where a step sees a part of the batch, and `Sharded` has all of it."""
+"""Losses that are not a mean over rows: a run warns where a step sees a part of the batch; `Sharded` has all of it."""
 
 import re
 

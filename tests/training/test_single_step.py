@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
 
 class Convolved(nnx.Module):
-    """On a CPU its steps are no loops."""
+    """On a CPU its steps are not loops."""
 
     def __init__(self):
         rngs = nnx.Rngs(2)
@@ -82,7 +82,7 @@ CASES = [
     some(CASES, {CASES[0]}),
 )
 def test_bit_for_bit_the_end_of_fit(tmp_path, model, rows, accumulate, kind):
-    """Also where the last batch is ragged, ends a group of micro-batches, or steps are no loops."""
+    """Also where the last batch is ragged, ends a group of micro-batches, or steps are not loops."""
     memory = MemoryLogger()
 
     def build(name, *loggers):

@@ -21,7 +21,7 @@ def fed(stopping, values):
     ("options", "values", "stops_after"),
     [
         pytest.param({"patience": 2}, [1.0, 0.5, 0.6, 0.5, 0.4], 4, id="two without improving"),
-        pytest.param({"patience": 1}, [1.0, 1.0], 2, id="an equal value is no improvement"),
+        pytest.param({"patience": 1}, [1.0, 1.0], 2, id="an equal value is not an improvement"),
         pytest.param({"patience": 2}, [1.0, 0.9, 1.0, 0.8, 0.9, 0.7], None, id="improving starts anew"),
         pytest.param({"patience": 2, "mode": "max"}, [0.1, 0.2, 0.2, 0.1], 4, id="higher is better"),
         pytest.param({"patience": 2, "min_delta": 0.1}, [1.0, 0.95, 0.91], 3, id="too little"),

@@ -33,7 +33,7 @@ def cifar10(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
 
     >>> cifar10("/no/such/place", "train")
     Traceback (most recent call last):
-    learner.errors.LearnerError: cifar10: /no/such/place is no directory; get the files from https://www.cs.toronto...
+    learner.errors.LearnerError: cifar10: /no/such/place is not a directory; get the files from https://www.cs.toronto...
     """
     check_split("cifar10", split, SPLITS)
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] if split == "train" else ["test_batch.bin"]

@@ -79,7 +79,7 @@ def parse_columns(
     problems += [] if columns_of else [f"{what}: there are no fields"]
     for option, given in (("dtypes", dtypes or {}), ("labels", spec.labels)):
         problems += [
-            f"{option} has {field!r}, which is no field of {what}: {near(str(field), list(columns_of))}"
+            f"{option} has {field!r}, which is not a field of {what}: {near(str(field), list(columns_of))}"
             for field in given
             if field not in columns_of
         ]

@@ -113,9 +113,9 @@ def _rows(
         except reading.Error as error:
             problems.append(f"{path}, after line {reader.line_num}: {error}")
         except UnicodeDecodeError as error:  # of a piece of the file: which line it is in, the reader does not know
-            problems.append(f"{path}, line {undecodable(path, encoding)}: it is no {encoding} ({error.reason})")
+            problems.append(f"{path}, line {undecodable(path, encoding)}: it is not {encoding} ({error.reason})")
         except UnicodeError as error:  # such as UTF-16 without its mark
-            problems.append(f"{path}: it is no {encoding} ({error})")
+            problems.append(f"{path}: it is not {encoding} ({error})")
     if problems:
         raise one_error(problems, f"{path} is malformed", code="data-file-malformed")
     return columns or [], rows, lines if rows else _nothing(path)
@@ -185,7 +185,7 @@ def _parsed(column: list[str | None]) -> list[Any]:
 def _numeral(cell: str) -> str:
     """Return the cell, unless it is a number in Python's way alone, as `1_000` is."""
     if "_" in cell or not cell.isascii():
-        raise ValueError(f"{cell} is no number")
+        raise ValueError(f"{cell} is not a number")
     return cell
 
 

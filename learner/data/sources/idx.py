@@ -40,7 +40,7 @@ def read_idx(path: PathLike) -> np.ndarray:
         magic = stream.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not 1 <= magic[3] <= MOST_AXES:
             raise LearnerError(
-                f"{found} is no IDX file: it begins with {magic.hex(' ') or 'nothing'}, not 00 00 TYPE AXES",
+                f"{found} is not an IDX file: it begins with {magic.hex(' ') or 'nothing'}, not 00 00 TYPE AXES",
                 code="data-idx-magic",
             )
         lengths = stream.read(4 * magic[3])
@@ -76,7 +76,7 @@ def mnist(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
 
     >>> mnist("/no/such/place", "train")
     Traceback (most recent call last):
-    learner.errors.LearnerError: mnist: /no/such/place is no directory; get the files from https://ossci-datasets...
+    learner.errors.LearnerError: mnist: /no/such/place is not a directory; get the files from https://ossci-datasets...
     """
     return _images_and_labels("mnist", directory, split, scaled, MNIST)
 
@@ -89,7 +89,7 @@ def fashion_mnist(directory: str, split: str, scaled: bool = True) -> ArrayDatas
 
     >>> fashion_mnist("/no/such/place", "train")
     Traceback (most recent call last):
-    learner.errors.LearnerError: fashion_mnist: /no/such/place is no directory; get the files from https://github...
+    learner.errors.LearnerError: fashion_mnist: /no/such/place is not a directory; get the files from https://github...
     """
     return _images_and_labels("fashion_mnist", directory, split, scaled, FASHION_MNIST)
 

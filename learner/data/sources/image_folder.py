@@ -95,7 +95,7 @@ def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
     for name in names:
         if name not in classes:
             raise LearnerError(
-                f"ImageFolder: {root} has the directory {name!r}, which is no class: {near(name, classes)}",
+                f"ImageFolder: {root} has the directory {name!r}, which is not a class: {near(name, classes)}",
                 code="data-class-unknown",
                 name=name,
             )
@@ -108,5 +108,5 @@ def _images(root: Path) -> list[str]:
         os.path.join(directory, name)
         for directory, _, names in os.walk(root)
         for name in names
-        if name.lower().endswith(SUFFIXES) and not name.startswith(".")  # such as ._1.png, which is no image
+        if name.lower().endswith(SUFFIXES) and not name.startswith(".")  # such as ._1.png, which is not an image
     )

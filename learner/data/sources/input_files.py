@@ -46,7 +46,7 @@ def as_path(path: PathLike, what: str) -> Path:
     """Return a path in which `~` is the home directory.
 
     Raises:
-      LearnerError: the argument is no path.
+      LearnerError: the argument is not a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise LearnerError(f"{what}: the path is {path!r}; it needs a text", code="data-path-type", path=path)
@@ -144,7 +144,7 @@ def folder(path: PathLike, what: str, where: str = "") -> Path:
         is_directory = directory.is_dir()
     if not is_directory:
         raise LearnerError(
-            f"{what}: {directory} is no directory" + (f"; {where}" if where else ""), code="data-directory-missing"
+            f"{what}: {directory} is not a directory" + (f"; {where}" if where else ""), code="data-directory-missing"
         )
     return directory
 

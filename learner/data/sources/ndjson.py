@@ -36,7 +36,7 @@ def json_lines(
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: there is no such file or key; it needs too much memory; lines that are no objects or values that do
+      LearnerError: there is no such file or key; it needs too much memory; lines that are not objects or values that do
         not fit, with their lines.
 
     >>> import tempfile, pathlib
@@ -88,7 +88,7 @@ def _object(line: bytes) -> dict[str, Any] | str:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:  # which counts lines within this one
-        return f"it is no JSON ({error.msg}, at character {error.pos + 1})"
+        return f"it is not JSON ({error.msg}, at character {error.pos + 1})"
     except (ValueError, RecursionError) as error:  # ValueError: of UTF-8 and of very long numbers
-        return f"it is no JSON ({error})"
+        return f"it is not JSON ({error})"
     return value if isinstance(value, dict) else f"it is a {type(value).__name__}, not an object"

@@ -170,9 +170,9 @@ class Column:
                 self._add_problem(row, "it is missing (missing= says which number takes its place)")
             elif isinstance(value, str):
                 hint = "" if any_number else f" (labels={{{self.field!r}: null}} numbers the texts)"
-                self._add_problem(row, f"{value[:40]!r} is no number{hint}")
+                self._add_problem(row, f"{value[:40]!r} is not a number{hint}")
             elif type(value) not in (bool, int, float):
-                self._add_problem(row, f"a {type(value).__name__} is no number")
+                self._add_problem(row, f"a {type(value).__name__} is not a number")
 
     def _check_int64(self, row: int, value: int) -> int:
         if abs(value) >= 2**63:

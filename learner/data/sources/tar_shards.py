@@ -283,7 +283,8 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
         stream.seek(archive.offset)
         if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise LearnerError(
-                f"{path}: byte {archive.offset:,} is no header and no end of an archive: it is damaged or was cut",
+                f"{path}: byte {archive.offset:,} is neither a header nor the end of an archive: it is damaged "
+                "or was cut off",
                 code="data-archive-damaged",
                 path=path,
             )

@@ -151,7 +151,7 @@ class TextWindows(Dataset):
         except UnicodeDecodeError as error:
             line = undecodable(self._path, encoding)
             raise LearnerError(
-                f"{self._path}, line {line}: it is no {encoding} ({error.reason})",
+                f"{self._path}, line {line}: it is not {encoding} ({error.reason})",
                 code="data-text-encoding",
                 line=line,
                 encoding=encoding,

@@ -83,7 +83,7 @@ class ResidentRows:
         self._epoch: tuple[Any, ResidentBatches] | None = None
 
     def batches(self, epoch: int) -> ResidentBatches:
-        """Return the rows in the order of an epoch, arranging them if it is another one than before."""
+        """Return the rows in the order of an epoch, arranging them if the epoch has changed."""
         if self._lane_seeds is not None:
             return self._batches_of_lanes(epoch, tuple(self._lane_seeds()))
         if self._epoch is None or self._epoch[0] != epoch:

@@ -156,7 +156,7 @@ def test_a_row_that_is_removed(path):
 
 
 def test_no_database(path, tmp_path):
-    (tmp_path / "other.db").write_bytes(b"this is no database" * 100)
+    (tmp_path / "other.db").write_bytes(b"this is not a database" * 100)
     with raises_code("data-file-unreadable", "file is not a database"):
         SQLiteTable(tmp_path / "other.db", "houses")
     with raises_code("data-file-missing"):

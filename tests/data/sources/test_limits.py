@@ -98,7 +98,7 @@ def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, co
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        with contextlib.suppress(LearnerError):  # texts that are no numbers are found out when all of it is there
+        with contextlib.suppress(LearnerError):  # texts that are not numbers are found out when all of it is there
             (sources.csv if module is delimited else sources.json_lines)(path, missing=0, max_memory=2**40)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -221,11 +221,11 @@ def test_pipes_sockets_and_devices_are_refused_before_they_are_opened(tmp_path, 
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path)
-    with pytest.raises(LearnerError, match=r"is a named pipe; it needs a regular file|it is no regular file"):
+    with pytest.raises(LearnerError, match=r"is a named pipe; it needs a regular file|it is not a regular file"):
         READERS[name](path)
     path.unlink()
     os.symlink("/dev/zero", path)
-    with pytest.raises(LearnerError, match=r"is a device; it needs a regular file|it is no regular file"):
+    with pytest.raises(LearnerError, match=r"is a device; it needs a regular file|it is not a regular file"):
         READERS[name](path)
 
 
@@ -240,7 +240,7 @@ def test_a_socket_is_no_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", READERS)
 def test_a_name_that_is_too_long(tmp_path, name):
     path = Path(f"{tmp_path / ('long' * 100)}{Path(name).suffix}")
-    with pytest.raises(LearnerError, match=r"longlong.* cannot be read|longlong.* is no directory"):
+    with pytest.raises(LearnerError, match=r"longlong.* cannot be read|longlong.* is not a directory"):
         READERS[name](path / "class" / "a" if "/" in name or "-" in name or "_" in name else path)
 
 
