@@ -238,8 +238,8 @@ class LearnerBuilder:
         between two of its validations nothing counts, and `patience` is a number of validations.
 
         Args:
-          steps: also validate inside epochs, every so many optimizer steps.
-          epochs: validate at the end of every so many epochs; 0: only every `steps` steps.
+          steps: also validate inside epochs, after this number of optimizer steps each.
+          epochs: the number of epochs between validations at their end; 0: only every `steps` steps.
           split: the name of a validation split if several were given as a dict. It has this schedule, and the others
             keep theirs; call the method again for another split. Default: all splits without a schedule of their own.
         """
@@ -287,9 +287,10 @@ class LearnerBuilder:
 
         Args:
           n: the number of batches of the loader that make a step. `"auto"` stands for `split="auto"`.
-          split: compute each batch in so many parts, one after the other, so that it needs less memory; the batch size
-            and the steps stay the same. `"auto"`: in as few parts as the memory of the device permits (1, 2, 4, ...),
-            found by compiling, and on an accelerator by trying. Checkpoints have the number, and resuming keeps it.
+          split: compute each batch in this number of parts, one after the other, so that it needs less memory; the
+            batch size and the steps stay the same. `"auto"`: in as few parts as the memory of the device permits (1, 2,
+            4, ...), found by compiling, and on an accelerator by trying. Checkpoints have the number, and resuming
+            keeps it.
         """
         if n == "auto":
             if split not in (None, "auto"):
@@ -347,7 +348,7 @@ class LearnerBuilder:
           data_order: `"shared"`: all members get the same batches, in the order that the builder's seed makes. `"own"`:
             each member's seed makes its order. This needs shuffled data in memory, of which each member has a copy.
           waves: train groups of the members one after another, each in a directory such as `wave-1`: True makes as few
-            groups as have room in the memory of the device, a number so many.
+            groups as fit into the memory of the device; a number sets how many.
           optimizer: numbers that the optimizer takes as keywords, such as `weight_decay`.
 
         >>> builder = LearnerBuilder("runs/seeds").population(seed=range(3), lr=[1e-4, 1e-3])

@@ -15,15 +15,15 @@ class CheckpointOptions:
     """The options of `with_file_checkpointer`.
 
     Attributes:
-      keep_last: how many of the newest are kept, 1 or more.
-      keep_best: how many of the best by `monitor` are kept besides.
-      keep_every: every how many epochs one is kept for good, or `None`.
+      keep_last: the number of newest checkpoints to keep, 1 or more.
+      keep_best: the number of best checkpoints by `monitor` to keep as well.
+      keep_every: the interval in epochs at which a checkpoint is kept for good, or `None`.
       monitor: a metric by key; `None`: `valid/Loss`, or `train/Loss` where there is no validation.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.
-      every_epochs: a save at the end of every so many epochs.
-      every_steps: a save after every so many optimizer steps of the run.
-      every_seconds: a save at the first dispatch that ends so many seconds after the last one.
-      epoch_ends_after: a save at the first epoch end so many seconds after the last one.
+      every_epochs: the interval in epochs between saves at the end of an epoch.
+      every_steps: the interval in optimizer steps between saves.
+      every_seconds: save at the first dispatch that ends this long after the last save.
+      epoch_ends_after: save at the first epoch end this long after the last save.
       record: writes the model of each into a file of its own beside it; `None`: none does.
       record_items: the parts of a checkpoint that `record` writes.
       directory: where they go, a path or `gs://...`; `None`: `checkpoint/` of the run.
@@ -111,7 +111,7 @@ class CheckpointOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """The rule for which checkpoints stay: the newest, the best, and one of every so many epochs, each independently.
+    """The rule for which checkpoints stay: the newest, the best, and one in a number of epochs, each independently.
 
     A worsening metric never evicts the newest one; NaN is never among the best; of equal ones the earlier is better.
 

@@ -26,7 +26,7 @@ def replayed(a: RunReader, b: RunReader, step: int, trust: bool) -> Replay:
       trust: see `learner.cli.trust`.
 
     Raises:
-      LearnerError: a run has no config or not so many steps, is not trusted, or cannot be repeated.
+      LearnerError: a run has no config or fewer steps, is not trusted, or cannot be repeated.
     """
     for run in (a, b):
         require_trust(str(run.directory), trust)

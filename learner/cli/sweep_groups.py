@@ -41,7 +41,7 @@ class SweepGroup:
         return {key: value for key, value in values.items() if not (self.traced and key == SEED)}
 
     def in_waves(self, sizes: Sequence[int]) -> list["SweepGroup"]:
-        """Return groups of so many consecutive members, each a population in a directory of its own."""
+        """Return groups of consecutive members, each a population in a directory of its own."""
         if len(sizes) == 1:
             return [self]
         groups, members = list[SweepGroup](), iter(self.members)

@@ -18,7 +18,7 @@ from learner.util.trees import named_leaves
 
 PyTree = Any
 LOW = 0.5  # a loss below this share of that of a uniform guess is unusual before training
-HIGH, MUCH_TOO_HIGH = 1.0, 4.0  # so many times the loss of a uniform guess above it, or 1 above it if that is more
+HIGH, MUCH_TOO_HIGH = 1.0, 4.0  # times the loss of a uniform guess above it, or 1 above it if that is more
 TOLERANCE = 1e-4  # relative to the largest output of a field
 MODE_TOLERANCE = 1e-3  # relative; programs of the two modes may round differently
 MOST_NAMED = 4

@@ -125,7 +125,7 @@ class RangeTestListener(Listener):
     Args:
       interrupter: of the run.
       smoothing: of the losses that are looked at.
-      diverges: a smoothed loss so many times as large as the lowest one, or one that is not finite, ends the run.
+      diverges: the run ends at a smoothed loss of this multiple of the lowest one, or one that is not finite.
     """
 
     def __init__(self, interrupter: Interrupter, smoothing: float, diverges: float):

@@ -82,7 +82,7 @@ class Consensus:
             # Each meeting at most doubles the turns until the next: a dispatch returns before it has been computed, so
             # that a few turns may look as if they took no time.
             self._costs[kind] = max(seconds, self._costs.get(kind, SECONDS) / 2, SECONDS / MOST)
-        self._remaining = SECONDS - 1e-6  # the sum of so many costs is a little less than a second
+        self._remaining = SECONDS - 1e-6  # the sum of many costs is a little less than a second
 
     def steps(self, step: int) -> int:
         """Return how many steps may be dispatched at `step`: one at first, then the agreed number, for which it waits.

@@ -49,7 +49,7 @@ class ClassMetric(Metric, abc.ABC):
         summed counts), `"binary"` (class 1 of two, or the only one) or `"none"`: a table of all classes, no number.
       threshold: the probability above which a label is predicted. Of several labels it is 0.5 when left out; of two
         classes it is for class 1, and the higher score wins when left out.
-      top_k: of one label for each row, predict so many classes with the highest scores. Of equal scores the smaller
+      top_k: for one label per row, predict this many classes with the highest scores. Of equal scores the smaller
         number comes first.
       ignore_label: the label that says "do not count this one", such as -100 for padded tokens.
 

@@ -172,7 +172,7 @@ class FBeta(ClassMetric):
       beta: β, more than 0.
       average: as for all of them; `"macro"` is the mean of the classes' values.
       threshold: the probability above which a label is predicted.
-      top_k: predict so many classes.
+      top_k: the number of classes to predict for each row.
       ignore_label: the label that says "do not count this one".
 
     Source: van Rijsbergen, "Information Retrieval", 1979; `sklearn.metrics.fbeta_score` with `zero_division=nan`.

@@ -134,7 +134,7 @@ class Cosine(_Over):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Exponential(Schedule):
-    """The rate times `factor` in every so many steps, evenly (`optax.exponential_decay`):
+    """A rate that decays by `factor` in every `every` steps, evenly (`optax.exponential_decay`):
     `first * factor ** (step / every)`. See `Step` for the same in stairs.
 
     Args:

@@ -56,7 +56,7 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
     Args:
       schedule: a function of the step.
       steps: of the run.
-      points: at most so many are looked at, evenly spread.
+      points: the number of steps to look at, at most, evenly spread.
     """
     count = min(steps, points)
     places = [round(i * (steps - 1) / max(1, count - 1)) for i in range(count)]

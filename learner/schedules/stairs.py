@@ -11,8 +11,9 @@ from learner.schedules.checks import UNITS, Checks, check_milestones
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Step(Schedule):
-    """The rate times `factor` after every so many steps: `first * factor ** (step // every)` (`optax.exponential_decay`
-    of the number of the stair: a compiled division by `every` would take some stairs a step late).
+    """A rate that is multiplied by `factor` after every `every` steps: `first * factor ** (step // every)`
+    (`optax.exponential_decay` of the number of the stair: a compiled division by `every` would take some stairs a step
+    late).
 
     Args:
       first: the rate of the first stair.

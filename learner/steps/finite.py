@@ -49,7 +49,7 @@ class NonFinitePolicy:
     Attributes:
       policy: `raise`: the run ends with an error. `stop`: it ends, and nothing changes the parameters from that step
         on. `skip`: that step does not change them. `ignore`: nothing is looked at.
-      in_a_row: so many skipped steps in a row end the run.
+      in_a_row: the number of consecutive skipped steps that ends the run.
     """
 
     policy: str = "raise"

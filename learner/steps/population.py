@@ -87,7 +87,7 @@ def member_shapes(tree: PyTree) -> PyTree:
 
 
 def stacked_shapes(tree: PyTree, members: int) -> PyTree:
-    """Return the shapes of the arrays of so many members, given those of one."""
+    """Return the shapes of the arrays of several members, given those of one."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), tree)
 
 

@@ -62,7 +62,7 @@ class LossScale:
 
     Attributes:
       start: the first one, a power of two.
-      every: after so many good steps it is doubled.
+      every: the number of good steps after which it is doubled.
 
     >>> scaling = LossScale(start=4.0, every=2)
     >>> state = scaling.fresh()

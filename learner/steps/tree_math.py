@@ -40,7 +40,7 @@ def rows_of(batch: Batch) -> int:
 def split_rows(batch: Batch, parts: int) -> tuple[Batch, Batch | None]:
     """Return the rows of a batch as arrays `[rows of a part, parts, ...]`, and the rows that are left, or None.
 
-    A part has every so many-th row, so that the parts of a batch that is spread over devices are spread as well. Where
+    A part has every `parts`-th row, so that the parts of a batch that is spread over devices are spread as well. Where
     the rows do not divide, the last part has fewer.
 
     >>> split_rows(jnp.arange(7), 3)

@@ -148,7 +148,7 @@ class TrainingDefinition:
 
     @contextlib.contextmanager
     def init_ahead(self, threads: int | None = None) -> Iterator[Callable[[], TrainState]]:
-        """Compile what makes the state before the first step in so many threads, and yield the function that returns
+        """Compile what makes the state before the first step in that many threads, and yield the function that returns
         it, placed by the strategy.
         """
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)

@@ -34,7 +34,7 @@ class InFlightLimiter:
         return count >= self.most or sum(self._in_flight.copy()) >= self._seconds
 
     def acquire(self, seconds: float = math.inf, timeout: float | None = None) -> bool:
-        """Block until a dispatch that takes so many seconds may begin, or the timeout expires. Return True if it may.
+        """Block until a dispatch that takes `seconds` may begin, or the timeout expires. Return True if it may.
         Without an estimate of its seconds, two are in flight at most.
         """
         with self._changed:

@@ -30,7 +30,7 @@ class MemberDecisions:
       plateaus: the scheduler of each member that has one.
       runner: has the states of the members.
       reporter: knows their values.
-      pays: returns True if programs without so many members are worth compiling, given the optimizer step.
+      pays: returns True if programs without that many members are worth compiling, given the optimizer step.
     """
 
     def __init__(

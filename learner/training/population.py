@@ -108,7 +108,7 @@ class Population:
         return dataclasses.replace(self, members=members)
 
     def in_waves(self, sizes: Sequence[int]) -> list["Population"]:
-        """Return populations of so many consecutive members."""
+        """Return populations of the given numbers of consecutive members."""
         ends = list(itertools.accumulate(sizes))
         waves = []
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True), 1):

@@ -100,7 +100,7 @@ class PopulationRunner(Runner):
         return active
 
     def saves_lanes(self, members: int) -> bool:
-        """Return True if the programs of so many members have fewer lanes."""
+        """Return True if the programs for this number of members have fewer lanes."""
         return members + -members % self._shares < len(self.lanes)
 
     def set_active(self, active: np.ndarray, compact: bool) -> None:

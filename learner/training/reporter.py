@@ -191,7 +191,7 @@ class Reporter(ThreadOwned):
     # -- the loop's side -----------------------------------------------------------------------------------------------
 
     def acquire(self, kind: str, steps: int) -> None:
-        """Block until a dispatch of so many steps (`train`, or batches of `valid`) may be in flight."""
+        """Block until a dispatch of `steps` steps (batches, for the kind `valid`) may be in flight."""
         full, began = self.limiter.full, self._now()
         if full:
             self._hand_over()  # before the wait: the slots of these dispatches are freed when they are read

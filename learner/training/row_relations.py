@@ -62,7 +62,7 @@ def _of_pairs(step: StepFunctions, strategy: Strategy, shape: str, parts: str) -
 
 
 def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> tuple[Any, bool, int] | None:
-    """Return the program of a train step for so many times the rows, whose first output is the loss; True if its output
+    """Return the program of a train step for a multiple of the rows, whose first output is the loss; True if its output
     has no weight; and how many of its inputs belong to the batch, the last but one. None if it cannot be traced.
     """
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((times * x.shape[0], *x.shape[1:]), x.dtype), batch)

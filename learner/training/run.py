@@ -302,7 +302,7 @@ class Run(ThreadOwned):
         saver = self.saver
         if saver is None or saver.best is None or not saver.is_measured(self.validator, self.position.step, ended):
             return
-        saver.reserve_copy()  # before the copy is made: memory holds only so many of them
+        saver.reserve_copy()  # before the copy is made: memory holds only a few of them
         # `at_end`: it counts as one of the best only, and never as one of the newest.
         saver.keep_if_best(self._copied(ends_epoch=ended, at_stop=at_stop, at_end=True))
         self.timer.begin()

@@ -163,7 +163,7 @@ class CheckpointSaver(ThreadOwned):
         """Block until another copy for the best epoch may be made.
 
         A copy does not wait for the device. It waits for the reporter where that has earlier copies to decide about, so
-        that memory holds only so many of them.
+        that memory holds only a few of them.
         """
         assert self.best is not None
         with self._spent.saving():

@@ -89,7 +89,7 @@ class Halving(Selection):
         return super().problems() + self._fraction_problem("keep", self.keep, "1/3")
 
     def count(self, members: int) -> int:
-        """Return how many of so many members continue: at least one.
+        """Return how many of the members continue: at least one.
 
         >>> halving = Halving(Monitor("valid/Loss", "min"), 2, 1 / 3)
         >>> [halving.count(n) for n in (9, 4, 3, 1)]

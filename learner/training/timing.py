@@ -58,7 +58,7 @@ class StepTimeEstimator:
         self.ended, self.stepped = 0, threading.Event()
 
     def measured(self, kind: str, steps: int, seconds: float) -> None:
-        """Record steps of a kind (`train`, `valid`) that ended within so many seconds."""
+        """Record steps of a kind (`train`, `valid`) that ended within `seconds`."""
         self.ended += steps
         # Compared, not reset: the count also goes into the log.
         now, compiled = seconds / max(steps, 1), self._compilations()
@@ -70,7 +70,7 @@ class StepTimeEstimator:
         self.stepped.set()
 
     def seconds(self, kind: str, steps: int = 1) -> float | None:
-        """Return the estimated seconds of so many steps of a kind, or None before the first measurement."""
+        """Return the estimated seconds of `steps` steps of a kind, or None before the first measurement."""
         per_step = self._per_step.get(kind)
         return None if per_step is None else per_step * steps
 

@@ -95,7 +95,7 @@ def wave_sizes(definition: TrainingDefinition, train: Any, valid: Any) -> list[i
 
 
 def equal_sizes(members: int, waves: int, shares: int = 1) -> list[int]:
-    """Return the sizes of so many waves, as equal as possible, each a multiple of `shares`.
+    """Return the sizes of the waves, as equal as possible, each a multiple of `shares`.
 
     >>> equal_sizes(10, 3), equal_sizes(12, 2, shares=4)
     ([4, 3, 3], [8, 4])
