@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import field_name, refuse_keys
+from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys
 from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
 from learner.data.sources.input_files import refuse_path
@@ -233,10 +233,12 @@ def _common_length(arrays: Any) -> int:
         raise LearnerError(
             "an ArrayDataset got no arrays: give a dict of arrays with a common first axis", code="data-arrays-missing"
         )
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in fields)
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in fields[:MOST_NAMED])
+    shapes += f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
     if any(array.ndim == 0 for _, array in fields):
         raise LearnerError(
-            f"an ArrayDataset needs arrays [rows, ...], no scalars and no lists; it got {shapes}",
+            f"an ArrayDataset needs arrays [rows, ...], no scalars and no lists; it got {shapes}; of a list "
+            "np.asarray(values) makes one",
             code="data-arrays-type",
         )
     lengths = {len(array) for _, array in fields}

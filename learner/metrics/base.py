@@ -339,5 +339,13 @@ class WeightedMean:
 
 
 def rows_mask(output: Any) -> Array | None:
-    """Return the output's `mask` if it has one (`[batch]`, or `[batch, length]` for sequences), else None."""
-    return getattr(output, "mask", None)
+    """Return which rows count: the output's `mask` (`[batch]`, or `[batch, length]` for sequences) as bool, or None if
+    it has none. Its weights belong to the loss: a metric counts each row once.
+
+    >>> from learner.steps.outputs import RegressionOutput
+    >>> weights = jnp.array([0.5, 0.0, 2.0])
+    >>> rows_mask(RegressionOutput.from_predictions(jnp.ones(3), jnp.ones(3), mask=weights))
+    Array([ True, False,  True], dtype=bool)
+    """
+    mask = getattr(output, "mask", None)
+    return None if mask is None else mask.astype(bool)

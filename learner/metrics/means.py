@@ -43,8 +43,8 @@ class MeanMetric(Metric):
 class FieldMean(MeanMetric):
     """The mean of a field of the step's output over all rows: a term of the loss, or another number of the step.
 
-    A scalar is a mean over the rows of its batch and counts as its loss does. The rows of an array that the output's
-    `mask` leaves out do not count.
+    A scalar is a mean over the rows of its batch and counts as its loss does. The rows of an array count once each, but
+    for those that the output's `mask` leaves out.
 
     >>> from learner.steps.outputs import Output
     >>> metric = FieldMean("kl")

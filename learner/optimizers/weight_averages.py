@@ -15,7 +15,7 @@ from learner.util.number_checks import is_int
 
 
 class AveragedState(NamedTuple):
-    """`averaged_params` as the parameters, float32 at least; `count`: optimizer steps so far, int32.
+    """`averaged_params` as the parameters, float32 at least; `count`: updates so far, int32.
 
     The learner finds the average by this name (`learner.steps.eval_params`).
     """
@@ -62,12 +62,12 @@ class Ema(OptimizerFactory):
         """See `OptimizerFactory`."""
         return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
 
-    def _weight(self, count: Any) -> Any:
+    def _weight(self, step: Any, count: Any) -> Any:
         # Subtracted before it is rounded to the array's dtype: 1 - float32(0.9999) is off by 1e-4 of itself.
         weight: Any = 1 - self.decay
         if self.warmup:
-            weight = jnp.maximum(weight, 9 / (10 + (count - self.start).astype(float)))
-        return jnp.where(count < self.start, 1.0, weight)
+            weight = jnp.maximum(weight, 9 / (10 + (step - self.start).astype(float)))
+        return jnp.where(step < self.start, 1.0, weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,25 +107,29 @@ class Swa(OptimizerFactory):
         """See `OptimizerFactory`."""
         return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
 
-    def _weight(self, count: Any) -> Any:
-        since = count + 1 - self.start  # the parameters are those after this step
-        mean = 1 / (since // self.every + 1).astype(float)
+    def _weight(self, step: Any, count: Any) -> Any:
+        since = step + 1 - self.start  # the parameters are those after this step
+        # An optimizer that begins in the middle of a run has averaged as many as its updates at most.
+        averaged = jnp.minimum(since, count + 1) // self.every
+        mean = 1 / (averaged + 1).astype(float)
         return jnp.where(since < 0, 1.0, jnp.where(since % self.every == 0, mean, 0.0))
 
 
-def _averaged(weight: Callable[[Any], Any]) -> optax.GradientTransformation:
-    """Keep `average += weight(step) * (params - average)`, step from 0, params after it, and change no update."""
+def _averaged(weight: Callable[[Any, Any], Any]) -> optax.GradientTransformationExtraArgs:
+    """Keep `average += weight(step, count) * (params - average)`, step and count from 0, params after it, and change no
+    update. The step also counts skipped steps, as schedules do; without it, it is the count of updates.
+    """
 
     def init(params: Any) -> AveragedState:
         return AveragedState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, _kept(p)), params))
 
-    def update(updates: Any, state: AveragedState, params: Any = None) -> tuple[Any, AveragedState]:
+    def update(updates: Any, state: AveragedState, params: Any = None, **extra: Any) -> tuple[Any, AveragedState]:
         new = optax.apply_updates(params, updates)
-        w = weight(state.count)
+        w = weight(extra.get("step", state.count), state.count)
         averaged = jax.tree.map(lambda a, p: _towards(a, p.astype(a.dtype), w), state.averaged_params, new)
         return updates, AveragedState(optax.safe_increment(state.count), averaged)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _towards(average: Any, value: Any, weight: Any) -> Any:

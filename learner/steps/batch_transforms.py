@@ -47,8 +47,18 @@ class BatchTransform:
         return cls(fn, count == 3)
 
     def __call__(self, batch: Batch, key: Array, step: Array) -> Batch:
-        """Return the changed batch."""
-        return self.fn(batch, key, step) if self.takes_step else self.fn(batch, key)
+        """Return the changed batch.
+
+        Raises:
+          LearnerError: the function returned None.
+        """
+        changed = self.fn(batch, key, step) if self.takes_step else self.fn(batch, key)
+        if changed is None:
+            raise LearnerError(
+                f"on_batch got {self.fn!r}, which returned nothing (None); it needs to return the changed batch",
+                code="step-batch-transform-returns",
+            )
+        return changed
 
 
 def transformed(transforms: tuple[BatchTransform, ...], batch: Batch, key: Array, step: Array) -> Batch:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from learner.data.abstract_source import Source
+from learner.data.array_dataset import is_data_frame
 from learner.data.batch_arrays import batch_arrays
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
@@ -134,7 +135,7 @@ def read_valid(options: Options, valid: Any, strategy: Strategy | None, shuffle:
 
 def has_several(valid: Any) -> bool:
     """Return True for a dict of loaders by name. One of arrays has the fields of a single dataset."""
-    return isinstance(valid, dict) and not any(isinstance(value, np.ndarray | jax.Array) for value in valid.values())
+    return isinstance(valid, dict) and not any(map(_is_field, valid.values()))
 
 
 def valid_sources(
@@ -145,7 +146,7 @@ def valid_sources(
         return {}
     named = {"valid": valid}
     if isinstance(valid, dict):
-        arrays = [isinstance(value, np.ndarray | jax.Array) for value in valid.values()]
+        arrays = [_is_field(value) for value in valid.values()]
         scalars = [str(name) for name, value in valid.items() if np.isscalar(value) or getattr(value, "ndim", 1) == 0]
         if any(arrays) and scalars:
             raise LearnerError(
@@ -164,6 +165,12 @@ def valid_sources(
         if has_several(valid):
             named = {f"valid-{name}": loader for name, loader in valid.items()}
             refuse_same_files(list(named))
+    if isinstance(valid, list | tuple) and any(map(_is_loader, valid)):
+        raise LearnerError(
+            f"the validation data is a {type(valid).__name__} of loaders; give several a name each, as in "
+            'fit(train, {"clean": a, "noisy": b}), and pass a single one itself',
+            code="data-validation-type",
+        )
     size = options.batch_size
     return {
         split: source_of(data, split, batch_size=size, shuffle=shuffle, share=share) for split, data in named.items()
@@ -171,7 +178,20 @@ def valid_sources(
 
 
 def _is_arrays(data: PyTree) -> bool:
-    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(data))
+    return all(map(_is_field, jax.tree.leaves(data)))
+
+
+def _is_loader(value: Any) -> bool:
+    """Return True for an iterable of batches or a dataset, which no batch has in the place of an array."""
+    iterable = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    return (
+        iterable and jax.tree_util.all_leaves([value]) and not isinstance(value, str | bytes) and not _is_field(value)
+    )
+
+
+def _is_field(value: Any) -> bool:
+    """Return True for an array, also one of another library: a tensor, or the column of a data frame."""
+    return hasattr(value, "__array__") and not is_data_frame(value)
 
 
 def unused_batch_size(options: Options, inputs: Inputs) -> str | None:

@@ -77,6 +77,8 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     def once(state: TrainState, batch: PyTree) -> PyTree:
         key = jax.random.fold_in(state.rng, 0)
         changed = step.train_batch(state, batch, key)
+        if isinstance(batch, _WatchedDict):  # a function of on_batch returns dicts of its own
+            changed = _watched(changed, batch.misses)
         if step.update is not None:
             model = step.adapter.merge(state.params, state.model_state, key, train=True)
             result = step.update(model, changed, state.lr_scale, key)
@@ -188,6 +190,8 @@ def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, spli
         if missed := _missed(once, arguments):
             what, key, keys = missed
             which = "a batch" if what == "batch" else what
+            if what == "batch" and set(keys) != set(batch):
+                which = "on_batch returns a batch that"
             raise LearnerError(
                 f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, keys))}",
                 code="batch-missing-key",

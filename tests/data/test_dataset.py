@@ -48,6 +48,7 @@ def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "data-arrays-axes-differ", ("[3, 2]", "[4]")),
         ({"x": np.zeros((3, 2)), "meta": {"id": np.int32(1)}}, "data-arrays-type", ("meta/id", "[]", "[3, 2]")),
         ({"x": [1, 2]}, "data-arrays-type", ("x/0", "[]", "x/1")),
+        ({"x": [0] * 500}, "data-arrays-type", ("x/7 [] and 492 more", "np.asarray")),
         (np.float32(1), "data-arrays-type", ("[]",)),
         ({"x": np.zeros((0, 2))}, "data-dataset-empty", ("[0, 2]",)),
         ({}, "data-arrays-missing", ()),

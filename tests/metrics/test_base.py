@@ -137,8 +137,9 @@ def test_mean_takes_every_dtype(dtype: str) -> None:
 
 
 def test_rows_mask() -> None:
-    output = RegressionOutput.from_predictions(jnp.ones(2), jnp.ones(2), jnp.array([1, 0]))
-    assert rows_mask(output) is output.mask
+    for mask in ([1, 0], [0.25, 0.0]):  # weights act on the loss alone
+        output = RegressionOutput.from_predictions(jnp.ones(2), jnp.ones(2), jnp.array(mask))
+        np.testing.assert_array_equal(rows_mask(output), np.array([True, False]), strict=True)
     assert rows_mask(RegressionOutput.from_predictions(jnp.ones(2), jnp.ones(2))) is None
     assert rows_mask(object()) is None
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from learner import LearnerBuilder, LearnerError, Output, TrainOutput
-from learner.metrics import FieldMean, MeanMetric
+from learner.metrics import FieldMean, MeanMetric, rows_mask
 
 X = np.array([[1.0], [2.0], [3.0], [4.0], [10.0]], np.float32)
 
@@ -53,13 +53,21 @@ def test_a_dict_is_an_output_wherever_there_is_one(tmp_path, steps):
     assert (found["train/Loss"], found["train/scalar"]) == ([4.0], [4.0])
 
 
+class OwnRows(MeanMetric):
+    name, fields = "Own", ("rows",)
+
+    def update(self, state, output, info):
+        return state.add(output.rows, rows_mask(output))
+
+
 def test_masked_rows_do_not_count(tmp_path):
     def step(model, batch):
         values, mask = batch["x"][:, 0], batch["mask"]
         return Output(model["w"], weight=mask.sum(), mask=mask, rows=jnp.where(mask > 0, values, jnp.nan))
 
-    found = history(tmp_path, step, FieldMean("rows"), mask=np.array([1, 0, 1, 0, 1], np.float32))
-    assert found["valid/rows"] == [pytest.approx(14 / 3)]
+    mask = np.array([0.5, 0, 2, 0, 1], np.float32)  # weights of the loss: a metric counts each row once
+    found = history(tmp_path, step, FieldMean("rows"), OwnRows(), mask=mask)
+    assert [found["valid/rows"], found["valid/Own"]] == [[pytest.approx((1 + 3 + 10) / 3)]] * 2
 
 
 def test_an_own_mean_of_a_scalar_needs_its_weight(tmp_path):

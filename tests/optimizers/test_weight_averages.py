@@ -198,6 +198,26 @@ def test_a_decay_near_1_is_not_rounded(warmup):
     np.testing.assert_allclose(state[1].averaged_params["w"], 1e-5 * np.ones(1), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("make", "steps", "expected"),
+    [
+        # Parameters 1 after steps 1 and 2, then 2, 3, 4 ...: step 2 is skipped.
+        (functools.partial(Swa, start=2, every=3), [0, 2, 3, 4, 5, 6, 7], (1 + 4 + 7) / 3),
+        (functools.partial(Ema, start=3, decay=0.5, warmup=False), [0, 2, 3, 4], (2 + 3 + 2 * 4) / 4),
+        # An optimizer that is new after step 100, with the parameters that it got: 0, 1, 2, 3.
+        (functools.partial(Swa, start=1), [100, 101, 102], (0 + 1 + 2 + 3) / 4),
+    ],
+)
+def test_skipped_steps_count_as_they_do_in_schedules(make, steps, expected):
+    made = make(optax.sgd)(1.0)
+    params = jnp.float32(0)
+    state = made.init(params)
+    for step in steps:
+        updates, state = made.update(jnp.float32(-1), state, params, step=jnp.int32(step))
+        params = params + updates
+    np.testing.assert_allclose(state[1].averaged_params, expected, rtol=1e-6)
+
+
 def test_half_precision_is_averaged_in_float32():
     made = Ema(optax.sgd, decay=0.5, warmup=False)(1.0)
     params = {"w": jnp.bfloat16(1)}

@@ -149,7 +149,10 @@ def test_what_is_no_function_of_a_batch(fn, tmp_path):
 
 def test_what_the_train_step_cannot_take_is_reported_before_the_run(tmp_path):
     builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: {"y": batch["y"]})
-    with pytest.raises(Exception, match="x"):
+    with raises_code("batch-missing-key", "train_step reads batch['x']", "on_batch returns a batch that has 'y'"):
+        build_line(builder).fit(batches())
+    builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: batch.update(y=2 * batch["y"]))
+    with raises_code("step-batch-transform-returns", "returned nothing"):
         build_line(builder).fit(batches())
     assert not (tmp_path / "run").exists()
 

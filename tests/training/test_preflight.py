@@ -169,6 +169,37 @@ def test_a_dict_that_is_no_dict_of_loaders(tmp_path, data, part):
     assert "several loaders by name" in message
 
 
+class Tensor:
+    """As one of another library, which NumPy reads."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.ndim = array, array.shape, array.ndim
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+@pytest.mark.parametrize("kind", ["tensors", "columns"])
+def test_a_dict_of_arrays_of_another_library_is_one_validation_set(tmp_path, kind):
+    from learner.training.inputs import read_valid
+
+    frame = pytest.importorskip("pandas").DataFrame
+    columns = {"x": np.arange(5.0, dtype=np.float32), "t": np.arange(5)}
+    data = dict(frame(columns)) if kind == "columns" else {name: Tensor(array) for name, array in columns.items()}
+    options = Options(tmp_path / "run", batch_size=5)
+    inputs = read_valid(options, data, None)
+    jax.tree.map(np.testing.assert_array_equal, inputs.first_batches, {"valid": columns})
+    frames = {"a": frame(columns), "b": frame(columns)}
+    assert list(read_valid(options, frames, None).valid) == ["valid-a", "valid-b"]
+
+
+@pytest.mark.parametrize("make", [valid_data, lambda: ArrayDataset(arrays()), lambda: itertools.repeat({})])
+def test_a_list_of_loaders_needs_names(tmp_path, make):
+    learner = build_line(quiet(tmp_path / "run"))
+    with raises_code("data-validation-type", "list of loaders"):
+        learner.fit(batches(), [make(), make()])
+
+
 @pytest.mark.parametrize("name", ["a/b", "a\\b", "a\nb", "a" * 300])
 def test_a_validation_set_whose_name_is_no_name(tmp_path, name):
     message = refused(build_line(quiet(tmp_path / "run")), batches(), {name: valid_data()})
