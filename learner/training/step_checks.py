@@ -70,8 +70,8 @@ class TracedTrainStep:
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
     """Return the traced train step with its problems; see `check_train`."""
-    seen: list[Any] = []
-    written: list[tuple[PyTree, PyTree]] = []
+    own: list[bool] = []  # not the outputs: no tracer may outlive its trace (`jax.checking_leaks`)
+    replaced: list[bool] = []
     name = "update=" if step.update is not None else "train_step"
 
     def once(state: TrainState, batch: PyTree) -> PyTree:
@@ -86,17 +86,18 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
                     code="step-update-returns",
                 )
             after = step.updated(result[0], state)
-            seen.append(as_output(result[1]))
+            returned = as_output(result[1])
         else:
+            written: list[tuple[PyTree, PyTree]] = []
             returned, after = step.run_train(state.params, state.model_state, changed, key, written=written)
-            seen.append(returned)
-        own_grads = isinstance(seen[-1], TrainOutput)
-        if own_grads and step.update is None:
-            step.grads_like(state.params, seen[-1].grads)
+            replaced.append(not all(same_leaves(*pair) for pair in written))
+        own.append(isinstance(returned, TrainOutput))
+        if own[-1] and step.update is None:
+            step.grads_like(state.params, returned.grads)
             problems.extend(_own_grads_problems(step))
-        output = seen[-1].output if own_grads else seen[-1]
+        output = returned.output if own[-1] else returned
         problems.extend(_problems(step, output, step.train_metrics, name, batch, values, state))
-        arrays = _arrays((seen[-1], after))
+        arrays = _arrays((returned, after))
         losses[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "loss", None)]
         return arrays
 
@@ -110,7 +111,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     losses: list[int] = []
     values = batch
     program = _trace(once, (state, batch), name, batch, "train")
-    own_grads = isinstance(seen[-1], TrainOutput)
+    own_grads = own[-1]
     is_constant = False
     if losses and not own_grads and step.update is None:
         paths = jax.tree_util.tree_leaves_with_path((state, batch))
@@ -118,7 +119,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
-    names = [] if problems or all(same_leaves(*pair) for pair in written) else _written(step, state, batch)
+    names = _written(step, state, batch) if any(replaced) and not problems else []
     return TracedTrainStep(problems, own_grads, program, names, is_constant)
 
 

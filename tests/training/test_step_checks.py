@@ -112,6 +112,21 @@ def test_nothing_is_wrong_and_nothing_is_compiled(accumulate):
     assert times.count == 0
 
 
+def test_no_tracer_outlives_its_trace():
+    """With `jax.checking_leaks`, users look for tracers that their own steps keep."""
+    kept = []
+
+    def keeping(model, batch):
+        kept.append(loss_of(model))
+        return classify(model, batch)
+
+    with jax.checking_leaks():
+        assert checked(classify, Accuracy()) == ([], False)
+        assert checked_valid(classify, Accuracy()) == []
+        with pytest.raises(Exception, match="Leaked"):
+            checked(keeping)
+
+
 def test_a_step_that_computes_its_own_gradients_is_known():
     def train(model, batch):
         return TrainOutput(jax.grad(lambda m: classify(m, batch).loss)(model), classify(model, batch))
