@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -59,6 +59,7 @@ class TracedTrainStep:
         are traced with it, do not lead to any output.
       written: the names of parameters that the step replaced in its model, which is in vain.
       is_constant: True if the loss depends on no parameter.
+      assigned: the names of attributes that the step assigned to its model, which is in vain, too.
     """
 
     problems: list[str]
@@ -66,12 +67,14 @@ class TracedTrainStep:
     program: Any
     written: list[str]
     is_constant: bool = False
+    assigned: Sequence[str] = ()
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
     """Return the traced train step with its problems; see `check_train`."""
     own: list[bool] = []  # not the outputs: no tracer may outlive its trace (`jax.checking_leaks`)
     replaced: list[bool] = []
+    assigned: list[str] = []
     name = "update=" if step.update is not None else "train_step"
 
     def once(state: TrainState, batch: PyTree) -> PyTree:
@@ -89,7 +92,9 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
             returned = as_output(result[1])
         else:
             written: list[tuple[PyTree, PyTree]] = []
-            returned, after = step.run_train(state.params, state.model_state, changed, key, written=written)
+            returned, after = step.run_train(
+                state.params, state.model_state, changed, key, written=written, assigned=assigned
+            )
             replaced.append(not all(same_leaves(*pair) for pair in written))
         own.append(isinstance(returned, TrainOutput))
         if own[-1] and step.update is None:
@@ -120,7 +125,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = _written(step, state, batch) if any(replaced) and not problems else []
-    return TracedTrainStep(problems, own_grads, program, names, is_constant)
+    return TracedTrainStep(problems, own_grads, program, names, is_constant, list(dict.fromkeys(assigned)))
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:

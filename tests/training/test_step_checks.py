@@ -746,6 +746,38 @@ def test_the_run_warns_of_parameters_that_a_step_replaces(tmp_path):
     assert "train_step replaces carry in its model, in vain" in (tmp_path / "experiment.log").read_text()
 
 
+class Counting(nnx.Module):
+    """Counts its calls, keeps the last input, sets the mode of a part, and counts in a variable."""
+
+    def __init__(self):
+        self.head, self.count, self.kept = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), 0, nnx.Variable(jnp.array(0))
+        self.teacher = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        self.count, self.last, self.head.width = self.count + 1, x, x.shape[-1]
+        self.kept[...] += 1
+        self.teacher.eval()
+        return self.teacher(self.head(x))
+
+
+def assigned(given):
+    learner = learner_for(of_module, given=given)
+    return sorted(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).assigned)
+
+
+def test_attributes_that_a_step_assigns_are_named():
+    assert assigned(Counting()) == ["count", "head.width", "last"]
+    assert assigned(Layers()) == []
+
+
+def test_the_run_warns_of_attributes_that_a_step_assigns(tmp_path):
+    """The count is the same at each step: the loss of a warm-up that reads it would never change."""
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    result = builder.build(Counting(), optax.sgd, 0.1, train_step=of_module).fit([BATCH])
+    assert (result.model.count, result.model.kept[...]) == (0, 1)
+    assert "of its model, in vain: attributes" in (tmp_path / "experiment.log").read_text()
+
+
 # -- what is not trained -----------------------------------------------------------------------------------------------
 
 
