@@ -266,6 +266,9 @@ OF_VALUES = (
 )
 
 
+OF_TRACED_CONSTANTS = "Computation compiled for"  # more inputs than it is called with, says JAX
+
+
 class Tracing:
     """A context manager for code that may trace a step. If the model does not fit the batch, the error describes the
     batch.
@@ -302,6 +305,13 @@ class Tracing:
                 f"are values: {what}. Print with jax.debug.print('{{}}', x), choose with jnp.where(condition, x, y), "
                 "and leave out float(x), int(x), x.item(), and np functions of x",
                 code="step-needs-value",
+            ) from error
+        if isinstance(error, jax.errors.UnexpectedTracerError) or str(error).startswith(OF_TRACED_CONSTANTS):
+            raise LearnerError(
+                f"{self._name} uses a value that an earlier call of it kept, in a list, a global variable, a closure "
+                "or an attribute: it was traced, and has no number. Return it instead, as a field of the output or in "
+                "the model. `with jax.checking_leaks():` around the run shows what keeps it",
+                code="step-keeps-tracer",
             ) from error
         if isinstance(error, RuntimeError) and "requires a key" in str(error):  # of Equinox
             raise LearnerError(

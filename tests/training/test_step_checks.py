@@ -127,6 +127,22 @@ def test_no_tracer_outlives_its_trace():
             checked(keeping)
 
 
+@pytest.mark.parametrize("sizes", [(4,), (4, 3)])
+def test_a_step_that_uses_a_traced_value_of_an_earlier_call(tmp_path, sizes):
+    kept = [0.0]
+
+    def keeping(model, batch):
+        output = classify(model, batch)
+        loss = output.loss + 0.0 * kept[-1]
+        kept.append(loss)
+        return dataclasses.replace(output, loss=loss)
+
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    batches = [jax.tree.map(lambda x, n=n: x[:n], BATCH) for n in sizes]
+    with raises_code("step-keeps-tracer", "kept", "jax.checking_leaks()"):
+        builder.build(model(), optax.sgd, 0.1, train_step=keeping).fit(batches)
+
+
 def test_a_step_that_computes_its_own_gradients_is_known():
     def train(model, batch):
         return TrainOutput(jax.grad(lambda m: classify(m, batch).loss)(model), classify(model, batch))
