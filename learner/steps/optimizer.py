@@ -22,6 +22,7 @@ from learner.steps.tree_math import loss_dtype
 from learner.util.executables import scalar_program
 from learner.util.jaxprs import dependent_outputs
 from learner.util.text import abbreviate, name_of
+from learner.util.traced_values import explained
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -354,7 +355,8 @@ def check_schedule(schedule: Schedule) -> list[str]:
     except Exception as error:
         return [
             Problem(
-                f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: {error}",
+                f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: "
+                f"{explained(error)}",
                 code="learning-rate-schedule-fails",
             )
         ]

@@ -22,6 +22,7 @@ from learner.training.feed.group import listed
 from learner.util.code_location import code_location
 from learner.util.jaxprs import dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
+from learner.util.traced_values import OF_VALUES, REMEDY, explained, first_line
 from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any
@@ -259,13 +260,6 @@ def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str 
     return batch
 
 
-OF_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-
-
 OF_TRACED_CONSTANTS = "Computation compiled for"  # more inputs than it is called with, says JAX
 
 
@@ -299,11 +293,9 @@ class Tracing:
         if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
             return
         if isinstance(error, OF_VALUES):
-            what = str(error).partition("\n")[0].rstrip(".")  # a list of all arrays of the state follows
             raise LearnerError(
                 f"{self._name} needs the value of an array ({code_location(error)}), and it is traced, before there "
-                f"are values: {what}. Print with jax.debug.print('{{}}', x), choose with jnp.where(condition, x, y), "
-                "and leave out float(x), int(x), x.item(), and np functions of x",
+                f"are values: {first_line(error)}. {REMEDY}",
                 code="step-needs-value",
             ) from error
         if isinstance(error, jax.errors.UnexpectedTracerError) or str(error).startswith(OF_TRACED_CONSTANTS):
@@ -514,7 +506,7 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
         try:
             problems.extend(_tried(metric, output, info, states, index))
         except Exception as error:
-            text = f"the metric {metric.name} cannot be computed from {name}'s output: {error}"
+            text = f"the metric {metric.name} cannot be computed from {name}'s output: {explained(error)}"
             code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
             problems.append(Problem(text, code=code, name=metric.name))
     return problems

@@ -33,6 +33,7 @@ from learner.metrics import (
     LearningRate,
     Loss,
     MeanAbsoluteError,
+    MeanMetric,
     Metric,
     Precision,
     Subset,
@@ -370,6 +371,22 @@ def test_a_model_that_does_not_fit_the_data_is_told_with_the_batch():
     learner = learner_for(valid=lambda m, b: b["x"] @ m["w"])
     with raises_code("step-trace-failed", "valid_step", "the batch (x", "float32[4, 32]"):
         check_predict(learner.definition.step, jax.eval_shape(learner.init), WIDE)
+
+
+class Looking(MeanMetric):
+    name = "Looking"
+    higher_is_better = None
+    fields = ("logits",)
+
+    def update(self, state, output, info):
+        return state.add(float(output.logits.sum()), info.weight)
+
+
+def test_a_metric_that_needs_a_value_gets_the_functions_that_do_not():
+    (problem,), _ = checked(classify, Looking())
+    number = Looking.update.__code__.co_firstlineno + 1
+    assert f"shape float32[] ({__file__}, line {number}). Print with jax.debug.print" in problem
+    assert "\n" not in problem
 
 
 @pytest.mark.parametrize(
