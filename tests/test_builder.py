@@ -378,7 +378,10 @@ BUILDS = {
     "a class": ({"lr": ReduceOnPlateau}, ["the learning rate is the class ReduceOnPlateau", "ReduceOnPlateau(...)"]),
     "a schedule below 0": ({"lr": lambda step: -1.0}, ["starts with -1.0"]),
     "a schedule of several": ({"lr": lambda step: jnp.zeros(2)}, ["schedule", "[2]", "one number"]),
-    "a schedule that looks": ({"lr": lambda step: 0.1 if step > 3 else 0.2}, ["cannot be called with a traced step"]),
+    "a schedule that looks": (
+        {"lr": lambda step: 0.1 if step > 3 else 0.2},
+        ["with a traced step", "jnp.where(condition"],
+    ),
     "a built optimizer": (
         {"optimizer": optax.adamw(1e-3)},
         ["already built", "optax.adamw", "build(model, optimizer, lr)"],

@@ -34,7 +34,7 @@ class _LastStep(Metric):
 
     def init(self) -> _Latest:
         """Return the state before the first step."""
-        return _Latest(jnp.full((), -1, jnp.int32), jnp.full((), jnp.nan, jnp.float32))
+        return _Latest(jnp.full((), -1, jnp.int32), jnp.zeros((), jnp.float32))  # `jax.debug_nans` refuses a NaN here
 
     def update(self, state: _Latest, output: Any, info: Info) -> _Latest:
         """Take what is known of the step from `info`."""
@@ -46,7 +46,7 @@ class _LastStep(Metric):
 
     def compute(self, state: _Latest) -> Array:
         """Return a float32 scalar; NaN without steps."""
-        return state.value
+        return jnp.where(state.step < 0, jnp.nan, state.value)
 
 
 class LearningRate(_LastStep):

@@ -129,6 +129,10 @@ class ModelAdapter(abc.ABC):
         """The names of Python's floats in a model of arrays, which are part of the program."""
         return []
 
+    def attributes(self, model: Any) -> dict[str, Any]:
+        """Return by path what a model holds beside arrays and modules, as far as a step may assign it."""
+        return {}
+
     def grads(self, grads: Any) -> PyTree:
         """Return gradients that a step computed by itself, under the names of `params`."""
         return grads
@@ -235,6 +239,17 @@ class NnxAdapter(ModelAdapter):
         """See `ModelAdapter`."""
         nodes = (node for _, node in self._nnx.iter_graph(model))
         return any(isinstance(node, self._nnx.BatchNorm) and node.axis_name is not None for node in nodes)
+
+    def attributes(self, model: Any) -> dict[str, Any]:
+        """See `ModelAdapter`. Of arrays, those that nnx does not take for the model's: what a traced step assigns."""
+        params, model_state = self.read_all(model)
+        arrays, values = {*named_leaves(params), *named_leaves(model_state)}, {}
+        for path, value in self._nnx.iter_graph(model):
+            name = ".".join(map(str, path))
+            is_own = name in arrays or isinstance(value, self._nnx.Pytree | self._nnx.Variable)
+            if path and not is_own and not str(path[-1]).startswith("_pytree"):  # what flax itself keeps in a module
+                values[name] = value
+        return values
 
     def grads(self, grads: Any) -> PyTree:
         """See `ModelAdapter`. Takes what `nnx.grad` returns."""

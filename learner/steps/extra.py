@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
@@ -43,8 +44,18 @@ def extra_arguments(
     return have | {
         "value_fn": ignore_extra_kwargs(value_fn),
         "obj_fn": value_fn,
-        "grad_fn": lambda params, number: again(params),
+        "grad_fn": lambda params, number: steepest_ascent(again(params)),  # an update of `optax.contrib.sam`
     }
+
+
+def steepest_ascent(grads: PyTree) -> PyTree:
+    """Return the gradients in the direction that optimizers descend against: those of complex parameters, which
+    `jax.grad` returns conjugated (∂f/∂x - i ∂f/∂y), conjugated again. Real ones stay as they are.
+
+    >>> print(steepest_ascent({"w": jax.grad(lambda w: jnp.abs(w) ** 2)(1.0 + 2.0j)})["w"])
+    (2+4j)
+    """
+    return jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
 
 
 def ignore_extra_kwargs(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:

@@ -130,9 +130,11 @@ def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
         )
     data = "" if bad_rows is not None else ", or data without NaN, which `learner data` and DatasetReport count"
     ranges = f" ({integers})" if integers else ""
+    at_zero = "The loss is finite; derivatives of a square root and of a norm at 0 are not: add a number such as 1e-12 "
+    at_zero = f"{at_zero}inside of it. " if kind == NORM else ""
     return (
-        f"Try {usual}{data}. Indices beyond an embedding's table{ranges} and means without rows (a micro-batch, or a "
-        "device's part, that is all masked) are NaN, too. on_nonfinite says what else may be done"
+        f"{at_zero}Try {usual}{data}. Indices beyond an embedding's table{ranges} and means without rows (a "
+        "micro-batch, or a device's part, that is all masked) are NaN, too. on_nonfinite says what else may be done"
     )
 
 

@@ -16,12 +16,13 @@ import optax.contrib
 
 from learner.errors import LearnerError, Problem
 from learner.steps.eval_params import problems_of
-from learner.steps.extra import extra_arguments, filter_kwargs
+from learner.steps.extra import extra_arguments, filter_kwargs, steepest_ascent
 from learner.steps.promotion import optax_promotion
 from learner.steps.tree_math import loss_dtype
 from learner.util.executables import scalar_program
 from learner.util.jaxprs import dependent_outputs
 from learner.util.text import abbreviate, name_of
+from learner.util.traced_values import explained
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -45,7 +46,8 @@ def update_params(
     """Return `(params, opt_state)` after one update of `optimizer(rate)`.
 
     Optimizers that take extra arguments are given those of `learner.steps.extra`: the loss, the gradients, the loss
-    as a function of the parameters on the same batch and random keys, and the number of the step.
+    as a function of the parameters on the same batch and random keys, and the number of the step. `grads` are those of
+    `jax.grad`; those of complex parameters are conjugated for the optimizer.
 
     Raises:
       ValueError: it makes updates of other shapes than the parameters have.
@@ -59,7 +61,7 @@ def update_params(
         transformation = optimizer(lr)
         opt_state = _with_injected_rate(optimizer, lr, opt_state, params)
         extra = filter_kwargs(transformation, extra_arguments(grads, loss, value_fn, step))
-        updates, opt_state = transformation.update(grads, opt_state, params, **extra)
+        updates, opt_state = transformation.update(steepest_ascent(grads), opt_state, params, **extra)
         new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
         if len(new) == len(old) and [*map(jnp.shape, new)] != [*map(jnp.shape, old)]:
             raise ValueError("it makes updates of other shapes than the parameters have")  # which would be broadcast
@@ -353,7 +355,8 @@ def check_schedule(schedule: Schedule) -> list[str]:
     except Exception as error:
         return [
             Problem(
-                f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: {error}",
+                f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: "
+                f"{explained(error)}",
                 code="learning-rate-schedule-fails",
             )
         ]

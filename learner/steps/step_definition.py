@@ -69,6 +69,24 @@ def _kind_of(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
 
 
+def _assigned(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of the values that are others after a step. Flags are not among them: a step may set the mode of
+    a part of its model, such as a teacher's, each time.
+    """
+    pairs = {name: (before.get(name), value) for name, value in after.items()}
+    flags = {name for name, pair in pairs.items() if all(isinstance(value, bool) for value in pair)}
+    return [name for name, pair in pairs.items() if name not in flags and not _are_same(*pair)]
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    try:
+        return bool(a == b)  # `nnx.jit` and the like put equal values in place
+    except Exception:  # of arrays
+        return False
+
+
 def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn | None:
     """Return the step that was given, or the model's method of that name, or None."""
     fn = given if given is not None else getattr(type(model), method, None)
@@ -198,10 +216,11 @@ class StepDefinition:
         axis: Axis | None = None,
         synced: list[bool] | None = None,
         written: list[tuple[PyTree, PyTree]] | None = None,
+        assigned: list[str] | None = None,
     ) -> tuple[Any, PyTree]:
         """Return the output of the train step, computed as `policy` says, and the model's state after it. Appends to
-        `synced` whether the batch statistics are those of all devices, and to `written` the parameters of the model
-        before the step and of the one that it returned.
+        `synced` whether the batch statistics are those of all devices, to `written` the parameters of the model
+        before the step and of the one that it returned, and to `assigned` the attributes that it assigned to the model.
         """
         assert self.train is not None
         with self.policy.allow_promotion():
@@ -209,7 +228,10 @@ class StepDefinition:
             model = self.adapter.merge(*computed, jax.random.fold_in(key, 1), train=True)
             if axis is not None and axis.sync_batch_norm:
                 self.adapter.sync_batch_norm(model, axis.name)
+            attributes = {} if assigned is None else self.adapter.attributes(model)
             returned, new_model = self.train(model, self.policy.to_compute_dtype(batch), key)
+            if assigned is not None:
+                assigned.extend(_assigned(attributes, self.adapter.attributes(model)))
             if new_model is not None and not (hasattr(returned, "loss") or isinstance(returned, TrainOutput)):
                 raise LearnerError(
                     f"{self.train.name} returned a pair whose first element, {_kind_of(returned)}, has no field "

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from learner.training.feed.group import listed
 from learner.util.code_location import code_location
 from learner.util.jaxprs import dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
+from learner.util.traced_values import OF_VALUES, REMEDY, explained, first_line
 from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any
@@ -59,6 +60,7 @@ class TracedTrainStep:
         are traced with it, do not lead to any output.
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
+      assigned: the names of attributes that the step assigned to its model, which is in vain, too.
     """
 
     problems: list[str]
@@ -66,12 +68,14 @@ class TracedTrainStep:
     program: Any
     written: list[str]
     is_constant: bool = False
+    assigned: Sequence[str] = ()
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
     """Return the traced train step with its problems; see `check_train`."""
-    seen: list[Any] = []
-    written: list[tuple[PyTree, PyTree]] = []
+    own: list[bool] = []  # not the outputs: no tracer may outlive its trace (`jax.checking_leaks`)
+    replaced: list[bool] = []
+    assigned: list[str] = []
     name = "update=" if step.update is not None else "train_step"
 
     def once(state: TrainState, batch: PyTree) -> PyTree:
@@ -88,17 +92,20 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
                     code="step-update-returns",
                 )
             after = step.updated(result[0], state)
-            seen.append(as_output(result[1]))
+            returned = as_output(result[1])
         else:
-            returned, after = step.run_train(state.params, state.model_state, changed, key, written=written)
-            seen.append(returned)
-        own_grads = isinstance(seen[-1], TrainOutput)
-        if own_grads and step.update is None:
-            step.grads_like(state.params, seen[-1].grads)
+            written: list[tuple[PyTree, PyTree]] = []
+            returned, after = step.run_train(
+                state.params, state.model_state, changed, key, written=written, assigned=assigned
+            )
+            replaced.append(not all(same_leaves(*pair) for pair in written))
+        own.append(isinstance(returned, TrainOutput))
+        if own[-1] and step.update is None:
+            step.grads_like(state.params, returned.grads)
             problems.extend(_own_grads_problems(step))
-        output = seen[-1].output if own_grads else seen[-1]
+        output = returned.output if own[-1] else returned
         problems.extend(_problems(step, output, step.train_metrics, name, batch, values, state))
-        arrays = _arrays((seen[-1], after))
+        arrays = _arrays((returned, after))
         losses[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "loss", None)]
         return arrays
 
@@ -112,7 +119,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     losses: list[int] = []
     values = batch
     program = _trace(once, (state, batch), name, batch, "train")
-    own_grads = isinstance(seen[-1], TrainOutput)
+    own_grads = own[-1]
     is_constant = False
     if losses and not own_grads and step.update is None:
         paths = jax.tree_util.tree_leaves_with_path((state, batch))
@@ -120,8 +127,8 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
-    names = [] if problems or all(same_leaves(*pair) for pair in written) else _written(step, state, batch)
-    return TracedTrainStep(problems, own_grads, program, names, is_constant)
+    names = _written(step, state, batch) if any(replaced) and not problems else []
+    return TracedTrainStep(problems, own_grads, program, names, is_constant, list(dict.fromkeys(assigned)))
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
@@ -257,11 +264,7 @@ def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str 
     return batch
 
 
-OF_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
+OF_TRACED_CONSTANTS = "Computation compiled for"  # more inputs than it is called with, says JAX
 
 
 class Tracing:
@@ -294,12 +297,17 @@ class Tracing:
         if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
             return
         if isinstance(error, OF_VALUES):
-            what = str(error).partition("\n")[0].rstrip(".")  # a list of all arrays of the state follows
             raise LearnerError(
                 f"{self._name} needs the value of an array ({code_location(error)}), and it is traced, before there "
-                f"are values: {what}. Print with jax.debug.print('{{}}', x), choose with jnp.where(condition, x, y), "
-                "and leave out float(x), int(x), x.item(), and np functions of x",
+                f"are values: {first_line(error)}. {REMEDY}",
                 code="step-needs-value",
+            ) from error
+        if isinstance(error, jax.errors.UnexpectedTracerError) or str(error).startswith(OF_TRACED_CONSTANTS):
+            raise LearnerError(
+                f"{self._name} (or a metric) uses a value that an earlier call kept, in a list, a global variable, a "
+                "closure or an attribute: it was traced, and has no number. Return it instead, as a field of the output "
+                "or in the model. `with jax.checking_leaks():` around the run shows what keeps it",
+                code="step-keeps-tracer",
             ) from error
         if isinstance(error, RuntimeError) and "requires a key" in str(error):  # of Equinox
             raise LearnerError(
@@ -390,6 +398,13 @@ def _output_problem(output: Any, name: str) -> Problem | None:
             f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the dataclass "
             "with @jax.tree_util.register_dataclass",
             code="step-output-no-pytree",
+            name=name,
+        )
+    if not jax.tree_util.all_leaves([output.loss]):
+        return Problem(
+            f"the loss of {name} is a {type(output.loss).__name__}; it needs one number: add up the terms of a loss, "
+            "and return each as a field of its own, which FieldMean logs",
+            code="step-loss-type",
             name=name,
         )
     shape, dtype = jnp.shape(output.loss), jnp.result_type(output.loss)
@@ -502,7 +517,7 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
         try:
             problems.extend(_tried(metric, output, info, states, index))
         except Exception as error:
-            text = f"the metric {metric.name} cannot be computed from {name}'s output: {error}"
+            text = f"the metric {metric.name} cannot be computed from {name}'s output: {explained(error)}"
             code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
             problems.append(Problem(text, code=code, name=metric.name))
     return problems

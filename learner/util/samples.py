@@ -50,7 +50,7 @@ class Histogram:
     """The distribution of an array's values, which a hook logs.
 
     Args:
-      values: numbers of any shape.
+      values: numbers of any shape. Of complex ones, the real and the imaginary parts are numbers each.
       bins: their number, of equal width.
 
     Attributes:
@@ -71,9 +71,11 @@ class Histogram:
     nonfinite: int
 
     def __init__(self, values: Any, bins: int = BINS):
+        given = np.asarray(values)
+        given = np.stack([given.real, given.imag]) if np.iscomplexobj(given) else given
         # As float32, which no bins are too many for: those of float64 can be closer than the limits of bins.
         with np.errstate(over="ignore"):
-            numbers = np.asarray(values).astype(np.float32).astype(np.float64).ravel()
+            numbers = given.astype(np.float32).astype(np.float64).ravel()
         if not numbers.size or bins < 1:
             raise LearnerError("a histogram needs values and bins, one or more of each", code="sample-histogram-empty")
         finite = numbers[np.isfinite(numbers)]

@@ -1,6 +1,7 @@
 import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,6 +39,14 @@ def test_the_parameters_norm_of_an_epoch_is_its_last() -> None:
     metric = ParameterNorm()
     states = [one(metric, info(step, p=norm)) for step, norm in ((3, 8.0), (4, 2.0), (5, 4.0))]
     assert metric.compute(metric.merge(states[2], metric.merge(states[0], states[1]))) == 4.0
+
+
+@pytest.mark.parametrize("metric", [LearningRate(), ParameterNorm()])
+def test_no_steps_have_no_value_and_the_first_state_no_nan(metric: Metric) -> None:
+    """A run makes the first state itself, so that its user can look for other NaNs."""
+    with jax.debug_nans(True):
+        state = metric.init()
+    assert np.isnan(metric.compute(metric.merge(state, metric.init())))
 
 
 def test_the_update_ratio_of_an_epoch_is_the_mean_over_steps() -> None:

@@ -98,6 +98,15 @@ def test_the_advice_without_bad_rows_names_what_may_be_done(tmp_path):
     assert "`learner data`" not in str(error.value)
 
 
+def test_a_gradient_that_is_not_finite_where_the_loss_is_has_advice_of_its_own(tmp_path):
+    def penalised(model, batch):
+        return {"loss": jnp.sqrt((model["w"] ** 2).sum()) + batch["x"].mean()}  # the derivative at 0 is 0 · ∞
+
+    learner = quiet(tmp_path / "run").build({"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=penalised)
+    with raises_code("step-nonfinite", "The loss is finite; derivatives of a square root", quantity="gradient norm"):
+        learner.fit([{"x": np.ones(4, np.float32)}])
+
+
 def test_an_index_beyond_the_table_is_advised_with_the_range_of_the_data(tmp_path):
     def embedded(model, batch):
         rows = jnp.take(model["w"], batch["text"], axis=0)

@@ -419,6 +419,37 @@ def test_update_params_works_alone():
     np.testing.assert_array_equal(params["w"], [1 - 0.5 - 0.75, 2 + 0.5 + 0.75])
 
 
+def test_complex_parameters_descend(tmp_path):
+    """Of f = |w|² with w = 1 + 2i, `jax.grad` returns ∂f/∂x - i ∂f/∂y = 2 - 4i: the step is one against 2 + 4i."""
+    model, batch = {"w": jnp.complex64(1 + 2j)}, {"x": np.zeros(1, np.float32)}
+    loss = lambda model, batch: {"loss": jnp.abs(model["w"]) ** 2}  # noqa: E731
+    gradients = lambda model, batch: TrainOutput(jax.grad(lambda w: jnp.abs(w["w"]) ** 2)(model), loss(model, batch))  # noqa: E731
+    sam = lambda lr: optax.contrib.sam(optax.sgd(lr), optax.sgd(0.25), opaque_mode=True)  # noqa: E731
+    # The last one goes up by 0.25 (2 + 4i) first, to 1.5 + 3i, whose direction is 3 + 6i.
+    for optimizer, step, expected in (
+        (optax.sgd, loss, 0.8 + 1.6j),
+        (optax.sgd, gradients, 0.8 + 1.6j),
+        (sam, loss, 0.7 + 1.4j),
+    ):
+        learner = build(model, optimizer, 0.1, tmp_path, train_step=step)
+        state, _ = learner.train_step(learner.init(), batch)
+        np.testing.assert_allclose(state.params["w"], expected, rtol=1e-6)
+
+
+@pytest.mark.full
+def test_lbfgs_finds_complex_parameters():
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(6, n)) + 1j * rng.normal(size=(6, n)) for n in (3, 1))
+    loss = lambda w: (jnp.abs(jnp.asarray(a) @ w - jnp.asarray(b)) ** 2).sum()  # noqa: E731
+    params = jnp.zeros((3, 1), jnp.complex64)
+    opt_state = optax.lbfgs(1.0).init(params)
+    for _ in range(10):
+        value, grads = jax.value_and_grad(loss)(params)
+        given = (optax.lbfgs, jnp.float32(1), grads, opt_state, params)
+        params, opt_state = update_params(*given, loss=value, value_fn=loss)
+    np.testing.assert_allclose(params, np.linalg.lstsq(a, b)[0], atol=1e-4)
+
+
 # -- what is refused at build ------------------------------------------------------------------------------------------
 
 

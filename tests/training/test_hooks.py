@@ -89,6 +89,11 @@ def test_what_is_no_sample(make, code):
         make()
 
 
+def test_histograms_of_complex_numbers_have_both_parts():
+    histogram = Histogram(np.complex64([0 + 3j, 1 + 1j]), bins=3)  # of 0, 3, 1 and 1
+    assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 2, 1], [0.0, 1.0, 2.0, 3.0])
+
+
 def test_histograms_of_float64():
     """NumPy refuses to make bins between neighbors, and beyond the range of a difference."""
     assert Histogram([1.0, np.nextafter(1.0, 2.0)]).counts.sum() == 2

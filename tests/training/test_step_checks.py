@@ -33,6 +33,7 @@ from learner.metrics import (
     LearningRate,
     Loss,
     MeanAbsoluteError,
+    MeanMetric,
     Metric,
     Precision,
     Subset,
@@ -110,6 +111,37 @@ def test_nothing_is_wrong_and_nothing_is_compiled(accumulate):
         assert check_valid(learner.definition.step, state, BATCH, "valid") == []
         assert check_predict(learner.definition.step, state, BATCH) is None
     assert times.count == 0
+
+
+def test_no_tracer_outlives_its_trace():
+    """With `jax.checking_leaks`, users look for tracers that their own steps keep."""
+    kept = []
+
+    def keeping(model, batch):
+        kept.append(loss_of(model))
+        return classify(model, batch)
+
+    with jax.checking_leaks():
+        assert checked(classify, Accuracy()) == ([], False)
+        assert checked_valid(classify, Accuracy()) == []
+        with pytest.raises(Exception, match="Leaked"):
+            checked(keeping)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (4, 3)])
+def test_a_step_that_uses_a_traced_value_of_an_earlier_call(tmp_path, sizes):
+    kept = [0.0]
+
+    def keeping(model, batch):
+        output = classify(model, batch)
+        loss = output.loss + 0.0 * kept[-1]
+        kept.append(loss)
+        return dataclasses.replace(output, loss=loss)
+
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    batches = [jax.tree.map(lambda x, n=n: x[:n], BATCH) for n in sizes]
+    with raises_code("step-keeps-tracer", "kept", "jax.checking_leaks()"):
+        builder.build(model(), optax.sgd, 0.1, train_step=keeping).fit(batches)
 
 
 def test_a_step_that_computes_its_own_gradients_is_known():
@@ -202,6 +234,8 @@ WRONG = {
     ),
     "an object": (lambda m, b: Plain(b["x"]), "{0} returned Plain with logits, which has no field 'loss'"),
     "no pytree": (lambda m, b: NoTree(loss_of(m)), "{0} returned NoTree, which JAX does not know as a pytree"),
+    "losses of tasks": (lambda m, b: {"loss": {"a": loss_of(m), "b": 0.0}}, "the loss of {0} is a dict; it needs one"),
+    "no loss": (lambda m, b: {"loss": None}, "the loss of {0} is a NoneType; it needs one number"),
     "loss per row": (lambda m, b: Own(b["x"].sum(1)), "the loss of {0} has shape [4]; it needs one number"),
     "loss in an array": (lambda m, b: Own(loss_of(m)[None]), "the loss of {0} has shape [1]; it needs one number"),
     "integer loss": (lambda m, b: Own(b["label"].sum()), "the loss of {0} has dtype int32"),
@@ -339,6 +373,22 @@ def test_a_model_that_does_not_fit_the_data_is_told_with_the_batch():
     learner = learner_for(valid=lambda m, b: b["x"] @ m["w"])
     with raises_code("step-trace-failed", "valid_step", "the batch (x", "float32[4, 32]"):
         check_predict(learner.definition.step, jax.eval_shape(learner.init), WIDE)
+
+
+class Looking(MeanMetric):
+    name = "Looking"
+    higher_is_better = None
+    fields = ("logits",)
+
+    def update(self, state, output, info):
+        return state.add(float(output.logits.sum()), info.weight)
+
+
+def test_a_metric_that_needs_a_value_gets_the_functions_that_do_not():
+    (problem,), _ = checked(classify, Looking())
+    number = Looking.update.__code__.co_firstlineno + 1
+    assert f"shape float32[] ({__file__}, line {number}). Print with jax.debug.print" in problem
+    assert "\n" not in problem
 
 
 @pytest.mark.parametrize(
@@ -729,6 +779,38 @@ def test_the_run_warns_of_parameters_that_a_step_replaces(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build({**model(), "carry": jnp.zeros(2)}, optax.sgd, 0.1, train_step=counted).fit([BATCH])
     assert "train_step replaces carry in its model, in vain" in (tmp_path / "experiment.log").read_text()
+
+
+class Counting(nnx.Module):
+    """Counts its calls, keeps the last input, sets the mode of a part, and counts in a variable."""
+
+    def __init__(self):
+        self.head, self.count, self.kept = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), 0, nnx.Variable(jnp.array(0))
+        self.teacher = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        self.count, self.last, self.head.width = self.count + 1, x, x.shape[-1]
+        self.kept[...] += 1
+        self.teacher.eval()
+        return self.teacher(self.head(x))
+
+
+def assigned(given):
+    learner = learner_for(of_module, given=given)
+    return sorted(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).assigned)
+
+
+def test_attributes_that_a_step_assigns_are_named():
+    assert assigned(Counting()) == ["count", "head.width", "last"]
+    assert assigned(Layers()) == []
+
+
+def test_the_run_warns_of_attributes_that_a_step_assigns(tmp_path):
+    """The count is the same at each step: the loss of a warm-up that reads it would never change."""
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    result = builder.build(Counting(), optax.sgd, 0.1, train_step=of_module).fit([BATCH])
+    assert (result.model.count, result.model.kept[...]) == (0, 1)
+    assert "of its model, in vain: attributes" in (tmp_path / "experiment.log").read_text()
 
 
 # -- what is not trained -----------------------------------------------------------------------------------------------

@@ -1,0 +1,29 @@
+"""Errors of code that needs the value of an array where it is traced."""
+
+import jax
+
+from learner.util.code_location import code_location
+
+OF_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+REMEDY = (
+    "Print with jax.debug.print('{}', x), choose with jnp.where(condition, x, y), and leave out float(x), int(x), "
+    "x.item(), and np functions of x"
+)
+
+
+def first_line(error: BaseException) -> str:
+    """Return what JAX says, without the list of all arrays of the program that follows."""
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def explained(error: BaseException) -> str:
+    """Return the message of an error; of one of `OF_VALUES`, with its place in the user's code and the remedy.
+
+    >>> explained(ValueError("mine"))
+    'mine'
+    """
+    return f"{first_line(error)} ({code_location(error)}). {REMEDY}" if isinstance(error, OF_VALUES) else str(error)
