@@ -213,6 +213,19 @@ def test_a_directory_with_a_run_is_refused_replaced_or_resumed(learner, trained)
     assert not {"overwrite", "resume"} & set(saved())
 
 
+def test_a_config_in_the_directory_of_its_run_is_kept(learner, trained):
+    """The saved config of a run is one that a run wrote, and may be replaced."""
+    text = f"# mine\n{Path(trained).read_text()}"
+    Path("place").mkdir()
+    Path("place/config.yaml").write_text(text)
+    code, _, err = learner("fit", "place/config.yaml", "--directory=place")
+    assert code == 2
+    assert "no run wrote" in err
+    assert Path("place/config.yaml").read_text() == text
+    shutil.copy("run/config.yaml", "place/config.yaml")
+    assert learner("fit", "place/config.yaml", "--directory=place", "--num_epochs=1")[0] == 0
+
+
 # -- resume ----------------------------------------------------------------------------------------------------------
 
 
