@@ -226,6 +226,15 @@ def test_a_config_in_the_directory_of_its_run_is_kept(learner, trained):
     assert learner("fit", "place/config.yaml", "--directory=place", "--num_epochs=1")[0] == 0
 
 
+@pytest.mark.parametrize("empty", ["", "null"])
+def test_an_empty_directory_is_not_the_current_one(learner, config, empty):
+    before = sorted(os.listdir())
+    code, _, err = learner("fit", config, f"--directory={empty}")
+    assert code == 2
+    assert "directory is missing: give it in the config, or as --directory=..." in err
+    assert sorted(os.listdir()) == before
+
+
 # -- resume ----------------------------------------------------------------------------------------------------------
 
 
