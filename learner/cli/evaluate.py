@@ -43,6 +43,15 @@ options of the process:
 TRUSTED = "\nIt trusts config.yaml: the code that it names is imported and run."
 
 BATCH_SIZE = 256
+SOURCES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json_lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".npy": "numpy_arrays",
+}
+"""The source in `learner.data` for files with a suffix, of those that are not read directly."""
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -216,10 +225,10 @@ def _loader(path: str) -> Any:
     from learner.data.loader import DataLoaderBuilder
     from learner.data.npz import read_npz
 
-    if Path(path).suffix in (".csv", ".tsv", ".parquet", ".arrow", ".jsonl", ".npy"):
+    if (source_name := SOURCES.get(Path(path).suffix)) is not None:
         raise LearnerError(
             f"{path} is neither an .npz file nor a YAML file; a YAML file names other data, as `valid` in a config "
-            f"does: dataset: {{class_path: csv, init_args: {{path: {path}}}}}",
+            f"does: dataset: {{class_path: {source_name}, init_args: {{path: {path}}}}}",
             code="cli-data-file",
             path=path,
         )
