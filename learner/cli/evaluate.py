@@ -13,7 +13,7 @@ from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, read_yaml
 from learner.cli.parsing import PROCESSES, Parser, check_output
 from learner.cli.processes import connected, process_options
-from learner.cli.saved_configs import saved_config
+from learner.cli.saved_configs import refuse_other_directory, saved_config
 from learner.cli.sources import source
 from learner.cli.trust import require_trust
 from learner.errors import LearnerError
@@ -68,6 +68,7 @@ def evaluate(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help=about)
     line = parser.read(words)
     directory = line.directory
+    refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     with connected(process_options(line)):
         split = line.split or ("eval" if line.follow else None)
@@ -142,6 +143,7 @@ def predict(words: Sequence[str]) -> int:
     line = parser.read(words)
     directory, output = line.directory, line.output
     check_output(output, "the name of an .npz file", [".npz"])
+    refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)

@@ -253,6 +253,15 @@ def test_resume_goes_on_as_config_yaml_says(learner, trained):
     assert "epoch 4/4" not in out
 
 
+@pytest.mark.parametrize("words", [["resume", "run"], ["evaluate", "run"], ["export", "run", "-o", "run.mpk"]])
+def test_a_run_is_not_moved_by_an_option(learner, trained, words):
+    code, _, err = learner(*words, "--directory=elsewhere")
+    assert code == 2
+    assert "--directory=elsewhere is another directory than that of the run, run: leave it out" in err
+    assert not Path("elsewhere").exists()
+    assert learner(*words, "--directory=./run")[0] == 0
+
+
 def test_how_to_resume_a_run_that_stopped_early(learner, trained):
     stopping = "--early_stopping={monitor: train/Loss, mode: max, patience: 1}"
     assert learner("fit", trained, "--overwrite=true", "--num_epochs=5", stopping)[0] == 0
