@@ -187,6 +187,17 @@ def test_a_config_that_is_wrong_leaves_nothing(learner, config, workplace):
             assert not (workplace / "run").exists()
 
 
+def test_a_full_disk_is_told_without_a_traceback(learner, config, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1000, 999, 1))
+    code, _, err = learner("fit", config)
+    assert (code, "Traceback" in err) == (1, False)
+    assert "learner: [Errno 28] No space left on device: a checkpoint needs" in err
+    assert "and 1 are free" in err
+    monkeypatch.setenv("LEARNER_TRACEBACK", "1")
+    with pytest.raises(OSError, match="No space left"):
+        learner("resume", "run")
+
+
 def test_a_mistake_in_the_users_code_shows_the_users_frames(learner, config, monkeypatch):
     words = "fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step"
     code, _, err = learner(*words)
