@@ -234,7 +234,18 @@ def _loader(path: str) -> Any:
             code="cli-data-file",
             path=path,
         )
-    data = read_npz(path) if path.endswith(".npz") else source(read_yaml(path), "DATA", seed=0).make()
+    if path.endswith(".npz"):
+        data = read_npz(path)
+    else:
+        content = read_yaml(path)
+        if "dataset" not in content and not {"train", "valid"}.isdisjoint(content):
+            raise LearnerError(
+                f"{path} is the config of a run; it needs the content of `valid` alone, such as "
+                "dataset: {class_path: ..., init_args: {...}}",
+                code="cli-data-config",
+                path=path,
+            )
+        data = source(content, "DATA", seed=0).make()
     return DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if isinstance(data, Mapping | Dataset) else data
 
 

@@ -583,6 +583,8 @@ def test_predict(learner, trained, workplace):
     code, _, err = learner("predict", "run", "data.csv", "-o", "again.npz")
     assert (code, "dataset: {class_path: csv, init_args: {path: data.csv}}" in err) == (2, True)
     assert "{class_path: parquet, init_args" in learner("predict", "run", "data.parquet", "-o", "again.npz")[2]
+    code, _, err = learner("predict", "run", "run/config.yaml", "-o", "again.npz")
+    assert (code, "run/config.yaml is the config of a run; it needs the content of `valid` alone" in err) == (2, True)
     np.savez(workplace / "unlabelled.npz", x=x)
     code, _, err = learner("predict", "run", "unlabelled.npz", "-o", "again.npz")
     assert (code, "predict_step" in err) == (2, True)
