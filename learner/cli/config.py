@@ -90,7 +90,7 @@ class RunConfig:
                     raise LearnerError(f"there is no option {key!r}: {hint}", code="config-key-unknown", key=key)
         for key in needed:
             with self._problems.collect():
-                if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
+                if self._content.get(key) in (None, "") and not (key == "optimizer" and "update" in self._content):
                     raise LearnerError(
                         f"{key} is missing: give it in the config, or as --{key}=...",
                         code="config-key-missing",

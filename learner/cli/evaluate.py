@@ -13,7 +13,7 @@ from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, read_yaml
 from learner.cli.parsing import PROCESSES, Parser, check_output
 from learner.cli.processes import connected, process_options
-from learner.cli.saved_configs import saved_config
+from learner.cli.saved_configs import refuse_other_directory, saved_config
 from learner.cli.sources import source
 from learner.cli.trust import require_trust
 from learner.errors import LearnerError
@@ -43,6 +43,15 @@ options of the process:
 TRUSTED = "\nIt trusts config.yaml: the code that it names is imported and run."
 
 BATCH_SIZE = 256
+SOURCES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json_lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".npy": "numpy_arrays",
+}
+"""The source in `learner.data` for files with a suffix, of those that are not read directly."""
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -59,6 +68,7 @@ def evaluate(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help=about)
     line = parser.read(words)
     directory = line.directory
+    refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     with connected(process_options(line)):
         split = line.split or ("eval" if line.follow else None)
@@ -133,6 +143,7 @@ def predict(words: Sequence[str]) -> int:
     line = parser.read(words)
     directory, output = line.directory, line.output
     check_output(output, "the name of an .npz file", [".npz"])
+    refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
@@ -216,14 +227,25 @@ def _loader(path: str) -> Any:
     from learner.data.loader import DataLoaderBuilder
     from learner.data.npz import read_npz
 
-    if Path(path).suffix in (".csv", ".tsv", ".parquet", ".arrow", ".jsonl", ".npy"):
+    if (source_name := SOURCES.get(Path(path).suffix)) is not None:
         raise LearnerError(
             f"{path} is neither an .npz file nor a YAML file; a YAML file names other data, as `valid` in a config "
-            f"does: dataset: {{class_path: csv, init_args: {{path: {path}}}}}",
+            f"does: dataset: {{class_path: {source_name}, init_args: {{path: {path}}}}}",
             code="cli-data-file",
             path=path,
         )
-    data = read_npz(path) if path.endswith(".npz") else source(read_yaml(path), "DATA", seed=0).make()
+    if path.endswith(".npz"):
+        data = read_npz(path)
+    else:
+        content = read_yaml(path)
+        if "dataset" not in content and not {"train", "valid"}.isdisjoint(content):
+            raise LearnerError(
+                f"{path} is the config of a run; it needs the content of `valid` alone, such as "
+                "dataset: {class_path: ..., init_args: {...}}",
+                code="cli-data-config",
+                path=path,
+            )
+        data = source(content, "DATA", seed=0).make()
     return DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if isinstance(data, Mapping | Dataset) else data
 
 

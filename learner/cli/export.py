@@ -11,7 +11,7 @@ from learner.cli.config import RunConfig
 from learner.cli.importing import import_path
 from learner.cli.overrides import apply_overrides, value_of
 from learner.cli.parsing import Parser, check_output
-from learner.cli.saved_configs import saved_config
+from learner.cli.saved_configs import refuse_other_directory, saved_config
 from learner.cli.trust import require_trust
 from learner.data.source import source_of
 from learner.errors import LearnerError, near
@@ -73,6 +73,7 @@ def export(words: Sequence[str]) -> int:
 def load_run(line: Namespace, call: str, which: str) -> tuple[RunConfig, LoadedCheckpoint]:
     """Return the config of a run and its checkpoint with the model; `call`: a hint how the rest is done in Python."""
     directory = line.directory
+    refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     which = value_of(line.checkpoint or which)
     python = f"load_checkpoint({directory!r}, {which!r}, model).model  # {call}"

@@ -11,7 +11,7 @@ from learner.cli.config import RunConfig
 from learner.cli.help import key_help, topic_paragraphs
 from learner.cli.overrides import apply_overrides, read_configs
 from learner.cli.processes import connected, process_options
-from learner.cli.saved_configs import saved_config
+from learner.cli.saved_configs import refuse_other_directory, saved_config
 from learner.cli.trust import require_trust
 from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError
@@ -71,6 +71,7 @@ def resume(words: Sequence[str]) -> int:
             code="run-pulled",
             directory=directory,
         )
+    refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     enter_stage("reading the config")
     with connected(process_options(line)):

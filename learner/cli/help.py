@@ -63,6 +63,8 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     skip = [name for name, each in parameters_of(target).items() if inspect.isbuiltin(each.default)]  # see `_arguments`
     parser, _ = signature_parser(target, place, [*skip, *(random_parameters(target) if key == "model" else ())])
     parser.usage = SUPPRESS
+    for action in parser._actions:  # `--NAME+`, which appends to lists, is an option of jsonargparse alone
+        action.option_strings = [name for name in action.option_strings if not name.endswith("+")]
     return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"
 
 

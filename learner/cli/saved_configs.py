@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, 
         end_stages()
         print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
     return read_yaml(path)
+
+
+def refuse_other_directory(overrides: Sequence[tuple[str, str]], directory: str) -> None:
+    """Raise `LearnerError` if options name another directory than that of the run, which a command cannot move."""
+    for key, value in overrides:
+        if key == "directory" and Path(value).expanduser().absolute() != Path(directory).absolute():
+            raise LearnerError(
+                f"--directory={value} is another directory than that of the run, {directory}: leave it out, or train "
+                "another run by learner fit CONFIG --directory=...",
+                code="cli-directory-changed",
+                directory=directory,
+            )
 
 
 def _of_population(directory: Path) -> str:

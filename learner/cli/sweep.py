@@ -63,9 +63,16 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple
         return TERMINATED, ""
     except (NonFiniteError, OutOfMemoryError) as error:
         return 0, first_line(error)
+    except Exception as error:
+        error.add_note(f"while training {_name_of(group)}")
+        raise
     finally:
         gc.collect()  # the next member needs the memory that cycles of objects hold
     return INTERRUPTED.get(stopped_by.partition(":")[0], 0), ""
+
+
+def _name_of(group: SweepGroup) -> str:
+    return f"{count(len(group.members), 'member')} together" if group.traced else group.members[0].name
 
 
 def _interrupted(plan: SweepPlan, code: int) -> int:
@@ -95,8 +102,7 @@ class _Progress:
 
         from learner.cli.sweep_status import SweepStatus
 
-        name = f"{count(len(group.members), 'member')} together" if group.traced else group.members[0].name
-        return SweepStatus(f"{self._place(group.members[0])}  {name}", Console(file=self._stream))
+        return SweepStatus(f"{self._place(group.members[0])}  {_name_of(group)}", Console(file=self._stream))
 
     def _place(self, member: SweepMember) -> str:
         members = self._plan.members

@@ -280,6 +280,9 @@ def _config_problems(
             config.check() if broken else _check(config, metric, *monitor_in(content))
         except LearnerError as error:
             problems |= {str(problem): problem for problem in problems_of(error)}
+        except Exception as error:
+            error.add_note(f"while checking {' '.join(f'--{key}={_option_text(x)}' for key, x in values.items())}")
+            raise
     return list(problems.values())
 
 

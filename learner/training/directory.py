@@ -17,6 +17,12 @@ from learner.runs.samples import FOLDER as SAMPLES
 from learner.util.disk import kind_of, problem_with_name
 
 FILES = (MARK, EVALUATIONS, "experiment.log", "config.yaml", "model.json", "summary.json", POPULATION)
+BEGINNINGS = {
+    "config.yaml": b"# What this run was started with",
+    "model.json": b'{"parameters": ',
+    "summary.json": b'{\n  "stopped_by": ',
+}
+"""How the files begin that a new run replaces. The metric logs, the journal and `experiment.log` are appended to."""
 OF_LOGGERS = ("metrics.jsonl", "metrics.csv", "mlflow.json", "wandb.json")
 TRACES = (".xplane.pb", "trace.json.gz")
 EPOCH = re.compile(r"epoch-\d+")
@@ -49,7 +55,7 @@ def wrong_name(place: str | Path) -> str | None:
     return f"the directory {os.fspath(place)!a} cannot be made: {wrong}" if wrong else None
 
 
-def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = False) -> None:
+def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = False, config: bool = False) -> None:
     """Raise `LearnerError` where a link, or something else that no run made, has the name of a file or a directory of a
     run. Only the run's directory itself and those above it may be links.
 
@@ -57,6 +63,7 @@ def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = Fa
       directory: of the run; it need not exist.
       splits: the names of the directories of its metric logs.
       profile: whether the run writes a profile.
+      config: whether the run writes `config.yaml`.
     """
     linked = profile and (directory / "profile").is_symlink()  # a file there costs the profile, not the run
     directories = ["checkpoint", "superseded", SAMPLES, *splits, *(["profile"] if linked else [])]
@@ -66,6 +73,8 @@ def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = Fa
         problems += [
             _foreign(path, "directory") for path in (directory / split).glob("epoch-*") if EPOCH.fullmatch(path.name)
         ]
+    if not holds_run(directory):
+        problems += [_replaced(directory / name) for name in BEGINNINGS if config or name != "config.yaml"]
     if found := [problem for problem in problems if problem]:
         raise one_error(found, "the run cannot begin", code="directory-unusable")
 
@@ -79,6 +88,17 @@ def _foreign(path: Path, needed: str) -> str | None:
         return None
     elsewhere = "; with_file_checkpointer(directory=...) saves elsewhere" if path.name == "checkpoint" else ""
     return f"{path} is {kind_of(mode)}; a run needs a {needed} of its own there: remove it{elsewhere}"
+
+
+def _replaced(path: Path) -> str | None:
+    """Return the problem with a file that no run wrote and that a new run would replace, or None."""
+    beginning = BEGINNINGS[path.name]
+    if path.is_symlink() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if beginning.startswith(file.read(len(beginning))):  # also of a file that was cut off
+            return None
+    return f"no run wrote {path}, and a run would replace it: move it, or choose another directory"
 
 
 def refuse_run(directory: Path, *, overwrite: bool) -> None:

@@ -1,6 +1,7 @@
 """The data of a run, read as far as the first batch of each split."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 from learner.data.abstract_source import Source
 from learner.data.array_dataset import is_data_frame
 from learner.data.batch_arrays import batch_arrays
+from learner.data.dataset import Dataset
+from learner.data.loader import DataLoader
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
 from learner.errors import LearnerError
@@ -82,7 +85,8 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
         for split in inputs.valid:
             inputs.source(split).limit(options.valid_batches)
     refuse_endless(inputs)
-    return Inputs(source, inputs.valid, {"train": first, **inputs.first_batches})
+    first_batches = {"train": first, **inputs.first_batches}
+    return Inputs(source, inputs.valid, first_batches, warnings=label_warnings(train, valid))
 
 
 def _refuse_unshuffled(inputs: Inputs) -> None:
@@ -175,6 +179,40 @@ def valid_sources(
     return {
         split: source_of(data, split, batch_size=size, shuffle=shuffle, share=share) for split, data in named.items()
     }
+
+
+def label_warnings(train: Any, valid: Any) -> list[str]:
+    """Return a warning for each field whose texts have other numbers in a validation split than in the train split.
+
+    >>> from learner.data.sources.table_arrays import Table
+    >>> numbers = {"kind": np.array([0, 1], np.int32)}
+    >>> train, valid = Table(numbers, {"kind": ("cat", "dog")}), Table(numbers, {"kind": ("cat", "eel")})
+    >>> label_warnings(train, valid)[0].partition(":")[0]
+    "'kind' numbers its texts otherwise in valid than in train"
+    """
+    if valid is None:
+        return []
+    splits = {f"valid-{name}": data for name, data in valid.items()} if has_several(valid) else {"valid": valid}
+    known = _labels(train)
+    warnings = []
+    for split, data in splits.items():
+        for field, names in _labels(data).items():
+            numbered = zip(known.get(field, ()), names, strict=False)
+            number, pair = next(((i, pair) for i, pair in enumerate(numbered) if pair[0] != pair[1]), (0, None))
+            if pair is not None:
+                warnings.append(
+                    f"{field!r} numbers its texts otherwise in {split} than in train: {number} is {pair[0]!r} in train "
+                    f"and {pair[1]!r} in {split}, so that the model takes one for the other. Give both the same list, "
+                    f"labels={{{field!r}: [...]}}, or folders of images the same names"
+                )
+    return warnings
+
+
+def _labels(data: Any) -> Mapping[str, Sequence[str]]:
+    from learner.data.survey import labels_of  # with the sources, which few runs need
+
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return labels_of(dataset) if isinstance(dataset, Dataset) else {}
 
 
 def _is_arrays(data: PyTree) -> bool:

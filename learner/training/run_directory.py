@@ -62,8 +62,9 @@ def may_resume(options: Options) -> bool:
 def refuse_links(options: Options, inputs: Inputs) -> None:
     """Raise `LearnerError` if something that no run wrote has the name of a file of this run."""
     splits = ["train", "custom", *map(file_name, inputs.valid)]
+    profile, config = options.profile is not None, options.config_text is not None
     for path in _directories(options):
-        directory.refuse_foreign(path, splits, profile=options.profile is not None)
+        directory.refuse_foreign(path, splits, profile=profile, config=config)
 
 
 @contextlib.contextmanager

@@ -103,6 +103,12 @@ def test_the_class_that_the_config_names(importable):
     assert "--count COUNT" in key_help("train.dataset", "mymodule.rows", {})
 
 
+def test_options_that_no_command_has_are_not_shown():
+    text = key_help("train.dataset", "parquet", {})
+    assert "--fields FIELDS" in text
+    assert "+" not in text
+
+
 @pytest.mark.parametrize(
     ("key", "path", "code", "shown"),
     [

@@ -187,6 +187,17 @@ def test_a_config_that_is_wrong_leaves_nothing(learner, config, workplace):
             assert not (workplace / "run").exists()
 
 
+def test_a_full_disk_is_told_without_a_traceback(learner, config, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1000, 999, 1))
+    code, _, err = learner("fit", config)
+    assert (code, "Traceback" in err) == (1, False)
+    assert "learner: [Errno 28] No space left on device: a checkpoint needs" in err
+    assert "and 1 are free" in err
+    monkeypatch.setenv("LEARNER_TRACEBACK", "1")
+    with pytest.raises(OSError, match="No space left"):
+        learner("resume", "run")
+
+
 def test_a_mistake_in_the_users_code_shows_the_users_frames(learner, config, monkeypatch):
     words = "fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step"
     code, _, err = learner(*words)
@@ -213,6 +224,28 @@ def test_a_directory_with_a_run_is_refused_replaced_or_resumed(learner, trained)
     assert not {"overwrite", "resume"} & set(saved())
 
 
+def test_a_config_in_the_directory_of_its_run_is_kept(learner, trained):
+    """The saved config of a run is one that a run wrote, and may be replaced."""
+    text = f"# mine\n{Path(trained).read_text()}"
+    Path("place").mkdir()
+    Path("place/config.yaml").write_text(text)
+    code, _, err = learner("fit", "place/config.yaml", "--directory=place")
+    assert code == 2
+    assert "no run wrote" in err
+    assert Path("place/config.yaml").read_text() == text
+    shutil.copy("run/config.yaml", "place/config.yaml")
+    assert learner("fit", "place/config.yaml", "--directory=place", "--num_epochs=1")[0] == 0
+
+
+@pytest.mark.parametrize("empty", ["", "null"])
+def test_an_empty_directory_is_not_the_current_one(learner, config, empty):
+    before = sorted(os.listdir())
+    code, _, err = learner("fit", config, f"--directory={empty}")
+    assert code == 2
+    assert "directory is missing: give it in the config, or as --directory=..." in err
+    assert sorted(os.listdir()) == before
+
+
 # -- resume ----------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +262,15 @@ def test_resume_goes_on_as_config_yaml_says(learner, trained):
     assert code == 0
     assert "run has nothing left to do: 4 epochs, 12 steps" in out
     assert "epoch 4/4" not in out
+
+
+@pytest.mark.parametrize("words", [["resume", "run"], ["evaluate", "run"], ["export", "run", "-o", "run.mpk"]])
+def test_a_run_is_not_moved_by_an_option(learner, trained, words):
+    code, _, err = learner(*words, "--directory=elsewhere")
+    assert code == 2
+    assert "--directory=elsewhere is another directory than that of the run, run: leave it out" in err
+    assert not Path("elsewhere").exists()
+    assert learner(*words, "--directory=./run")[0] == 0
 
 
 def test_how_to_resume_a_run_that_stopped_early(learner, trained):
@@ -540,6 +582,9 @@ def test_predict(learner, trained, workplace):
         first = outputs["predictions"]
     code, _, err = learner("predict", "run", "data.csv", "-o", "again.npz")
     assert (code, "dataset: {class_path: csv, init_args: {path: data.csv}}" in err) == (2, True)
+    assert "{class_path: parquet, init_args" in learner("predict", "run", "data.parquet", "-o", "again.npz")[2]
+    code, _, err = learner("predict", "run", "run/config.yaml", "-o", "again.npz")
+    assert (code, "run/config.yaml is the config of a run; it needs the content of `valid` alone" in err) == (2, True)
     np.savez(workplace / "unlabelled.npz", x=x)
     code, _, err = learner("predict", "run", "unlabelled.npz", "-o", "again.npz")
     assert (code, "predict_step" in err) == (2, True)

@@ -40,6 +40,15 @@ def press(info, model):
     if len(calls.read_text()) == 3:  # the first epoch of the second member
         os.kill(os.getpid(), int(os.environ["SIGNAL"]))
 """
+UNLUCKY = """
+
+def unlucky_model(size: int):
+    return 1 / 0 if size == 13 else linear(size)
+
+
+def unlucky_rows(count: int):
+    return 1 / 0 if count == 13 else rows(count)
+"""
 DIVERGES = """
 
 def explode(learning_rate):
@@ -341,6 +350,23 @@ def test_an_error_of_the_users_code_ends_the_sweep(learner, config):
     assert code in (1, 2)
     assert "ZeroDivisionError" in err
     assert not Path("run-sweep/001-lr=0.2").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("--model.size=3,13", "while checking --model.size=13"),
+        ("--train.dataset.count=12,13", "while training 001-count=13"),
+    ],
+)
+def test_an_error_of_the_users_code_names_the_member(learner, line_config, workplace, option, named):
+    with open("mymodule.py", "a") as file:
+        file.write(UNLUCKY)
+    train = {"dataset": {"class_path": "mymodule.unlucky_rows", "init_args": {"count": 12}}, "batch_size": 4}
+    model = {"class_path": "mymodule.unlucky_model", "init_args": {"size": 3}}
+    path = write(line_config, num_epochs=1, model=model, train=train)
+    code, _, err = learner("sweep", path, option)
+    assert (code, "ZeroDivisionError: " in err, named in err) == (1, True, True)
 
 
 def test_json(learner, config):

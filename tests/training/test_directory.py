@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from learner.runs import RunReader
 from learner.runs.history import read_history
 from learner.runs.journal import read_journal
 from learner.runs.layout import read_summary
-from learner.training.directory import holds_run, prepare, problem_with, refuse_run, remove_run
+from learner.training.directory import holds_run, prepare, problem_with, refuse_foreign, refuse_run, remove_run
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,
@@ -263,6 +264,33 @@ def test_a_second_run_is_refused_and_changes_nothing(tmp_path):
     with pytest.raises(LearnerError, match="holds a run"):
         build_line(quiet(tmp_path / "run")).fit(batches())
     assert tree_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model.json", "summary.json"])
+def test_files_that_no_run_wrote_are_not_replaced(tmp_path, name):
+    write(tmp_path, name)
+    with raises_code("directory-unusable") as error:
+        refuse_foreign(tmp_path, ["train"], config=True)
+    assert f"no run wrote {tmp_path / name}, and a run would replace it: move it" in str(error.value)
+    if name != "config.yaml":
+        with raises_code("directory-unusable"):
+            build_line(quiet(tmp_path)).fit(batches())
+    assert tree_of(tmp_path).keys() == {name}
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_remains_of_a_run_may_be_replaced(tmp_path):
+    """So may a `config.yaml` where the run writes none, and a file that a crash has cut off."""
+    build_line(quiet(tmp_path)).fit(batches())
+    kept = [path for path in tmp_path.iterdir() if path.name in ("model.json", "summary.json")]
+    assert len(kept) == 2
+    (tmp_path / "journal.jsonl").unlink()
+    shutil.rmtree(tmp_path / "train")
+    write(tmp_path, "config.yaml")
+    assert not holds_run(tmp_path)
+    refuse_foreign(tmp_path, ["train"])
+    os.truncate(tmp_path / "config.yaml", 0)
+    refuse_foreign(tmp_path, ["train"], config=True)
 
 
 def test_overwriting(tmp_path):

@@ -20,7 +20,7 @@ from learner import (
     RegressionOutput,
     TrainOutput,
 )
-from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.data import ArrayDataset, DataLoaderBuilder, csv
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 from learner.training.compilation import CompileTimes
 from learner.training.monitors import default_monitor
@@ -530,6 +530,31 @@ def test_a_batch_size_that_is_not_used_is_warned_of(tmp_path, kind):
     (text,) = warnings_of(tmp_path / str(BATCH))
     assert f"with_batch_size({BATCH}) is not used for the train data, which comes in batches of 5 already" in text
     assert warnings_of(tmp_path / "5") == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_texts_with_other_numbers_in_validation_are_warned_of(tmp_path, several):
+    """As those of two files of which one lacks a text. Views of a table and longer lists have the same numbers."""
+    columns = [f"{x},{kind}" for x, kind in zip(range(6), ["bus", "car", "tram"] * 2, strict=True)]
+    (tmp_path / "train.csv").write_text("\n".join(["x,kind", *columns]))
+    (tmp_path / "valid.csv").write_text("\n".join(["x,kind", *columns[1:3]]))
+    train = csv(tmp_path / "train.csv", ["x", "kind"], labels=["kind"])
+    sorted_alone = csv(tmp_path / "valid.csv", ["x", "kind"], labels=["kind"])
+    alike = csv(tmp_path / "valid.csv", ["x", "kind"], labels={"kind": ["bus", "car", "tram", "ship"]})
+    assert train.arrays["kind"][2] != sorted_alone.arrays["kind"][1]
+
+    def squares(model, batch):
+        return {"loss": ((model["w"][0] - batch["kind"].astype(jnp.float32)) ** 2).mean()}
+
+    def fit(name, valid):
+        builder = quiet(tmp_path / name).num_epochs(1).with_batch_size(3)
+        builder.build(line(), optax.sgd, 0.01, train_step=squares, valid_step=squares).fit(train, valid)
+        return [text for text in warnings_of(tmp_path / name) if "numbers its texts" in text]
+
+    split = "valid-night" if several else "valid"
+    (text,) = fit("run", {"day": train, "night": sorted_alone} if several else sorted_alone)
+    assert f"'kind' numbers its texts otherwise in {split} than in train: 0 is 'bus' in train and 'car' in" in text
+    assert fit("alike", {"day": train.slice(2), "night": alike} if several else alike) == []
 
 
 def test_validation_inside_epochs_needs_validation_data(tmp_path):
