@@ -305,8 +305,8 @@ class Tracing:
         if isinstance(error, jax.errors.UnexpectedTracerError) or str(error).startswith(OF_TRACED_CONSTANTS):
             raise LearnerError(
                 f"{self._name} (or a metric) uses a value that an earlier call kept, in a list, a global variable, a "
-                "closure or an attribute: it was traced, and has no number. Return it instead, as a field of the output "
-                "or in the model. `with jax.checking_leaks():` around the run shows what keeps it",
+                "closure or an attribute: it was traced, and has no number. Return it instead, as a field of the "
+                "output or in the model. `with jax.checking_leaks():` around the run shows what keeps it",
                 code="step-keeps-tracer",
             ) from error
         if isinstance(error, RuntimeError) and "requires a key" in str(error):  # of Equinox
