@@ -63,6 +63,8 @@ def _wrapped(block: str, width: int) -> str:
 
 def check_output(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
     """Raise `LearnerError` unless a file of one of these suffixes can be written at `path`."""
+    if str(path) == "-":
+        raise LearnerError(f"nothing is written to standard output: -o needs {what}", code="cli-standard-output")
     if (suffixes and path.suffix.lower() not in suffixes) or not path.absolute().parent.is_dir():
         raise LearnerError(f"the output is {path}; it needs {what} in a directory that exists", code="cli-output-path")
 
