@@ -35,7 +35,14 @@ from learner.errors import LearnerError
 from learner.util.urls import one_line
 
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
-FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too
+FACTS = (
+    "ends_epoch",
+    "score",
+    "monitor",
+    "at_stop",
+    "at_end",
+    "higher_is_better",
+)  # of `progress`, in the manifest too
 MOST_PACKED = 10_000  # times: as much as compression could save
 Once = Callable[[Callable[[], Any]], Any]
 
@@ -102,8 +109,20 @@ class CheckpointStore:
 
     @property
     def entries(self) -> list[Entry]:
-        """Return the checkpoints that are complete by their manifests, oldest first."""
-        return [Entry(step, facts["ends_epoch"], facts["score"]) for step, facts in sorted(self._table.items())]
+        """Return the checkpoints that are complete by their manifests, oldest first. Those of another monitor than the
+        newest one have no score, as a run may resume with another.
+        """
+        return [
+            Entry(step, facts["ends_epoch"], facts["score"] if self._is_comparable(facts) else None)
+            for step, facts in sorted(self._table.items())
+        ]
+
+    def _is_comparable(self, facts: Mapping[str, Any]) -> bool:
+        """Return False for a checkpoint whose score is of another metric than that of the newest. Former manifests do
+        not name it.
+        """
+        newest = self._table[max(self._table)]["monitor"]
+        return None in (newest, facts["monitor"]) or facts["monitor"] == newest
 
     @property
     def steps(self) -> list[int]:
@@ -208,7 +227,7 @@ class CheckpointStore:
     def prune(self) -> None:
         """Remove the checkpoints that are not kept. A kill in `save` may have left one too many."""
         assert self._retention is not None
-        table = {step: (facts["ends_epoch"], facts["score"]) for step, facts in self._table.items()}
+        table = {entry.step: (entry.epoch, entry.score) for entry in self.entries}
         at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))
         for step in sorted(table.keys() - self._retention.kept(table, at_stop, at_end)):
             self._remove(step)
@@ -433,7 +452,7 @@ class CheckpointStore:
     def _higher_is_better(self) -> bool:
         if self._retention is not None:
             return self._retention.higher_is_better
-        return any(facts["higher_is_better"] for facts in self._table.values())
+        return any(facts["higher_is_better"] for facts in self._table.values() if self._is_comparable(facts))
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""

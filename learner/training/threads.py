@@ -152,6 +152,8 @@ def best_snapshot(spec: RunSpec, store: CheckpointStore) -> BestSnapshot | None:
     if restored is not None and restored.progress["at_stop"]:
         stopped = restored.entry.step
     score = next((entry.score for entry in store.ranked() if entry.step != stopped), None)
+    if restored is not None and restored.progress["monitor"] != monitor:
+        score = None  # of another metric
     return BestSnapshot(higher_is_better, score, bytes_of(spec.state))
 
 

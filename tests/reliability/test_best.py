@@ -17,7 +17,7 @@ import pytest
 import learner.checkpoint
 from learner import MetricEarlyStopping, RegressionOutput, Updates, load_checkpoint
 from learner.checkpoint import CheckpointStore
-from learner.metrics import CollectingMetric, LearningRate
+from learner.metrics import CollectingMetric, LearningRate, MeanAbsoluteError
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,
@@ -105,6 +105,18 @@ def test_early_stopping_has_the_same_best(tmp_path):
     result = build(builder).fit(shuffled(), scripted(*LOSSES))
     assert result.stopped_by == "early stopping: valid/Loss has not improved on 1.3 for 3 validations"
     assert load_checkpoint(tmp_path / "run").epoch == 2
+
+
+def test_the_best_by_another_monitor_is_not_that_of_the_first(tmp_path):
+    def fit(epochs, monitor, *losses):
+        builder = quiet(tmp_path / "run").metrics(MeanAbsoluteError()).num_epochs(epochs).resume()
+        return build(builder.with_file_checkpointer(keep_last=1, monitor=monitor)).fit(shuffled(), scripted(*losses))
+
+    assert fit(2, "valid/Loss", 0.04, 0.0225).best_epoch == 2
+    result = fit(5, "valid/Mean Absolute Error", 0.01, 0.0064, 0.0081)  # the errors are 0.1, 0.08, 0.09
+    assert result.best_epoch == 4
+    assert {entry["epoch"]: entry["best"] for entry in result.summary["checkpoints"]} == {4: True, 5: False}
+    assert load_checkpoint(tmp_path / "run").score == pytest.approx(0.08)
 
 
 def test_a_validation_inside_an_epoch_may_be_the_best(tmp_path):
