@@ -300,9 +300,9 @@ class Tracing:
             ) from error
         if isinstance(error, jax.errors.UnexpectedTracerError) or str(error).startswith(OF_TRACED_CONSTANTS):
             raise LearnerError(
-                f"{self._name} uses a value that an earlier call of it kept, in a list, a global variable, a closure "
-                "or an attribute: it was traced, and has no number. Return it instead, as a field of the output or in "
-                "the model. `with jax.checking_leaks():` around the run shows what keeps it",
+                f"{self._name} (or a metric) uses a value that an earlier call kept, in a list, a global variable, a "
+                "closure or an attribute: it was traced, and has no number. Return it instead, as a field of the "
+                "output or in the model. `with jax.checking_leaks():` around the run shows what keeps it",
                 code="step-keeps-tracer",
             ) from error
         if isinstance(error, RuntimeError) and "requires a key" in str(error):  # of Equinox
@@ -394,6 +394,13 @@ def _output_problem(output: Any, name: str) -> Problem | None:
             f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the dataclass "
             "with @jax.tree_util.register_dataclass",
             code="step-output-no-pytree",
+            name=name,
+        )
+    if not jax.tree_util.all_leaves([output.loss]):
+        return Problem(
+            f"the loss of {name} is a {type(output.loss).__name__}; it needs one number: add up the terms of a loss, "
+            "and return each as a field of its own, which FieldMean logs",
+            code="step-loss-type",
             name=name,
         )
     shape, dtype = jnp.shape(output.loss), jnp.result_type(output.loss)

@@ -234,6 +234,8 @@ WRONG = {
     ),
     "an object": (lambda m, b: Plain(b["x"]), "{0} returned Plain with logits, which has no field 'loss'"),
     "no pytree": (lambda m, b: NoTree(loss_of(m)), "{0} returned NoTree, which JAX does not know as a pytree"),
+    "losses of tasks": (lambda m, b: {"loss": {"a": loss_of(m), "b": 0.0}}, "the loss of {0} is a dict; it needs one"),
+    "no loss": (lambda m, b: {"loss": None}, "the loss of {0} is a NoneType; it needs one number"),
     "loss per row": (lambda m, b: Own(b["x"].sum(1)), "the loss of {0} has shape [4]; it needs one number"),
     "loss in an array": (lambda m, b: Own(loss_of(m)[None]), "the loss of {0} has shape [1]; it needs one number"),
     "integer loss": (lambda m, b: Own(b["label"].sum()), "the loss of {0} has dtype int32"),
