@@ -601,7 +601,7 @@ class LearnerBuilder:
         Args:
           allow: changes to accept that raise otherwise. `"data"`: other training data, or another accumulation, inside
             an epoch, which continues after as many batches as before; `"metrics"`: other metrics inside an epoch, which
-            start anew; `"optimizer"`: an optimizer with another state, which starts anew; `"logs"`: logs that lost
+            start over; `"optimizer"`: an optimizer with another state, which starts over; `"logs"`: logs that lost
             parts. Other changes with an effect (the learning rate, the optimizer's settings, the loss, the data between
             epochs) are reported in one warning.
         """

@@ -260,9 +260,10 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
         warnings.append(_of_written(traced.written))
     if traced.assigned:
         warnings.append(
-            f"train_step assigns {join_names(traced.assigned, MOST_NAMED)} of its model, in vain: attributes that are "
-            "no variables are part of the compiled program, and the next step begins with the former ones. Hold state "
-            "in a variable that __init__ makes, such as nnx.Variable(jnp.array(0)); on_batch gets the step's number"
+            f"train_step assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
+            "attributes that are not variables are constants of the compiled program, and each step starts with the "
+            "original ones. Hold state in a variable that __init__ makes, such as nnx.Variable(jnp.array(0)); on_batch "
+            "gets the number of the step"
         )
     return warnings
 

@@ -60,7 +60,7 @@ class TracedTrainStep:
         are traced with it, do not lead to any output.
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
-      assigned: the names of attributes that the step assigned to its model, which is in vain, too.
+      assigned: the names of attributes that the step assigned to its model, which has no effect either.
     """
 
     problems: list[str]

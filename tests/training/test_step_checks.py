@@ -778,7 +778,7 @@ def test_what_a_step_hands_on_as_it_is_is_not_named():
 def test_the_run_warns_of_parameters_that_a_step_replaces(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build({**model(), "carry": jnp.zeros(2)}, optax.sgd, 0.1, train_step=counted).fit([BATCH])
-    assert "train_step replaces carry in its model, in vain" in (tmp_path / "experiment.log").read_text()
+    assert "train_step replaces carry in its model, which has no effect" in (tmp_path / "experiment.log").read_text()
 
 
 class Counting(nnx.Module):
@@ -810,7 +810,7 @@ def test_the_run_warns_of_attributes_that_a_step_assigns(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     result = builder.build(Counting(), optax.sgd, 0.1, train_step=of_module).fit([BATCH])
     assert (result.model.count, result.model.kept[...]) == (0, 1)
-    assert "of its model, in vain: attributes" in (tmp_path / "experiment.log").read_text()
+    assert "of its model, which has no effect: attributes" in (tmp_path / "experiment.log").read_text()
 
 
 # -- what is not trained -----------------------------------------------------------------------------------------------

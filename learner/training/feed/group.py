@@ -225,8 +225,8 @@ def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:
         return source.shorter(epoch, batch)
     where = f"epoch {epoch}" if source.split == "train" else "a validation"
     return LearnerError(
-        f"the {source.split} data had no batches in {where}: a loader must give its batches "
-        "anew in each epoch (a generator cannot; pass the generator function itself)",
+        f"the {source.split} data had no batches in {where}: a loader must yield its batches "
+        "again in each epoch (a generator cannot; pass the generator function itself)",
         code="data-without-batches",
         epoch=epoch,
     )
