@@ -51,6 +51,7 @@ from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod
 from learner.util.addresses import refuse_address
 from learner.util.slurm import job_end
+from learner.util.text import name_of
 
 ModelT = TypeVar("ModelT")
 SelectionT = TypeVar("SelectionT", bound=Selection)
@@ -1050,8 +1051,9 @@ def _hook(name: str, fn: Any) -> Callable[..., Any]:
     except ValueError:  # a function in C that does not tell its arguments
         pass
     except TypeError as error:
+        shown = name_of(fn) if callable(fn) else repr(fn)
         raise LearnerError(
-            f"{name} got {fn!r}: {error}; it needs a function (info, model)", code="builder-hook-type", name=name
+            f"{name} got {shown}: {error}; it needs a function (info, model)", code="builder-hook-type", name=name
         ) from None
     hook: Callable[..., Any] = fn
     return hook

@@ -513,7 +513,8 @@ class PathMatch:
         needed |= {_shown(("opt_state", name)): x for name, x in self._shapes["optim"]["opt_state"].items()}
         if rows := differences(saved, needed):
             shown = rows[:SHOWN] + ([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])
-            title = f"{checkpoint} is of another model or optimizer; {len(rows)} arrays differ:"
+            differing = "1 array differs" if len(rows) == 1 else f"{len(rows)} arrays differ"
+            title = f"{checkpoint} is of another model or optimizer; {differing}:"
             raise LearnerError(
                 "\n  ".join([title, *shown]) + f"\n{advice}", code="checkpoint-model-differs", count=len(rows)
             )

@@ -170,8 +170,8 @@ class Dataset(abc.ABC):
         parts = self.split(fractions, seed)
         return parts[_check_below("part", which, len(parts))]
 
-    def k_fold(self, k: int, seed: int | None = 0) -> "Iterator[tuple[Dataset, Dataset]]":
-        """Yield `k` pairs (train, valid): every item is in one `valid`, and in `train` of all other pairs.
+    def k_fold(self, k: int, seed: int | None = 0) -> "list[tuple[Dataset, Dataset]]":
+        """Return `k` pairs (train, valid): every item is in one `valid`, and in `train` of all other pairs.
 
         Raises:
           LearnerError: `k` is below 2, or above the number of items.
@@ -184,10 +184,10 @@ class Dataset(abc.ABC):
         _refuse_redrawn(self, "k_fold")
         folds = indices.fold_indices(len(self), k, seed)
         call = f".k_fold({k}, seed={seed})"
-        return (
+        return [
             (self._select(train, f"{call}[{i}].train"), self._select(valid, f"{call}[{i}].valid"))
             for i, (train, valid) in enumerate(folds)
-        )
+        ]
 
     def fold(self, which: int, k: int, part: Literal["train", "valid"], seed: int | None = 0) -> "Dataset":
         """Return one side of pair number `which` (from 0) of `k_fold`, for configs.
@@ -199,7 +199,7 @@ class Dataset(abc.ABC):
             raise LearnerError(
                 f"the part of fold is {part!r}: {near(str(part), ['train', 'valid'])}", code="data-fold-part-unknown"
             )
-        pairs = list(self.k_fold(k, seed))
+        pairs = self.k_fold(k, seed)
         return pairs[_check_below("fold", which, len(pairs))][part == "valid"]
 
     def sample(

@@ -151,8 +151,15 @@ def same_tree(a: PyTree, b: PyTree) -> bool:
     return bool(structures[0] == structures[1])
 
 
-def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
-    """Return `got`. Raise an error that names the paths in which it differs from `needed`."""
+OF_GRADIENTS = "Return those of jax.grad with respect to the model that the step got"
+OF_VARIABLES = (
+    "Every variable must exist before training: make it in the model's __init__ (or run the model once before building "
+    "the learner)"
+)
+
+
+def same_structure(got: PyTree, needed: PyTree, what: str, remedy: str = OF_VARIABLES) -> PyTree:
+    """Return `got`. Raise an error that names the paths in which it differs from `needed`, and the remedy."""
     if same_tree(got, needed):
         return got
     new, old = set(named_leaves(got)), set(named_leaves(needed))
@@ -160,8 +167,7 @@ def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
         f"{word} {', '.join(sorted(paths))}" for word, paths in (("new:", new - old), ("missing:", old - new)) if paths
     ]
     raise LearnerError(
-        f"{what}; {'; '.join(parts) or 'the containers are of other types'}. Every variable must exist before "
-        "training: make it in the model's __init__ (or run the model once before building the learner)",
+        f"{what}; {'; '.join(parts) or 'the containers are of other types'}. {remedy}",
         code="model-structure-changed",
     )
 
@@ -830,11 +836,13 @@ def _on_one_device(model: Any, trainable: Trainable, shared: bool, why: str) -> 
 
 
 def _no_parameters(model: Any, adapter: ModelAdapter, trainable: Trainable) -> str:
-    others = list(named_leaves(adapter.model_state))
+    others = [
+        f"{name} ({getattr(x, 'dtype', type(x).__name__)})" for name, x in named_leaves(adapter.model_state).items()
+    ]
     have = f"it has {', '.join(others[:8])}" if others else "it has no arrays"
     why = (
         "trainable= selects none of them, or freeze leaves none"
         if trainable is not None and others
-        else "nothing in it can be differentiated"
+        else "nothing in it can be differentiated: parameters are arrays of floats, such as jnp.asarray(0.5)"
     )
     return f"the model ({type(model).__name__}) has no parameters to train: {have}, and {why}"

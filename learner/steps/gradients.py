@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.models.adapters import Trainable, adapter_of, same_structure, same_tree
+from learner.models.adapters import OF_GRADIENTS, Trainable, adapter_of, same_structure, same_tree
 from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import step_fn
 from learner.steps.tree_math import like
@@ -86,7 +86,9 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
         else:
             (_, (own, output, carried, streams)), grads = jax.value_and_grad(forward, has_aux=True)(adapter.params)
         if own is not None:
-            grads = same_structure(adapter.grads(own), adapter.params, f"{fn.name} returned other gradients")
+            grads = same_structure(
+                adapter.grads(own), adapter.params, f"{fn.name} returned other gradients", OF_GRADIENTS
+            )
         after = adapter.put(model, carried, adapter.streams if key is not None else streams)
         return (output, after) if returns_model[-1] else output, grads
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.models.adapters import ModelAdapter, same_structure
+from learner.models.adapters import OF_GRADIENTS, ModelAdapter, same_structure
 from learner.steps.axis import Axis
 from learner.steps.batch_transforms import BatchTransform, transformed
 from learner.steps.eval_params import eval_params
@@ -260,7 +260,7 @@ class StepDefinition:
         """Return the gradients that the train step returned, under the names of `params`."""
         assert self.train is not None
         what = f"{self.train.name} returned other gradients than the model's"
-        grads = same_structure(self.adapter.grads(grads), params, what)
+        grads = same_structure(self.adapter.grads(grads), params, what, OF_GRADIENTS)
         each_example = self.train.returns_gradients and not self.accumulates  # may then be `[examples, ...]`
         for name, g, p in zip(named_leaves(params), jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
             if jnp.shape(g) != p.shape and not (each_example and jnp.shape(g)[1:] == p.shape):

@@ -456,6 +456,7 @@ def test_strictly_all_has_to_be_there(net, one, tmp_path):
     assert list(tmp_path.iterdir()) == []
     with raises_code("checkpoint-model-differs", count=1) as error:
         build_part(quiet(tmp_path / "new").initial_from(one))
+    assert "; 1 array differs:" in str(error.value)
     assert "params/b: saved float32[1], now nothing" in str(error.value)
 
 

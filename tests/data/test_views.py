@@ -59,7 +59,7 @@ VIEWS = {
     "split": (lambda d: d.split([0.7, 0.3], seed=1)[0], [ITEMS[i] for i in FIRST]),
     "the other part": (lambda d: d.part(1, [0.7, 0.3], seed=1), [ITEMS[i] for i in SECOND]),
     "split in order": (lambda d: d.split([0.25, 0.25, 0.5], seed=None)[1], ITEMS[2:5]),
-    "a fold": (lambda d: list(d.k_fold(3, seed=None))[1][0], ITEMS[:4] + ITEMS[7:]),
+    "a fold": (lambda d: d.k_fold(3, seed=None)[1][0], ITEMS[:4] + ITEMS[7:]),
     "the rest of it": (lambda d: d.fold(1, 3, "valid", seed=None), ITEMS[4:7]),
     "sample": (lambda d: d.sample(6, True, np.arange(N), seed=2), [ITEMS[i] for i in DRAWN]),
     "concat": (lambda d: d.slice(8).concat(d, d.select([0])), [*ITEMS[8:], *ITEMS, ITEMS[0]]),

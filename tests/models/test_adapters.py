@@ -557,7 +557,7 @@ class NoParameters(nnx.Module):
     ("model", "trainable", "code", "values"),
     [
         (NoParameters(), None, "model-nothing-to-train", ("NoParameters",)),
-        ({"n": jnp.arange(3)}, None, "model-nothing-to-train", ()),
+        ({"n": jnp.arange(3)}, None, "model-nothing-to-train", ("n (int32)",)),
         ({}, None, "model-nothing-to-train", ("it has no arrays",)),
         (3, None, "model-nothing-to-train", ("it has no arrays",)),
         ({"w": jnp.ones(2)}, lambda path, x: False, "model-nothing-to-train", ()),
