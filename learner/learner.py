@@ -27,6 +27,7 @@ from learner.training.agreement import propagate_failures
 from learner.training.batch_split import resolve_split
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator, MetricValues
+from learner.training.fingerprints import saved_labels
 from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
 from learner.training.preparation import prepare_programs
@@ -186,6 +187,7 @@ class Learner(Generic[ModelT]):
                 if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
                     self._fitted = True
                     self._evaluator.runner, result = finished
+                    self._evaluator.labels = saved_labels(checkpoint.progress)
                     if text := changes_since_end(checkpoint, plan.fingerprint):
                         warnings.warn(text, stacklevel=2)
                     if options.renderer is not None and processes.index == 0:
@@ -204,7 +206,7 @@ class Learner(Generic[ModelT]):
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
                     with (
                         open_run(plan, prepared, checkpoint, state, _announce_overview) as run,
-                        self._evaluator.training(run.runner),
+                        self._evaluator.training(run.runner, plan.inputs.labels),
                     ):
                         run.stop.finish(self.loop(run))
             # Asked once the run is closed, as SIGTERM may have come during the last save.

@@ -5,7 +5,7 @@ import dataclasses
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,8 @@ from learner.training.directory import holds_run
 from learner.training.dispatch_plan import build_feeder, in_flight_limit, make_runner
 from learner.training.executor import Runner
 from learner.training.feed.group import bytes_of
-from learner.training.inputs import Inputs, has_several, read_valid, refuse_endless
+from learner.training.fingerprints import saved_labels
+from learner.training.inputs import Inputs, has_several, label_warnings, read_valid, refuse_endless
 from learner.training.model_loading import load_model_state, trained_until
 from learner.training.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.reporter import Reporter
@@ -81,6 +82,7 @@ class Evaluator:
       runner: the programs and the state of the model. None: they are loaded at the first call, from the checkpoint that
         the builder chose, or else with the model as given.
       entry: that checkpoint, once it is loaded. None: the model comes from elsewhere.
+      labels: by field, the texts that the data numbers that the model was trained on, where they are known.
     """
 
     def __init__(self, definition: TrainingDefinition):
@@ -89,11 +91,12 @@ class Evaluator:
         self._loaned: Runner | None = None  # for checkpoints, where the learner has no model of its own
         self._training: int | None = None  # the thread of a run that has not ended
         self.entry: Entry | None = None
+        self.labels: Mapping[str, Sequence[str]] = {}
 
     @contextlib.contextmanager
-    def training(self, runner: Runner) -> Iterator[None]:
+    def training(self, runner: Runner, labels: Mapping[str, Sequence[str]]) -> Iterator[None]:
         """Evaluate with the model of a run in its hooks, and after it unless it fails."""
-        self.runner, self._training = runner, threading.get_ident()
+        self.runner, self.labels, self._training = runner, labels, threading.get_ident()
         try:
             yield
         except BaseException:
@@ -107,7 +110,9 @@ class Evaluator:
         if split is None and checkpoint is None:
             processes = hosts()
             with propagate_failures(processes), without_mesh():
-                return evaluate(self._definition, self._loaded(processes), self._read(data), processes)
+                runner, inputs = self._loaded(processes), self._read(data)
+                _warn_of_labels(self.labels, data)
+                return evaluate(self._definition, runner, inputs, processes)
         return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
 
     def choice(self, checkpoint: int | str | None = None) -> dict[str, Any]:
@@ -144,7 +149,9 @@ class Evaluator:
 
             def read(store: CheckpointStore, entry: Entry) -> tuple[Runner, Evaluation]:
                 runner, is_best = self._with_model(entry, store), entry == store.best()
-                trained, shown_epoch = trained_until(entry, store.progress(entry.step))
+                progress = store.progress(entry.step)
+                _warn_of_labels(saved_labels(progress), data)
+                trained, shown_epoch = trained_until(entry, progress)
                 return runner, Evaluation(
                     shown_epoch, trained.step, is_best, str(store.path(entry.step)), MetricValues({}, {})
                 )
@@ -205,6 +212,7 @@ class Evaluator:
             _warn_of_rows(inputs, predicts=True)
             with without_mesh():
                 runner = self._loaded(processes)
+            _warn_of_labels(self.labels, data)
             yield from predict(self._definition, runner, inputs, processes)
 
     def _read(self, data: Any) -> Inputs:
@@ -233,7 +241,9 @@ class Evaluator:
             kind, restored = definition.step.adapter.kind, None
             if resumes(definition.options):
                 restored = read_checkpoint(definition, processes=processes, eval_only_kind=kind)
-            self.entry = None if restored is None else trained_until(restored.entry, restored.progress)[0]
+            if restored is not None:
+                self.entry = trained_until(restored.entry, restored.progress)[0]
+                self.labels = saved_labels(restored.progress)
             definition.take_initial()
             options = definition.options
             if restored is None and options.initial is None and not options.overwrite and holds_run(options.directory):
@@ -245,6 +255,12 @@ class Evaluator:
             state = definition.init_placed() if restored is None else restored.state
             self.runner = make_runner(definition.step, state, definition.strategy)
         return self.runner
+
+
+def _warn_of_labels(known: Mapping[str, Sequence[str]], data: Any) -> None:
+    """Warn of data whose texts have other numbers than those that the model was trained on."""
+    for text in label_warnings(known, data, "the data"):
+        warnings.warn(text, stacklevel=4)
 
 
 def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:

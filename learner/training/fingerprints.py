@@ -40,6 +40,7 @@ FIRST_ROW = "first row"
 LISTS = ("list", "tuple")
 SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
+MOST_LABELS = 1000  # texts of a field that are kept by name
 MICRO_BATCHES = "micro-batches per step"
 """The option that changes the meaning of a position inside an epoch."""
 PARTS = "parts per micro-batch"
@@ -122,6 +123,9 @@ def _facts(inputs: Inputs, split: str) -> JSON:
     digest = 0
     for x in jax.tree.leaves(inputs.first_batches[split]):
         digest = zlib.crc32(np.ascontiguousarray(x[0]).tobytes(), digest)
+    labels = {field: list(names) for field, names in inputs.labels.items() if len(names) <= MOST_LABELS}
+    if labels and split == "train":
+        facts["labels"] = labels
     return {**facts, FIRST_ROW: f"{digest:08x}"}
 
 
@@ -197,6 +201,17 @@ def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
     settings |= {"strategy": saved_settings["strategy"]} if "strategy" in saved_settings else {}
     train = {"rows per batch": grouping.get("rows per batch"), "batches": grouping.get("batches per epoch")}
     return {"data": {"train": train}, "settings": settings, "programs": {}}
+
+
+def saved_labels(progress: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the texts that the train split numbered, by field; empty for checkpoints of versions that kept none."""
+    train = saved_fingerprint(progress)["data"].get("train")
+    labels = train.get("labels") if isinstance(train, dict) else None
+    return {
+        field: names
+        for field, names in (labels.items() if isinstance(labels, dict) else ())
+        if isinstance(names, list) and all(isinstance(name, str) for name in names)
+    }
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:

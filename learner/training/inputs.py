@@ -36,6 +36,7 @@ class Inputs:
       first_batches: the first batch of each split, NumPy arrays.
       programs: the traced step of each split (`ClosedJaxpr`), once they are checked.
       warnings: of the checks, for the log of the run.
+      labels: by field, the texts that the train split numbers, in the order of their numbers.
     """
 
     train: Source | None
@@ -43,6 +44,7 @@ class Inputs:
     first_batches: dict[str, PyTree]
     programs: dict[str, Any] = dataclasses.field(default_factory=dict)
     warnings: list[str] = dataclasses.field(default_factory=list)
+    labels: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def rows(self, split: str) -> int:
         """Return the number of rows of a split's first batch over all processes."""
@@ -86,7 +88,9 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
             inputs.source(split).limit(options.valid_batches)
     refuse_endless(inputs)
     first_batches = {"train": first, **inputs.first_batches}
-    return Inputs(source, inputs.valid, first_batches, warnings=label_warnings(train, valid))
+    labels = _labels(train)
+    warnings = [] if valid is None else label_warnings(labels, valid)
+    return Inputs(source, inputs.valid, first_batches, warnings=warnings, labels=labels)
 
 
 def _refuse_unshuffled(inputs: Inputs) -> None:
@@ -181,28 +185,29 @@ def valid_sources(
     }
 
 
-def label_warnings(train: Any, valid: Any) -> list[str]:
-    """Return a warning for each field whose texts have other numbers in a validation split than in the train split.
+def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "valid") -> list[str]:
+    """Return a warning for each field whose texts have other numbers than in the train split.
+
+    Args:
+      known: the `labels` of the train split.
+      data: a split, or a dict of several.
+      name: of the split.
 
     >>> from learner.data.sources.table_arrays import Table
-    >>> numbers = {"kind": np.array([0, 1], np.int32)}
-    >>> train, valid = Table(numbers, {"kind": ("cat", "dog")}), Table(numbers, {"kind": ("cat", "eel")})
-    >>> label_warnings(train, valid)[0].partition(":")[0]
-    "'kind' numbers its texts otherwise in valid than in train"
+    >>> valid = Table({"kind": np.array([0, 1], np.int32)}, {"kind": ("cat", "eel")})
+    >>> label_warnings({"kind": ["cat", "dog"]}, valid)[0].partition(":")[0]
+    "'kind' numbers its texts differently in valid than in train"
     """
-    if valid is None:
-        return []
-    splits = {f"valid-{name}": data for name, data in valid.items()} if has_several(valid) else {"valid": valid}
-    known = _labels(train)
+    splits = {f"{name}-{part}": each for part, each in data.items()} if has_several(data) else {name: data}
     warnings = []
-    for split, data in splits.items():
-        for field, names in _labels(data).items():
+    for split, each in splits.items():
+        for field, names in _labels(each).items():
             numbered = zip(known.get(field, ()), names, strict=False)
             number, pair = next(((i, pair) for i, pair in enumerate(numbered) if pair[0] != pair[1]), (0, None))
             if pair is not None:
                 warnings.append(
-                    f"{field!r} numbers its texts otherwise in {split} than in train: {number} is {pair[0]!r} in train "
-                    f"and {pair[1]!r} in {split}, so that the model takes one for the other. Give both the same list, "
+                    f"{field!r} numbers its texts differently in {split} than in train: {number} is {pair[0]!r} in "
+                    f"train and {pair[1]!r} in {split}, so the model takes one for the other. Give both the same list, "
                     f"labels={{{field!r}: [...]}}, or folders of images the same names"
                 )
     return warnings

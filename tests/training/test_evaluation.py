@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from learner import ClassificationOutput, LearnerError, RegressionOutput
-from learner.data import DataLoaderBuilder
+from learner.data import DataLoaderBuilder, csv
 from learner.distributed.process_group import SingleProcess
 from learner.metrics import AUROC, Accuracy, By, ConfusionMatrix, Recall, Subset
 from learner.optimizers import Ema
@@ -431,3 +431,35 @@ def test_a_single_row_needs_an_axis_of_rows(tmp_path, label):
 def test_a_step_for_predictions_takes_a_model_and_a_batch(tmp_path):
     with raises_code("step-function-signature"):
         quiet(tmp_path).build(line(), optax.sgd, 0.1, train_step=line_step, predict_step=lambda batch: batch)
+
+
+def test_texts_that_the_model_was_trained_on_with_other_numbers_are_warned_of(tmp_path):
+    """As those of a test file that lacks one of them: after `fit`, of a checkpoint, and of a finished run."""
+    rows = [f"{number},{kind}" for number, kind in enumerate(["bus", "car", "tram"])]
+    (tmp_path / "train.csv").write_text("\n".join(["x,kind", *rows]))
+    (tmp_path / "test.csv").write_text("\n".join(["x,kind", *rows[1:]]))
+    read = lambda name, labels: csv(tmp_path / name, ["x", "kind"], labels=labels)  # noqa: E731
+    train, alone = (read(name, ["kind"]) for name in ("train.csv", "test.csv"))
+    with_all = read("test.csv", {"kind": ["bus", "car", "tram"]})
+    assert [data.arrays["kind"].tolist() for data in (alone, with_all)] == [[0, 1], [1, 2]]
+
+    def step(model, batch):
+        return {"loss": ((model["w"][0] - batch["kind"].astype(jnp.float32)) ** 2).mean()}
+
+    def learner(**start):
+        builder = quiet(tmp_path / "run", saves=True).with_batch_size(3)
+        for option, arguments in start.items():
+            builder = getattr(builder, option)(*arguments)
+        return builder.build(line(), optax.sgd, 0.01, train_step=step, valid_step=step)
+
+    first = learner()
+    first.fit(train)
+    finished = learner(resume=())
+    finished.fit(train)
+    for each in (first, learner(checkpoint=(1,)), finished):
+        each.evaluate(with_all)
+        for evaluate in (each.evaluate, lambda data, each=each: list(each.predict(data))):
+            with pytest.warns(UserWarning, match="'kind' numbers its texts differently in the data than in train"):
+                evaluate(alone)
+    with pytest.warns(UserWarning, match="0 is 'bus' in train and 'car' in the data"):
+        first.evaluate(alone, split="test")

@@ -553,7 +553,7 @@ def test_texts_with_other_numbers_in_validation_are_warned_of(tmp_path, several)
 
     split = "valid-night" if several else "valid"
     (text,) = fit("run", {"day": train, "night": sorted_alone} if several else sorted_alone)
-    assert f"'kind' numbers its texts otherwise in {split} than in train: 0 is 'bus' in train and 'car' in" in text
+    assert f"'kind' numbers its texts differently in {split} than in train: 0 is 'bus' in train and 'car' in" in text
     assert fit("alike", {"day": train.slice(2), "night": alike} if several else alike) == []
 
 
