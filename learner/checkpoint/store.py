@@ -109,20 +109,23 @@ class CheckpointStore:
 
     @property
     def entries(self) -> list[Entry]:
-        """Return the checkpoints that are complete by their manifests, oldest first. Those of another monitor than the
-        newest one have no score, as a run may resume with another.
+        """Return the checkpoints that are complete by their manifests, oldest first. A run may resume with another
+        monitor: those of another one than the newest with a score have none.
         """
-        return [
-            Entry(step, facts["ends_epoch"], facts["score"] if self._is_comparable(facts) else None)
-            for step, facts in sorted(self._table.items())
-        ]
+        monitor = (self._newest_scored or {}).get("monitor")
+        entries = []
+        for step, facts in sorted(self._table.items()):
+            is_comparable = None in (monitor, facts["monitor"]) or facts["monitor"] == monitor  # older ones name none
+            entries.append(Entry(step, facts["ends_epoch"], facts["score"] if is_comparable else None))
+        return entries
 
-    def _is_comparable(self, facts: Mapping[str, Any]) -> bool:
-        """Return False for a checkpoint whose score is of another metric than that of the newest. Former manifests do
-        not name it.
+    @property
+    def _newest_scored(self) -> Mapping[str, Any] | None:
+        """Return the facts of the newest checkpoint with a score that counts, or None. Until one has a score of the
+        monitor that a run has resumed with, the best stays that of the former one.
         """
-        newest = self._table[max(self._table)]["monitor"]
-        return None in (newest, facts["monitor"]) or facts["monitor"] == newest
+        facts = (self._table[step] for step in sorted(self._table, reverse=True))
+        return next((each for each in facts if each["score"] is not None and not each["at_stop"]), None)
 
     @property
     def steps(self) -> list[int]:
@@ -229,7 +232,8 @@ class CheckpointStore:
         assert self._retention is not None
         table = {entry.step: (entry.epoch, entry.score) for entry in self.entries}
         at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))
-        for step in sorted(table.keys() - self._retention.kept(table, at_stop, at_end)):
+        retention = dataclasses.replace(self._retention, higher_is_better=self._higher_is_better)
+        for step in sorted(table.keys() - retention.kept(table, at_stop, at_end)):
             self._remove(step)
 
     def _remove(self, step: int) -> None:
@@ -450,9 +454,10 @@ class CheckpointStore:
 
     @property
     def _higher_is_better(self) -> bool:
-        if self._retention is not None:
-            return self._retention.higher_is_better
-        return any(facts["higher_is_better"] for facts in self._table.values() if self._is_comparable(facts))
+        of_scores = (self._newest_scored or {}).get("higher_is_better")
+        if of_scores is None:
+            return self._retention is not None and self._retention.higher_is_better
+        return bool(of_scores)
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""

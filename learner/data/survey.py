@@ -60,11 +60,11 @@ def survey(data: Any, split: str) -> Survey:
     data = adapt(data)
     if isinstance(data, DataLoader):
         dataset, batches = data.dataset, _batches(source_of(data, split))
-        labels, notes = labels_of(dataset), _notes(dataset)
+        labels, notes = _labels(dataset), _notes(dataset)
         return Survey(type(dataset).__name__, batches, data.num_items(), len(data), labels, notes)
     if _has_items(data):
         dataset = as_dataset(data)
-        return Survey(type(dataset).__name__, _items(dataset), len(dataset), None, labels_of(dataset), _notes(dataset))
+        return Survey(type(dataset).__name__, _items(dataset), len(dataset), None, _labels(dataset), _notes(dataset))
     source = source_of(data, split)
     if not source.repeats:
         raise LearnerError(
@@ -112,7 +112,7 @@ def _notes(dataset: Any) -> list[str]:
     return [f"a mixture of {mixture.describe()}" for mixture in mixtures_in(dataset)]
 
 
-def labels_of(dataset: Any) -> Mapping[str, Sequence[str]]:
+def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
     """Return the names of labels, also through views that select or join rows, or do not change the field."""
     if isinstance(dataset, ImageFolder):
         return {"label": dataset.classes}
@@ -121,7 +121,7 @@ def labels_of(dataset: Any) -> Mapping[str, Sequence[str]]:
     if isinstance(dataset, ForeignDataset):
         return dataset.labels
     below = inner_of(dataset)
-    labels = [{field: tuple(names) for field, names in labels_of(inner).items()} for inner in below]
+    labels = [{field: tuple(names) for field, names in _labels(inner).items()} for inner in below]
     if not labels:
         return {}
     same = {field: names for field, names in labels[0].items() if all(other.get(field) == names for other in labels)}

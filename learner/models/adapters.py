@@ -247,15 +247,13 @@ class NnxAdapter(ModelAdapter):
         return any(isinstance(node, self._nnx.BatchNorm) and node.axis_name is not None for node in nodes)
 
     def attributes(self, model: Any) -> dict[str, Any]:
-        """See `ModelAdapter`. Of arrays, those that nnx does not take for the model's: what a traced step assigns."""
-        params, model_state = self.read_all(model)
-        arrays, values = {*named_leaves(params), *named_leaves(model_state)}, {}
-        for path, value in self._nnx.iter_graph(model):
-            name = ".".join(map(str, path))
-            is_own = name in arrays or isinstance(value, self._nnx.Pytree | self._nnx.Variable)
-            if path and not is_own and not str(path[-1]).startswith("_pytree"):  # what flax itself keeps in a module
-                values[name] = value
-        return values
+        """See `ModelAdapter`."""
+        others = (self._nnx.Pytree, self._nnx.Variable, jax.Array)
+        return {
+            ".".join(map(str, path)): value
+            for path, value in self._nnx.iter_graph(model)
+            if path and not isinstance(value, others) and not str(path[-1]).startswith("_pytree")  # flax's own
+        }
 
     def grads(self, grads: Any) -> PyTree:
         """See `ModelAdapter`. Takes what `nnx.grad` returns."""

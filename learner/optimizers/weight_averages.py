@@ -125,7 +125,7 @@ def _averaged(weight: Callable[[Any, Any], Any]) -> optax.GradientTransformation
 
     def update(updates: Any, state: AveragedState, params: Any = None, **extra: Any) -> tuple[Any, AveragedState]:
         new = optax.apply_updates(params, updates)
-        w = weight(extra.get("step", state.count), state.count)
+        w = weight(jnp.asarray(extra.get("step", state.count)), state.count)
         averaged = jax.tree.map(lambda a, p: _towards(a, p.astype(a.dtype), w), state.averaged_params, new)
         return updates, AveragedState(optax.safe_increment(state.count), averaged)
 

@@ -55,7 +55,7 @@ def steepest_ascent(grads: PyTree) -> PyTree:
     >>> print(steepest_ascent({"w": jax.grad(lambda w: jnp.abs(w) ** 2)(1.0 + 2.0j)})["w"])
     (2+4j)
     """
-    return jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
+    return jax.tree.map(lambda g: jnp.conj(g) if jnp.iscomplexobj(g) else g, grads)
 
 
 def ignore_extra_kwargs(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:

@@ -70,10 +70,10 @@ def _kind_of(value: Any) -> str:
 
 
 def _assigned(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the values that are others after a step. Flags are not among them: a step may set the mode of
-    a part of its model, such as a teacher's, each time.
+    """Return the names of the values that a step has changed. New ones are scratch, which the same step may read.
+    Flags are not among them: a step may set the mode of a part of its model, such as a teacher's, each time.
     """
-    pairs = {name: (before.get(name), value) for name, value in after.items()}
+    pairs = {name: (before[name], value) for name, value in after.items() if name in before}
     flags = {name for name, pair in pairs.items() if all(isinstance(value, bool) for value in pair)}
     return [name for name, pair in pairs.items() if name not in flags and not _are_same(*pair)]
 
@@ -83,7 +83,7 @@ def _are_same(a: Any, b: Any) -> bool:
         return True
     try:
         return bool(a == b)  # `nnx.jit` and the like put equal values in place
-    except Exception:  # of arrays
+    except Exception:  # of objects of the user
         return False
 
 

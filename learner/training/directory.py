@@ -1,5 +1,6 @@
 """The files of a run directory: checks before a run uses it, and the removal of a run that is replaced."""
 
+import contextlib
 import os
 import re
 import stat
@@ -95,7 +96,7 @@ def _replaced(path: Path) -> str | None:
     beginning = BEGINNINGS[path.name]
     if path.is_symlink() or not path.is_file():
         return None
-    with path.open("rb") as file:
+    with contextlib.suppress(OSError), path.open("rb") as file:  # one that cannot be read is not a run's either
         if beginning.startswith(file.read(len(beginning))):  # also of a file that was cut off
             return None
     return f"no run wrote {path}, and a run would replace it: move it, or choose another directory"

@@ -11,6 +11,7 @@ from learner.data.abstract_source import Source
 from learner.data.array_dataset import is_data_frame
 from learner.data.batch_arrays import batch_arrays
 from learner.data.dataset import Dataset
+from learner.data.label_names import label_names
 from learner.data.loader import DataLoader
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
@@ -186,7 +187,8 @@ def valid_sources(
 
 
 def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "valid") -> list[str]:
-    """Return a warning for each field whose texts have other numbers than in the train split.
+    """Return a warning for each field whose texts have other numbers than in the train split. Texts of which the splits
+    share none, such as names of files, are not labels.
 
     Args:
       known: the `labels` of the train split.
@@ -204,7 +206,7 @@ def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "v
         for field, names in _labels(each).items():
             numbered = zip(known.get(field, ()), names, strict=False)
             number, pair = next(((i, pair) for i, pair in enumerate(numbered) if pair[0] != pair[1]), (0, None))
-            if pair is not None:
+            if pair is not None and not set(known[field]).isdisjoint(names):
                 warnings.append(
                     f"{field!r} numbers its texts differently in {split} than in train: {number} is {pair[0]!r} in "
                     f"train and {pair[1]!r} in {split}, so the model takes one for the other. Give both the same list, "
@@ -214,10 +216,7 @@ def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "v
 
 
 def _labels(data: Any) -> Mapping[str, Sequence[str]]:
-    from learner.data.survey import labels_of  # with the sources, which few runs need
-
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    return labels_of(dataset) if isinstance(dataset, Dataset) else {}
+    return label_names(data.dataset if isinstance(data, DataLoader) else data)
 
 
 def _is_arrays(data: PyTree) -> bool:
@@ -226,15 +225,16 @@ def _is_arrays(data: PyTree) -> bool:
 
 def _is_loader(value: Any) -> bool:
     """Return True for an iterable of batches or a dataset, which no batch has in the place of an array."""
-    iterable = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
-    return (
-        iterable and jax.tree_util.all_leaves([value]) and not isinstance(value, str | bytes) and not _is_field(value)
-    )
+    if isinstance(value, Dataset):
+        return True
+    has_rows = hasattr(value, "shape") or isinstance(value, Mapping | Sequence)  # also texts
+    return hasattr(value, "__iter__") and jax.tree_util.all_leaves([value]) and not (has_rows or _is_field(value))
 
 
 def _is_field(value: Any) -> bool:
     """Return True for an array, also one of another library: a tensor, or the column of a data frame."""
-    return hasattr(value, "__array__") and not is_data_frame(value)
+    is_table = is_data_frame(value) or hasattr(value, "column_names")  # such as one of pyarrow
+    return hasattr(value, "__array__") and not is_table
 
 
 def unused_batch_size(options: Options, inputs: Inputs) -> str | None:

@@ -400,10 +400,11 @@ def _output_problem(output: Any, name: str) -> Problem | None:
             code="step-output-no-pytree",
             name=name,
         )
-    if not jax.tree_util.all_leaves([output.loss]):
+    if not jax.tree_util.all_leaves([output.loss]) and not hasattr(output.loss, "__jax_array__"):
+        what = "nothing (None)" if output.loss is None else f"a {type(output.loss).__name__}"
+        terms = " add up the terms of a loss, and return each as a field of its own, which FieldMean logs"
         return Problem(
-            f"the loss of {name} is a {type(output.loss).__name__}; it needs one number: add up the terms of a loss, "
-            "and return each as a field of its own, which FieldMean logs",
+            f"the loss of {name} is {what}; it needs one number{'' if output.loss is None else f':{terms}'}",
             code="step-loss-type",
             name=name,
         )

@@ -185,6 +185,24 @@ def test_the_best_by_a_metric_that_should_be_high(tmp_path, opened):
     assert opened(tmp_path / "c").find("best") == Entry(3, 3, 0.75)
 
 
+def test_the_best_by_a_former_monitor_stays_until_there_is_one_by_the_new(tmp_path, opened):
+    """A run that resumes with another monitor, of another direction, may be stopped before that has a value."""
+    by_loss = {"monitor": "valid/Loss", "higher_is_better": False}
+    by_accuracy = {"monitor": "valid/Accuracy", "higher_is_better": True}
+    store = opened(tmp_path / "c", Retention(1, 1, None, False))
+    save(store, 1, 1, 0.25, **by_loss)
+    save(store, 2, 2, 0.5, **by_loss)
+    store = opened(tmp_path / "c", Retention(1, 1, None, True))
+    store.prune()
+    assert (steps_in(tmp_path / "c"), store.best().step) == ([1, 2], 1)
+    save(store, 3, **by_accuracy)
+    save(store, 4, 4, 0.1, at_stop=True, **by_accuracy)
+    assert (steps_in(tmp_path / "c"), store.best().step) == ([1, 4], 1)
+    save(store, 5, 5, 0.75, **by_accuracy)
+    save(store, 6, 6, 0.5, **by_accuracy)
+    assert (steps_in(tmp_path / "c"), store.best().step) == ([5, 6], 5)
+
+
 def test_without_any_score_the_best_is_the_newest(tmp_path, opened):
     store = opened(tmp_path / "c", ALL)
     save(store, 1)

@@ -191,6 +191,7 @@ def test_a_dict_of_arrays_of_another_library_is_one_validation_set(tmp_path, kin
     jax.tree.map(np.testing.assert_array_equal, inputs.first_batches, {"valid": columns})
     frames = {"a": frame(columns), "b": frame(columns)}
     assert list(read_valid(options, frames, None).valid) == ["valid-a", "valid-b"]
+    assert list(read_valid(options, [frame(columns)], None).valid) == ["valid"]  # a list of batches
 
 
 @pytest.mark.parametrize("make", [valid_data, lambda: ArrayDataset(arrays()), lambda: itertools.repeat({})])
@@ -555,6 +556,8 @@ def test_texts_with_other_numbers_in_validation_are_warned_of(tmp_path, several)
     (text,) = fit("run", {"day": train, "night": sorted_alone} if several else sorted_alone)
     assert f"'kind' numbers its texts differently in {split} than in train: 0 is 'bus' in train and 'car' in" in text
     assert fit("alike", {"day": train.slice(2), "night": alike} if several else alike) == []
+    (tmp_path / "names.csv").write_text("x,kind\n1,a.png\n2,b.png")  # as names of files, of which no two are the same
+    assert fit("names", csv(tmp_path / "names.csv", ["x", "kind"], labels=["kind"])) == []
 
 
 def test_validation_inside_epochs_needs_validation_data(tmp_path):

@@ -32,6 +32,7 @@ class ImageFolder(Dataset):
 
     Attributes:
       classes: the names of the labels.
+      labels: these by field.
       files: the path of each image.
 
     Items are `image` float32 `[height, width, 3]` (RGBA: 4; grey: `[height, width]`) and `label` int32.
@@ -71,6 +72,7 @@ class ImageFolder(Dataset):
                 code="data-images-missing",
             )
         self.files = [path for files in images for path in files]
+        self.labels = {"label": self.classes}
         self._labels = np.repeat(np.arange(len(images), dtype=np.int32), [len(files) for files in images])
 
     def __len__(self) -> int:

@@ -1,0 +1,46 @@
+"""The names of labels that sources number, through views."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from learner.data import ImageFolder, csv, digits, mix, view
+from learner.data.label_names import label_names
+
+
+@pytest.fixture
+def pets(tmp_path):
+    (tmp_path / "pets.csv").write_text("x,kind\n1,dog\n2,cat\n3,dog\n")
+    return csv(tmp_path / "pets.csv", ["x", "kind"], labels=["kind"])
+
+
+def test_views_that_select_or_join_rows_have_those_of_their_source(pets):
+    kinds = {"kind": ("cat", "dog")}
+    assert label_names(pets) == kinds
+    assert label_names(pets.slice(1).shuffle(seed=0)) == kinds
+    assert label_names(pets.concat(pets.slice(1))) == kinds
+    assert label_names(mix({"a": pets, "b": pets.slice(1)}, size=4)) == kinds
+
+
+def test_functions_of_the_user_are_not_called(pets):
+    assert label_names(pets.map(lambda item: pytest.fail("called"))) == {}
+
+
+def test_folders_of_images(tmp_path):
+    image = pytest.importorskip("PIL.Image").fromarray(np.zeros((2, 2, 3), np.uint8))
+    for kind in ("dog", "cat"):
+        (tmp_path / kind).mkdir()
+        image.save(tmp_path / kind / "1.png")
+    assert label_names(ImageFolder(tmp_path)) == {"label": ["cat", "dog"]}
+
+
+def test_other_data_has_none():
+    assert [label_names(data) for data in (digits("valid"), view([1, 2]), [1, 2], None)] == [{}] * 4
+
+
+def test_no_source_is_imported_for_them():
+    """Some builds of Python have no sqlite3."""
+    code = "import sys; sys.modules['sqlite3'] = None; from learner.training import inputs; print(inputs._labels({}))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "{}\n"
