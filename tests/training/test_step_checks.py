@@ -786,14 +786,14 @@ def test_the_run_warns_of_parameters_that_a_step_replaces(tmp_path):
 
 
 class Counting(nnx.Module):
-    """Counts its calls, keeps the last input, sets the mode of a part, and counts in a variable."""
+    """Counts its calls, keeps the last shape, sets the mode of a part, and counts in a variable."""
 
     def __init__(self):
         self.head, self.count, self.kept = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), 0, nnx.Variable(jnp.array(0))
         self.teacher = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
 
     def __call__(self, x):
-        self.count, self.last, self.head.width = self.count + 1, x, x.shape[-1]
+        self.count, self.last, self.head.width = self.count + 1, x.shape, x.shape[-1]
         self.kept[...] += 1
         self.teacher.eval()
         return self.teacher(self.head(x))
