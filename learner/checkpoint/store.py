@@ -35,14 +35,8 @@ from learner.errors import LearnerError
 from learner.util.urls import one_line
 
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
-FACTS = (
-    "ends_epoch",
-    "score",
-    "monitor",
-    "at_stop",
-    "at_end",
-    "higher_is_better",
-)  # of `progress`, in the manifest too
+FACTS = ("ends_epoch", "score", "monitor", "at_stop", "at_end", "higher_is_better")
+"""The fields of `progress` that are in the manifest too."""
 MOST_PACKED = 10_000  # times: as much as compression could save
 Once = Callable[[Callable[[], Any]], Any]
 

@@ -8,6 +8,17 @@ from learner.data.dataset import Augmented, Mapped, inner_of
 SOURCES = "learner.data.sources."
 
 
+def is_source(dataset: Any) -> bool:
+    """Return True for a source of ours, such as a table or a folder of images."""
+    return any(base.__module__.startswith(SOURCES) for base in type(dataset).__mro__)
+
+
+def source_labels(dataset: Any) -> Mapping[str, Sequence[str]]:
+    """Return by field the names of the labels of a source, in the order of their numbers."""
+    names: Mapping[str, Sequence[str]] = getattr(dataset, "labels", {})
+    return names
+
+
 def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
     """Return by field the names of the labels of a source of ours, in the order of their numbers, also through views
     that select or join rows. Through functions of the user they are unknown: these would have to be called.
@@ -19,9 +30,8 @@ def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
     >>> label_names(Table({"kind": np.array([0, 1, 0], np.int32)}, {"kind": ("cat", "dog")}).slice(1))
     {'kind': ('cat', 'dog')}
     """
-    if any(base.__module__.startswith(SOURCES) for base in type(dataset).__mro__):
-        names: Mapping[str, Sequence[str]] = getattr(dataset, "labels", {})
-        return names
+    if is_source(dataset):
+        return source_labels(dataset)
     if isinstance(dataset, Mapped | Augmented):
         return {}
     first, *others = [label_names(inner) for inner in inner_of(dataset)] or [{}]

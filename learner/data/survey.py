@@ -11,14 +11,12 @@ import numpy as np
 from learner.data.abstract_source import Source
 from learner.data.batch_arrays import as_array, batch_arrays, field_name
 from learner.data.dataset import Augmented, Mapped, as_dataset, inner_of
+from learner.data.label_names import is_source, source_labels
 from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.mixture import Mixture, mixtures_in
 from learner.data.sharding import PerProcess
 from learner.data.source import source_of
-from learner.data.sources.database import SQLiteTable
-from learner.data.sources.foreign import ForeignDataset, adapt
-from learner.data.sources.image_folder import ImageFolder
-from learner.data.sources.table_arrays import Table
+from learner.data.sources.foreign import adapt
 from learner.errors import LearnerError
 
 AT_ONCE = 64  # items of a dataset that make a batch
@@ -114,12 +112,8 @@ def _notes(dataset: Any) -> list[str]:
 
 def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
     """Return the names of labels, also through views that select or join rows, or do not change the field."""
-    if isinstance(dataset, ImageFolder):
-        return {"label": dataset.classes}
-    if isinstance(dataset, Table | SQLiteTable):
-        return dataset.labels
-    if isinstance(dataset, ForeignDataset):
-        return dataset.labels
+    if is_source(dataset):
+        return source_labels(dataset)
     below = inner_of(dataset)
     labels = [{field: tuple(names) for field, names in _labels(inner).items()} for inner in below]
     if not labels:

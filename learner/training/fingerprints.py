@@ -205,7 +205,8 @@ def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
 
 def saved_labels(progress: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the texts that the train split numbered, by field; empty for checkpoints of versions that kept none."""
-    train = saved_fingerprint(progress)["data"].get("train")
+    data = saved_fingerprint(progress).get("data")  # of a checkpoint, which is untrusted
+    train = data.get("train") if isinstance(data, dict) else None
     labels = train.get("labels") if isinstance(train, dict) else None
     return {
         field: names

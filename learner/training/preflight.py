@@ -274,7 +274,7 @@ def _of_written(names: Sequence[str]) -> str:
         f"train_step replaces {join_names(names, MOST_NAMED)} in its model, which has no effect: only the "
         "optimizer changes trained parameters. State that one step passes to the next is not a parameter: freeze it "
         "(freeze('^carry'), or trainable=), or hold it in a variable of another type (nnx). Changes other than by "
-        "gradients belong in the optimizer, such as optax.keep_params_nonnegative(), or into update="
+        "gradients belong in the optimizer, such as optax.keep_params_nonnegative(), or in update="
     )
 
 

@@ -402,9 +402,10 @@ def _output_problem(output: Any, name: str) -> Problem | None:
         )
     if not jax.tree_util.all_leaves([output.loss]) and not hasattr(output.loss, "__jax_array__"):
         what = "nothing (None)" if output.loss is None else f"a {type(output.loss).__name__}"
-        terms = " add up the terms of a loss, and return each as a field of its own, which FieldMean logs"
+        terms = ": add up the terms of a loss, and return each as a field of its own, which FieldMean logs"
+        remedy = "" if output.loss is None else terms
         return Problem(
-            f"the loss of {name} is {what}; it needs one number{'' if output.loss is None else f':{terms}'}",
+            f"the loss of {name} is {what}; it needs one number{remedy}",
             code="step-loss-type",
             name=name,
         )
