@@ -72,6 +72,7 @@ def resume(words: Sequence[str]) -> int:
             directory=directory,
         )
     refuse_other_directory(line.overrides, directory)
+    _refuse_new_run(line.overrides)
     require_trust(directory, line.trust)
     enter_stage("reading the config")
     with connected(process_options(line)):
@@ -79,6 +80,18 @@ def resume(words: Sequence[str]) -> int:
         content = saved_config(directory, "continues", call=call, same="options, model, optimizer and data")
         content = apply_overrides(content, line.overrides)
         return _train(RunConfig({**content, "directory": directory, "resume": content.get("resume") or True}))
+
+
+def _refuse_new_run(overrides: Sequence[tuple[str, str]]) -> None:
+    """Raise `LearnerError` if options ask for a new run in the place of the one that is to be resumed."""
+    for key, value in overrides:
+        if (key, value.lower()) in (("overwrite", "true"), ("resume", "false"), ("resume", "null")):
+            raise LearnerError(
+                f"--{key}={value} asks for a new run, and learner resume continues the old one: leave it out, or start "
+                "a new run by learner fit CONFIG --overwrite=true",
+                code="cli-resume-new-run",
+                key=key,
+            )
 
 
 def _train(config: RunConfig) -> int:

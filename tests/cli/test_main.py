@@ -264,6 +264,15 @@ def test_resume_goes_on_as_config_yaml_says(learner, trained):
     assert "epoch 4/4" not in out
 
 
+@pytest.mark.parametrize("option", ["--overwrite=true", "--resume=false", "--resume=null"])
+def test_resume_refuses_to_begin_again(trained, learner, option):
+    before = Path("run/summary.json").read_bytes()
+    code, _, err = learner("resume", "run", option)
+    assert code == 2
+    assert option in err
+    assert Path("run/summary.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("words", [["resume", "run"], ["evaluate", "run"], ["export", "run", "-o", "run.mpk"]])
 def test_a_run_is_not_moved_by_an_option(learner, trained, words):
     code, _, err = learner(*words, "--directory=elsewhere")
