@@ -1,5 +1,6 @@
 """The numbers of a run as one table for other programs."""
 
+import bisect
 import csv
 import itertools
 import json
@@ -16,7 +17,7 @@ from learner.util.text import utf8_safe
 COLUMNS = ("split", "metric", "level", "epoch", "step", "value", "text")
 BATCH = 65_536
 """Rows that a Parquet file gets at once."""
-Row = tuple[str, str, str, int | None, int, float | None, str | None]
+Row = tuple[str, str, str, int, int, float | None, str | None]
 
 
 def rows(run: RunReader) -> Iterator[Row]:
@@ -24,15 +25,17 @@ def rows(run: RunReader) -> Iterator[Row]:
 
     Yields:
       `split`; `metric`, its name; `level`: `step` for the value of one optimizer step, or `split` for that of a whole
-      split; `epoch`, `None` for steps; `step`, the optimizer step after which it was measured; `value`; and `text`,
-      where the value of a metric is not a number.
+      split; `epoch` and `step`, in which and after which it was measured; `value`; and `text`, where the value of a
+      metric is not a number.
     """
+    epochs, ends = list(run.ends), list(run.ends.values())
+    epochs.append(run.epochs + 1)  # has not ended
     for key in run.keys:
         split, name = utf8_safe(key).split("/", 1)
         if split == "train":
             series = run.steps(key)
             for step, value in zip(series.step.tolist(), series.mean.tolist(), strict=True):
-                yield split, name, "step", None, step, value, None
+                yield split, name, "step", epochs[bisect.bisect_left(ends, step)], step, value, None
         for point in run.points(key) if key in run.history else ():
             if isinstance(point.value, str):
                 yield split, name, "split", point.epoch, point.step, None, utf8_safe(point.value)

@@ -36,8 +36,8 @@ def test_before_an_epoch_has_ended(tmp_path):
     run = RunReader(directory)
     assert list(rows(run)) == [
         ("valid", "Loss", "split", 1, 2, 2.5, None),
-        ("train", "Loss", "step", None, 1, 8.0, None),
-        ("train", "Loss", "step", None, 2, 2.0, None),
+        ("train", "Loss", "step", 1, 1, 8.0, None),
+        ("train", "Loss", "step", 1, 2, 2.0, None),
     ]
     (metric,) = curves([run])["metrics"]
     assert [(curve["split"], curve["y"]) for curve in metric["curves"]] == [("valid", [2.5]), ("train", [8.0, 2.0])]
@@ -47,10 +47,10 @@ def test_before_an_epoch_has_ended(tmp_path):
 
 NAN, INF = math.nan, math.inf
 EXPECTED = [
-    ("train", "Loss", "step", None, 1, 8.0, None),
-    ("train", "Loss", "step", None, 2, INF, None),
-    ("train", "Loss", "step", None, 3, 2.0, None),
-    ("train", "Loss", "step", None, 4, 1.0, None),
+    ("train", "Loss", "step", 1, 1, 8.0, None),
+    ("train", "Loss", "step", 1, 2, INF, None),
+    ("train", "Loss", "step", 2, 3, 2.0, None),
+    ("train", "Loss", "step", 2, 4, 1.0, None),
     ("train", "Loss", "split", 1, 2, 2.0, None),
     ("train", "Loss", "split", 2, 4, 1.0, None),
     ("valid", "Loss", "split", 1, 2, NAN, None),
@@ -79,7 +79,7 @@ def test_csv(run, tmp_path):
 def test_json_lines(run, tmp_path):
     write_table(tmp_path / "m.jsonl", run, "jsonl")
     found = read_jsonl(tmp_path / "m.jsonl")
-    assert found[1] == {"split": "train", "metric": "Loss", "level": "step", "step": 2, "value": "Infinity"}
+    assert found[1] == {"split": "train", "metric": "Loss", "level": "step", "epoch": 1, "step": 2, "value": "Infinity"}
     assert found[6]["value"] == "NaN"
     report = {"split": "valid", "metric": "Report", "level": "split", "epoch": 1, "step": 2, "text": "a\nb"}
     assert found[8] == report
