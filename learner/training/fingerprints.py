@@ -219,12 +219,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """Return the differences between the fingerprint of a checkpoint and that of the run now. Facts that one of them
     does not have are not compared.
     """
-    had, have = before["data"], now["data"]
+    had, have = {split: facts for split, facts in before["data"].items() if isinstance(facts, dict)}, now["data"]
     train, doubts = _data_changes(had.get("train"), have["train"], "train data")
     others = []
     for split in have:
         if split != "train":
             others += [text for texts in _data_changes(had.get(split), have[split], f"{split} data") for text in texts]
+    others += [f"{split} data: {facts.get('class')} -> none" for split, facts in had.items() if split not in have]
     settings, programs = _Settings(before["settings"], now["settings"]), _Programs(before["programs"], now["programs"])
     train += settings.change(MICRO_BATCHES)
     for name in settings.now:

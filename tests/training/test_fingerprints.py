@@ -124,6 +124,12 @@ def test_other_data_between_epochs_is_one_warning(one, what):
     assert result.summary["epochs"] == 2
 
 
+def test_missing_validation_data_is_one_warning(one):
+    build_line(saving(one).resume(), 0.05, optax.adam).fit(loader())
+    (line,) = warned(one)
+    assert "valid data: DataLoader -> none" in line
+
+
 def test_other_data_inside_an_epoch_may_be_allowed(inside):
     result = adam(saving(inside).resume(allow="data")).fit(loader(seed=4), valid_data())
     assert result.summary["steps"] == 2 * STEPS
