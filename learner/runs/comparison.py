@@ -254,11 +254,6 @@ def _without_duplicates(settings: Sequence[str], facts: Sequence[str], runs: Seq
     return [key for key in (*settings, *facts) if key not in dropped]
 
 
-def _agrees(partial: Sequence[Any], values: Sequence[Any]) -> bool:
-    """Return True if values, where they are known, are the others."""
-    return all(a in (None, b) for a, b in zip(partial, values, strict=True))
-
-
 def _name(key: str) -> str:
     return key.rpartition(".")[2].removeprefix("with_")
 

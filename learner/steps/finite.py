@@ -139,18 +139,12 @@ def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
 
 
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:
-    """Return the mark after a step, with a note if its gradients overflowed. `scale` is the loss scale from here on."""
-    return mark.at[Mark.KIND].set(jnp.where(overflows, -scale.astype(jnp.int32), mark[Mark.KIND]))
+    """Return the mark after a step, with a note if its gradients overflowed. `scale` is the loss scale from here on.
 
-
-def overflowed(mark: Array) -> Array:
-    """Return True if the gradients of the newest step overflowed.
-
-    >>> mark = mark_overflow(NonFinitePolicy().fresh(), jnp.bool_(True), jnp.float32(512))
-    >>> print(mark, overflowed(mark))
-    [   0    0    0 -512] True
+    >>> print(mark_overflow(NonFinitePolicy().fresh(), jnp.bool_(True), jnp.float32(512)))
+    [   0    0    0 -512]
     """
-    return mark[Mark.KIND] < 0
+    return mark.at[Mark.KIND].set(jnp.where(overflows, -scale.astype(jnp.int32), mark[Mark.KIND]))
 
 
 RAISES = NonFinitePolicy()
