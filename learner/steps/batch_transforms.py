@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
+from learner.util.text import name_of
 
 Array = Any
 Batch = Any
@@ -50,9 +51,20 @@ class BatchTransform:
         """Return the changed batch.
 
         Raises:
-          LearnerError: the function returned None.
+          LearnerError: the function returned None, or reads a key that the batch lacks.
         """
-        changed = self.fn(batch, key, step) if self.takes_step else self.fn(batch, key)
+        try:
+            changed = self.fn(batch, key, step) if self.takes_step else self.fn(batch, key)
+        except KeyError as error:
+            if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
+                raise
+            raise LearnerError(
+                f"the function of on_batch ({name_of(self.fn)}) reads batch[{error.args[0]!r}], which is not there; a "
+                f"batch has {', '.join(map(repr, batch))}",
+                code="batch-missing-key",
+                name="on_batch",
+                key=error.args[0],
+            ) from error
         if changed is None:
             raise LearnerError(
                 f"on_batch got {self.fn!r}, which returned nothing (None); it needs to return the changed batch",
