@@ -81,7 +81,7 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
     share = _share(strategy)
     source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
     first = batch_arrays(source.peek(1), "train")
-    inputs = read_valid(options, valid, strategy, options.seed if options.valid_shuffle else None)
+    inputs = read_valid(options, valid, strategy, options.seed if options.valid_shuffle else None, "validation data")
     if options.valid_shuffle:
         _refuse_unshuffled(inputs)
     if options.valid_batches is not None:
@@ -134,11 +134,19 @@ def _share(strategy: Strategy | None) -> ProcessShard | None:
     return None if strategy is None or strategy.share is None else ProcessShard(*strategy.share)
 
 
-def read_valid(options: Options, valid: Any, strategy: Strategy | None, shuffle: int | None = None) -> Inputs:
-    """Read validation data only; without a strategy, each process gets all of it. `shuffle`: the seed of the order of
-    datasets, or None.
+def read_valid(
+    options: Options, valid: Any, strategy: Strategy | None, shuffle: int | None = None, what: str = "data"
+) -> Inputs:
+    """Read validation data only; without a strategy, each process gets all of it.
+
+    Args:
+      options: of the builder.
+      valid: the data.
+      strategy: where it is used.
+      shuffle: the seed of the order of datasets, or None.
+      what: the data, for errors.
     """
-    sources = valid_sources(options, valid, _share(strategy), shuffle)
+    sources = valid_sources(options, valid, _share(strategy), shuffle, what)
     return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
 
 
@@ -148,9 +156,9 @@ def has_several(valid: Any) -> bool:
 
 
 def valid_sources(
-    options: Options, valid: Any, share: ProcessShard | None, shuffle: int | None = None
+    options: Options, valid: Any, share: ProcessShard | None, shuffle: int | None = None, what: str = "validation data"
 ) -> dict[str, Source]:
-    """Return the validation splits by name."""
+    """Return the validation splits by name. `what`: the data, for errors."""
     if valid is None:
         return {}
     named = {"valid": valid}
@@ -163,12 +171,16 @@ def valid_sources(
                 "also where there is a single row: x[None]",
                 code="data-validation-type",
             )
-        if not valid or (any(arrays) and (options.batch_size is None or not _is_arrays(valid))):
+        names = ", ".join(map(str, valid)) or "nothing"
+        if not valid or (any(arrays) and not _is_arrays(valid)):
             raise LearnerError(
-                f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a "
-                "loader, or a dict of "
-                "several loaders by name. Arrays become a loader by "
-                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})), or by with_batch_size(n)",
+                f"the {what} is a dict with {names}; it needs a loader, or a dict of several loaders by name",
+                code="data-validation-type",
+            )
+        if any(arrays) and options.batch_size is None:
+            raise LearnerError(
+                f"the {what} is a dict of arrays ({names}), and there is no batch size: set with_batch_size(n) of the "
+                "builder, or pass DataLoaderBuilder().batch_size(32).build(data)",
                 code="data-validation-type",
             )
         if has_several(valid):
@@ -176,7 +188,7 @@ def valid_sources(
             refuse_same_files(list(named))
     if isinstance(valid, list | tuple) and any(map(_is_loader, valid)):
         raise LearnerError(
-            f"the validation data is a {type(valid).__name__} of loaders; give several a name each, as in "
+            f"the {what} is a {type(valid).__name__} of loaders; give several a name each, as in "
             'fit(train, {"clean": a, "noisy": b}), and pass a single one itself',
             code="data-validation-type",
         )
