@@ -932,7 +932,7 @@ class _ModelParts:
             problems += [] if self.adapter.fresh else init_problems(self.adapter.params)
             if options.checkpoints is not None and options.checkpoints.record is not None and not self.adapter.fresh:
                 options.checkpoints.record.check(model)
-            if self.train is None and self.valid is None and update is None:
+            if (self.train, self.valid, self.predict, update) == (None, None, None, None):
                 problems.append(
                     Problem(
                         f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, "

@@ -37,7 +37,7 @@ from learner.training.resume import changes_since_end, find_checkpoint, first_st
 from learner.training.run import Run
 from learner.training.run_directory import locked_directory, prepare
 from learner.training.session import open_run
-from learner.training.signals import TERMINATED
+from learner.training.signals import TERMINATED, dropped_signals
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
 from learner.util.stages import enter_stage, stage_line
@@ -179,7 +179,7 @@ class Learner(Generic[ModelT]):
             )
             return of_waves
         stages = stage_line(sys.stdout if options.renderer == "auto" and processes.index == 0 else None)
-        with propagate_failures(processes), stages, without_mesh():
+        with propagate_failures(processes), stages, without_mesh(), dropped_signals() as raise_dropped:
             enter_stage("checking the step")
             plan = preflight(definition, train, valid, processes)  # reads and checks; writes nothing
             with locked_directory(options, processes):
@@ -202,6 +202,7 @@ class Learner(Generic[ModelT]):
                     if state is None:
                         enter_stage("making the model")
                         state = prepared.init()
+                    raise_dropped()
                     self._fitted = True  # from here on files change, and data that can be read once is used up
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
                     with (

@@ -409,6 +409,10 @@ BUILDS = {
         {"trainable": lambda path, x: "head" in path},
         ["no parameters to train", "trainable= selects"],
     ),
+    "a pattern as trainable": ({"trainable": "^w"}, ["trainable is '^w'", "such as lambda path, x: 'head' in path"]),
+    "a filter for a dict": ({"trainable": nnx.Param}, ["trainable is <class", "Param'>; it needs a predicate"]),
+    "a pattern for an nnx model": ({"model": Odd(), "trainable": "^w"}, ["or of an nnx model a filter"]),
+    "a dict as trainable": ({"model": Odd(), "trainable": {"w": True}}, ["trainable is {'w': True}"]),
     "a NaN parameter": (
         {"model": bad(w=jnp.full((3, 1), jnp.nan))},
         ["initial parameters have NaN or infinite values in w"],

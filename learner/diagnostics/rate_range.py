@@ -9,6 +9,7 @@ from learner.errors import one_error
 from learner.events import Event, Listener, StepsEnded
 from learner.runs.thinning import smoothed
 from learner.training.stopping import Interrupter
+from learner.util.fragments import figures, fragment, preformatted
 from learner.util.number_checks import is_finite
 from learner.util.text import aligned, short
 
@@ -96,6 +97,12 @@ class RangeTest:
         if count < self.planned:
             lines.append(f"ended after {count} of {self.planned} steps: {DIVERGES}")
         return "\n".join([*lines, "", *self._suggested()])
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook, and the losses over the steps."""
+        curves = {"each step": self.losses, "smoothed": self.smoothed}
+        points = {name: list(enumerate(values.tolist(), 1)) for name, values in curves.items()}
+        return fragment(preformatted(str(self).splitlines()), figures({"loss": points}))
 
     def _suggested(self) -> list[str]:
         if self.steepest is None or self.tenth is None:

@@ -12,6 +12,7 @@ from learner.training.definition import TrainingDefinition
 from learner.training.dispatch_plan import planned
 from learner.training.preflight import read_checked
 from learner.training.program_memory import ProgramMemory, memory_of
+from learner.util.fragments import fragment, preformatted
 from learner.util.text import aligned, size
 from learner.util.trees import named_leaves
 
@@ -70,6 +71,10 @@ class ShardingReport:
 
     def _of(self, part: str | None) -> list[PlacedArray]:
         return [array for array in self.arrays if part in (None, array.part)]
+
+    def _repr_html_(self) -> str:
+        """Return the text for a notebook."""
+        return fragment(preformatted(str(self).splitlines()))
 
     def __str__(self) -> str:
         lines = [self.strategy]

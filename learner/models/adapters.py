@@ -692,12 +692,27 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
             "with variables = module.init(key, example_input)",
             code="model-linen-without-variables",
         )
+    check_trainable(trainable, takes_filters=kind is NnxAdapter)
     adapter = kind(model, trainable)
     adapter.name = type(model.module if isinstance(model, Linen) else model).__name__
     _refuse_long_integers(adapter.model_state)
     if not jax.tree.leaves(adapter.params):
         raise NothingToTrainError(_no_parameters(model, adapter, trainable), adapter, code="model-nothing-to-train")
     return adapter
+
+
+def check_trainable(trainable: Any, takes_filters: bool) -> None:
+    """Raise `LearnerError` unless `trainable` is a predicate or, for nnx, a filter. A text would be a tag for nnx, and
+    is more likely to be meant as a pattern, as in `freeze`.
+    """
+    is_predicate = trainable is None or (callable(trainable) and not isinstance(trainable, type))
+    is_filter = takes_filters and isinstance(trainable, type | bool | tuple | list | types.EllipsisType)
+    if not is_predicate and not is_filter:
+        filters = ", or of an nnx model a filter such as nnx.LoRAParam" if takes_filters else ""
+        raise LearnerError(
+            f"trainable is {trainable!r}; it needs a predicate such as lambda path, x: 'head' in path{filters}",
+            code="model-trainable-type",
+        )
 
 
 def abstract_adapter(

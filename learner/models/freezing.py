@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, Problem
-from learner.models.adapters import LinenAdapter, ModelAdapter, by_path
+from learner.models.adapters import LinenAdapter, ModelAdapter, by_path, check_trainable
 from learner.models.matching import Match, chosen, match_text, matcher
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
@@ -23,6 +23,7 @@ def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
     >>> trained("backbone.kernel", None), trained("head.kernel", None)
     (False, True)
     """
+    check_trainable(trainable, takes_filters=True)
     matchers = [matcher(pattern) for pattern in frozen]
 
     def is_frozen(path: str, leaf: Any) -> bool:

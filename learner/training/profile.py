@@ -7,6 +7,7 @@ from typing import Any
 
 from learner.errors import LearnerError
 from learner.training.trace import Operations
+from learner.util.fragments import fragment, preformatted
 from learner.util.text import duration
 
 SHOWN = 5
@@ -74,6 +75,10 @@ class Profile:
             return WHAT_HELPS[self.bottleneck]
         share = f"{self.exchanging:.0%}".replace("%", " %")
         return f"the devices exchange arrays in {share} of their time: larger batches, or fewer devices make it less"
+
+    def _repr_html_(self) -> str:
+        """Return the text for a notebook."""
+        return fragment(preformatted(str(self).splitlines()))
 
     def __str__(self) -> str:
         steps = self.last - self.first

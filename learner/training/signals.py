@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -61,6 +61,42 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
         _stops_at_hangup = before
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class _Remembered:
+    """A handler that ends the process by an exception, and the last signal that it got."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.number: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self.handler(number, frame)
+
+
+@contextlib.contextmanager
+def dropped_signals() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises what a signal has raised in this block, if it did not end the block.
+
+    Python prints and drops an exception that is raised in a callback of the garbage collector, and JAX has one, which
+    runs often while a step is traced. Without this, such a Ctrl-C would be lost, and the run would start.
+    """
+    current = _replaceable(NAMES)
+    handlers = {number: _Remembered(handler) for number, handler in current.items() if handler in ENDING}
+
+    def raise_dropped() -> None:
+        for remembered in handlers.values():
+            if remembered.number is not None:
+                remembered.handler(remembered.number, None)
+
+    for number, remembered in handlers.items():
+        signal.signal(number, remembered)
+    try:
+        yield raise_dropped
+    finally:
+        for number, remembered in handlers.items():
+            signal.signal(number, remembered.handler)
 
 
 @contextlib.contextmanager
@@ -137,7 +173,7 @@ def of_a_command() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _replaceable(handlers: Mapping[int, Handler]) -> dict[int, Any]:
+def _replaceable(handlers: Iterable[int]) -> dict[int, Any]:
     """Return the current handlers that can be replaced and restored."""
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -150,7 +186,7 @@ def _name_of(number: int) -> str:
 
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:
-    if callable(handler) and handler not in (signal.default_int_handler, _end_at_once):
+    if callable(handler) and handler not in ENDING and not isinstance(handler, _Remembered):
         handler(number, frame)
 
 
@@ -158,3 +194,6 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM:
         exit_with(TERMINATED)
     raise KeyboardInterrupt
+
+
+ENDING = (signal.default_int_handler, _end_at_once)  # handlers that end the process by an exception

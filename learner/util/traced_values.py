@@ -2,6 +2,7 @@
 
 import jax
 
+from learner.errors import LearnerError
 from learner.util.code_location import code_location
 
 OF_VALUES = (
@@ -21,9 +22,14 @@ def first_line(error: BaseException) -> str:
 
 
 def explained(error: BaseException) -> str:
-    """Return the message of an error; of one of `OF_VALUES`, with its place in the user's code and the remedy.
+    """Return the message of an error, with its place in the user's code; of one of `OF_VALUES`, also with the remedy. A
+    `LearnerError` stays as it is.
 
-    >>> explained(ValueError("mine"))
+    >>> explained(LearnerError("mine"))
     'mine'
     """
-    return f"{first_line(error)} ({code_location(error)}). {REMEDY}" if isinstance(error, OF_VALUES) else str(error)
+    if isinstance(error, LearnerError):
+        return str(error)
+    if isinstance(error, OF_VALUES):
+        return f"{first_line(error)} ({code_location(error)}). {REMEDY}"
+    return f"{type(error).__name__}: {error} ({code_location(error)})"

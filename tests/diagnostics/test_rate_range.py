@@ -182,6 +182,13 @@ def test_the_table():
     assert lines[-1].split()[-1] == f"{valley().lowest / 10:.2g}"
 
 
+def test_a_notebook_shows_the_table_and_the_losses():
+    content = valley()._repr_html_()
+    assert str(valley()) in content
+    assert content.count("<img") == 1
+    assert f"last: each step {valley().losses[-1]:.4g}, smoothed {valley().smoothed[-1]:.4g}" in content
+
+
 def watched(losses, smoothing):
     """After these losses of the training, and a validation that is not looked at."""
     interrupter = Interrupter()

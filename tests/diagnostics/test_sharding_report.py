@@ -158,7 +158,8 @@ def test_a_model_that_is_one_array(tmp_path):
 def test_the_tables(tmp_path):
     rules = [{r"hidden\.kernel": (None, ("data", "model"))}, fsdp(1)]
     strategy = Sharded({"data": 4, "model": 2}, rules)
-    lines = str(learner_for(tmp_path / "run", "mlp", strategy).sharding_report(data_for())).splitlines()
+    report = learner_for(tmp_path / "run", "mlp", strategy).sharding_report(data_for())
+    lines = str(report).splitlines()
     assert lines[:13] == [
         "sharded over 8 devices (cpu): {'data': 4, 'model': 2}, rows over 'data', the model over 'data' and 'model'",
         "",
@@ -177,6 +178,7 @@ def test_the_tables(tmp_path):
     assert lines[14].split("  ")[0] == "program, per device"
     assert lines[15].split()[0] == "loop"
     assert len(lines) == 16
+    assert "hidden.kernel  [6, 16]  float32" in report._repr_html_()
 
 
 def test_statistics_have_a_table_of_their_own(tmp_path):

@@ -428,6 +428,15 @@ def test_a_single_row_needs_an_axis_of_rows(tmp_path, label):
         list(learner.predict({"x": X[0], "label": label}))
 
 
+def test_a_checkpoint_needs_no_other_step_to_predict(tmp_path):
+    trained = build_line(quiet(tmp_path).with_file_checkpointer()).fit(batches()).model
+    learner = quiet(tmp_path).checkpoint("latest").build(line(), predict_step=twice)
+    found = np.concatenate([*learner.predict(unlabelled())])
+    np.testing.assert_allclose(found, 2 * (X @ np.asarray(trained["w"]) + np.asarray(trained["b"])), rtol=1e-5)
+    with raises_code("step-valid-missing"):
+        learner.evaluate(unlabelled())
+
+
 def test_a_step_for_predictions_takes_a_model_and_a_batch(tmp_path):
     with raises_code("step-function-signature"):
         quiet(tmp_path).build(line(), optax.sgd, 0.1, train_step=line_step, predict_step=lambda batch: batch)

@@ -44,6 +44,11 @@ def test_times_are_those_of_a_step():
     assert "compiling besides: 3.0 s in all" in text
 
 
+def test_a_notebook_shows_the_text():
+    profile = Profile(100, 200, 4, 2.0, 1.5, 0.1, 0.1, 0.3)
+    assert str(profile) in profile._repr_html_()
+
+
 def test_devices_that_exchange_most_of_the_time_do_not_compute():
     operations = Operations("all-reduce", 0.3, 8), Operations("psum_invariant", 0.1, 8), Operations("dot", 0.4, 8)
     profile = Profile(0, 10, 1, 1.0, 0.9, 0.0, 0.0, 0.1, operations=operations)

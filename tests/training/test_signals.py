@@ -1,16 +1,30 @@
 """SIGINT, SIGTERM and SIGUSR1: in the handlers alone, and while a model is trained."""
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import threading
 
+import optax
 import pytest
 
 from learner.training.feed.prefetch import Prefetcher
-from learner.training.signals import first_signal, of_a_command, on_signals
+from learner.training.signals import dropped_signals, first_signal, of_a_command, on_signals
 from tests.support.codes import raises_code
-from tests.support.runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
+from tests.support.runs import (
+    STEPS,
+    batches,
+    build_line,
+    journal_of,
+    line,
+    line_step,
+    logs_of,
+    quiet,
+    saved_steps,
+    shuffled,
+)
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -55,6 +69,42 @@ def test_the_first_one_is_reported_before_its_handler_can_run(number):
         signal.signal(number, waiting)
         assert reports == [NAMES[number]]
     assert signal.set_wakeup_fd(before) == before
+
+
+@contextlib.contextmanager
+def interrupted_collection():
+    """Collect garbage with a callback that is interrupted, as JAX's may be."""
+    press_once = iter([press])
+    callback = lambda phase, info: next(press_once, lambda: None)()  # noqa: E731
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+        yield
+    finally:
+        gc.callbacks.remove(callback)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_is_raised_later():
+    signal.signal(INT, signal.default_int_handler)
+    with dropped_signals() as raise_dropped:
+        raise_dropped()
+        with interrupted_collection(), pytest.raises(KeyboardInterrupt):
+            raise_dropped()
+    assert signal.getsignal(INT) is signal.default_int_handler
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_while_a_step_is_traced_ends_fit(tmp_path):
+    signal.signal(INT, signal.default_int_handler)
+
+    def step(model, batch):
+        with interrupted_collection():
+            return line_step(model, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step).fit(batches())
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
 
 
 def test_no_signal_and_other_signals_are_not_reported():

@@ -598,6 +598,9 @@ class GivesTwo(Counting):
         return jnp.stack([state, state])
 
 
+CANNOT_BE = f"ValueError: cannot be ({__file__}, line "
+
+
 class Raises(Counting):
     def update(self, state, output, info):
         raise ValueError("cannot be")
@@ -653,8 +656,8 @@ def test_metrics_that_fit(metric):
         (MeanAbsoluteError(), "the metric Mean Absolute Error needs predictions, which"),
         (NeedsTwo(), "the metric Counting needs predictions, lengths, which"),
         (CollectsLengths(), "the metric Collects needs lengths, which"),
-        (CannotCollect(), "the metric Collects cannot be computed from train_step's output: cannot be"),
-        (Raises(), "the metric Counting cannot be computed from train_step's output: cannot be"),
+        (CannotCollect(), f"the metric Collects cannot be computed from train_step's output: {CANNOT_BE}"),
+        (Raises(), f"the metric Counting cannot be computed from train_step's output: {CANNOT_BE}"),
         (WidensInUpdate(), "update of the metric Counting changed its state from ['float32[]'] to ['float32[2]']"),
         (RetypesInMerge(), "merge of the metric Counting changed its state from ['float32[]'] to ['int32[]']"),
         (GivesTwo(), "the metric Counting gives [2] numbers; one that is numeric gives a scalar"),
