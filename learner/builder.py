@@ -90,6 +90,14 @@ class LearnerBuilder:
         refuse_address(directory)
         self._options = Options(Path(directory), overwrite=bool(overwrite))
 
+    def __repr__(self) -> str:
+        """Return the directory and the options that were set: a chain of calls is often a notebook's last line."""
+        options, usual = self._options, Options(self._options.directory).recorded("journal")
+        given = [f"{name}={x!r}" for name, x in options.recorded("journal").items() if x != usual[name]]
+        names = dict.fromkeys(metric.name for metric in (*options.train_metrics, *options.valid_metrics))
+        given += [f"metrics={list(names)}"] * bool(names)
+        return f"{type(self).__name__}({', '.join([repr(options.shown), *given])})"
+
     if not TYPE_CHECKING:  # for a type checker the class would have every name
 
         def __getattr__(self, name: str) -> Any:

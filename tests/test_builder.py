@@ -277,6 +277,15 @@ def test_a_value_that_is_no_directory(directory):
         LearnerBuilder(directory)
 
 
+def test_it_shows_what_was_set():
+    assert repr(LearnerBuilder("runs/a")) == "LearnerBuilder('runs/a')"
+    builder = LearnerBuilder("runs/a").num_epochs(3).with_batch_size(8).metrics(TopKAccuracy(5))
+    assert repr(builder) == "LearnerBuilder('runs/a', num_epochs=3, with_batch_size=8, metrics=['Top-5 Accuracy'])"
+    assert repr(TopKAccuracy(5)) == "<TopKAccuracy 'Top-5 Accuracy'>"
+    stopping = MetricEarlyStopping("valid/Loss", patience=3)
+    assert repr(stopping) == "MetricEarlyStopping('valid/Loss', patience=3)"
+
+
 def test_options_write_nothing(tmp_path):
     builder = LearnerBuilder(tmp_path / "run")
     same_metric = ("metrics", "metric_train_numeric", "metric_valid_numeric")

@@ -92,6 +92,9 @@ class MetricBase:
     undefined: ClassVar[str] = "nothing that it counts was there"
     inner: ClassVar[tuple["MetricBase", ...]] = ()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
     def text(self, value: Any) -> str:
         """Format the value; metrics that are not numeric override it. `value` is on the host."""
         return f"{float(value):.6g}"

@@ -50,6 +50,9 @@ class MetricEarlyStopping:
         self.patience, self.warmup = patience, warmup
         self._without, self._validations = 0, 0
 
+    def __repr__(self) -> str:
+        return f"MetricEarlyStopping({self._best.monitor!r}, patience={self.patience})"
+
     @property
     def monitor(self) -> Monitor:
         """Return the monitor of the metric."""
