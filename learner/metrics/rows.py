@@ -36,13 +36,13 @@ def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
 
 
 def wide(*arrays: Array) -> list[Array]:
-    """Return the arrays in the dtype that differences and ranks are computed in: float64 if one of them has it, which
-    takes `jax_enable_x64`, else float32.
+    """Return the arrays in the dtype that differences and ranks are computed in: float64 if one of them has 64 bits,
+    which takes `jax_enable_x64`, else float32.
 
     >>> [x.dtype.name for x in wide(jnp.bfloat16(0.1), jnp.int32(1))]
     ['float32', 'float32']
     """
-    dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
+    dtype = jnp.float64 if any(x.dtype.itemsize == 8 for x in arrays) else jnp.float32
     return [x.astype(dtype) for x in arrays]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, WeightedMean
+from learner.metrics.base import Array, Info, WeightedMean, rows_mask
 from learner.metrics.counts import Fraction
 from learner.metrics.means import FractionMetric, MeanMetric
 from learner.metrics.rows import as_int32, kept_rows
@@ -106,8 +106,8 @@ class BitsPerCharacter(MeanMetric):
     Source: Graves, "Generating Sequences With Recurrent Neural Networks", 2013.
 
     Args:
-      characters: the output's field with the number of characters that the loss is of, a scalar or `[batch]`; default:
-        its weight.
+      characters: the output's field with the number of characters that the loss is of, a scalar or `[batch]`, of which
+        rows without a token that counts are left out; default: its weight.
 
     >>> from learner.steps.outputs import SequenceOutput
     >>> metric, info = BitsPerCharacter(), Info(step=jnp.int32(0), weight=jnp.float32(10))
@@ -130,7 +130,10 @@ class BitsPerCharacter(MeanMetric):
         loss = jnp.asarray(output.loss, jnp.float32)
         if self._characters is None:
             return state.add(loss, info.weight)
-        count = jnp.asarray(getattr(output, self._characters)).astype(jnp.float32).sum()
+        count, mask = jnp.asarray(getattr(output, self._characters)), rows_mask(output)
+        if count.ndim == 1 and mask is not None:  # a row whose mask keeps nothing is not in the loss
+            count = jnp.where(mask.astype(bool).reshape(len(count), -1).any(-1), count, 0)
+        count = count.astype(jnp.float32).sum()
         total = jnp.where(info.weight > 0, loss * info.weight, 0)
         return state.add(total / jnp.where(count > 0, count, 1), count)
 

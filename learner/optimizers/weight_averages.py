@@ -15,13 +15,15 @@ from learner.util.number_checks import is_int
 
 
 class AveragedState(NamedTuple):
-    """`averaged_params` as the parameters, float32 at least; `count`: updates so far, int32.
+    """`averaged_params` as the parameters, float32 at least; `count`: updates so far, int32; `terms`: the number of
+    parameters in the mean of `Swa`, int32, otherwise None.
 
-    The learner finds the average by this name (`learner.steps.eval_params`).
+    The learner finds the average by the name `averaged_params` (`learner.steps.eval_params`).
     """
 
     count: Any
     averaged_params: Any
+    terms: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +64,20 @@ class Ema(OptimizerFactory):
         """See `OptimizerFactory`."""
         return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
 
-    def _weight(self, step: Any, count: Any) -> Any:
+    def _weight(self, step: Any, terms: None) -> tuple[Any, None]:
         # Subtracted before it is rounded to the array's dtype: 1 - float32(0.9999) is off by 1e-4 of itself.
         weight: Any = 1 - self.decay
         if self.warmup:
             weight = jnp.maximum(weight, 9 / (10 + (step - self.start).astype(float)))
-        return jnp.where(step < self.start, 1.0, weight)
+        return jnp.where(step < self.start, 1.0, weight), None
 
 
 @dataclasses.dataclass(frozen=True)
 class Swa(OptimizerFactory):
     """Stochastic weight averaging (Izmailov et al. 2018): the mean of the parameters after step `start`, step
     `start + every` and so on (step 0: the first parameters); before that, the parameters. It is evaluated and kept as
-    in `Ema`. With a cyclic rate, `every` is the length of a cycle and `start` the end of one.
+    in `Ema`. With a cyclic rate, `every` is the length of a cycle and `start` the end of one. A step that was skipped
+    as not finite adds nothing to the mean.
 
     The statistics of BatchNorm are those of the trained parameters: with BatchNorm prefer `Ema`, or go over the data
     again.
@@ -105,29 +108,32 @@ class Swa(OptimizerFactory):
 
     def __call__(self, lr: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""
-        return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
+        return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight, terms=1))
 
-    def _weight(self, step: Any, count: Any) -> Any:
+    def _weight(self, step: Any, terms: Any) -> tuple[Any, Any]:
         since = step + 1 - self.start  # the parameters are those after this step
-        # An optimizer that begins in the middle of a run has averaged as many as its updates at most.
-        averaged = jnp.minimum(since, count + 1) // self.every
-        mean = 1 / (averaged + 1).astype(float)
-        return jnp.where(since < 0, 1.0, jnp.where(since % self.every == 0, mean, 0.0))
+        counts = since % self.every == 0
+        # Counted, not computed from the step: a skipped step adds no term.
+        terms = jnp.where(since <= 0, 1, jnp.where(counts, terms + 1, terms))
+        return jnp.where(since <= 0, 1.0, jnp.where(counts, 1 / terms.astype(float), 0.0)), terms
 
 
-def _averaged(weight: Callable[[Any, Any], Any]) -> optax.GradientTransformationExtraArgs:
-    """Keep `average += weight(step, count) * (params - average)`, step and count from 0, params after it, and change no
-    update. The step also counts skipped steps, as schedules do; without it, it is the count of updates.
+def _averaged(
+    weight: Callable[[Any, Any], tuple[Any, Any]], terms: int | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Keep `average += w * (params - average)` with `w, terms = weight(step, terms)`, step from 0, params after it, and
+    change no update. The step also counts skipped steps, as schedules do; without it, it is the count of updates.
     """
 
     def init(params: Any) -> AveragedState:
-        return AveragedState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, _kept(p)), params))
+        first = None if terms is None else jnp.full((), terms, jnp.int32)
+        return AveragedState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, _kept(p)), params), first)
 
     def update(updates: Any, state: AveragedState, params: Any = None, **extra: Any) -> tuple[Any, AveragedState]:
         new = optax.apply_updates(params, updates)
-        w = weight(jnp.asarray(extra.get("step", state.count)), state.count)
+        w, terms = weight(jnp.asarray(extra.get("step", state.count)), state.terms)
         averaged = jax.tree.map(lambda a, p: _towards(a, p.astype(a.dtype), w), state.averaged_params, new)
-        return updates, AveragedState(optax.safe_increment(state.count), averaged)
+        return updates, AveragedState(optax.safe_increment(state.count), averaged, terms)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

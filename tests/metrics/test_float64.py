@@ -88,6 +88,20 @@ def test_numbers_that_are_close_have_the_values_of_float64(kind: str) -> None:
         assert abs(other - expected) > 1e-3 * abs(expected)  # the data would show it
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_integers_of_64_bits_keep_their_digits(dtype: type) -> None:
+    """Of 32 bits they are float32, in which numbers around 2**26 are 8 apart."""
+    predictions, targets = (2**26 + np.array(x, dtype) for x in ([1, 2, 3, 9], [1, 4, 2, 5]))
+    with jax.enable_x64(True):
+        output = RegressionOutput.from_predictions(jnp.asarray(predictions), jnp.asarray(targets))
+        metric, ranks = RootMeanSquaredError(), SpearmanCorrelation()
+        value = float(metric.compute(metric.update(metric.init(), output, make_info(4))))
+        rank = ranks.compute(jax.tree.map(np.asarray, ranks.collect(output)))
+    is_near = dtype is np.int64
+    assert (abs(value - np.sqrt(21 / 4)) < 1e-6) == is_near
+    assert (abs(rank - stats.spearmanr(predictions, targets)[0]) < 1e-6) == is_near
+
+
 def test_images_that_are_close_have_the_values_of_float64() -> None:
     metrics = pytest.importorskip("skimage.metrics")
 

@@ -267,6 +267,17 @@ def test_bits_per_character():
     assert float(metric.compute(metric.merge(empty, state))) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("mask", [[1, 0], [[1, 1, 0], [0, 0, 0]]])
+def test_characters_of_masked_rows_do_not_count(mask):
+    """Two tokens of 3 ln 2 nats count, which are 4 characters: 6 bits / 4."""
+    output = types.SimpleNamespace(
+        loss=jnp.float32(3 * np.log(2)), characters=jnp.array([4.0, np.nan]), mask=jnp.array(mask)
+    )
+    metric = BitsPerCharacter("characters")
+    state = metric.update(metric.init(), output, Info(jnp.int32(0), jnp.float32(2)))
+    assert float(metric.compute(state)) == pytest.approx(1.5)
+
+
 def test_generated_outputs_take_their_loss_from_another():
     scored = types.SimpleNamespace(loss=jnp.float32(2), weight=jnp.float32(7))
     output = GeneratedOutput.of(jnp.ones((2, 3), int), jnp.ones((2, 4), int), scored=scored)

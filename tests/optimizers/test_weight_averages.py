@@ -203,6 +203,10 @@ def test_a_decay_near_1_is_not_rounded(warmup):
     [
         # Parameters 1 after steps 1 and 2, then 2, 3, 4 ...: step 2 is skipped.
         (functools.partial(Swa, start=2, every=3), [0, 2, 3, 4, 5, 6, 7], (1 + 4 + 7) / 3),
+        # Step 3 is skipped: the parameters are 1, 2, 3, 4 after the others.
+        (functools.partial(Swa, start=1), [0, 1, 3, 4], (1 + 2 + 3 + 4) / 4),
+        # Step 5 of 3, 5, 7 is skipped: the parameters are 3 after step 3, and 6 after step 7.
+        (functools.partial(Swa, start=3, every=2), [0, 1, 2, 3, 5, 6], (3 + 6) / 2),
         (functools.partial(Ema, start=3, decay=0.5, warmup=False), [0, 2, 3, 4], (2 + 3 + 2 * 4) / 4),
         # An optimizer that is new after step 100, with the parameters that it got: 0, 1, 2, 3.
         (functools.partial(Swa, start=1), [100, 101, 102], (0 + 1 + 2 + 3) / 4),
