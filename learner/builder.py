@@ -837,6 +837,7 @@ class LearnerBuilder:
         trainable: Any = None,
     ) -> Learner[ModelT]: ...
 
+    @jax.transfer_guard("allow")
     def build(
         self,
         model: Any,

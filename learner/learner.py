@@ -22,7 +22,7 @@ from learner.errors import LearnerError
 from learner.models.array_info import array_infos
 from learner.renderers.tree import folded
 from learner.steps.train_state import TrainState
-from learner.strategies.mesh_context import without_mesh
+from learner.strategies.own_context import own_context
 from learner.training.agreement import propagate_failures
 from learner.training.batch_split import resolve_split
 from learner.training.definition import TrainingDefinition
@@ -179,7 +179,7 @@ class Learner(Generic[ModelT]):
             )
             return of_waves
         stages = stage_line(sys.stdout if options.renderer == "auto" and processes.index == 0 else None)
-        with propagate_failures(processes), stages, without_mesh(), dropped_signals() as raise_dropped:
+        with propagate_failures(processes), stages, own_context(), dropped_signals() as raise_dropped:
             enter_stage("checking the step")
             plan = preflight(definition, train, valid, processes)  # reads and checks; writes nothing
             with locked_directory(options, processes):

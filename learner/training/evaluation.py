@@ -18,7 +18,7 @@ from learner.events import MetricInfo
 from learner.loggers.application import close_application_log, open_application_log
 from learner.runs.evaluations import check_split, record_evaluation
 from learner.runs.history import History
-from learner.strategies.mesh_context import without_mesh
+from learner.strategies.own_context import own_context
 from learner.training.agreement import propagate_failures
 from learner.training.definition import TrainingDefinition
 from learner.training.directory import holds_run
@@ -109,7 +109,7 @@ class Evaluator:
         """Return the metrics of the valid step over all of `data`, by name; see `Learner.evaluate`."""
         if split is None and checkpoint is None:
             processes = hosts()
-            with propagate_failures(processes), without_mesh():
+            with propagate_failures(processes), own_context():
                 runner, inputs = self._loaded(processes), self._read(data)
                 _warn_of_labels(self.labels, data)
                 return evaluate(self._definition, runner, inputs, processes)
@@ -144,7 +144,7 @@ class Evaluator:
                 directory=definition.options.directory,
             )
         processes = hosts()
-        with propagate_failures(processes), without_mesh():
+        with propagate_failures(processes), own_context():
             inputs = self._read(data)
 
             def read(store: CheckpointStore, entry: Entry) -> tuple[Runner, Evaluation]:
@@ -210,7 +210,7 @@ class Evaluator:
                 self._require_valid_step()
             inputs = read_valid(self._definition.options, data, None)
             _warn_of_rows(inputs, predicts=True)
-            with without_mesh():
+            with own_context():
                 runner = self._loaded(processes)
             _warn_of_labels(self.labels, data)
             yield from predict(self._definition, runner, inputs, processes)
@@ -328,7 +328,7 @@ def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs, proc
             refuse_wrapped(arrays, "given")
             # Before the devices, which wait for those of all processes.
             processes.record_read("given", 1, number, ended=False)
-            with without_mesh():  # not of the code between two batches
+            with own_context():  # not of the code between two batches
                 outputs = jax.device_get(runner.outputs(arrays, number - 1))
             yield outputs
         processes.record_read("given", 1, number, ended=True)

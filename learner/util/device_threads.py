@@ -26,7 +26,7 @@ def device_thread(work: Callable[[], None], name: str) -> threading.Thread:
 
 def with_precision(work: Callable[[], None]) -> Callable[[], None]:
     """Return a function for another thread that does the work with 64-bit numbers if this thread has them: inside of
-    `with jax.enable_x64(True):` no other has.
+    `with jax.enable_x64(True):` no other has. Transfers are allowed there, whatever `jax_transfer_guard` says.
     """
     import jax
 
@@ -37,7 +37,8 @@ def with_precision(work: Callable[[], None]) -> Callable[[], None]:
 
     def run() -> None:
         # Only where it differs: a setting of the thread itself is another key of JAX's compiled programs.
-        with contextlib.nullcontext() if reads_x64() == enabled else jax.enable_x64(enabled):
+        precision = contextlib.nullcontext() if reads_x64() == enabled else jax.enable_x64(enabled)
+        with jax.transfer_guard("allow"), precision:
             work()
 
     return run

@@ -1,4 +1,4 @@
-"""Runs inside of `jax.set_mesh`, and models with annotations of axes."""
+"""Runs inside of `jax.set_mesh` and `jax.transfer_guard`, and models with annotations of axes."""
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,19 @@ def test_a_mesh_that_is_set_changes_nothing(tmp_path, mesh, kind):
     with jax.set_mesh(mesh):
         assert fit(tmp_path, strategy) == expected
         assert not jax.sharding.get_abstract_mesh().empty
+
+
+@pytest.mark.parametrize("strategy", [SingleDevice(), Sharded(devices=2)], ids=["single", "sharded"])
+def test_a_transfer_guard_of_all_threads_lets_a_run_move_its_arrays(tmp_path, strategy):
+    expected = fit(tmp_path, strategy)
+    before = jax.config.jax_transfer_guard
+    jax.config.update("jax_transfer_guard", "disallow")
+    try:
+        assert fit(tmp_path, strategy) == expected
+        with pytest.raises(Exception, match="Disallowed"):
+            jnp.add(np.ones(2), 1)
+    finally:
+        jax.config.update("jax_transfer_guard", before)
 
 
 def test_a_step_constrains_by_the_mesh_of_the_strategy(tmp_path, mesh):
