@@ -150,6 +150,9 @@ class _Batches:
         rows = self._order(epoch + 1)[self._plan.rows_of(number, share)].tolist()
         try:
             return self._batch(rows, epoch + 1)
+        except StopIteration as error:
+            # To the iterators above it would be the end of the epoch, without the rows from here on.
+            raise RuntimeError(", ".join(["StopIteration was raised", *error.__notes__])) from error
         except Exception as error:
             if not self._sent or _can_be_sent(error):
                 raise

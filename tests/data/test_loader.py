@@ -232,6 +232,15 @@ def test_an_error_of_the_dataset_names_the_row():
     assert raised.value.__notes__[0] == "while reading row 4 of Broken"
 
 
+def test_an_iterator_that_ends_inside_an_item_does_not_end_the_epoch():
+    answers = iter(range(5))
+    loader = DataLoaderBuilder().batch_size(2).build(view(range(8)).map(lambda item: next(answers)))
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RuntimeError, match=r"StopIteration was raised, .* while reading row 5 of Mapped"):
+        next(batches)
+
+
 @pytest.mark.parametrize(
     ("batcher", "code", "values"),
     [
