@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys
+from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys, refuse_masked
 from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
 from learner.data.sources.input_files import refuse_path
@@ -22,7 +22,7 @@ class ArrayDataset(Dataset):
         columns. Memory-mapped arrays stay on the disk. None is copied: do not change them while they are trained on.
 
     Raises:
-      LearnerError: a path, no arrays, no rows, a scalar among the arrays, or arrays of different lengths.
+      LearnerError: a path, no arrays, no rows, a scalar among the arrays, masked values, or different lengths.
 
     >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
     >>> data
@@ -37,6 +37,8 @@ class ArrayDataset(Dataset):
         if is_data_frame(arrays):
             arrays = {str(name): arrays[name].to_numpy() for name in _column_names(arrays)}
         refuse_keys(arrays)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+            refuse_masked(field_name(path), leaf)
         self._leaves: list[np.ndarray]
         self._structure: Any
         self._leaves, self._structure = jax.tree.flatten(jax.tree.map(np.asarray, arrays))
