@@ -187,11 +187,19 @@ class _Batches:
 
 @contextlib.contextmanager
 def _without_grains_note() -> Iterator[None]:
-    """Remove Grain's note from errors, which advises to set one of its flags to see its internal frames."""
+    """Remove Grain's note from errors, which advises to set one of its flags to see its internal frames. Raise
+    `LearnerError` for a dataset that cannot be sent to workers, of which Grain shows its own wrapper.
+    """
     try:
         yield
     except Exception as error:
         notes = getattr(error, "__notes__", [])
+        if any(note.endswith("cannot be pickled!") for note in notes):
+            raise LearnerError(
+                f"num_workers sends the dataset to other processes, and this one cannot be sent: {error}. Open files, "
+                "locks and connections when an item is read, or read with num_workers(0)",
+                code="worker-dataset-unpicklable",
+            ) from error
         notes[:] = [note for note in notes if "Grain has removed its internal frames" not in note]
         raise
 

@@ -530,6 +530,13 @@ def test_a_script_that_fails_in_a_worker_leaves_no_memory_behind():
     assert said.endswith("ValueError: bad item\nwhile calling map(item)\nwhile reading row 37 of Mapped\n")
 
 
+def test_a_dataset_that_cannot_be_sent_to_workers_is_an_error():
+    lock = threading.Lock()
+    loader = DataLoaderBuilder().batch_size(1).num_workers(1).build(view(range(4)).map(lambda item: (lock, item)[1]))
+    with raises_code("worker-dataset-unpicklable", "cannot pickle '_thread.lock' object", "num_workers(0)"):
+        next(iter(loader))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("sendable", [True, False])
 def test_errors_of_workers_arrive(sendable):
