@@ -1,6 +1,7 @@
 """What the documents say exists, and what they show comes out."""
 
 import contextlib
+import gzip
 import io
 import json
 import re
@@ -138,6 +139,7 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mymodule", raising=False)
     (tmp_path / "mymodule.py").write_text("def my_torch_dataset():\n    return [([1.0], 0), ([2.0], 1)]\n")
     (tmp_path / "iris.csv").write_text("length,width,kind\n5.1,3.5,setosa\n6.2,3.4,virginica\n")
+    (tmp_path / "more.csv.gz").write_bytes(gzip.compress(b"length,width,kind\n5.9,3.0,virginica\n"))
     (tmp_path / "shards").mkdir()
     (tmp_path / "0.cls").write_text("3")
     (tmp_path / "0.png").write_bytes(png(np.zeros((2, 2, 3), np.uint8)))
@@ -146,7 +148,13 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
         archive.add(tmp_path / "0.png", "0.png")
     blocks = [yaml.safe_load(b) for b in re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
     found = [next(iter(source(block["train"], "train", 0).make())) for block in blocks]
-    assert [sorted(batch) for batch in found] == [["features", "label"], ["image", "label"], ["image", "label"]]
+    assert [sorted(batch) for batch in found] == [
+        ["features", "label"],
+        ["kind", "length", "width"],
+        ["image", "label"],
+        ["image", "label"],
+    ]
+    assert sorted(found[1]["kind"].tolist()) == [0, 1, 1]
 
 
 def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):

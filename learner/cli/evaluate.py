@@ -2,13 +2,14 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from learner.checkpoint.store import Entry
 from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, read_yaml
 from learner.cli.parsing import PROCESSES, Parser, check_output
@@ -90,7 +91,7 @@ def evaluate(words: Sequence[str]) -> int:
         values = {f"{name}/": learner.evaluate(each) for name, each in splits.items()}
         entry = learner.loaded_checkpoint
         place = {} if entry is None else {"epoch": entry.epoch, "step": entry.step}
-        _print(_checkpoint_line(learner), place, values, line.json)
+        _print(_checkpoint_line(entry), place, values, line.json)
     return 0
 
 
@@ -149,10 +150,12 @@ def predict(words: Sequence[str]) -> int:
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
     rows: list[int] = []
     learner = config.learner(with_data=False, weights=_pulled(directory))
-    arrays = joined(learner.predict(_counted(_loader(line.data), rows)), rows)
+    learner.definition.refuse_population("predict")
+    evaluator = Evaluator(learner.definition)
+    arrays = joined(evaluator.predict(_loader(line.data), rows), rows)
     np.savez(output, allow_pickle=False, **arrays)
     table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
-    print("\n".join([*_checkpoint_line(learner), *aligned(table)]))
+    print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table)]))
     return 0
 
 
@@ -213,9 +216,8 @@ def _pulled(directory: str) -> Path | None:
     return Path(directory, hub.MODEL) if Path(directory, hub.SOURCE).exists() else None
 
 
-def _checkpoint_line(learner: Learner[Any]) -> list[str]:
+def _checkpoint_line(entry: Entry | None) -> list[str]:
     """Return a line about the checkpoint that was loaded."""
-    entry = learner.loaded_checkpoint
     if entry is None:
         return []
     return [f"checkpoint: step {entry.step}, {place_of(entry.epoch, entry.step)}"]
@@ -245,17 +247,5 @@ def _loader(path: str) -> Any:
                 code="cli-data-config",
                 path=path,
             )
-        data = source(content, "DATA", seed=0).make()
+        data = source({"batch_size": BATCH_SIZE, **content} if "dataset" in content else content, "DATA", 0).make()
     return DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if isinstance(data, Mapping | Dataset) else data
-
-
-def _counted(data: Any, rows: list[int]) -> Callable[[], Iterator[Any]]:
-    """Return a function that returns the batches and records the number of rows in each."""
-
-    def batches() -> Iterator[Any]:
-        rows.clear()
-        for batch in data() if callable(data) else data:
-            rows.append(len(jax.tree.leaves(batch)[0]))
-            yield batch
-
-    return batches

@@ -192,6 +192,8 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
         annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         reason = f"it needs {in_words(re.sub(r'collections[.]abc[.]|typing[.]', '', expected))}"
+        if given[name] in ("nan", "inf", "-inf"):  # texts in YAML
+            reason += f" (YAML writes {given[name].replace('nan', '.nan').replace('inf', '.inf')})"
     return name, f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"
 
 

@@ -1,13 +1,13 @@
 """Arrays in memory, and the views on them that stay arrays: those store row numbers, and gather from the arrays."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys
+from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys, refuse_masked
 from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
 from learner.data.sources.input_files import refuse_path
@@ -18,11 +18,11 @@ class ArrayDataset(Dataset):
     """Arrays in memory, one row per item along their common first axis.
 
     Args:
-      arrays: a dict (or another pytree) of arrays `[rows, ...]` of any dtypes; memory-mapped ones stay on the disk.
-        They are not copied: do not change them while they are trained on.
+      arrays: a dict (or another pytree) of arrays `[rows, ...]` of any dtypes, or a data frame, which is a dict of its
+        columns. Memory-mapped arrays stay on the disk. None is copied: do not change them while they are trained on.
 
     Raises:
-      LearnerError: a path, no arrays, no rows, a scalar among the arrays, or arrays of different lengths.
+      LearnerError: a path, no arrays, no rows, a scalar among the arrays, masked values, or different lengths.
 
     >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
     >>> data
@@ -34,7 +34,11 @@ class ArrayDataset(Dataset):
     def __init__(self, arrays: Any) -> None:
         if isinstance(arrays, str | os.PathLike):
             refuse_path(arrays, "ArrayDataset")
+        if is_data_frame(arrays):
+            arrays = {str(name): arrays[name].to_numpy() for name in _column_names(arrays)}
         refuse_keys(arrays)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+            refuse_masked(field_name(path), leaf)
         self._leaves: list[np.ndarray]
         self._structure: Any
         self._leaves, self._structure = jax.tree.flatten(jax.tree.map(np.asarray, arrays))
@@ -210,17 +214,23 @@ def _refuse_others(first: ArrayDataset, other: ArrayDataset, number: int) -> Non
 
 @adapter
 def adapt_arrays(data: Any) -> Any:
-    """Return a dict of arrays, an array or a data frame as an `ArrayDataset`, and everything else unchanged."""
-    if is_data_frame(data):
-        return ArrayDataset({str(name): data[name].to_numpy() for name in data.columns})
-    if isinstance(data, Mapping | np.ndarray | jax.Array):
+    """Return a dict of arrays, an array, a data frame or one of its columns as an `ArrayDataset`, and everything else
+    unchanged.
+    """
+    if isinstance(data, Mapping | np.ndarray | jax.Array) or is_data_frame(data) or hasattr(data, "to_numpy"):
         return ArrayDataset(dict(data) if isinstance(data, Mapping) else data)
     return data
 
 
 def is_data_frame(data: Any) -> bool:
-    """Return True for a data frame, as those of pandas and polars, neither of which is imported."""
-    return all(hasattr(data, name) for name in ("columns", "to_numpy", "__getitem__"))
+    """Return True for a data frame of pandas or polars, or a table of PyArrow, none of which is imported."""
+    frame = hasattr(data, "to_numpy") and hasattr(data, "columns")
+    return hasattr(data, "__getitem__") and (frame or (hasattr(data, "column_names") and hasattr(data, "to_pydict")))
+
+
+def _column_names(frame: Any) -> Iterable[Any]:
+    names: Iterable[Any] = frame.column_names if hasattr(frame, "column_names") else frame.columns
+    return names
 
 
 def _fields(arrays: Any) -> list[tuple[str, np.ndarray]]:

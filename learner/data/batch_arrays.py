@@ -22,6 +22,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
             code="batch-empty-structure",
             split=split,
         )
+    for name, leaf in leaves.items():
+        refuse_masked(field_text(name), leaf)
     try:
         arrays = {name: np.asarray(as_array(leaf)) for name, leaf in leaves.items()}
     except TypeError:
@@ -37,6 +39,13 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
                 f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers: "
                 f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_yields(batch)}",
                 code="batch-dtype",
+                split=split,
+            )
+        if not array.dtype.isnative:
+            raise LearnerError(
+                f"{field_text(name)} of a {split} batch has dtype {array.dtype.str}, whose bytes are in the order of "
+                f"other machines: x.astype({array.dtype.name!r}) puts them into that of this one",
+                code="batch-byte-order",
                 split=split,
             )
     shapes = {name: array.shape for name, array in arrays.items()}
@@ -63,6 +72,18 @@ def refuse_keys(arrays: PyTree) -> None:
                 code="batch-random-keys",
                 field=field_name(path),
             ) from None
+
+
+def refuse_masked(field: str, values: Any) -> None:
+    """Raise `LearnerError` for values that NumPy masks: other arrays have no masks, so they would count."""
+    masked = np.ma.getmaskarray(values).sum() if isinstance(values, np.ma.MaskedArray) else 0
+    if masked:
+        raise LearnerError(
+            f"{field} has masked values ({masked} of {values.size}), which would count like the "
+            "others: fill them, as x.filled(value) does, or leave their rows out",
+            code="data-masked-values",
+            field=field,
+        )
 
 
 def refuse_wrapped(batch: PyTree, split: str) -> None:

@@ -81,8 +81,11 @@ def stack(items: Sequence[Any]) -> Any:
         )
     for number, (_, other) in enumerate(flat):
         if other != structure:
+            first, second = _fields(items[0]), _fields(items[number])
+            if first == second:
+                first, second = str(structure), str(other)
             raise ItemError(
-                ["items of a batch differ in structure: item ", 0, f" is {structure}, item ", number, f" is {other}"],
+                ["items of a batch differ in structure: item ", 0, f" has {first}, item ", number, f" has {second}"],
                 code="batch-items-differ",
             )
     try:
@@ -93,6 +96,12 @@ def stack(items: Sequence[Any]) -> Any:
     except ValueError:
         _check_shapes(items)
         raise
+
+
+def _fields(item: Any) -> str:
+    """Return the names of the fields of an item for a message, with None for those that hold nothing."""
+    leaves = jax.tree_util.tree_leaves_with_path(item, is_leaf=lambda value: value is None or _is_list(value))
+    return ", ".join(field_name(path) + (" = None" if leaf is None else "") for path, leaf in leaves)
 
 
 def _join(column: Sequence[Any]) -> np.ndarray:

@@ -16,8 +16,9 @@ import numpy as np
 from learner.data import indices
 from learner.data.batcher import ItemError, stack
 from learner.data.indices import item_number
+from learner.data.label_names import label_conflicts
 from learner.data.streams import Streams
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError, near, one_error
 from learner.util.number_checks import check_int
 
 Slice = slice  # which is the name of a method of datasets
@@ -52,6 +53,7 @@ class Dataset(abc.ABC):
 
     _inner: tuple[Any, ...] = ()  # the datasets that a view reads
     _redraws = False  # each epoch has other rows under the same numbers
+    _makes_items = False  # a function of the user makes them from those that the view reads
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -230,12 +232,17 @@ class Dataset(abc.ABC):
         """Append the items of other datasets.
 
         Raises:
-          LearnerError: an argument is not a dataset, or has arrays of other shapes or dtypes.
+          LearnerError: an argument is not a dataset, or has other shapes, dtypes or numbers for texts.
 
         >>> list(view([1, 2]).concat([3], range(2)))
         [1, 2, 3, 0, 1]
         """
-        return self._concat([view(other) for other in others]) if others else self._select(np.arange(len(self)), "")
+        if not others:
+            return self._select(np.arange(len(self)), "")
+        datasets = [self, *map(view, others)]
+        if problems := label_conflicts({f"dataset {number}": each for number, each in enumerate(datasets)}):
+            raise one_error(problems, "these cannot be joined", code="data-labels-conflict")
+        return self._concat(datasets[1:])
 
     def windows(self, size: int, stride: int | None = None) -> "Dataset":
         """Stack `size` consecutive items, each window `stride` items after the last. An incomplete one is left out.
@@ -335,6 +342,8 @@ class SequenceView(View):
 class Mapped(View):
     """A function of each item."""
 
+    _makes_items = True
+
     def __init__(self, inner: Any, fn: Callable[[Any], Any]) -> None:
         super().__init__([inner], f".map({_function_name(fn, 'map')})")
         self._fn = fn
@@ -347,6 +356,7 @@ class Augmented(View):
     """A function of each item and of a random generator made from (seed, epoch, number of the item)."""
 
     random = True
+    _makes_items = True
 
     def __init__(self, inner: Any, fn: Callable[[Any, np.random.Generator], Any], seed: int) -> None:
         super().__init__([inner], f".augment({_function_name(fn, 'augment')}, seed={seed})")

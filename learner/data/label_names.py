@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from learner.data.dataset import Augmented, Mapped, inner_of
+from learner.errors import Problem
 
 SOURCES = "learner.data.sources."
 
@@ -32,7 +32,34 @@ def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
     """
     if is_source(dataset):
         return source_labels(dataset)
-    if isinstance(dataset, Mapped | Augmented):
+    if getattr(dataset, "_makes_items", False):
         return {}
-    first, *others = [label_names(inner) for inner in inner_of(dataset)] or [{}]
+    first, *others = [label_names(inner) for inner in getattr(dataset, "_inner", ())] or [{}]
     return {field: names for field, names in first.items() if all(other.get(field) == names for other in others)}
+
+
+def label_conflicts(datasets: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem for each field whose texts have other numbers in one of the datasets, whose rows are joined.
+
+    >>> from learner.data.sources.table_arrays import Table
+    >>> import numpy as np
+    >>> cats = Table({"kind": np.array([0], np.int32)}, {"kind": ("cat",)})
+    >>> dogs = Table({"kind": np.array([0], np.int32)}, {"kind": ("dog",)})
+    >>> [str(problem).partition(":")[0] for problem in label_conflicts({"source 'a'": cats, "source 'b'": dogs})]
+    ["the numbers of 'kind' stand for different texts"]
+    """
+    first: dict[tuple[str, int], tuple[str, str]] = {}  # by field and number, where it is and its text
+    problems = {}
+    for name, dataset in datasets.items():
+        for field, texts in label_names(dataset).items():
+            for number, text in enumerate(texts):
+                where, other = first.setdefault((field, number), (name, text))
+                if text != other and field not in problems:
+                    problems[field] = Problem(
+                        f"the numbers of {field!r} stand for different texts: {number} is {other!r} in {where} and "
+                        f"{text!r} in {name}. Give all of them the same list, labels={{{field!r}: [...]}}, or folders "
+                        "of images the same names",
+                        code="data-labels-conflict",
+                        field=field,
+                    )
+    return list(problems.values())

@@ -8,6 +8,7 @@ import numpy as np
 
 from learner.data.array_dataset import ArrayConcat, ArrayDataset
 from learner.data.dataset import Dataset, View, chain_text, inner_of, read_item
+from learner.data.label_names import label_conflicts
 from learner.data.mixture_checks import (
     UncheckedStream,
     check_fields,
@@ -53,7 +54,7 @@ def mix(
 
     Raises:
       LearnerError: no sources, or iterators among them, which can be read only once; sources with different fields,
-        shapes or dtypes; weights that do not fit; a size below 1. All that is wrong, in one error.
+        shapes, dtypes or numbers for texts; weights that do not fit; a size below 1. All that is wrong, in one error.
 
     >>> code, web = {"x": np.array([1, 2])}, {"x": np.array([10, 20, 30, 40, 50, 60])}
     >>> mixture = mix({"code": code, "web": web}, weights={"code": 0.5, "web": 0.5}, seed=0)
@@ -64,6 +65,7 @@ def mix(
     """
     problems: list[str] = []
     names, datasets = check_sources(sources, problems)
+    problems += label_conflicts({f"source {name!r}": dataset for name, dataset in datasets.items()})
     given = check_weights(weights, names, problems) if names and weights is not None else None
     for name, value, least in (("size", 1 if size is None else size, 1), ("seed", seed, 0)):
         try:

@@ -150,6 +150,9 @@ class _Batches:
         rows = self._order(epoch + 1)[self._plan.rows_of(number, share)].tolist()
         try:
             return self._batch(rows, epoch + 1)
+        except StopIteration as error:
+            # To the iterators above it would be the end of the epoch, without the rows from here on.
+            raise RuntimeError(", ".join(["StopIteration was raised", *error.__notes__])) from error
         except Exception as error:
             if not self._sent or _can_be_sent(error):
                 raise
@@ -184,11 +187,19 @@ class _Batches:
 
 @contextlib.contextmanager
 def _without_grains_note() -> Iterator[None]:
-    """Remove Grain's note from errors, which advises to set one of its flags to see its internal frames."""
+    """Remove Grain's note from errors, which advises to set one of its flags to see its internal frames. Raise
+    `LearnerError` for a dataset that cannot be sent to workers, of which Grain shows its own wrapper.
+    """
     try:
         yield
     except Exception as error:
         notes = getattr(error, "__notes__", [])
+        if any(note.endswith("cannot be pickled!") for note in notes):
+            raise LearnerError(
+                f"num_workers sends the dataset to other processes, and this one cannot be sent: {error}. Open files, "
+                "locks and connections when an item is read, or read with num_workers(0)",
+                code="worker-dataset-unpicklable",
+            ) from error
         notes[:] = [note for note in notes if "Grain has removed its internal frames" not in note]
         raise
 

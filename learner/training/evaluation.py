@@ -202,8 +202,13 @@ class Evaluator:
         log.info("evaluated %s: %s", evaluation.checkpoint, numbers)
         close_application_log(log)
 
-    def predict(self, data: Any) -> Iterator[Any]:
-        """Yield the outputs of the step that predicts on the host, batch by batch. Every process yields all rows."""
+    def predict(self, data: Any, rows: list[int] | None = None) -> Iterator[Any]:
+        """Yield the outputs of the step that predicts on the host, batch by batch. Every process yields all rows.
+
+        Args:
+          data: a loader, or what `fit` accepts in its place.
+          rows: a list to which the number of rows of each batch is appended.
+        """
         processes = hosts()
         with propagate_failures(processes):
             if self._definition.step.predict is None:
@@ -213,7 +218,7 @@ class Evaluator:
             with own_context():
                 runner = self._loaded(processes)
             _warn_of_labels(self.labels, data)
-            yield from predict(self._definition, runner, inputs, processes)
+            yield from predict(self._definition, runner, inputs, processes, [] if rows is None else rows)
 
     def _read(self, data: Any) -> Inputs:
         self._require_valid_step()
@@ -312,8 +317,10 @@ def _name(key: str) -> str:
     return key.removeprefix("valid/").removeprefix("valid-")
 
 
-def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> Iterator[Any]:
-    """Yield the outputs of the step that predicts on the host, batch by batch."""
+def predict(
+    definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup, rows: list[int]
+) -> Iterator[Any]:
+    """Yield the outputs of the step that predicts on the host, batch by batch, and append their numbers of rows."""
     if len(inputs.valid) > 1:
         raise LearnerError(
             f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",
@@ -330,6 +337,7 @@ def predict(definition: TrainingDefinition, runner: Runner, inputs: Inputs, proc
             processes.record_read("given", 1, number, ended=False)
             with own_context():  # not of the code between two batches
                 outputs = jax.device_get(runner.outputs(arrays, number - 1))
+            rows.append(len(jax.tree.leaves(arrays)[0]))
             yield outputs
         processes.record_read("given", 1, number, ended=True)
         processes.agree(f"the end of the given data after {number} batches", True)

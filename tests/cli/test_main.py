@@ -609,6 +609,20 @@ def test_predict(learner, trained, workplace):
         np.testing.assert_allclose(outputs["predictions"], first, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("always:the data")
+def test_predictions_that_are_not_those_of_the_rows_in_order_are_a_warning(learner, trained, workplace):
+    cases = [
+        ("batch_size: 5\ndrop_last: true", "leaves out the rows behind the last full batch", 10),
+        ("shuffle: true", "is shuffled, and its predictions come in that order", 12),
+    ]
+    for options, warning, count in cases:
+        (workplace / "data.yaml").write_text(f"dataset: mymodule.rows\n{options}")
+        code, _, err = learner("predict", "run", "data.yaml", "--output=out.npz")
+        assert (code, f"learner: the data {warning}" in err) == (0, True), err
+        with np.load("out.npz") as outputs:
+            assert len(outputs["predictions"]) == count
+
+
 @pytest.mark.full
 def test_predict_batches_of_ones_own(learner, trained, workplace):
     (workplace / "data.yaml").write_text("class_path: mymodule.batches")

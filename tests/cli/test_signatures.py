@@ -68,6 +68,7 @@ def test_what_does_not_fit():
         ({"size": 1, "rat": 2}, "config-arguments-mismatch", ["'rat'", "'rate'"]),
         ({"size": "x"}, "config-arguments-mismatch", ["model.init_args.size", "'x'"]),
         ({"size": 1.5}, "config-arguments-mismatch", ["model.init_args.size", "is 1.5"]),
+        ({"size": 1, "rate": "nan"}, "config-arguments-mismatch", ["model.init_args.rate", "(YAML writes .nan)"]),
         ({"size": None}, "config-arguments-mismatch", ["model.init_args.size"]),
         ({"size": True}, "config-arguments-mismatch", ["model.init_args.size"]),
         ({"size": 1, "rate": [1]}, "config-arguments-mismatch", ["model.init_args.rate"]),

@@ -40,8 +40,9 @@ def test_a_batch_of_one_has_the_axis_too():
         ),
         ([{"text": [1, 2]}, {"text": [1]}], "batch-item-shapes-differ", ("text", "[2]", "0", "[1]", "1")),
         ([1, np.ones(2)], "batch-item-shapes-differ", ("the array", "[]", "0", "[2]", "1")),
-        ([{"x": 1}, {"y": 1}], "batch-items-differ", ("0", "'x'", "1", "'y'")),
-        ([{"x": 1}, {"x": None}], "batch-items-differ", ()),
+        ([{"x": 1}, {"x": 1, "y": 1}], "batch-items-differ", ("item 0 has x, item 1 has x, y",)),
+        ([{"x": 1}, {"x": None}], "batch-items-differ", ("item 0 has x, item 1 has x = None",)),
+        ([(1,), {"0": 1}], "batch-items-differ", ("item 0 has PyTreeDef((*,)), item 1 has PyTreeDef({'0': *})",)),
         ([None, None], "batch-items-differ", ("0", "None")),
         (
             [np.ones(i % 3) for i in range(9)],

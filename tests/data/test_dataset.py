@@ -56,11 +56,16 @@ def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
         (Path(__file__), "data-path-unread", ("test_dataset.py",)),
         (None, "data-arrays-missing", ()),
         ({"x": np.zeros(2), "k": jax.random.split(jax.random.key(0))}, "batch-random-keys", ("k holds", "key_data")),
+        ({"x": np.ma.masked_less(np.arange(5), 2)}, "data-masked-values", ("x has", "(2 of 5)")),
     ],
 )
 def test_wrong_arrays_are_named_with_their_shapes(arrays, code, values):
     with raises_code(code, *values):
         ArrayDataset(arrays)
+
+
+def test_an_array_that_masks_no_value_is_an_array():
+    assert ArrayDataset({"x": np.ma.masked_less(np.arange(3), 0)}).arrays["x"].tolist() == [0, 1, 2]
 
 
 def test_a_dataset_needs_both_methods():

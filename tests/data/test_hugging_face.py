@@ -105,3 +105,15 @@ def test_the_rows_of_a_shuffle_buffer_are_read_again():
     batches = source_of(make(), "train").open(1, 3, None, warnings.append)
     assert [np.asarray(batch["x"]).tolist() for batch in batches] == expected[3:]
     assert "the rows in its shuffle buffer are not in its state_dict" in warnings[0]
+
+
+@needs_datasets
+def test_batches_have_arrays_unless_a_format_is_set():
+    import datasets
+
+    data = datasets.Dataset.from_dict({"x": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]}).to_iterable_dataset()
+    batches = [batch["x"] for batch in source_of(data.batch(2), "train").open(1)]
+    assert [batch.tolist() for batch in batches] == [[[0.0, 1.0], [2.0, 3.0]], [[4.0, 5.0]]]
+    assert all(isinstance(batch, np.ndarray) for batch in batches)
+    (batch,) = source_of(data.with_format("arrow").batch(3), "train").open(1)
+    assert not isinstance(batch, dict)

@@ -8,6 +8,7 @@ import pytest
 
 from learner.data import ImageFolder, csv, digits, mix, view
 from learner.data.label_names import label_names
+from tests.support.codes import raises_code
 
 
 @pytest.fixture
@@ -22,6 +23,22 @@ def test_views_that_select_or_join_rows_have_those_of_their_source(pets):
     assert label_names(pets.slice(1).shuffle(seed=0)) == kinds
     assert label_names(pets.concat(pets.slice(1))) == kinds
     assert label_names(mix({"a": pets, "b": pets.slice(1)}, size=4)) == kinds
+
+
+def test_rows_whose_labels_are_numbered_differently_are_not_joined(pets, tmp_path):
+    (tmp_path / "more.csv").write_text("x,kind\n1,dog\n2,eel\n")
+    (tmp_path / "eels.csv").write_text("x,kind\n1,eel\n")
+    more, eels = (csv(tmp_path / name, ["x", "kind"], labels=["kind"]) for name in ("more.csv", "eels.csv"))
+    with raises_code("data-labels-conflict", "0 is 'cat' in dataset 0 and 'dog' in dataset 2", field="kind"):
+        pets.concat(pets.slice(1), more)
+    with raises_code("data-labels-conflict", "0 is 'dog' in source 'a' and 'eel' in source 'b'"):
+        mix({"a": more, "b": eels.shuffle(seed=1)})
+
+
+def test_a_list_may_have_more_texts_than_another(pets, tmp_path):
+    (tmp_path / "eels.csv").write_text("x,kind\n7,eel\n")
+    eels = csv(tmp_path / "eels.csv", ["x", "kind"], labels={"kind": ["cat", "dog", "eel"]})
+    assert pets.concat(eels).arrays["kind"].tolist() == [1, 0, 1, 2]
 
 
 def test_functions_of_the_user_are_not_called(pets):

@@ -232,6 +232,15 @@ def test_an_error_of_the_dataset_names_the_row():
     assert raised.value.__notes__[0] == "while reading row 4 of Broken"
 
 
+def test_an_iterator_that_ends_inside_an_item_does_not_end_the_epoch():
+    answers = iter(range(5))
+    loader = DataLoaderBuilder().batch_size(2).build(view(range(8)).map(lambda item: next(answers)))
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RuntimeError, match=r"StopIteration was raised, .* while reading row 5 of Mapped"):
+        next(batches)
+
+
 @pytest.mark.parametrize(
     ("batcher", "code", "values"),
     [
@@ -519,6 +528,13 @@ def test_a_script_that_fails_in_a_worker_leaves_no_memory_behind():
     assert (out, code) == ("".join(f"{i} {i + 1}\n" for i in range(0, 36, 2)), 1)
     assert "in item" in said
     assert said.endswith("ValueError: bad item\nwhile calling map(item)\nwhile reading row 37 of Mapped\n")
+
+
+def test_a_dataset_that_cannot_be_sent_to_workers_is_an_error():
+    lock = threading.Lock()
+    loader = DataLoaderBuilder().batch_size(1).num_workers(1).build(view(range(4)).map(lambda item: (lock, item)[1]))
+    with raises_code("worker-dataset-unpicklable", "cannot pickle '_thread.lock' object", "num_workers(0)"):
+        next(iter(loader))
 
 
 @pytest.mark.full

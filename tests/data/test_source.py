@@ -587,10 +587,12 @@ def test_what_is_too_large_for_the_device_or_made_item_by_item_does_not():
     assert [source.rows is None for source in found] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_data_frame_is_a_dict_of_its_columns(tmp_path, library):
-    frame = pytest.importorskip(library).DataFrame({"x": [0.5, 1.5, -1.0], "y": [1.0, 3.0, -2.0], "n": [1, 2, 3]})
-    assert repr(view(frame)) == "ArrayDataset(3 rows: n int64 [], x float64 [], y float64 [])"
+@pytest.mark.parametrize(("library", "make"), [("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "table")])
+def test_a_data_frame_is_a_dict_of_its_columns(tmp_path, library, make):
+    columns = {"x": [0.5, 1.5, -1.0], "y": [1.0, 3.0, -2.0], "n": [1, 2, 3]}
+    frame = getattr(pytest.importorskip(library), make)(columns)
+    text = "ArrayDataset(3 rows: n int64 [], x float64 [], y float64 [])"
+    assert (repr(view(frame)), repr(ArrayDataset(frame))) == (text, text)
     batch = next(iter(DataLoaderBuilder().batch_size(2).build(frame)))
     np.testing.assert_array_equal(batch["y"], [1.0, 3.0])
     learner = (
@@ -607,6 +609,12 @@ def test_a_data_frame_is_a_dict_of_its_columns(tmp_path, library):
     )
     # The gradient at 0 is -2 * (0.5 * 1 + 1.5 * 3 + 1 * 2) / 3.
     np.testing.assert_allclose(learner.fit(frame).model["w"], 7 / 3, rtol=1e-6)
+
+
+def test_a_column_has_its_rows_in_their_order():
+    column = pytest.importorskip("pandas").Series([1.0, 2.0, 3.0], index=[2, 1, 7])
+    batches = DataLoaderBuilder().batch_size(2).build(column)
+    assert [batch.tolist() for batch in batches] == [[1.0, 2.0], [3.0]]
 
 
 def test_a_data_frame_without_a_batch_size_says_what_it_needs(tmp_path):

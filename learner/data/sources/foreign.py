@@ -1,7 +1,7 @@
 """Adapters for data of other libraries, recognized without importing them.
 
     scikit-learn's bunches        `load_digits()`: the arrays that have a row for each example
-    Hugging Face datasets         `load_dataset(...)["train"]`: items are dicts by column
+    Hugging Face datasets         `load_dataset(...)["train"]`: items are dicts by column; streamed ones in batches
     PyTorch datasets              with `__len__` and `__getitem__`: items are often tuples
     `tf.data`                     batches, from `as_numpy_iterator()`
 
@@ -17,6 +17,7 @@ import numpy as np
 from learner.data.array_dataset import ArrayDataset
 from learner.data.batch_arrays import as_array, is_array
 from learner.data.dataset import Dataset, adapter
+from learner.data.hugging_face import is_stream
 from learner.errors import LearnerError, near
 
 
@@ -41,7 +42,7 @@ def adapt(data: Any) -> Any:
         return ForeignDataset(data)
     if callable(getattr(data, "as_numpy_iterator", None)):
         return NumpyBatches(data)
-    return data
+    return _in_numpy(data) if is_stream(data) else data
 
 
 class ForeignDataset(Dataset):
@@ -125,14 +126,12 @@ class NumpyBatches:
 
 def _in_numpy(dataset: Any) -> Any:
     """Set a Hugging Face dataset to return NumPy arrays rather than lists, unless its user has set a format."""
-    settings = getattr(dataset, "format", None)
-    if (
-        isinstance(settings, Mapping)
-        and settings.get("type") is None
-        and callable(getattr(dataset, "with_format", None))
-    ):
-        return dataset.with_format("numpy")
-    return dataset
+    if is_stream(dataset):
+        has_lists = getattr(dataset, "_formatting", None) is None
+    else:
+        settings = getattr(dataset, "format", None)
+        has_lists = isinstance(settings, Mapping) and settings.get("type") is None
+    return dataset.with_format("numpy") if has_lists and callable(getattr(dataset, "with_format", None)) else dataset
 
 
 def _bunch(data: Mapping[str, Any]) -> ArrayDataset:

@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import difflib
+import glob
 import gzip
 import itertools
 import os
@@ -20,6 +21,8 @@ from learner.util.number_checks import check_int
 PathLike = str | os.PathLike[str]
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
+OTHERS = {b"PK\x03\x04": "zip", b"BZh91AY&SY": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+"""By the first bytes of a file, what has packed it."""
 LEAST_MEMORY = 2**29  # bytes that a file of any size may take
 # Memory to file size: gzip packs real tables up to 25 times, and Python's objects take up to 40 times a text.
 MEMORY_RATIO = 1000
@@ -39,6 +42,7 @@ READERS = {
     ".db": "SQLiteTable",
 }
 """By suffix, what in `learner.data` reads a file."""
+SEVERAL = "concat joins the rows of several files, each read by itself"
 KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -49,7 +53,9 @@ def as_path(path: PathLike, what: str) -> Path:
       LearnerError: the argument is not a path.
     """
     if not isinstance(path, str | os.PathLike):
-        raise LearnerError(f"{what}: the path is {path!r}; it needs a text", code="data-path-type", path=path)
+        raise LearnerError(
+            f"{what}: the path is {path!r}; it needs one text ({SEVERAL})", code="data-path-type", path=path
+        )
     try:
         return Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
@@ -104,8 +110,9 @@ def present(path: PathLike, what: str) -> Path:
                 f"{what}: there is no file {file} (there is no directory {file.parent})", code="data-file-missing"
             )
         close = difflib.get_close_matches(file.name, sorted(os.listdir(file.parent)))
+    hint = f": did you mean {' or '.join(close)}?" if close else ""
     raise LearnerError(
-        f"{what}: there is no file {file}" + (f": did you mean {' or '.join(close)}?" if close else ""),
+        f"{what}: there is no file {file}{f' ({SEVERAL})' if glob.has_magic(file.name) else hint}",
         code="data-file-missing",
     )
 
@@ -179,12 +186,20 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading, unpacked if it is gzip.
 
     Raises:
-      LearnerError: the file cannot be read, or is damaged.
+      LearnerError: the file cannot be read, is damaged, or is packed by another program than gzip.
     """
     try:
         with contextlib.ExitStack() as stack:
             stream: IO[bytes] = stack.enter_context(path.open("rb"))
-            packed = stream.read(2) == GZIP
+            start = stream.read(max(map(len, OTHERS)))
+            other = next((packer for signature, packer in OTHERS.items() if start.startswith(signature)), None)
+            if other is not None:
+                raise LearnerError(
+                    f"{path} is packed by {other}: unpack it, or pack it by gzip, which is unpacked here",
+                    code="data-file-packed",
+                    path=path,
+                )
+            packed = start.startswith(GZIP)
             stream.seek(0)
             yield cast(IO[bytes], stack.enter_context(gzip.open(stream))) if packed else stream
     except (OSError, EOFError, zlib.error) as error:

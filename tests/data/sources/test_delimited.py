@@ -1,6 +1,10 @@
 """CSV files: columns become arrays, and what is wrong is named with its line."""
 
+import bz2
 import gzip
+import io
+import lzma
+import zipfile
 
 import numpy as np
 import pytest
@@ -167,6 +171,25 @@ def test_no_file(write):
     path = write(IRIS, "iris.csv")
     with raises_code("data-file-missing", "csv", "irs.csv", "iris.csv"):
         csv(path.parent / "irs.csv")
+
+
+def test_several_files_are_joined_by_concat(write):
+    path = write(IRIS, "iris.csv")
+    with raises_code("data-path-type", "concat"):
+        csv([path, path])
+    with raises_code("data-file-missing", "i*.csv", "concat"):
+        csv(path.parent / "i*.csv")
+    assert csv(path, ["count"]).concat(csv(path, ["count"])).arrays["count"].tolist() == [2, 3, 4, 2, 3, 4]
+
+
+@pytest.mark.parametrize("packer", ["bzip2", "xz", "zip"])
+def test_files_of_other_packers_are_named(write, packer):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("iris.csv", IRIS)
+    packed = {"bzip2": bz2.compress(IRIS.encode()), "xz": lzma.compress(IRIS.encode()), "zip": content.getvalue()}
+    with raises_code("data-file-packed", f"by {packer}"):
+        csv(write(packed[packer]))
 
 
 def test_damaged_gzip(write):

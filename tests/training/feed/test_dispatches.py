@@ -432,6 +432,13 @@ def test_a_batch_that_cannot_be_used_is_an_error_that_names_the_field(batch, cod
         batch_arrays(batch, "train")
 
 
+def test_arrays_that_would_be_read_as_other_values_are_refused():
+    with raises_code("data-masked-values", "'x' has", "(2 of 5)"):
+        batch_arrays({"x": np.ma.masked_less(np.arange(5), 2)}, "train")
+    with raises_code("batch-byte-order", "'x'", ">f4", "x.astype('float32')", split="valid"):
+        batch_arrays({"x": np.zeros(2, ">f4")}, "valid")
+
+
 @pytest.mark.parametrize(
     "dtype", [np.bool_, np.int8, np.float16, np.float64, np.complex64, jax.numpy.bfloat16, jax.numpy.float8_e4m3fn]
 )
