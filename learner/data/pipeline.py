@@ -27,7 +27,7 @@ from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import is_epoch_dependent, read_item
 from learner.data.plan import Plan
 from learner.data.sharding import ProcessShard
-from learner.data.workers import check_main_script
+from learner.data.workers import check_main_script, end_with_parent
 from learner.errors import LearnerError
 
 
@@ -144,6 +144,10 @@ class _Batches:
         self._plan = plan
         self._sent = sent
         self._latest: tuple[int, np.ndarray] | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        end_with_parent()
 
     def __call__(self, index: int, share: ProcessShard | None = None) -> Any:
         epoch, number = divmod(index, self._plan.num_batches)

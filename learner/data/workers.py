@@ -11,7 +11,7 @@ A fork of a process in which JAX runs has none of JAX's threads, so that every c
 import multiprocessing
 import os
 import threading
-from multiprocessing import spawn
+from multiprocessing import connection, spawn
 from typing import Any
 
 from learner.errors import LearnerError
@@ -20,8 +20,8 @@ from learner.util.jax_internals import backends_are_initialized
 READY, UNGUARDED = 81, 82  # exit codes
 TRIAL = "learner-import-of-main"
 _GUARD = 'put the code that trains below `if __name__ == "__main__":`, or read with num_workers(0)'
-# Names of processes whose parent reports that the script cannot be imported.
-_OURS = TRIAL, "grain-process-prefetch"
+WORKER = "grain-process-prefetch"
+_OURS = TRIAL, WORKER  # names of processes whose parent reports that the script cannot be imported
 _lock = threading.Lock()
 _importable: set[str] = set()
 _jax_ran = _without_threads = False
@@ -48,6 +48,21 @@ def check_process() -> None:
     raise LearnerError(
         f"the main script trains while a process that was started imports it: {_GUARD}", code="worker-script-unguarded"
     )
+
+
+def end_with_parent() -> None:
+    """In a worker, end once the process that started it has ended. A process that is killed ends no worker, which would
+    keep its memory and wait for somebody who takes its batches.
+    """
+    process, parent = multiprocessing.current_process(), multiprocessing.parent_process()
+    if parent is None or not process.name.startswith(WORKER):
+        return
+
+    def wait() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="learner-parent", daemon=True).start()
 
 
 def forks_workers(data: Any) -> bool:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 
 from learner import LearnerError
@@ -195,3 +196,19 @@ def test_a_fork_is_refused_once_jax_ran():
     assert refused.startswith("this process is a fork of one in which JAX ran")
     assert 'multiprocessing.get_context("spawn") or "forkserver"' in refused
     assert after == "the parent trains"
+
+
+@pytest.mark.full
+def test_workers_end_with_a_process_that_is_killed(tmp_path):
+    reading = "    batches = iter(loader)\n    next(batches)\n    print('reads', flush=True)\n    sys.stdin.read()\n"
+    script = SCRIPT.replace("    print([batch", f"{reading}    print([batch")
+    path = saved(tmp_path, script + '\nif __name__ == "__main__":\n    main()\n')
+    with subprocess.Popen([sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "reads\n"
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.kill()
+        _, alive = psutil.wait_procs(children, timeout=20)
+    for child in alive:
+        child.kill()
+    assert alive == []
