@@ -65,6 +65,7 @@ def losses(result):
     return np.array(result.history["valid/Loss"])
 
 
+@pytest.mark.full
 def test_rates_that_a_plateau_has_lowered(tmp_path):
     """The loss of the rate 1 does not improve, so that its rate is lower when it resumes, with its patience used."""
 
@@ -102,6 +103,7 @@ def test_the_rate_of_a_member_is_a_factor_of_a_schedule(tmp_path):
     np.testing.assert_allclose(losses(found), losses(expected), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_numbers_that_exploit_has_changed(tmp_path):
     """After the first epoch, the rate 1 continues as the other member, with half of its rate and its momentum, of which
     a warning tells: the optimizer of the run by itself needs it.
@@ -238,7 +240,7 @@ def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
     assert sorted(path.name for path in kept.iterdir()) == ["epoch-2", "epoch-3"]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3))])
 def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, saved, number):
     """Before its checkpoint has its name. The next start copies all, the best among them."""
     directory, values = copied(saved, tmp_path)
@@ -295,6 +297,7 @@ def test_a_new_population_replaces_members_that_have_resumed(tmp_path):
     assert fit(2).history["train/Loss"]
 
 
+@pytest.mark.full
 def test_an_order_of_its_own(tmp_path):
     """That of the seed of the member, also inside an epoch; the order of the builder's seed is refused there."""
 

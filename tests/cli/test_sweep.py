@@ -197,7 +197,9 @@ def test_references_follow_the_values(importable, line_config):
     assert [each.definition.options.num_epochs for each in learners] == [1, 2]
 
 
-@pytest.mark.parametrize(("number", "code_of_signal"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code_of_signal"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
+)
 def test_a_sweep_resumes(learner, line_config, workplace, monkeypatch, number, code_of_signal):
     """The second member is interrupted after its first epoch; the third is missing."""
     with open("mymodule.py", "a") as file:

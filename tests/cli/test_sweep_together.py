@@ -94,7 +94,10 @@ def losses(directory):
     return {run.directory.name: list(read_history(run.directory)["valid/Loss"]) for run in find_runs([directory])}
 
 
-@pytest.mark.parametrize("changes", [NNX, {"model": "mymodule.of_key"}], ids=["rngs", "key"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(NNX, id="rngs"), pytest.param({"model": "mymodule.of_key"}, marks=pytest.mark.full, id="key")],
+)
 def test_members_compute_what_they_do_one_after_another(learner, write, changes):
     path = write(**changes)
     words = ("--lr=0.1,0.05,0.1", "--seed=0,7,7", "--optimizer.momentum=0.5,0.9,0.9", "--zipped")
@@ -108,6 +111,7 @@ def test_members_compute_what_they_do_one_after_another(learner, write, changes)
     assert read_summary(Path("together"))["stopped_by"] == "num_epochs"
 
 
+@pytest.mark.full
 def test_the_command_of_the_best_member_has_the_order_that_all_share(learner, write, line_config):
     path = write(seed=3, train=line_config["train"] | {"shuffle": True})
     out = learner("sweep", path, "--seed=0,7", "--directory=together", "--together")[1]
@@ -118,6 +122,7 @@ def test_the_command_of_the_best_member_has_the_order_that_all_share(learner, wr
     np.testing.assert_allclose(losses("together-best")["together-best"], losses("together")[best], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_what_cannot_be_traced_makes_populations_of_their_own(learner, write):
     words = ("sweep", write(sweep={"together": True}), "--train.batch_size=4,6", "--lr=0.1,0.2")
     code, out, _ = learner(*words)

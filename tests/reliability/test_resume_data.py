@@ -325,7 +325,6 @@ def some(kinds, chosen):
 
 # Inside the second epoch. By default a loader of ours; a foreign one with a state resumes in the test of other data.
 CHOSEN = {
-    ("function's random generator", 5),
     ("function's argument", 3),
     ("augmented", 5),
     ("mixture", 5),

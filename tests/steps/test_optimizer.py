@@ -338,7 +338,7 @@ def test_lbfgs_finds_the_least_squares_solution(tmp_path):
     np.testing.assert_allclose(state.params["w"], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("store_grad", [False, True])
+@pytest.mark.parametrize("store_grad", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_line_search_gets_the_loss_of_a_float64_model_as_it_is(tmp_path, store_grad):
     """The loss at the minimum is 0.5: rounded to float32, a step that lowers it by 1e-9 looks like none."""
     search = optax.scale_by_backtracking_linesearch(20, store_grad=store_grad)

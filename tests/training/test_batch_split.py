@@ -82,7 +82,7 @@ def split_of(directory):
     [
         ("mlp", SingleDevice, 5, 1),  # parts of 5, 5, 5, 5 and 4 rows, and of 1 in the last batch
         pytest.param("transformer", SingleDevice, 4, 2, marks=pytest.mark.full),
-        ("transformer", Sharded, 3, 1),
+        pytest.param("transformer", Sharded, 3, 1, marks=pytest.mark.full),
         ("mlp", Replicated, 3, 2),
     ],
 )

@@ -10,6 +10,7 @@ from learner.loggers import MemoryLogger
 from learner.metrics import FieldMean
 from tests.support.codes import raises_code
 from tests.support.runs import X, line, line_predictions, quiet
+from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -159,7 +160,7 @@ class Refusing(Cursor):
 
 @pytest.mark.parametrize("kind", [Cursor, Loader])
 @pytest.mark.parametrize("changes", [False, True])
-@pytest.mark.parametrize("stop", [2, 4, 6, 8])
+@pytest.mark.parametrize("stop", some([2, 4, 6, 8], (2, 6)))
 def test_no_batch_is_lost_where_the_data_itself_has_the_position(tmp_path, kind, changes, stop):
     """Epochs are of 4 steps: a run is stopped inside of one, or at its end, after its hooks."""
 

@@ -131,7 +131,7 @@ CASES = {
     "Equinox, momentum": (EquinoxNet, equinox_step, momentum, 1e-2, {"lr": [0.05, 0.01], "momentum": 0.8}, 1),
     "convolution, accumulation": (Convolution, nnx_step, momentum, 1e-2, {"lr": [0.05, 0.01]}, 2),
 }
-FULL = ("convolution, accumulation", "linen, schedule", "Equinox, momentum")
+FULL = ("convolution, accumulation", "convolution, step by step", "linen, schedule", "Equinox, momentum")
 
 
 def configured(directory, accumulate=1):
@@ -311,7 +311,7 @@ def compilations_of(directory):
     return int(line.split(" programs compiled")[0].split()[-1])
 
 
-@pytest.mark.parametrize("seeds", [[5], [4, 5, 6]])
+@pytest.mark.parametrize("seeds", [pytest.param([5], marks=pytest.mark.full), [4, 5, 6]])
 def test_on_a_cpu_a_member_has_the_bits_of_the_run_by_itself(seeds, tmp_path):
     rates = [1e-2 * 0.5**seed for seed in seeds]
     builder = configured(tmp_path / "all").population(seed=seeds, lr=rates, zipped=True)
@@ -379,7 +379,9 @@ def alone(directory, steps, seed, lr, overwrite=False):
     return builder.build(Norm, optax.adamw, lr, train_step=nnx_step, valid_step=nnx_step)
 
 
-@pytest.mark.parametrize("steps", [6, 9], ids=["between epochs", "in an epoch"])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(6, marks=pytest.mark.full, id="between epochs"), pytest.param(9, id="in an epoch")]
+)
 def test_a_member_resumes_by_itself(tmp_path, steps):
     """It is the run by itself that was never in a population, and what it was there counts: values, logs, its best."""
     member = fit_seeds(seeds(tmp_path / "run", steps))[2]  # seed 1, rate 0.1
@@ -685,6 +687,7 @@ def test_the_state_of_a_member_that_ended_stays(tmp_path):
     assert model_bits(first[0]) != model_bits(first[1])
 
 
+@pytest.mark.full
 def test_resumes_with_a_member_that_has_ended(tmp_path):
     for epochs in (4, 6):
         builder, build = stopped_early(tmp_path / "run", epochs)
@@ -1048,6 +1051,7 @@ def test_with_an_order_of_its_own_a_member_is_the_run_with_its_seed(name, tmp_pa
             np.testing.assert_allclose(found, alone.history[key][: len(found)], rtol=2e-5, atol=1e-6, err_msg=key)
 
 
+@pytest.mark.full
 def test_orders_of_their_own_resume_to_the_bit(tmp_path):
     def fit(directory, steps):
         builder = seeds(directory, steps).with_batch_size(4)._set(population=None)
@@ -1113,6 +1117,7 @@ def test_members_on_several_devices_compute_what_they_do_on_one(name, several, t
     assert all(logs_of(each).keys() == logs_of(first).keys() for each in others)
 
 
+@pytest.mark.full
 def test_a_mesh_of_members_and_rows(tmp_path):
     """Gradients are those of one device, as the update of SGD is proportional to them, also of ragged batches and
     groups. A run compiles as much in two epochs as in one.
@@ -1168,6 +1173,7 @@ def spread_halving(directory, steps, devices):
     return result, progress_of(directory, steps)["lanes"]
 
 
+@pytest.mark.full
 def test_halving_on_several_devices_resumes_also_on_one(tmp_path):
     """One member continues on two devices, beside one that has ended, and keeps its state."""
     result, lanes = spread_halving(tmp_path / "run", 9, devices=2)
@@ -1188,6 +1194,7 @@ def test_halving_on_several_devices_resumes_also_on_one(tmp_path):
     np.testing.assert_allclose(result[best.index].model["w"], whole[best.index].model["w"], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_halving_keeps_programs_that_cannot_be_smaller(tmp_path):
     """Two of four members continue on two devices, and then one of these, beside the other, which keeps its state."""
     results = []

@@ -202,6 +202,7 @@ def test_the_directory_is_used_in_one_way(tmp_path):
     assert tree_of(tmp_path) == before
 
 
+@pytest.mark.full
 def test_overwriting_removes_the_waves_of_before(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
