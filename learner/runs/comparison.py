@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
 from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
+from learner.util.fragments import fragment, preformatted
 from learner.util.metric_order import ordered
 from learner.util.text import abbreviate, aligned, by_number, count, duration, printable, short
 
@@ -44,6 +46,13 @@ class Comparison:
     metrics: tuple[str, ...]
     requested: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return fragment(preformatted(self.lines()))
 
     def columns(self) -> list[str]:
         """Return the column names, in order."""
@@ -128,7 +137,8 @@ class _RunSummary:
     higher: frozenset[str]
 
     @classmethod
-    def of(cls, run: RunReader) -> "_RunSummary":
+    def of(cls, given: RunReader | str | os.PathLike[str]) -> "_RunSummary":
+        run = given if isinstance(given, RunReader) else RunReader(given)
         fixed = {
             "run": run.name,
             "directory": str(run.directory),
@@ -166,11 +176,14 @@ class _RunSummary:
         return dataclasses.replace(self, config=config)
 
 
-def compare(runs: Iterable[RunReader], metrics: Sequence[str] = (), sort: str | None = None) -> Comparison:
+def compare(
+    runs: Iterable[RunReader | str | os.PathLike[str]], metrics: Sequence[str] = (), sort: str | None = None
+) -> Comparison:
     """Compare runs.
 
     Args:
-      runs: one or more. Each is let go before the next one is taken, so a generator needs the memory of one.
+      runs: one or more, or their directories. Each is let go before the next one is taken, so a generator needs the
+        memory of one.
       metrics: keys (`valid/Loss`) or names (`Loss`, for all splits that have it); default: those of validation that
         most of the runs have, else those of training.
       sort: a column to sort by: a metric by its best value, the best run first; a setting or `seconds`, `steps`,

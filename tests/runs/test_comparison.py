@@ -46,6 +46,9 @@ def test_the_table(runs):
     lines = compare(runs[:2], ["Score"]).lines()
     assert lines[0].split() == ["run", "status", "epochs", "steps", "time", "lr", "valid/Score", "epoch", "last"]
     assert lines[1].split() == ["a", "ended", "2", "4", "21.0", "s", "0.1", "0.7", "2", "0.7"]
+    by_directory = compare([str(run.directory) for run in runs[:2]], ["Score"])
+    assert str(by_directory).splitlines() == lines
+    assert lines[1] in by_directory._repr_html_()
 
 
 def test_a_stopped_run_has_not_ended(tmp_path):
