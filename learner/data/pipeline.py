@@ -192,7 +192,8 @@ class _Batches:
 @contextlib.contextmanager
 def _without_grains_note() -> Iterator[None]:
     """Remove Grain's note from errors, which advises to set one of its flags to see its internal frames. Raise
-    `LearnerError` for a dataset that cannot be sent to workers, of which Grain shows its own wrapper.
+    `LearnerError` for a dataset that cannot be sent to workers, of which Grain shows its own wrapper, and for a worker
+    that was killed.
     """
     try:
         yield
@@ -203,6 +204,12 @@ def _without_grains_note() -> Iterator[None]:
                 f"num_workers sends the dataset to other processes, and this one cannot be sent: {error}. Open files, "
                 "locks and connections when an item is read, or read with num_workers(0)",
                 code="worker-dataset-unpicklable",
+            ) from error
+        if "terminated unexpectedly with exit code -9" in str(error):
+            raise LearnerError(
+                "a worker process of num_workers was killed, most often by the system because memory ran out: use "
+                "fewer workers, a smaller prefetch or smaller batches",
+                code="worker-killed",
             ) from error
         notes[:] = [note for note in notes if "Grain has removed its internal frames" not in note]
         raise

@@ -109,6 +109,9 @@ class BitsPerCharacter(MeanMetric):
       characters: the output's field with the number of characters that the loss is of, a scalar or `[batch]`, of which
         rows without a token that counts are left out; default: its weight.
 
+    Raises:
+      LearnerError: `characters` is not a name.
+
     >>> from learner.steps.outputs import SequenceOutput
     >>> metric, info = BitsPerCharacter(), Info(step=jnp.int32(0), weight=jnp.float32(10))
     >>> guess = SequenceOutput.from_logits(jnp.zeros((2, 5, 8)), jnp.zeros((2, 5), int))   # any of 8 characters
@@ -122,6 +125,12 @@ class BitsPerCharacter(MeanMetric):
     description = "cross-entropy in bits, per character"
 
     def __init__(self, characters: str | None = None) -> None:
+        if not (characters is None or isinstance(characters, str)):
+            raise LearnerError(
+                f"BitsPerCharacter got the characters {characters!r}: it needs the name of a field of the step's "
+                "output, or None",
+                code="metric-field-name",
+            )
         self._characters = characters
         vars(self)["fields"] = ("loss",) if characters is None else ("loss", characters)
 

@@ -212,3 +212,12 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
     for child in alive:
         child.kill()
     assert alive == []
+
+
+@pytest.mark.full
+def test_a_worker_that_is_killed_ends_the_reading_with_an_error(tmp_path):
+    script = SCRIPT.replace('return {"x"', 'return index == 3 and os.kill(os.getpid(), 9) or {"x"')
+    script = script.replace("import sys", "import os, sys")
+    ended = run(saved(tmp_path, script + '\nif __name__ == "__main__":\n    main()\n'))
+    assert ended.returncode == 1
+    assert "learner.errors.LearnerError: a worker process of num_workers was killed" in ended.stderr

@@ -249,6 +249,11 @@ def test_rouge_is_the_mean_over_sequences():
     assert np.isnan(value(RougeL()))
 
 
+def test_characters_are_the_name_of_a_field():
+    with raises_code("metric-field-name"):
+        BitsPerCharacter(2.0)
+
+
 def test_bits_per_character():
     def output(loss, characters=None):
         return types.SimpleNamespace(loss=jnp.float32(loss), characters=characters)
