@@ -27,6 +27,7 @@ from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any
 GIVEN = "the batch"  # in place of a split
+CALLERS = 3  # lines of the user's code that an error names beside its own
 
 
 def no_step(name: str) -> str:
@@ -329,7 +330,8 @@ class Tracing:
             error.add_note(f"while tracing {self._name} with {which}")
             return
         raise LearnerError(
-            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({code_location(error)})",
+            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} "
+            f"({code_location(error, callers=CALLERS)})",
             code="step-trace-failed",
         ) from error
 

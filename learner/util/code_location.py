@@ -8,8 +8,13 @@ PACKAGE = str(Path(__file__).parents[1])
 TYPED = ("<stdin>", "<python-input-", "<ipython-input-")  # of Python up to 3.12, of Python from 3.13 on, of IPython
 
 
-def code_location(error: BaseException) -> str:
+def code_location(error: BaseException, callers: int = 0) -> str:
     """Return the last line in the traceback that belongs to the user's code, or else the last line.
+
+    Args:
+      error: that was raised.
+      callers: at most so many lines of the user's code that called that one are named, too: a layer that a model has
+        twelve times raises in the same line.
 
     >>> try:
     ...     open("")
@@ -18,8 +23,12 @@ def code_location(error: BaseException) -> str:
     <doctest learner.util.code_location.code_location[0]>, line 2
     """
     frames = traceback.extract_tb(error.__traceback__)
-    frame = ([frame for frame in frames if _is_users(frame.filename)] or frames)[-1]
-    return f"{_name_of(frame.filename)}, line {frame.lineno}"
+    *outer, frame = [frame for frame in frames if _is_users(frame.filename)] or frames[-1:]
+    shown = outer[::-1][:callers]
+    files = ["" if each.filename == frame.filename else f"{_name_of(each.filename)}, " for each in shown]
+    lines = [f"{file}line {each.lineno}" for file, each in zip(files, shown, strict=True)]
+    called = f", called from {', from '.join(lines)}" if lines else ""
+    return f"{_name_of(frame.filename)}, line {frame.lineno}{called}"
 
 
 def _is_users(filename: str) -> bool:

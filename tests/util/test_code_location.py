@@ -31,3 +31,15 @@ def test_a_cell_has_the_name_of_its_tracebacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert location_of(compiler.cache(CODE, 7)) == "Cell In[7], line 3"
     assert location_of("/home/me/train.py") == "/home/me/train.py, line 3"
+
+
+def test_callers_are_named_from_the_inside_out():
+    names = {}
+    exec(compile("def layer():\n    raise ValueError\n", "/home/me/layers.py", "exec"), names)
+    exec(compile("def model():\n    layer()\n\n\ndef step():\n    model()\n", "/home/me/train.py", "exec"), names)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        names["step"]()
+    assert code_location(raised.value) == "/home/me/layers.py, line 2"
+    inner = "/home/me/layers.py, line 2, called from /home/me/train.py, line 2"
+    assert code_location(raised.value, callers=1) == inner
+    assert code_location(raised.value, callers=2) == f"{inner}, from /home/me/train.py, line 6"
