@@ -91,7 +91,7 @@ class LearnerBuilder:
         self._options = Options(Path(directory), overwrite=bool(overwrite))
 
     def __repr__(self) -> str:
-        """Return the directory and the options that were set: a chain of calls is often a notebook's last line."""
+        """Return the directory, the recorded options that are not the defaults, and the metrics."""
         options, usual = self._options, Options(self._options.directory).recorded("journal")
         given = [f"{name}={x!r}" for name, x in options.recorded("journal").items() if x != usual[name]]
         names = dict.fromkeys(metric.name for metric in (*options.train_metrics, *options.valid_metrics))

@@ -2,8 +2,9 @@
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -72,23 +73,23 @@ def resume(words: Sequence[str]) -> int:
             directory=directory,
         )
     refuse_other_directory(line.overrides, directory)
-    _refuse_new_run(line.overrides)
     require_trust(directory, line.trust)
     enter_stage("reading the config")
     with connected(process_options(line)):
         call = f"LearnerBuilder({directory!r}).num_epochs(...).resume().build(model, optimizer, lr).fit(train, valid)"
         content = saved_config(directory, "continues", call=call, same="options, model, optimizer and data")
         content = apply_overrides(content, line.overrides)
+        _refuse_new_run(content)
         return _train(RunConfig({**content, "directory": directory, "resume": content.get("resume") or True}))
 
 
-def _refuse_new_run(overrides: Sequence[tuple[str, str]]) -> None:
+def _refuse_new_run(content: Mapping[str, Any]) -> None:
     """Raise `LearnerError` if options ask for a new run in the place of the one that is to be resumed."""
-    for key, value in overrides:
-        if (key, value.lower()) in (("overwrite", "true"), ("resume", "false"), ("resume", "null")):
+    for key in ("overwrite", "resume"):  # saved configs have neither
+        if key in content and bool(content[key]) == (key == "overwrite"):
             raise LearnerError(
-                f"--{key}={value} asks for a new run, and learner resume continues the old one: leave it out, or start "
-                "a new run by learner fit CONFIG --overwrite=true",
+                f"{key} is {content[key]}, which asks for a new run, and learner resume continues the old one: leave "
+                f"--{key} out, or start a new run by learner fit CONFIG --overwrite=true",
                 code="cli-resume-new-run",
                 key=key,
             )

@@ -35,7 +35,7 @@ class ArrayDataset(Dataset):
         if isinstance(arrays, str | os.PathLike):
             refuse_path(arrays, "ArrayDataset")
         if is_data_frame(arrays):
-            arrays = {str(name): arrays[name].to_numpy() for name in _column_names(arrays)}
+            arrays = {str(name): np.asarray(arrays[name]) for name in _column_names(arrays)}
         refuse_keys(arrays)
         for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
             refuse_masked(field_name(path), leaf)
@@ -217,7 +217,8 @@ def adapt_arrays(data: Any) -> Any:
     """Return a dict of arrays, an array, a data frame or one of its columns as an `ArrayDataset`, and everything else
     unchanged.
     """
-    if isinstance(data, Mapping | np.ndarray | jax.Array) or is_data_frame(data) or hasattr(data, "to_numpy"):
+    is_column = hasattr(data, "to_numpy") and hasattr(data, "__array__") and not isinstance(data, Dataset)
+    if isinstance(data, Mapping | np.ndarray | jax.Array) or is_data_frame(data) or is_column:
         return ArrayDataset(dict(data) if isinstance(data, Mapping) else data)
     return data
 

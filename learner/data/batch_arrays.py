@@ -76,8 +76,9 @@ def refuse_keys(arrays: PyTree) -> None:
 
 def refuse_masked(field: str, values: Any) -> None:
     """Raise `LearnerError` for values that NumPy masks: other arrays have no masks, so they would count."""
-    masked = np.ma.getmaskarray(values).sum() if isinstance(values, np.ma.MaskedArray) else 0
-    if masked:
+    if not isinstance(values, np.ma.MaskedArray) or values.dtype.names is not None:
+        return
+    if masked := int(np.ma.getmaskarray(values).sum()):
         raise LearnerError(
             f"{field} has masked values ({masked} of {values.size}), which would count like the "
             "others: fill them, as x.filled(value) does, or leave their rows out",

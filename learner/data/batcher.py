@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import field_name, refuse_keys
+from learner.data.batch_arrays import field_name, refuse_keys, refuse_masked
 from learner.errors import LearnerError
 
 MOST_NAMED = 5  # items of one kind, or kinds, that a message names
@@ -105,6 +105,8 @@ def _fields(item: Any) -> str:
 
 
 def _join(column: Sequence[Any]) -> np.ndarray:
+    for values in column if isinstance(column[0], np.ma.MaskedArray) else ():
+        refuse_masked("an item", values)  # np.stack drops masks
     return np.stack(column) if np.ndim(column[0]) else np.array(column)  # np.stack is slow for numbers
 
 

@@ -52,7 +52,7 @@ def check_process() -> None:
 
 def end_with_parent() -> None:
     """In a worker, end once the process that started it has ended. A process that is killed ends no worker, which would
-    keep its memory and wait for somebody who takes its batches.
+    keep its memory and wait for a reader that no longer exists.
     """
     process, parent = multiprocessing.current_process(), multiprocessing.parent_process()
     if parent is None or not process.name.startswith(WORKER):

@@ -42,7 +42,7 @@ def wide(*arrays: Array) -> list[Array]:
     >>> [x.dtype.name for x in wide(jnp.bfloat16(0.1), jnp.int32(1))]
     ['float32', 'float32']
     """
-    dtype = jnp.float64 if any(x.dtype.itemsize == 8 for x in arrays) else jnp.float32
+    dtype = jnp.float64 if any(x.dtype in (jnp.float64, jnp.int64, jnp.uint64) for x in arrays) else jnp.float32
     return [x.astype(dtype) for x in arrays]
 
 

@@ -708,7 +708,7 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
     is_predicate = trainable is None or (callable(trainable) and not isinstance(trainable, type))
     is_filter = takes_filters and isinstance(trainable, type | bool | tuple | list | types.EllipsisType)
     if not is_predicate and not is_filter:
-        filters = ", or of an nnx model a filter such as nnx.LoRAParam" if takes_filters else ""
+        filters = ", or of an nnx model a filter such as nnx.LoRAParam or nnx.WithTag('x')" if takes_filters else ""
         raise LearnerError(
             f"trainable is {trainable!r}; it needs a predicate such as lambda path, x: 'head' in path{filters}",
             code="model-trainable-type",

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
-from learner.util.text import name_of
 
 Array = Any
 Batch = Any
@@ -51,20 +50,9 @@ class BatchTransform:
         """Return the changed batch.
 
         Raises:
-          LearnerError: the function returned None, or reads a key that the batch lacks.
+          LearnerError: the function returned None.
         """
-        try:
-            changed = self.fn(batch, key, step) if self.takes_step else self.fn(batch, key)
-        except KeyError as error:
-            if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
-                raise
-            raise LearnerError(
-                f"the function of on_batch ({name_of(self.fn)}) reads batch[{error.args[0]!r}], which is not there; a "
-                f"batch has {', '.join(map(repr, batch))}",
-                code="batch-missing-key",
-                name="on_batch",
-                key=error.args[0],
-            ) from error
+        changed = self.fn(batch, key, step) if self.takes_step else self.fn(batch, key)
         if changed is None:
             raise LearnerError(
                 f"on_batch got {self.fn!r}, which returned nothing (None); it needs to return the changed batch",

@@ -73,7 +73,6 @@ def call_hooks(
         return
     numbers: dict[str, float] = {}
     samples: dict[str, Sample] = {}
-    sources: dict[str, Callable[..., Any]] = {}
     info = EpochInfo(p.epoch, p.step, reporter.newest())
     # After `newest`, which waits: the steps before the hook may have ended the run.
     if reporter.halted is not None:
@@ -86,13 +85,6 @@ def call_hooks(
             # The next hook gets the model as it is now, with arrays that no dispatch donates.
             model, returned = runner.model(), returned.values
         for name, value in _values(hook, returned).items():
-            if sources.setdefault(name, hook) != hook:
-                raise LearnerError(
-                    f"the hooks {_name_of(sources[name])} and {_name_of(hook)} both returned a value named {name!r} at "
-                    f"step {p.step}: give one of the values another name",
-                    code="step-hook-name-twice",
-                    name=name,
-                )
             if isinstance(value, float):
                 numbers[name] = value
             else:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.errors import JaxRuntimeError
 
 from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
+from learner.steps import batch_transforms
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import OF_LABELS, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules
@@ -198,7 +200,9 @@ def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, spli
         if missed := _missed(once, arguments):
             what, key, keys = missed
             which = "a batch" if what == "batch" else what
-            if what == "batch" and set(keys) != set(batch):
+            if any(frame.filename == batch_transforms.__file__ for frame in traceback.extract_tb(error.__traceback__)):
+                name = "on_batch"
+            elif what == "batch" and set(keys) != set(batch):
                 which = "on_batch returns a batch that"
             raise LearnerError(
                 f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, keys))}",

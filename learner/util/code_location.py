@@ -38,5 +38,6 @@ def _is_users(filename: str) -> bool:
 def _name_of(filename: str) -> str:
     """Return the name of a file; of a cell of IPython or a notebook, the one that their tracebacks show."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    cell = None if shell is None else shell.compile.format_code_name(filename)
+    format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)  # IPython 8 and later
+    cell = None if format_name is None else format_name(filename)
     return filename if cell is None else " ".join(cell)

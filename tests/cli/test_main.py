@@ -264,12 +264,12 @@ def test_resume_goes_on_as_config_yaml_says(learner, trained):
     assert "epoch 4/4" not in out
 
 
-@pytest.mark.parametrize("option", ["--overwrite=true", "--resume=false", "--resume=null"])
+@pytest.mark.parametrize("option", ["--overwrite=true", "--resume=false", "--resume=~"])
 def test_resume_refuses_to_begin_again(trained, learner, option):
     before = Path("run/summary.json").read_bytes()
     code, _, err = learner("resume", "run", option)
     assert code == 2
-    assert option in err
+    assert option.partition("=")[0] in err
     assert Path("run/summary.json").read_bytes() == before
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.data import ArrayDataset, Dataset
+from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
 from tests.support.codes import raises_code
 
 
@@ -66,6 +66,26 @@ def test_wrong_arrays_are_named_with_their_shapes(arrays, code, values):
 
 def test_an_array_that_masks_no_value_is_an_array():
     assert ArrayDataset({"x": np.ma.masked_less(np.arange(3), 0)}).arrays["x"].tolist() == [0, 1, 2]
+
+
+def test_masked_values_of_items_are_refused():
+    items = [np.ma.masked_less(np.arange(3), 2)] * 4
+    with raises_code("data-masked-values"):
+        list(DataLoaderBuilder().batch_size(2).build(items))
+
+
+def test_a_dataset_with_a_method_of_frames_is_a_dataset():
+    class Own(Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return {"x": np.float32(index)}
+
+        def to_numpy(self):
+            raise AssertionError
+
+    assert [item["x"] for item in view(Own())] == [0, 1, 2]
 
 
 def test_a_dataset_needs_both_methods():

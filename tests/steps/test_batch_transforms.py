@@ -154,6 +154,10 @@ def test_what_the_train_step_cannot_take_is_reported_before_the_run(tmp_path):
     builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: {"x": batch["image"]})
     with raises_code("batch-missing-key", "a batch has 't', 'x', 'y'", name="on_batch", key="image"):
         build_line(builder).fit(batches())
+    scales = {"x": 2.0}
+    builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: {**batch, "x": scales["y"] * batch["x"]})
+    with pytest.raises(KeyError, match="'y'"):  # of a dict that is not the batch
+        build_line(builder).fit(batches())
     builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: batch.update(y=2 * batch["y"]))
     with raises_code("step-batch-transform-returns", "returned nothing"):
         build_line(builder).fit(batches())

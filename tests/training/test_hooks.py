@@ -89,16 +89,6 @@ def test_what_is_no_sample(make, code):
         make()
 
 
-def test_two_hooks_cannot_return_the_same_name(tmp_path):
-    def other(info, model):
-        return {"n": 3}
-
-    # The same hook with two periods returns the same value twice.
-    build_line(quiet(tmp_path / "same").every(1, hook).every(2, hook)).fit(batches())
-    with raises_code("step-hook-name-twice", name="n"):
-        build_line(quiet(tmp_path / "other").every(1, hook).every(2, other)).fit(batches())
-
-
 def test_histograms_of_complex_numbers_have_both_parts():
     histogram = Histogram(np.complex64([0 + 3j, 1 + 1j]), bins=3)  # of 0, 3, 1 and 1
     assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 2, 1], [0.0, 1.0, 2.0, 3.0])

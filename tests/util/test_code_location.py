@@ -43,3 +43,9 @@ def test_callers_are_named_from_the_inside_out():
     inner = "/home/me/layers.py, line 2, called from /home/me/train.py, line 2"
     assert code_location(raised.value, callers=1) == inner
     assert code_location(raised.value, callers=2) == f"{inner}, from /home/me/train.py, line 6"
+
+
+def test_an_older_ipython_names_no_cells(monkeypatch):
+    shell = SimpleNamespace(compile=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert location_of("<ipython-input-4-5d7f>") == "<ipython-input-4-5d7f>, line 3"

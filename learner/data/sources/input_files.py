@@ -112,7 +112,7 @@ def present(path: PathLike, what: str) -> Path:
         close = difflib.get_close_matches(file.name, sorted(os.listdir(file.parent)))
     hint = f": did you mean {' or '.join(close)}?" if close else ""
     raise LearnerError(
-        f"{what}: there is no file {file}{f' ({SEVERAL})' if glob.has_magic(file.name) else hint}",
+        f"{what}: there is no file {file}{hint}{f' ({SEVERAL})' if glob.has_magic(file.name) else ''}",
         code="data-file-missing",
     )
 
