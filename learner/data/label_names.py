@@ -34,8 +34,15 @@ def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
         return source_labels(dataset)
     if getattr(dataset, "_makes_items", False):
         return {}
-    first, *others = [label_names(inner) for inner in getattr(dataset, "_inner", ())] or [{}]
-    return {field: names for field, names in first.items() if all(other.get(field) == names for other in others)}
+    joined = [label_names(inner) for inner in getattr(dataset, "_inner", ())] or [{}]
+    fields = [field for field in joined[0] if all(field in names for names in joined)]
+    longest = {field: max((names[field] for names in joined), key=len) for field in fields}
+    # One list may begin with another: `label_conflicts` refuses those that disagree.
+    return {
+        field: texts
+        for field, texts in longest.items()
+        if all(list(names[field]) == list(texts[: len(names[field])]) for names in joined)
+    }
 
 
 def label_conflicts(datasets: Mapping[str, Any]) -> list[Problem]:

@@ -39,6 +39,7 @@ def test_a_list_may_have_more_texts_than_another(pets, tmp_path):
     (tmp_path / "eels.csv").write_text("x,kind\n7,eel\n")
     eels = csv(tmp_path / "eels.csv", ["x", "kind"], labels={"kind": ["cat", "dog", "eel"]})
     assert pets.concat(eels).arrays["kind"].tolist() == [1, 0, 1, 2]
+    assert label_names(pets.concat(eels)) == {"kind": ("cat", "dog", "eel")}
 
 
 def test_functions_of_the_user_are_not_called(pets):
