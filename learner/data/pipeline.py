@@ -145,10 +145,6 @@ class _Batches:
         self._sent = sent
         self._latest: tuple[int, np.ndarray] | None = None
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        end_with_parent()
-
     def __call__(self, index: int, share: ProcessShard | None = None) -> Any:
         epoch, number = divmod(index, self._plan.num_batches)
         rows = self._order(epoch + 1)[self._plan.rows_of(number, share)].tolist()
@@ -163,6 +159,8 @@ class _Batches:
             raise RuntimeError("in a worker process:\n" + "".join(traceback.format_exception(error))) from error
 
     def _order(self, epoch: int) -> np.ndarray:
+        if self._latest is None and self._sent:
+            end_with_parent()  # at the first batch of a worker
         if self._latest is None or self._latest[0] != epoch:
             self._latest = (epoch, self._plan.order(epoch))
         return self._latest[1]
