@@ -22,6 +22,7 @@ from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
+from learner.util.host_random import generator_states
 from learner.util.jaxprs import dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
 from learner.util.traced_values import OF_VALUES, REMEDY, explained, first_line
@@ -64,6 +65,7 @@ class TracedTrainStep:
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
+      drawn_from: the names of the generators of the host whose random numbers are constants of the program.
     """
 
     problems: list[str]
@@ -72,6 +74,7 @@ class TracedTrainStep:
     written: list[str]
     is_constant: bool = False
     assigned: Sequence[str] = ()
+    drawn_from: Sequence[str] = ()
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
@@ -121,7 +124,12 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     problems: list[str] = []
     losses: list[int] = []
     values = batch
+    functions = [transform.fn for transform in step.on_batch]
+    functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
+    before = generator_states(functions)
     program = _trace(once, (state, batch), name, batch, "train")
+    after = generator_states(functions)
+    drawn_from = [name for name in before if after.get(name) != before[name]]
     own_grads = own[-1]
     is_constant = False
     if losses and not own_grads and step.update is None:
@@ -131,7 +139,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = _written(step, state, batch) if any(replaced) and not problems else []
-    return TracedTrainStep(problems, own_grads, program, names, is_constant, list(dict.fromkeys(assigned)))
+    return TracedTrainStep(problems, own_grads, program, names, is_constant, list(dict.fromkeys(assigned)), drawn_from)
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:

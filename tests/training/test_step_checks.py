@@ -1,6 +1,7 @@
 """Looking at steps before anything is compiled: every mismatch is said, all at once, and nothing is made."""
 
 import dataclasses
+import random
 from typing import Any, NamedTuple
 
 import equinox
@@ -818,6 +819,50 @@ def test_the_run_warns_of_attributes_that_a_step_assigns(tmp_path):
     result = builder.build(Counting(), optax.sgd, 0.1, train_step=of_module).fit([BATCH])
     assert (result.model.count, result.model.kept[...]) == (0, 1)
     assert "of its model, which has no effect: attributes" in (tmp_path / "experiment.log").read_text()
+
+
+HOST = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("draw", "names"),
+    [
+        (lambda: np.random.rand(), ["np.random"]),
+        (lambda: random.random(), ["random"]),
+        (lambda: jax.random.uniform(jax.random.key(0)), []),
+    ],
+)
+def test_global_generators_that_a_step_draws_from_are_named(draw, names):
+    def noisy(model, batch):
+        return classify(model, {**batch, "x": batch["x"] + draw()})
+
+    assert drawn_from(noisy) == names
+
+
+def test_generators_of_a_step_and_of_on_batch_are_named():
+    local, unused = np.random.RandomState(0), np.random.default_rng(1)
+
+    def augment(batch, rng):
+        return {**batch, "x": batch["x"] * local.rand()}
+
+    def noisy(model, batch):
+        return classify(model, {**batch, "x": batch["x"] + (unused.normal() if model is None else HOST.normal())})
+
+    assert drawn_from(noisy) == ["HOST"]
+    assert drawn_from(classify, LearnerBuilder("unused").on_batch(augment)) == ["local"]
+
+
+def drawn_from(step, builder=None):
+    builder = LearnerBuilder("unused") if builder is None else builder
+    learner = builder.build(model(), optax.sgd, 0.1, train_step=step)
+    return list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).drawn_from)
+
+
+def test_the_run_warns_of_numbers_that_the_host_draws(tmp_path):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    noisy = lambda model, batch: classify(model, {**batch, "x": batch["x"] + np.random.rand()})  # noqa: E731
+    builder.build(model(), optax.sgd, 0.1, train_step=noisy).fit([BATCH])
+    assert "draws random numbers from np.random" in (tmp_path / "experiment.log").read_text()
 
 
 # -- what is not trained -----------------------------------------------------------------------------------------------
