@@ -139,8 +139,10 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mymodule", raising=False)
     (tmp_path / "mymodule.py").write_text("def my_torch_dataset():\n    return [([1.0], 0), ([2.0], 1)]\n")
     (tmp_path / "iris.csv").write_text("length,width,kind\n5.1,3.5,setosa\n6.2,3.4,virginica\n")
-    (tmp_path / "more.csv.gz").write_bytes(gzip.compress(b"length,width,kind\n5.9,3.0,virginica\n"))
-    (tmp_path / "shards").mkdir()
+    for name in ("data", "shards"):
+        (tmp_path / name).mkdir()
+    for name, kind in (("1", "virginica"), ("2", "setosa")):
+        (tmp_path / f"data/part-{name}.csv.gz").write_bytes(gzip.compress(f"length,kind\n5.9,{kind}\n".encode()))
     (tmp_path / "0.cls").write_text("3")
     (tmp_path / "0.png").write_bytes(png(np.zeros((2, 2, 3), np.uint8)))
     with tarfile.open(tmp_path / "shards" / "train-0.tar", "w") as archive:
@@ -150,11 +152,11 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     found = [next(iter(source(block["train"], "train", 0).make())) for block in blocks]
     assert [sorted(batch) for batch in found] == [
         ["features", "label"],
-        ["kind", "length", "width"],
+        ["kind", "length"],
         ["image", "label"],
         ["image", "label"],
     ]
-    assert sorted(found[1]["kind"].tolist()) == [0, 1, 1]
+    assert sorted(found[1]["kind"].tolist()) == [0, 1]
 
 
 def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):

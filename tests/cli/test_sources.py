@@ -69,6 +69,16 @@ def test_a_file_in_place_of_data(importable, path, reader):
         source({"dataset": "nosuchmodule.rows"}, "train", 0)
 
 
+@pytest.mark.parametrize("path", [["b.csv", "a.csv"], "[ab].csv"])
+def test_a_table_of_several_files(importable, path):
+    for name, numbers in (("a.csv", "1\n2"), ("b.csv", "3")):
+        (importable / name).write_text(f"x\n{numbers}\n")
+    data = source({"dataset": {"class_path": "csv", "init_args": {"path": path}}, "batch_size": 3}, "train", 0)
+    (batch,) = data.make()
+    assert batch["x"].tolist() == ([3, 1, 2] if isinstance(path, list) else [1, 2, 3])
+    assert data.config()["dataset"]["init_args"]["path"] == path
+
+
 def test_a_batcher(importable):
     (importable / "batchers.py").write_text(
         "import numpy as np\n\ndef count(items): return {'n': np.array([len(items)])}\n\ncount.any_rows = True\n"

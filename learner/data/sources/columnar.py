@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.input_files import MemoryBudget, PathLike, present
-from learner.data.sources.table_arrays import Table, table
+from learner.data.sources.input_files import MemoryBudget, PathLike
+from learner.data.sources.table_arrays import Table, read_files, table
 from learner.errors import LearnerError
 from learner.util.optional import import_optional
 
@@ -17,7 +17,7 @@ WIDEST, POINTER, NUMBER = 8, 8, 64  # bytes: of a number in an array, of an item
 
 
 def parquet(
-    path: PathLike,
+    path: list[PathLike] | PathLike,
     fields: Fields | None = None,
     *,
     dtypes: dict[str, str] | None = None,
@@ -25,15 +25,16 @@ def parquet(
     missing: float | None = None,
     max_memory: int | None = None,
 ) -> Table:
-    """Return the columns of a Parquet file, in memory. Only columns of fields are read.
+    """Return the columns of Parquet files, in memory. Only columns of fields are read.
 
     Args:
-      path: of the file.
+      path: of the file, a pattern or a list of files, as for `csv`.
       fields, labels: as for `csv`; columns of lists of numbers, all of one length, become arrays `[rows, length]`.
       dtypes: types of fields by NumPy's names. Default: those of the columns; of lists, int32 and float32 if the
         numbers fit.
       missing: the number in place of a null. Default: a null is an error.
-      max_memory: the most that the columns may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
+      max_memory: the most that the columns of a file may take, in bytes. Default: 1000 times the file's size, at least
+        512 MiB.
 
     Returns:
       A `Table`: an `ArrayDataset` with the names of labels.
@@ -50,28 +51,31 @@ def parquet(
     """
     formats = import_optional("pyarrow.parquet", "parquet", "parquet")
     types = import_optional("pyarrow.types", "parquet", "parquet")
-    found = present(path, "parquet")
-    budget = MemoryBudget(found, max_memory)
 
-    def names() -> list[str]:
-        with formats.ParquetFile(found) as file:
-            return list(file.schema_arrow.names)
+    def read(file: Path) -> Table:
+        budget = MemoryBudget(file, max_memory)
 
-    def read(columns: Sequence[str]) -> Any:
-        with formats.ParquetFile(found) as file:
-            budget.require(_claimed(file, columns))
-            # A text that is there once in the file, for millions of rows, stays there once in memory.
-            texts = [column.name for column in file.schema_arrow if types.is_string(column.type)]
-        with formats.ParquetFile(found, memory_map=True, read_dictionary=texts) as file:
-            content = file.read(columns=list(columns))
-        budget.reserve(content.nbytes)
-        return content
+        def names() -> list[str]:
+            with formats.ParquetFile(file) as opened:
+                return list(opened.schema_arrow.names)
 
-    return _table(found, names, read, budget, fields, dtypes, labels, missing)
+        def read_columns(columns: Sequence[str]) -> Any:
+            with formats.ParquetFile(file) as opened:
+                budget.require(_claimed(opened, columns))
+                # A text that is there once in the file, for millions of rows, stays there once in memory.
+                texts = [column.name for column in opened.schema_arrow if types.is_string(column.type)]
+            with formats.ParquetFile(file, memory_map=True, read_dictionary=texts) as opened:
+                content = opened.read(columns=list(columns))
+            budget.reserve(content.nbytes)
+            return content
+
+        return _table(file, names, read_columns, budget, fields, dtypes, labels, missing)
+
+    return read_files(path, "parquet", read)
 
 
 def arrow(
-    path: PathLike,
+    path: list[PathLike] | PathLike,
     fields: Fields | None = None,
     *,
     dtypes: dict[str, str] | None = None,
@@ -79,7 +83,8 @@ def arrow(
     missing: float | None = None,
     max_memory: int | None = None,
 ) -> Table:
-    """Return the columns of an Arrow file (IPC, Feather 2) or stream. Plain numbers in one chunk stay on the disk.
+    """Return the columns of Arrow files (IPC, Feather 2) or streams. Plain numbers in one chunk of one file stay on the
+    disk.
 
     Args, Returns, Raises: as for `parquet`.
 
@@ -91,33 +96,39 @@ def arrow(
     """
     pyarrow = import_optional("pyarrow", "parquet", "arrow")
     ipc = import_optional("pyarrow.ipc", "parquet", "arrow")
-    found = present(path, "arrow")
-    budget = MemoryBudget(found, max_memory)
 
-    def stream() -> Any:
-        mapped = pyarrow.memory_map(str(found))
-        # A file is a stream between a magic number and a footer. Read as one, all of it passes the check below.
-        if mapped.read(len(ARROW_MAGIC)) != ARROW_MAGIC:
-            mapped.seek(0)
-        return mapped
+    def read(file: Path) -> Table:
+        budget = MemoryBudget(file, max_memory)
 
-    def check() -> None:
-        batches = 0
-        for message in ipc.MessageReader.open_stream(stream()):
-            batches += message.type == "record batch"
-            if message.type in ("record batch", "dictionary"):
-                budget.reserve(_unpacked(message.metadata.to_pybytes(), message.body, message.type == "dictionary"))
-        with pyarrow.memory_map(str(found)) as mapped:
-            if mapped.read(len(ARROW_MAGIC)) == ARROW_MAGIC and ipc.open_file(mapped).num_record_batches != batches:
-                raise LearnerError(
-                    "its footer and its content differ in the number of record batches", code="data-file-inconsistent"
-                )
+        def stream() -> Any:
+            mapped = pyarrow.memory_map(str(file))
+            # A file is a stream between a magic number and a footer. Read as one, all of it passes the check below.
+            if mapped.read(len(ARROW_MAGIC)) != ARROW_MAGIC:
+                mapped.seek(0)
+            return mapped
 
-    def read(columns: Sequence[str]) -> Any:
-        check()
-        return ipc.open_stream(stream()).read_all().select(list(columns))
+        def check() -> None:
+            batches = 0
+            for message in ipc.MessageReader.open_stream(stream()):
+                batches += message.type == "record batch"
+                if message.type in ("record batch", "dictionary"):
+                    budget.reserve(_unpacked(message.metadata.to_pybytes(), message.body, message.type == "dictionary"))
+            with pyarrow.memory_map(str(file)) as mapped:
+                if mapped.read(len(ARROW_MAGIC)) == ARROW_MAGIC and ipc.open_file(mapped).num_record_batches != batches:
+                    raise LearnerError(
+                        "its footer and its content differ in the number of record batches",
+                        code="data-file-inconsistent",
+                    )
 
-    return _table(found, lambda: ipc.open_stream(stream()).schema.names, read, budget, fields, dtypes, labels, missing)
+        def read_columns(columns: Sequence[str]) -> Any:
+            check()
+            return ipc.open_stream(stream()).read_all().select(list(columns))
+
+        return _table(
+            file, lambda: ipc.open_stream(stream()).schema.names, read_columns, budget, fields, dtypes, labels, missing
+        )
+
+    return read_files(path, "arrow", read)
 
 
 def _claimed(file: Any, columns: Sequence[str]) -> int:

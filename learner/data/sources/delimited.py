@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.input_files import MemoryBudget, PathLike, opened, present, undecodable
-from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, table
+from learner.data.sources.input_files import MemoryBudget, PathLike, opened, undecodable
+from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, read_files, table
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # characters of a line
@@ -18,41 +18,45 @@ ROW, POINTER, CELL = 88, 8, 88  # bytes: of a list and its entries, of an item, 
 
 
 def csv(
-    path: PathLike,
+    path: list[PathLike] | PathLike,
     fields: Fields | None = None,
     *,
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    null_values: list[str] | None = None,
     delimiter: str = ",",
     names: list[str] | None = None,
     encoding: str = "utf-8",
     max_memory: int | None = None,
 ) -> Table:
-    """Return the columns of a CSV file, in memory.
+    """Return the columns of CSV files, in memory.
 
     Args:
-      path: of the file, plain or packed by gzip.
+      path: of the file, plain or packed by gzip; a pattern such as `part-*.csv`, whose files are sorted by name; or a
+        list of files, whose rows follow each other.
       fields: for each field of an item its column, or a list of columns, which become one array `[rows, columns]`;
         or a list of columns, which keep their names. Default: every column is a field.
       dtypes: types of fields by NumPy's names. Default: int32 (int64 if they need it) if all cells are integers,
         otherwise float32.
       labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all texts, sorted;
-        or a list of such fields. Give the texts if several files must agree; an empty text among them stands for empty
+        or a list of such fields. Give the texts if several splits must agree; an empty text among them stands for empty
         cells.
       missing: the number that replaces an empty cell, such as `nan` (in YAML `.nan`); of labels, an empty text does.
         Default: an empty cell is an error.
+      null_values: texts that stand for an empty cell, such as `["NA", "?"]`.
       delimiter: between cells, a single character.
       names: of the columns, if the file has no row of names.
       encoding: of the file.
-      max_memory: the most that the cells may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
+      max_memory: the most that the cells of a file may take, in bytes. Default: 1000 times the file's size, at least
+        512 MiB.
 
     Returns:
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: there is no such file or column; it needs too much memory; rows that are malformed or cells that do
-        not fit, with their lines.
+      LearnerError: there is no such file or column; it needs too much memory; files differ in their fields; rows that
+        are malformed or cells that do not fit, with their lines.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "iris.csv")
@@ -63,20 +67,27 @@ def csv(
     >>> iris.labels
     {'label': ('setosa', 'virginica')}
     """
-    found = present(path, "csv")
-    columns, rows, lines = _rows(found, delimiter, names, encoding, MemoryBudget(found, max_memory))
-    spec = parse_columns(str(found), columns, fields, dtypes, labels, missing)
-    texts = {name for field in spec.labels for name in spec.of(field)}
-    numbers = {name for field in spec.fields if field not in spec.labels for name in spec.of(field)}
-    if both := sorted(texts & numbers):
-        raise LearnerError(
-            f"{found}: the column {both[0]!r} is in a field with labels and in one without",
-            code="data-column-labels-mixed",
-        )
-    needed = set(spec.columns)
-    cells = {name: [row[number] or None for row in rows] for number, name in enumerate(columns) if name in needed}
-    parsed = {name: column if name in texts else _parsed(column) for name, column in cells.items()}
-    return table(str(found), spec, parsed, lambda row: f"line {lines[row]}")
+
+    def read(file: Path) -> Table:
+        columns, rows, lines = _rows(file, delimiter, names, encoding, MemoryBudget(file, max_memory))
+        spec = parse_columns(str(file), columns, fields, dtypes, labels, missing)
+        texts = {name for field in spec.labels for name in spec.of(field)}
+        numbers = {name for field in spec.fields if field not in spec.labels for name in spec.of(field)}
+        if both := sorted(texts & numbers):
+            raise LearnerError(
+                f"{file}: the column {both[0]!r} is in a field with labels and in one without",
+                code="data-column-labels-mixed",
+            )
+        needed, empty = set(spec.columns), {"", *(null_values or ())}
+        cells = {
+            name: [None if row[number] in empty else row[number] for row in rows]
+            for number, name in enumerate(columns)
+            if name in needed
+        }
+        parsed = {name: column if name in texts else _parsed(column) for name, column in cells.items()}
+        return table(str(file), spec, parsed, lambda row: f"line {lines[row]}")
+
+    return read_files(path, "csv", read)
 
 
 def _rows(

@@ -18,7 +18,7 @@ from learner.errors import LearnerError, near
 from learner.util.machine import machine_memory
 from learner.util.number_checks import check_int
 
-PathLike = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]  # after `list[PathLike]` in a union: jsonargparse takes a list for one such path
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
 OTHERS = {b"PK\x03\x04": "zip", b"BZh91AY&SY": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -42,7 +42,6 @@ READERS = {
     ".db": "SQLiteTable",
 }
 """By suffix, what in `learner.data` reads a file."""
-SEVERAL = "concat joins the rows of several files, each read by itself"
 KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -53,9 +52,7 @@ def as_path(path: PathLike, what: str) -> Path:
       LearnerError: the argument is not a path.
     """
     if not isinstance(path, str | os.PathLike):
-        raise LearnerError(
-            f"{what}: the path is {path!r}; it needs one text ({SEVERAL})", code="data-path-type", path=path
-        )
+        raise LearnerError(f"{what}: the path is {path!r}; it needs a text", code="data-path-type", path=path)
     try:
         return Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
@@ -112,9 +109,34 @@ def present(path: PathLike, what: str) -> Path:
         close = difflib.get_close_matches(file.name, sorted(os.listdir(file.parent)))
     hint = f": did you mean {' or '.join(close)}?" if close else ""
     raise LearnerError(
-        f"{what}: there is no file {file}{hint}{f' ({SEVERAL})' if glob.has_magic(file.name) else ''}",
+        f"{what}: there is no file {file}{hint}",
         code="data-file-missing",
     )
+
+
+def present_files(paths: list[PathLike] | PathLike, what: str) -> list[Path]:
+    """Return the paths of existing files, in the order of a list; those that match a pattern are sorted by name.
+
+    Args:
+      paths: of a file, a pattern such as `part-*.csv`, or a list of both.
+      what: the name of the reader, for messages.
+
+    Raises:
+      LearnerError: there is no such file, or none matches a pattern; the list is empty.
+    """
+    files: list[Path] = []
+    for path in paths if isinstance(paths, list | tuple) else [paths]:
+        text = str(as_path(path, what))
+        if not glob.has_magic(text) or os.path.exists(text):
+            files.append(present(path, what))
+            continue
+        matches = sorted(glob.glob(text, recursive=True))
+        if not matches:
+            raise LearnerError(f"{what}: no file matches {text}", code="data-files-missing", path=text)
+        files += [present(match, what) for match in matches]
+    if not files:
+        raise LearnerError(f"{what}: the list of files is empty", code="data-files-missing")
+    return files
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
 """JSON lines: an object on every line."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.input_files import MemoryBudget, PathLike, opened, present
-from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, table
+from learner.data.sources.input_files import MemoryBudget, PathLike, opened
+from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, read_files, table
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # bytes of a line
@@ -14,7 +15,7 @@ VALUE, DICT, POINTER, TEXT = 72, 200, 8, 4
 
 
 def json_lines(
-    path: PathLike,
+    path: list[PathLike] | PathLike,
     fields: Fields | None = None,
     *,
     dtypes: dict[str, str] | None = None,
@@ -22,15 +23,16 @@ def json_lines(
     missing: float | None = None,
     max_memory: int | None = None,
 ) -> Table:
-    """Return the objects of a file of JSON lines, in memory, each key as a column.
+    """Return the objects of files of JSON lines, in memory, each key as a column.
 
     For objects that differ in structure, such as texts of many lengths, map the lines: `Lines(path).map(json.loads)`.
 
     Args:
-      path: of the file, plain or packed by gzip. Blank lines are left out.
+      path: of the file, plain or packed by gzip, a pattern or a list of files, as for `csv`. Blank lines are left out.
       fields, dtypes, labels: as for `csv`; lists of numbers, all of one shape, become arrays `[rows, ...]`.
       missing: the number that replaces a missing key, or a null. Default: both are errors.
-      max_memory: the most that the objects may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
+      max_memory: the most that the objects of a file may take, in bytes. Default: 1000 times the file's size, at least
+        512 MiB.
 
     Returns:
       A `Table`: an `ArrayDataset` with the names of labels.
@@ -45,36 +47,39 @@ def json_lines(
     >>> json_lines(path, labels={"kind": ["a", "b"]}).arrays["x"].tolist()
     [[1, 2], [3, 4]]
     """
-    found = present(path, "json_lines")
-    budget = MemoryBudget(found, max_memory)
-    objects: list[dict[str, Any]] = []
-    lines: list[int] = []
-    problems: list[str] = []
-    with opened(found) as stream:
-        number, longest = 0, min(LONGEST, budget.limit // TEXT)
-        while line := stream.readline(longest + 1):
-            number += 1
-            if len(line) > longest:
-                budget.require(TEXT * len(line))
-                problems.append(f"{found}, line {number}: it is longer than {LONGEST} bytes")
-                break
-            if line.strip():
-                budget.reserve(_bytes_of(line))
-                value = _object(line)
-                if isinstance(value, dict):
-                    objects.append(value)
-                    lines.append(number)
-                elif len(problems) < MOST_PROBLEMS:
-                    problems.append(f"{found}, line {number}: {value}")
-    if problems:
-        raise one_error(problems, f"{found} is malformed", code="data-file-malformed")
-    if not objects:
-        raise LearnerError(f"{found} has no lines", code="data-without-rows")
-    keys = list(dict.fromkeys(key for item in objects for key in item))
-    spec = parse_columns(str(found), keys, fields, dtypes, labels, missing)
-    budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # keys that differ by line make a large table
-    cells = {key: [item.get(key) for item in objects] for key in spec.columns}
-    return table(str(found), spec, cells, lambda row: f"line {lines[row]}")
+
+    def read(file: Path) -> Table:
+        budget = MemoryBudget(file, max_memory)
+        objects: list[dict[str, Any]] = []
+        lines: list[int] = []
+        problems: list[str] = []
+        with opened(file) as stream:
+            number, longest = 0, min(LONGEST, budget.limit // TEXT)
+            while line := stream.readline(longest + 1):
+                number += 1
+                if len(line) > longest:
+                    budget.require(TEXT * len(line))
+                    problems.append(f"{file}, line {number}: it is longer than {LONGEST} bytes")
+                    break
+                if line.strip():
+                    budget.reserve(_bytes_of(line))
+                    value = _object(line)
+                    if isinstance(value, dict):
+                        objects.append(value)
+                        lines.append(number)
+                    elif len(problems) < MOST_PROBLEMS:
+                        problems.append(f"{file}, line {number}: {value}")
+        if problems:
+            raise one_error(problems, f"{file} is malformed", code="data-file-malformed")
+        if not objects:
+            raise LearnerError(f"{file} has no lines", code="data-without-rows")
+        keys = list(dict.fromkeys(key for item in objects for key in item))
+        spec = parse_columns(str(file), keys, fields, dtypes, labels, missing)
+        budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # keys that differ by line make a large table
+        cells = {key: [item.get(key) for item in objects] for key in spec.columns}
+        return table(str(file), spec, cells, lambda row: f"line {lines[row]}")
+
+    return read_files(path, "json_lines", read)
 
 
 def _bytes_of(line: bytes) -> int:

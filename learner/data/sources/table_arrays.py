@@ -1,7 +1,9 @@
 """Tables in memory: columns as arrays, and texts as numbers of labels."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 from learner.data.array_dataset import ArrayDataset
 from learner.data.dataset import Dataset
 from learner.data.sources.column_spec import ColumnSpec
+from learner.data.sources.input_files import PathLike, present_files
 from learner.errors import LearnerError, near, one_error
 
 MOST_PROBLEMS = 5
@@ -87,6 +90,56 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
             code="data-columns-unreadable",
         )
     return Table(arrays, labels)
+
+
+def read_files(paths: list[PathLike] | PathLike, what: str, read: Callable[[Path], Table]) -> Table:
+    """Return the rows of a file, or of several, one after another; see `present_files`."""
+    return join_tables([(str(file), read(file)) for file in present_files(paths, what)])
+
+
+def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
+    """Return the rows of tables, one after another. Texts of labels are numbered anew where tables have others.
+
+    Args:
+      named: the tables with their names, for messages. Their labels are either given, or all texts of each, sorted.
+
+    Raises:
+      LearnerError: their fields or shapes differ.
+
+    >>> a = Table({"x": np.array([1, 2], np.int32), "kind": np.array([0, 0], np.int32)}, {"kind": ["dog"]})
+    >>> b = Table({"x": np.array([0.5], np.float32), "kind": np.array([0], np.int32)}, {"kind": ["cat"]})
+    >>> both = join_tables([("a.csv", a), ("b.csv", b)])
+    >>> both.arrays["x"], both.arrays["kind"], both.labels
+    (array([1. , 2. , 0.5], dtype=float32), array([1, 1, 0], dtype=int32), {'kind': ('cat', 'dog')})
+    """
+    names, tables = [name for name, _ in named], [table for _, table in named]
+    if len(tables) == 1:
+        return tables[0]
+    shapes = [{field: array.shape[1:] for field, array in table.arrays.items()} for table in tables]
+    for name, own in zip(names, shapes, strict=True):
+        if own != shapes[0]:
+            raise LearnerError(
+                f"{name} has other fields than {names[0]}: {_fields_text(own)}, and {_fields_text(shapes[0])}",
+                code="data-files-differ",
+            )
+    labels, arrays = {}, {}
+    for field in shapes[0]:
+        parts = [table.arrays[field] for table in tables]
+        lists = [table.labels[field] for table in tables if field in table.labels]
+        if lists:
+            same = all(texts == lists[0] for texts in lists)
+            labels[field] = lists[0] if same else tuple(sorted(set(itertools.chain(*lists))))
+            numbers = {text: number for number, text in enumerate(labels[field])}
+            codes = [np.array([numbers[text] for text in texts], parts[0].dtype) for texts in lists]
+            parts = [code[part] for code, part in zip(codes, parts, strict=True)]
+        joined = np.concatenate(parts)
+        # A column of whole numbers in one file may have fractions in another.
+        arrays[field] = joined if len({part.dtype for part in parts}) == 1 else _narrow(joined)
+    return Table(arrays, labels)
+
+
+def _fields_text(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{field} {list(shape)}" for field, shape in shapes.items())
 
 
 def names_in(columns: Sequence[Sequence[Any]]) -> list[str]:

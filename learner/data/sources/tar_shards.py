@@ -1,7 +1,6 @@
 """Tar archives of samples, as WebDataset writes them, with random access: nothing is extracted or unpickled."""
 
 import contextlib
-import glob
 import io
 import json
 import os
@@ -16,7 +15,7 @@ from learner.data.dataset import Dataset
 from learner.data.indices import item_number
 from learner.data.npz import read_header
 from learner.data.sources.image_decoder import ImageDecoder
-from learner.data.sources.input_files import PathLike, as_path, present
+from learner.data.sources.input_files import PathLike, present_files
 from learner.errors import LearnerError, near
 from learner.util.number_checks import check_int
 
@@ -68,7 +67,7 @@ class TarShards(Dataset):
 
     def __init__(
         self,
-        path: PathLike | list[str],
+        path: list[PathLike] | PathLike,
         fields: dict[str, str | list[str]] | None = None,
         size: list[int] | None = None,
         mode: str = "RGB",
@@ -160,16 +159,8 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
-def _archives(path: PathLike | list[str]) -> list[Path]:
-    files: list[Path] = []
-    for each in path if isinstance(path, list | tuple) else [path]:
-        text = str(as_path(each, "TarShards"))
-        found = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
-        if not found:
-            raise LearnerError(f"TarShards: no file matches {text}", code="data-files-missing", path=text)
-        files += [present(file, "TarShards") for file in found]
-    if not files:
-        raise LearnerError("TarShards: the list of archives is empty", code="data-files-missing")
+def _archives(path: list[PathLike] | PathLike) -> list[Path]:
+    files = present_files(path, "TarShards")
     for file in files:
         if file.suffix in COMPRESSED:
             raise LearnerError(

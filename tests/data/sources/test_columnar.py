@@ -68,6 +68,20 @@ def test_columns_come_back(kind):
     assert table.labels == {"s": ("x", "y"), "d": ("p", "q")}
 
 
+def test_rows_of_several_files(kind, tmp_path):
+    read, written = kind
+    for number, text in enumerate("yx"):
+        Path(written(i=COLUMNS["i"], s=pa.array([text] * 3))).rename(tmp_path / f"part-{number}.file")
+    for paths in (tmp_path / "part-*.file", [tmp_path / "part-0.file", str(tmp_path / "part-1.file")]):
+        table = read(paths, labels=["s"])
+        assert table.labels == {"s": ("x", "y")}
+        assert {name: array.tolist() for name, array in table.arrays.items()} == {
+            "i": [1, 2, 3] * 2,
+            "s": [1, 1, 1, 0, 0, 0],
+        }
+        assert table.arrays["i"].dtype == np.int16
+
+
 def test_fields_types_and_nulls(kind):
     read, written = kind
     path = written(**COLUMNS, n=pa.array([1, None, 3]))

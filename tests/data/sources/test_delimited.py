@@ -173,13 +173,51 @@ def test_no_file(write):
         csv(path.parent / "irs.csv")
 
 
-def test_several_files_are_joined_by_concat(write):
+def test_files_of_a_pattern_are_joined_by_name(write):
+    """Whole numbers in one file, fractions in another; the texts of all files are numbered together."""
+    write("x,kind\n1,dog\n2,cat\n", "part-1.csv")
+    write("x,kind\n0.5,ant\n", "part-3.csv")
+    directory = write("x,kind\n16777217,dog\n", "part-2.csv").parent
+    joined = csv(directory / "part-*.csv", labels=["kind"])
+    assert joined.labels == {"kind": ("ant", "cat", "dog")}
+    assert joined.arrays["kind"].tolist() == [2, 1, 2, 0]
+    np.testing.assert_array_equal(joined.arrays["x"], np.array([1, 2, 16777217, 0.5], np.float32))
+    assert {field: array.dtype for field, array in joined.arrays.items()} == {"x": np.float32, "kind": np.int32}
+
+
+def test_files_of_a_list_are_joined_in_its_order(write):
+    paths = [write(f"x\n{number}\n", f"{number}.csv") for number in range(3)]
+    joined = csv([paths[2], str(paths[0].parent / "[01].csv"), paths[2]])
+    assert joined.arrays["x"].tolist() == [2, 0, 1, 2]
+    assert joined.arrays["x"].dtype == np.int32
+
+
+def test_a_file_whose_name_looks_like_a_pattern(write):
+    path = write("x\n1\n", "a[1].csv")
+    write("x\n2\n", "a1.csv")
+    assert csv(path).arrays["x"].tolist() == [1]
+
+
+def test_files_that_cannot_be_joined(write):
     path = write(IRIS, "iris.csv")
-    with raises_code("data-path-type", "concat"):
-        csv([path, path])
-    with raises_code("data-file-missing", "i*.csv", "concat"):
-        csv(path.parent / "i*.csv")
-    assert csv(path, ["count"]).concat(csv(path, ["count"])).arrays["count"].tolist() == [2, 3, 4, 2, 3, 4]
+    with raises_code("data-files-missing", "j*.csv"):
+        csv(path.parent / "j*.csv")
+    with raises_code("data-files-missing"):
+        csv([])
+    with raises_code("data-path-type"):
+        csv([path, 3])
+    with raises_code("data-file-missing", "irs.csv"):
+        csv([path, path.parent / "irs.csv"])
+    others = [write("x\n1\n", "x.csv"), write("y\n1\n", "y.csv")]
+    with raises_code("data-files-differ", *map(str, others)):
+        csv(others)
+
+
+def test_texts_for_empty_cells(write):
+    path = write("x,kind\nNA,a\n1.5,?\n,b\n", "na.csv")
+    rows = csv(path, labels=["kind"], missing=-1, null_values=["NA", "?"])
+    assert rows.arrays["x"].tolist() == [-1, 1.5, -1]
+    assert (rows.labels, rows.arrays["kind"].tolist()) == ({"kind": ("", "a", "b")}, [1, 0, 2])
 
 
 @pytest.mark.parametrize("packer", ["bzip2", "xz", "zip"])

@@ -34,6 +34,14 @@ def test_keys_become_columns(write, packed):
     assert json_lines(path, {"y": ["n", "n"]}).arrays["y"].tolist() == [[3, 3], [4, 4]]
 
 
+def test_rows_of_several_files(write, tmp_path):
+    first = write({"x": [1, 2]}).rename(tmp_path / "b.jsonl")
+    second = write({"x": [3.5, 4]}).rename(tmp_path / "c.jsonl")
+    assert json_lines([second, first]).arrays["x"].tolist() == [[3.5, 4], [1, 2]]
+    with raises_code("data-files-differ"):
+        json_lines([first, write({"x": [1, 2, 3]})])
+
+
 def test_a_key_that_is_not_everywhere(write):
     path = write({"a": 1, "b": 2}, {"a": 3}, {"a": 4, "b": None})
     with raises_code("data-columns-unreadable", "2", "'b'", "3"):
