@@ -30,6 +30,7 @@ Array = Any
 PyTree = Any
 Batch = Any
 
+PLACES = {"model": 0, "batch": 1, "rng": 2}  # of the arguments of a step that have these names
 VALID_STREAM = 2**31 - 1  # folded into the root key for validation: no optimizer step has this number
 
 
@@ -97,15 +98,19 @@ def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn
         raise LearnerError(
             f"{method} is {fn!r}; it needs a function (model, batch) or (model, batch, rng)", code="step-function-type"
         )
+    first = "self" if given is None else "model"
     try:
-        kinds = [p.kind for p in inspect.signature(fn).parameters.values() if p.default is p.empty or p.name == "rng"]
+        parameters = [*inspect.signature(fn).parameters.values()]
     except (TypeError, ValueError):
-        kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
-    positional = [k for k in kinds if k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    if len(positional) not in (2, 3):
-        first = "self" if given is None else "model"
+        return StepFn(fn, False, name)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p.name for p in parameters if p.kind in kinds and (p.default is p.empty or p.name == "rng")]
+    problem = "" if len(positional) in (2, 3) else f"takes {len(positional)} arguments"
+    if any(positional.index(word) != index for word, index in PLACES.items() if word in positional):
+        problem = f"takes ({', '.join(positional)})"
+    if problem:
         raise LearnerError(
-            f"{method} ({name}) takes {len(positional)} arguments; it needs ({first}, batch) or ({first}, batch, rng)",
+            f"{method} ({name}) {problem}; it needs ({first}, batch) or ({first}, batch, rng), in this order",
             code="step-function-signature",
             name=name,
         )

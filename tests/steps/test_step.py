@@ -546,6 +546,8 @@ def test_no_step_is_none():
         (lambda model: 0, "step-function-signature", ("1", "model")),
         (lambda: 0, "step-function-signature", ("0",)),
         (lambda model, batch, rng, more: 0, "step-function-signature", ("4",)),
+        (lambda batch, model: 0, "step-function-signature", ("(batch, model)",)),
+        (lambda net, rng, x: 0, "step-function-signature", ("(net, rng, x)",)),
         ("train", "step-function-type", ("train_step", "'train'")),
     ],
 )
