@@ -148,34 +148,34 @@ def predict(words: Sequence[str]) -> int:
     require_trust(directory, line.trust)
     content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
-    rows: list[int] = []
     learner = config.learner(with_data=False, weights=_pulled(directory))
     learner.definition.refuse_population("predict")
     evaluator = Evaluator(learner.definition)
-    arrays = joined(evaluator.predict(_loader(line.data), rows), rows)
+    arrays = joined(evaluator.predictions(_loader(line.data)))
     np.savez(output, allow_pickle=False, **arrays)
     table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
     print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table)]))
     return 0
 
 
-def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]:
+def joined(batches: Iterable[tuple[int, Any]]) -> dict[str, np.ndarray]:
     """Return the leaves of all outputs that have a row for each row of the data, by their paths. An output that is one
     array is called `predictions`.
 
     Args:
-      outputs: of the batches, in order: pytrees of one structure.
-      rows: how many rows each batch has; read when the outputs are at their end.
+      batches: the number of rows and the outputs of each, in order: pytrees of one structure.
 
     Raises:
       LearnerError: there is no such leaf.
 
-    >>> parts = [{"loss": np.float32(rows), "logits": np.zeros((rows, 3))} for rows in (2, 1)]
-    >>> {name: array.shape for name, array in joined(parts, [2, 1]).items()}
+    >>> batches = [(rows, {"loss": np.float32(rows), "logits": np.zeros((rows, 3))}) for rows in (2, 1)]
+    >>> {name: array.shape for name, array in joined(batches).items()}
     {'logits': (3, 3)}
     """
+    rows: list[int] = []
     found: dict[str, list[np.ndarray]] = {}
-    for output in outputs:
+    for count, output in batches:
+        rows.append(count)
         for path, leaf in jax.tree_util.tree_flatten_with_path(output)[0]:
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "predictions"
             found.setdefault(name, []).append(np.asarray(leaf))

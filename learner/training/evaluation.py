@@ -202,13 +202,17 @@ class Evaluator:
         log.info("evaluated %s: %s", evaluation.checkpoint, numbers)
         close_application_log(log)
 
-    def predict(self, data: Any, rows: list[int] | None = None) -> Iterator[Any]:
+    def predict(self, data: Any) -> Iterator[Any]:
         """Yield the outputs of the step that predicts on the host, batch by batch. Every process yields all rows.
 
         Args:
           data: a loader, or what `fit` accepts in its place.
-          rows: a list to which the number of rows of each batch is appended.
         """
+        for _, outputs in self.predictions(data):
+            yield outputs
+
+    def predictions(self, data: Any) -> Iterator[tuple[int, Any]]:
+        """Yield `(rows, outputs)` for each batch, with its number of rows; see `predict`."""
         processes = hosts()
         with propagate_failures(processes):
             if self._definition.step.predict is None:
@@ -218,7 +222,7 @@ class Evaluator:
             with own_context():
                 runner = self._loaded(processes)
             _warn_of_labels(self.labels, data)
-            yield from predict(self._definition, runner, inputs, processes, [] if rows is None else rows)
+            yield from predict(self._definition, runner, inputs, processes)
 
     def _read(self, data: Any) -> Inputs:
         self._require_valid_step()
@@ -318,9 +322,9 @@ def _name(key: str) -> str:
 
 
 def predict(
-    definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup, rows: list[int]
-) -> Iterator[Any]:
-    """Yield the outputs of the step that predicts on the host, batch by batch, and append their numbers of rows."""
+    definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of rows of each batch, and the outputs of the step that predicts, on the host."""
     if len(inputs.valid) > 1:
         raise LearnerError(
             f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",
@@ -337,8 +341,7 @@ def predict(
             processes.record_read("given", 1, number, ended=False)
             with own_context():  # not of the code between two batches
                 outputs = jax.device_get(runner.outputs(arrays, number - 1))
-            rows.append(len(jax.tree.leaves(arrays)[0]))
-            yield outputs
+            yield len(jax.tree.leaves(arrays)[0]), outputs
         processes.record_read("given", 1, number, ended=True)
         processes.agree(f"the end of the given data after {number} batches", True)
     finally:
