@@ -770,11 +770,12 @@ class LearnerBuilder:
         return self._set(on_batch=(*self._options.on_batch, BatchTransform.of(fn)))
 
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
-        """Call `fn(info, model)` after every epoch and its validation, with the model in eval mode.
+        """Call `fn(info, model)` after every epoch and its validation, with a copy of the model in eval mode.
 
         `info` has `epoch`, `step` and `values`. `fn` may return values to log, by name: numbers, which are the split
         `custom`, texts, `learner.Image(array)` and `learner.Histogram(array)`. `learner.Updates(model=, lr_scale=)`
-        changes the run before the next step. `fn` may also change streamed data: the next epoch is read after it.
+        changes the run before the next step; what `fn` assigns to the model is lost unless it returns that model.
+        `fn` may also change streamed data: the next epoch is read after it.
         """
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 
