@@ -21,18 +21,25 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 from learner.util import executables  # noqa: E402  # which reads the environment
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fewer-passes", action="store_true", help="compile faster, also with -m full")
+
+
 def pytest_configure(config):
     """Only tests of accelerators look for one; `JAX_PLATFORMS` says otherwise. A test sets what a terminal is to be.
 
     The default suite compiles with fewer passes, which halves its time; files that compare the bits of different
-    programs ask for `optimized`, and `-m full` compiles as users do. Set before JAX's backend exists.
+    programs ask for `optimized`, and `-m full` compiles as users do, unless it has `--fewer-passes`. Set before JAX's
+    backend exists.
     """
     global fast
     fast = "not full" in config.option.markexpr and "or" not in config.option.markexpr.split()
+    fast = fast or config.option.fewer_passes
+    if jax.__version_info__ < (0, 11):  # whose internals and flags are known
+        share_context()
     if fast:
         if jax.__version_info__ < (0, 11):  # a later XLA may not know the flag, and ends the process that has it
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
-            share_context()
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests start, too
     jax.config.update("jax_disable_most_optimizations", fast)
     executables.MOST = 256  # shared between files, too
