@@ -123,6 +123,10 @@ class Sharded(Strategy):
         """See `Strategy`."""
         return self.rules.problems(_model_leaves(state), dict(self.mesh.shape))
 
+    def warnings(self, state: PyTree) -> list[str]:
+        """See `Strategy`."""
+        return self.rules.warnings(_model_leaves(state), dict(self.mesh.shape))
+
     def _specs(self, state: PyTree) -> dict[str, tuple[tuple[int, ...], PartitionSpec]]:
         sizes = dict(self.mesh.shape)
         leaves = _model_leaves(state)
