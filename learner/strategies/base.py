@@ -89,6 +89,10 @@ class Strategy(abc.ABC):
         """Return the problems of the strategy with a state of these arrays, or shapes."""
         return []
 
+    def warnings(self, state: PyTree) -> list[str]:
+        """Return what the strategy can do with a state of these arrays, or shapes, though it is hardly meant."""
+        return []
+
     def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
         """Place arrays on the devices: with `shardings`, or else replicated."""
         return jax.device_put(tree, self.replicated_sharding if shardings is None else shardings)

@@ -127,6 +127,17 @@ class Rules:
             problems += _unfit(path, leaf.shape, self.spec(path, leaf.shape, sizes), sizes)
         return problems
 
+    def warnings(self, leaves: Shapes, sizes: Mapping[str, int]) -> list[str]:
+        """Return a warning if `fsdp` is among the rules and none of them splits an array."""
+        given = next((row for row in self.rows if isinstance(row, Fsdp)), None)
+        if given is None or any(names_of(self.spec(path, leaf.shape, sizes)) for path, leaf in leaves.items()):
+            return []
+        return [
+            f"fsdp splits no array, so that each device holds the whole model: none of the {len(leaves)} has both "
+            f"{given.min_size} elements (min_size) and an axis that is a multiple of {sizes[given.axis]}, the size of "
+            f"{given.axis!r}"
+        ]
+
     def _first(self, path: str) -> int | None:
         return next((i for i, r in enumerate(self.rows) if isinstance(r, Fsdp) or re.search(r[0], path)), None)
 

@@ -16,6 +16,8 @@ from learner.strategies.replicated import first_replica
 from learner.strategies.rules import Rules, names_of, without
 from learner.util.number_checks import is_int
 
+_DEFAULT_BATCH = ("data",)
+
 
 class Sharded(Strategy):
     """`jax.jit` over a mesh of devices, of one process or of several.
@@ -29,9 +31,14 @@ class Sharded(Strategy):
         `data`. Its axes have to be of the type `Auto`.
       rules: `fsdp()`, or `"fsdp"`; patterns of paths with a spec for each, `{r"attention.*kernel": (None, "model")}`;
         or a list of both, of which the first that matches counts. Default: every device has all of the model.
-      batch: the axis of the mesh that rows are spread over, or several; one that the mesh does not have is left out.
+      batch: the axis of the mesh that rows are spread over, or several, of which those that the mesh does not have are
+        left out. On a mesh without the axis `data`, the default spreads none: each device computes all rows.
         The members of a population are spread over the axis `member`: `{"member": 4, "data": 2}`.
       devices: how many, or which (`jax.Device`, or their ids), the mesh is made of, if sizes are given; default: all.
+
+    Raises:
+      LearnerError: the mesh does not fit the devices, a rule or the mesh is malformed, or the mesh has none of the axes
+        that `batch` names.
 
     >>> Sharded({"data": 1}, devices=jax.devices()[:1]).description
     "sharded over 1 device (cpu): {'data': 1}, rows over 'data'"
@@ -60,6 +67,12 @@ class Sharded(Strategy):
         self.splits = bool(self.rules.rows)
         self.batch = (batch,) if isinstance(batch, str) else tuple(batch)
         self._batch = tuple(name for name in self.batch if name in self.mesh.shape)
+        if not self._batch and self.batch not in ((), _DEFAULT_BATCH):
+            raise LearnerError(
+                f"batch of Sharded names {', '.join(map(repr, self.batch))}, and the mesh has "
+                f"{', '.join(map(repr, self.mesh.shape))}; with batch=() each device computes all rows",
+                code="strategy-batch-axis-unknown",
+            )
         self._shares = math.prod(self.mesh.shape[name] for name in self._batch)
         self._local = jax.process_count() == 1
 
@@ -109,6 +122,10 @@ class Sharded(Strategy):
     def problems(self, state: PyTree) -> list[str]:
         """See `Strategy`."""
         return self.rules.problems(_model_leaves(state), dict(self.mesh.shape))
+
+    def warnings(self, state: PyTree) -> list[str]:
+        """See `Strategy`."""
+        return self.rules.warnings(_model_leaves(state), dict(self.mesh.shape))
 
     def _specs(self, state: PyTree) -> dict[str, tuple[tuple[int, ...], PartitionSpec]]:
         sizes = dict(self.mesh.shape)

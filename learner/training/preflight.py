@@ -162,6 +162,7 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
             "batch_stats of the model is trained by gradients, and looks like the statistics of a linen module: "
             "Linen(module, variables) keeps them up to date in its place"
         )
+    inputs.warnings.extend(strategy.warnings(shapes))
     if names := _ignored_annotations(definition):
         inputs.warnings.append(
             f"the model annotates {join_names(names, MOST_NAMED)} with axes of the mesh, and the strategy places them "

@@ -89,6 +89,19 @@ def test_what_does_not_fit_is_named(rules, message):
 
 
 @pytest.mark.parametrize(
+    ("rules", "warned"),
+    [
+        (fsdp(min_size=257), True),  # the largest array has 8 * 32 elements
+        (fsdp(min_size=256), False),
+        ([{"attention": (None, "model")}, fsdp(min_size=257)], False),
+        ({"bias": None}, False),
+    ],
+)
+def test_fsdp_that_splits_nothing_is_warned_of(rules, warned):
+    assert bool(Rules.of(rules).warnings(LEAVES, SIZES)) == warned
+
+
+@pytest.mark.parametrize(
     ("rules", "code"),
     [
         ("fdsp", "strategy-rules-type"),

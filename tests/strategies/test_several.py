@@ -141,6 +141,30 @@ def test_malformed_meshes_are_refused(mesh, code):
         Sharded(mesh)
 
 
+@pytest.mark.parametrize("batch", ["dat", ("dat", "replica")])
+def test_batches_over_an_axis_that_does_not_exist_are_refused(batch):
+    with raises_code("strategy-batch-axis-unknown"):
+        Sharded({"data": 4, "model": 2}, batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "divides"),
+    [({"model": 8}, "data", True), ({"data": 8}, (), True), ({"data": 8}, ["replica", "data"], False)],
+)
+def test_axes_of_batches_that_may_be_absent(mesh, batch, divides):
+    assert Sharded(mesh, batch=batch).divides(7) == divides
+
+
+def test_a_run_warns_of_fsdp_that_splits_nothing(tmp_path):
+    for min_size, warned in ((33, 1), (32, 0)):
+        builder = LearnerBuilder(tmp_path, overwrite=True).renderer(None).strategy(Sharded({"data": 8}, fsdp(min_size)))
+        learner = builder.build(
+            {"w": jnp.ones((8, 4))}, optax.sgd, 0.1, train_step=lambda m, b: {"loss": (b["x"] @ m["w"]).mean()}
+        )
+        learner.fit([{"x": np.ones((8, 8), np.float32)}])
+        assert (tmp_path / "experiment.log").read_text().count(" WARNING ") == warned
+
+
 def test_rules_that_do_not_fit_are_all_reported_before_anything_is_compiled(tmp_path):
     strategy = Sharded({"data": 4, "model": 2}, {"nothing": "data", "odd": "data", "w": (None, None, "data")})
     model = {"w": jnp.ones((8, 4)), "odd": jnp.ones(3)}
