@@ -286,7 +286,7 @@ def test_models_that_differ_in_a_value_are_refused(tmp_path):
 @pytest.mark.full
 def test_data_that_differ_in_a_value_are_refused(tmp_path):
     """Each process reads all rows and keeps its own, of which nothing else would tell."""
-    differ = "data.train.values of the first batch"
+    differ = "data.train.values"
     ended_soon(tmp_path / "run", differ, differ, lengths=[5, 5], data_seeds=[1, 2])
     assert not (tmp_path / "run").exists()
 

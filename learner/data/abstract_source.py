@@ -29,7 +29,7 @@ class Source(abc.ABC):
       own: every process has data of its own, so that the state of `Batches.where` differs between them.
       endless: it is known to have no end.
       first_part: the batch that `peek` returned last is this process's part of one.
-      first_digest: see `Batches`, of that batch.
+      first_digest: a checksum of that batch, or of rows of arrays in memory; None if processes need not have the same.
     """
 
     repeats = True

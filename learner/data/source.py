@@ -50,6 +50,13 @@ class LoaderSource(Source):
         batches = self._loader.epoch(epoch, start, self.share)
         return Batches(batches, part=lambda: batches.part)
 
+    def peek(self, epoch: int) -> PyTree:
+        """See `Source`."""
+        first = super().peek(epoch)
+        if self.shares > 1 and not self.own:
+            self.first_digest = self._loader.digest()  # each process reads a part of the batch
+        return first
+
     def fingerprint(self) -> dict[str, Any]:
         """See `Source`."""
         facts = {"kind": "loader", "class": type(self._loader).__qualname__, **self._loader.fingerprint()}

@@ -54,9 +54,11 @@ def description(
         source = inputs.source(split)
         # The first row is that of a process's own share, so it differs.
         facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}
-        facts["values of the first batch (PerProcess marks data of one process)"] = source.first_digest
+        facts["values (PerProcess marks data of one process)"] = source.first_digest
         splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
     return {
+        # First: the shapes of parts of a batch follow from it, and a few differences are shown.
+        "strategy": [strategy.description, repr(getattr(strategy, "rules", None))],
         "config": options.config_kept,
         "directory": options.shown,
         "options": options.recorded("agreement"),
@@ -72,7 +74,6 @@ def description(
         "on_nonfinite": repr(step.watch),
         "early stopping": [[vars(s.monitor), s.patience, s.warmup] for s in options.early_stopping],
         "hooks": [len(options.on_epoch_end), [every for every, _ in options.every]],
-        "strategy": [strategy.description, repr(getattr(strategy, "rules", None))],
         "programs": fingerprint["programs"],
     }
 

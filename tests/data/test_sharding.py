@@ -75,6 +75,21 @@ def test_processes_that_read_the_same_whole_batches_know_it(name):
     assert {source.first_digest for source in parts} == {None}
 
 
+def test_loaders_of_arrays_in_memory_know_that_they_have_the_same_rows():
+    def of(data, share, wrap=lambda loader: loader):
+        loader = DataLoaderBuilder().batch_size(4).shuffle(seed=0).build(data)
+        source = source_of(wrap(loader), "train", share=share)
+        source.peek(1)
+        return source.first_digest
+
+    rows = {"x": np.arange(24.0).reshape(12, 2), "y": np.arange(12)}
+    last = rows | {"y": np.arange(12) + (np.arange(12) == 11)}
+    first, second = ProcessShard(0, 2, 2), ProcessShard(1, 2, 2)
+    assert of(rows, first) == of(rows, second) != of(last, second)
+    assert of(rows, first, PerProcess) is None
+    assert of(rows, None) is of(ArrayDataset(rows).map(lambda item: item), first) is None
+
+
 def test_batches_of_any_library_have_a_checksum():
     class Tensor(np.ndarray):
         pass
