@@ -34,8 +34,8 @@ class Ema(OptimizerFactory):
     Args:
       optimizer: a function of the rate.
       decay: between 0 and 1. Some 1 / (1 - decay) steps count.
-      warmup: use `min(decay, (1 + step) / (10 + step))`, so that the first parameters are soon forgotten (Kingma's
-        rule in TensorFlow's `ExponentialMovingAverage`).
+      warmup: use `min(decay, (1 + step) / (10 + step))` with `step` from 0, so that the first parameters are soon
+        forgotten (Kingma's rule in TensorFlow's `ExponentialMovingAverage`). With `start`, its steps count from there.
       start: optimizer steps before it begins; until then it is the parameters.
 
     Raises:

@@ -257,6 +257,12 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             "the loss of train_step depends on no parameter of its model, so nothing is trained: it is computed of the "
             "batch alone, or jax.lax.stop_gradient is around the model's output"
         )
+    if traced.broadcast is not None:
+        warnings.append(
+            f"the loss of train_step combines each row of the model's output with those of all rows of the batch "
+            f"({traced.broadcast}), as it does where predictions and targets differ in shape: give both one shape, "
+            "such as model(x)[:, 0] and targets [batch]. For a loss over all pairs nothing is wrong"
+        )
     if traced.written:
         warnings.append(_of_written(traced.written))
     if traced.assigned:

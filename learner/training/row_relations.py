@@ -8,17 +8,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.util.jaxprs import called_program, inner_jaxprs
+from learner.util.jaxprs import FORWARDING, LOOPS, called_program, inner_jaxprs
 
 PyTree = Any
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
 LINEAR = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "max", "min", "clamp", *SHAPING)
 """Primitives after which a ratio is still one, or a sum of some."""
+INDEXING = ("slice", "dynamic_slice", "gather", "concatenate", "transpose", "rev", "pad")
+OTHER_AFFINE = ("add", "add_any", "sub", "neg", "select_n", "reduce_sum", "cumsum", "stop_gradient", "name")
+AFFINE = (*OTHER_AFFINE, *SHAPING, *INDEXING, *FORWARDING)
+"""Primitives whose output, of a mean over the rows, is linear in it. Products are, too, if only one factor is."""
+CONSTANT, MEAN, NONLINEAR = range(3)
+"""What a number is that has no axis of the rows: no function of a mean over them, a linear one, or another one."""
 
 
 def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:
@@ -31,10 +38,21 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
     count = step.accumulate * step.split
     parts += [f"each of {count} micro-batches sees its own rows alone"] if step.accumulates else []
     texts = []
+    is_nonlinear = False
     if traced[0] is not None and traced[1] is not None:
-        shape = rows_on_two_axes(traced[0][0], traced[1][0])
-        if shape is not None:
-            texts.append(_of_pairs(step, strategy, shape, " and ".join(parts)))
+        programs = traced[0][0], traced[1][0]
+        shape = rows_on_two_axes(*programs)
+        is_nonlinear = shape is None and is_nonlinear_in_means(*programs, len(jax.tree.leaves(state.params)))
+        relation = f"has the batch's rows on two axes ({shape}), as a loss over pairs of rows has"
+        if is_nonlinear:
+            relation = (
+                "multiplies, divides or transforms sums over the batch's rows in its loss, as a correlation of "
+                "features, a balance of experts or one Dice score of all rows does"
+            )
+        if shape is not None or is_nonlinear:
+            texts.append(_of_relation(step, strategy, relation, " and ".join(parts)))
+    if is_nonlinear:
+        return texts  # a weight would not mend it
     if traced[0] is not None and traced[0][1] and divides_by_data(*traced[0][::2]):
         texts.append(
             "train_step divides its loss by a number that depends on the batch, as a mean over the rows or tokens that "
@@ -51,13 +69,12 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
     return texts
 
 
-def _of_pairs(step: StepFunctions, strategy: Strategy, shape: str, parts: str) -> str:
+def _of_relation(step: StepFunctions, strategy: Strategy, relation: str, parts: str) -> str:
     advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
     advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
     return (
-        f"train_step has the batch's rows on two axes ({shape}), as a loss over pairs of rows has, and {parts}: such a "
-        f"loss differs from that of the whole batch. {'; '.join(advice)}. For a loss that is a mean over rows "
-        "nothing changes"
+        f"train_step {relation}, and {parts}: such a loss differs from that of the whole batch. {'; '.join(advice)}. "
+        "For a loss that is a mean over rows nothing changes"
     )
 
 
@@ -98,6 +115,63 @@ def rows_on_two_axes(one: Any, other: Any) -> str | None:
                 if array := rows_on_two_axes(*inner):
                     return array
     return None
+
+
+def is_nonlinear_in_means(one: Any, other: Any, params: int) -> bool:
+    """Return True if the first output of a traced program is no linear function of sums over the rows of what depends
+    on the parameters, its `params` first inputs. False if it cannot be known, as in loops.
+
+    What is combined with rows again counts as rows: a norm over the batch is a part of the model.
+    """
+    if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
+        return False
+    given = [(index < params, CONSTANT) for index in range(len(one.invars))]
+    return _kinds(one, other, given)[0][1] == NONLINEAR
+
+
+def _kinds(one: Any, other: Any, given: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
+    """Return of each output whether it depends on parameters, and its kind, from the same of the inputs."""
+    known = dict(zip(one.invars, given, strict=True))
+
+    def of(x: Any) -> tuple[bool, int]:
+        return (False, CONSTANT) if hasattr(x, "val") else known.get(x, (False, CONSTANT))  # literals; constants
+
+    for a, b in zip(one.eqns, other.eqns, strict=False):
+        inputs = [of(x) for x in a.invars]
+        programs = called_program(a), called_program(b)
+        if None not in programs:
+            found = _kinds(*programs, inputs)
+        else:
+            rows = [_shape(x) != _shape(y) for x, y in zip(a.invars, b.invars, strict=True)]
+            found = [(any(trained for trained, _ in inputs), _kind(a.primitive.name, inputs, rows))] * len(a.outvars)
+        for x, y, (trained, kind) in zip(a.outvars, b.outvars, found, strict=True):
+            known[x] = (
+                trained,
+                kind if _shape(x) == _shape(y) and jnp.issubdtype(x.aval.dtype, jnp.inexact) else CONSTANT,
+            )
+    return [of(x) for x in one.outvars]
+
+
+def _kind(name: str, inputs: list[tuple[bool, int]], rows: list[bool]) -> int:
+    """Return the kind of an operation's output without an axis of the rows; `rows`: the inputs that have one."""
+    kinds = [kind for _, kind in inputs]
+    if name in ("reduce_sum", "dot_general") and any(
+        x and trained for x, (trained, _) in zip(rows, inputs, strict=True)
+    ):
+        return MEAN
+    if max(kinds, default=CONSTANT) == CONSTANT:
+        return CONSTANT
+    if name in ("mul", "dot_general"):
+        is_linear = CONSTANT in kinds
+    elif name == "div":
+        is_linear = kinds[1] == CONSTANT
+    else:
+        is_linear = name in AFFINE or name in LOOPS
+    return max(kinds) if is_linear else NONLINEAR
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return getattr(x.aval, "shape", ())
 
 
 def is_sum(one: Any, other: Any) -> bool:

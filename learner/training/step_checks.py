@@ -21,6 +21,7 @@ from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
 from learner.training.feed.group import listed
+from learner.training.row_broadcasts import broadcast_rows
 from learner.util.code_location import code_location
 from learner.util.host_random import generator_states
 from learner.util.jaxprs import dependent_outputs, forwarded_inputs
@@ -66,6 +67,8 @@ class TracedTrainStep:
       is_constant: True if the loss depends on no parameter.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
       drawn_from: the names of the generators of the host whose random numbers are constants of the program.
+      broadcast: the operation of the loss that combines each prediction with the targets of all rows; see
+        `broadcast_rows`.
     """
 
     problems: list[str]
@@ -75,6 +78,7 @@ class TracedTrainStep:
     is_constant: bool = False
     assigned: Sequence[str] = ()
     drawn_from: Sequence[str] = ()
+    broadcast: str | None = None
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
@@ -131,15 +135,18 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     after = generator_states(functions)
     drawn_from = [name for name in before if after.get(name) != before[name]]
     own_grads = own[-1]
-    is_constant = False
+    is_constant, broadcast = False, None
     if losses and not own_grads and step.update is None:
         paths = jax.tree_util.tree_leaves_with_path((state, batch))
         of_params = [getattr(path[1] if path[1:] else None, "name", None) == "params" for path, _ in paths]
         is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
+        of_batch = [path[0].idx == 1 for path, _ in paths]
+        broadcast = broadcast_rows(program.jaxpr, of_params, of_batch, rows_of(batch))[losses[0]]
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = _written(step, state, batch) if any(replaced) and not problems else []
-    return TracedTrainStep(problems, own_grads, program, names, is_constant, list(dict.fromkeys(assigned)), drawn_from)
+    assigned = list(dict.fromkeys(assigned))
+    return TracedTrainStep(problems, own_grads, program, names, is_constant, assigned, drawn_from, broadcast)
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:

@@ -186,6 +186,76 @@ def test_a_loss_that_is_a_sum_over_rows_is_warned_of(train, expected):
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
 
 
+def correlated(model, batch):
+    """Barlow Twins: features of two views, normalised over the rows."""
+    one, two = (jax.nn.standardize(batch[name] @ model["w"], axis=0) for name in ("a", "b"))
+    correlation = one.T @ two / len(one)
+    return {"loss": jnp.square(correlation - jnp.eye(WIDTH)).sum()}
+
+
+def balanced(model, batch):
+    """The term of a mixture of experts: shares of the rows times mean probabilities."""
+    probabilities = jax.nn.softmax(batch["a"] @ model["w"])
+    share = jax.nn.one_hot(probabilities.argmax(1), WIDTH).mean(0)
+    return {"loss": of_tokens(model, batch)[0].mean() + jax.jit(jnp.vdot)(share, probabilities.mean(0))}
+
+
+def dice(model, batch):
+    losses, mask = of_tokens(model, batch)
+    predicted = jax.nn.sigmoid(losses)
+    loss = 1 - 2 * (predicted * mask).sum() / (predicted.sum() + mask.sum())
+    return {"loss": loss, "weight": jnp.float32(len(losses))}
+
+
+def root(model, batch):
+    return {"loss": jax.checkpoint(jnp.sqrt)(of_tokens(model, batch)[0].mean())}
+
+
+def normalised(model, batch):
+    """A norm over the batch, whose statistics every device of `Replicated` shares, is a part of the model."""
+    hidden = batch["a"] @ model["w"]
+    mean, squares = hidden.mean(0, keepdims=True), jnp.square(hidden).mean(0, keepdims=True)
+    hidden = (hidden - mean) * jax.lax.rsqrt(squares - jnp.square(mean) + 1e-5)
+    return output(jnp.square(hidden - batch["b"]).mean(1))
+
+
+def of_linear_terms(model, batch):
+    losses, mask = of_tokens(model, batch)
+    loss, weight = weighted_mean(losses.mean(1), mask[:, 0])
+    scale = jnp.exp(-jnp.square(model["w"]).mean())
+    loss = jnp.where(jnp.isfinite(loss), loss * scale, 0.0)
+    return Output(0.5 * loss + jnp.square(model["w"]).sum() + jnp.vdot(losses, losses), weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (correlated, True),
+        (balanced, True),
+        (dice, True),
+        (root, True),
+        (normalised, False),
+        (of_linear_terms, False),
+        (summed, False),
+        (kept, False),
+        (scaled_by_the_model, False),
+        (looped, False),
+        (mean_over_rows, False),
+    ],
+)
+def test_a_loss_that_is_not_linear_in_sums_over_rows_is_warned_of(train, expected):
+    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["a larger batch_size" in text for text in found] == ([True] if expected else [False] * len(found))
+    assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
+
+
+@pytest.mark.parametrize("train", [correlated, balanced, dice, root])
+def test_the_mean_of_such_losses_of_parts_is_another_one(train):
+    """By hand: of two halves with weights of four rows each."""
+    halves = [train(model(), {k: x[rows] for k, x in BATCH.items()}) for rows in (slice(4), slice(4, 8))]
+    assert abs(float(sum(half["loss"] for half in halves) / 2 - train(model(), BATCH)["loss"])) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("strategy", "accumulate", "parts"),
     [
