@@ -30,7 +30,7 @@ Array = Any
 PyTree = Any
 Batch = Any
 
-PLACES = {"model": 0, "batch": 1, "rng": 2}  # of the arguments of a step that have these names
+ARGUMENT_ORDER = ("model", "batch", "rng")
 VALID_STREAM = 2**31 - 1  # folded into the root key for validation: no optimizer step has this number
 
 
@@ -105,9 +105,11 @@ def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn
         return StepFn(fn, False, name)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p.name for p in parameters if p.kind in kinds and (p.default is p.empty or p.name == "rng")]
+    names = [p.name for p in parameters if p.kind in kinds]
     problem = "" if len(positional) in (2, 3) else f"takes {len(positional)} arguments"
-    if any(positional.index(word) != index for word, index in PLACES.items() if word in positional):
-        problem = f"takes ({', '.join(positional)})"
+    known = [name for name in ARGUMENT_ORDER[: len(positional)] if name in names]
+    if any(names.index(name) != ARGUMENT_ORDER.index(name) for name in known):
+        problem = f"takes ({', '.join(names)})"
     if problem:
         raise LearnerError(
             f"{method} ({name}) {problem}; it needs ({first}, batch) or ({first}, batch, rng), in this order",

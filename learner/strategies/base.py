@@ -90,7 +90,7 @@ class Strategy(abc.ABC):
         return []
 
     def warnings(self, state: PyTree) -> list[str]:
-        """Return what the strategy can do with a state of these arrays, or shapes, though it is hardly meant."""
+        """Return warnings of settings that are valid for a state of these arrays (or shapes), yet unlikely."""
         return []
 
     def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:

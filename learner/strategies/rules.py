@@ -129,13 +129,15 @@ class Rules:
 
     def warnings(self, leaves: Shapes, sizes: Mapping[str, int]) -> list[str]:
         """Return a warning if `fsdp` is among the rules and none of them splits an array."""
-        given = next((row for row in self.rows if isinstance(row, Fsdp)), None)
-        if given is None or any(names_of(self.spec(path, leaf.shape, sizes)) for path, leaf in leaves.items()):
+        splits = any(names_of(self.spec(path, leaf.shape, sizes)) for path, leaf in leaves.items())
+        matched = [row for row in map(self._first, leaves) if row is not None and isinstance(self.rows[row], Fsdp)]
+        fsdp = self.rows[matched[0]] if matched else None
+        if splits or not isinstance(fsdp, Fsdp) or sizes.get(fsdp.axis, 1) == 1:
             return []
         return [
-            f"fsdp splits no array, so that each device holds the whole model: none of the {len(leaves)} has both "
-            f"{given.min_size} elements (min_size) and an axis that is a multiple of {sizes[given.axis]}, the size of "
-            f"{given.axis!r}"
+            f"fsdp splits no array, so that each device holds the whole model: none of the {len(matched)} that it is "
+            f"for has {fsdp.min_size} elements (min_size) and an axis that is a multiple of {sizes[fsdp.axis]}, the "
+            f"size of {fsdp.axis!r}"
         ]
 
     def _first(self, path: str) -> int | None:

@@ -232,7 +232,7 @@ def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | 
             f"the mesh {sizes} needs {math.prod(sizes.values())} devices, and there are {len(devices)}: "
             f"{', '.join(map(str, devices[:8]))}{' and more' if len(devices) > 8 else ''}; Sharded(..., devices=n) "
             "chooses some of them",
-            code="strategy-mesh-size",
+            code="strategy-mesh-device-count",
         )
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)

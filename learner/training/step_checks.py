@@ -16,7 +16,7 @@ from learner.metrics.base import CollectingMetric, Info, Metric, all_within
 from learner.steps import batch_transforms
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import OF_LABELS, TrainOutput, as_output
-from learner.steps.program_fingerprint import has_own_rules
+from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
@@ -133,7 +133,11 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     before = generator_states(functions)
     program = _trace(once, (state, batch), name, batch, "train")
     after = generator_states(functions)
-    drawn_from = [name for name in before if after.get(name) != before[name]]
+    drawn_from = [name for (name, key), state in before.items() if after.get((name, key)) != state]
+    if drawn_from and not problems:
+        # Other threads may have drawn, such as those that read data: what the step draws differs in a second trace.
+        again = _trace(lambda *given: once(*given), (state, batch), name, batch, "train")
+        drawn_from = [] if jaxpr_fingerprint(again) == jaxpr_fingerprint(program) else drawn_from
     own_grads = own[-1]
     is_constant, broadcast = False, None
     if losses and not own_grads and step.update is None:

@@ -87,6 +87,8 @@ def test_loaders_of_arrays_in_memory_know_that_they_have_the_same_rows():
     first, second = ProcessShard(0, 2, 2), ProcessShard(1, 2, 2)
     assert of(rows, first) == of(rows, second) != of(last, second)
     assert of(rows, first, PerProcess) is None
+    view = ArrayDataset(rows).shuffle(seed=1)
+    assert of(view, first) == of(view, second) != of(rows, first)
     assert of(rows, None) is of(ArrayDataset(rows).map(lambda item: item), first) is None
 
 

@@ -548,6 +548,7 @@ def test_no_step_is_none():
         (lambda model, batch, rng, more: 0, "step-function-signature", ("4",)),
         (lambda batch, model: 0, "step-function-signature", ("(batch, model)",)),
         (lambda net, rng, x: 0, "step-function-signature", ("(net, rng, x)",)),
+        (lambda net, x, scale=1.0, rng=None: 0, "step-function-signature", ("scale",)),
         ("train", "step-function-type", ("train_step", "'train'")),
     ],
 )

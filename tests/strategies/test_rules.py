@@ -95,10 +95,12 @@ def test_what_does_not_fit_is_named(rules, message):
         (fsdp(min_size=256), False),
         ([{"attention": (None, "model")}, fsdp(min_size=257)], False),
         ({"bias": None}, False),
+        ([{".*": None}, fsdp(min_size=1)], False),  # which no array reaches
     ],
 )
 def test_fsdp_that_splits_nothing_is_warned_of(rules, warned):
     assert bool(Rules.of(rules).warnings(LEAVES, SIZES)) == warned
+    assert Rules.of(rules).warnings(LEAVES, dict.fromkeys(SIZES, 1)) == []
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_replica_is_read_without_a_copy():
 @pytest.mark.parametrize(
     ("mesh", "code"),
     [
-        ({"data": 3}, "strategy-mesh-size"),
+        ({"data": 3}, "strategy-mesh-device-count"),
         ({"data": 0}, "strategy-mesh-sizes"),
         ({}, "strategy-mesh-sizes"),
         ({"data": "8"}, "strategy-mesh-sizes"),

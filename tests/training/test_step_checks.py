@@ -1,7 +1,9 @@
 """Looking at steps before anything is compiled: every mismatch is said, all at once, and nothing is made."""
 
 import dataclasses
+import functools
 import random
+import threading
 from typing import Any, NamedTuple
 
 import equinox
@@ -840,16 +842,53 @@ def test_global_generators_that_a_step_draws_from_are_named(draw, names):
 
 
 def test_generators_of_a_step_and_of_on_batch_are_named():
-    local, unused = np.random.RandomState(0), np.random.default_rng(1)
+    rng, unused = np.random.RandomState(0), np.random.default_rng(1)
 
-    def augment(batch, rng):
-        return {**batch, "x": batch["x"] * local.rand()}
+    def augment(batch, key):
+        return {**batch, "x": batch["x"] * rng.rand()}
 
     def noisy(model, batch):
-        return classify(model, {**batch, "x": batch["x"] + (unused.normal() if model is None else HOST.normal())})
+        def inner():
+            return unused.normal() if model is None else HOST.normal()
+
+        return classify(model, {**batch, "x": batch["x"] + inner()})
+
+    class Step:
+        def __init__(self):
+            self.rng = np.random.default_rng(2)
+
+        def __call__(self, model, batch):
+            return classify(model, {**batch, "x": batch["x"] + self.rng.normal()})
 
     assert drawn_from(noisy) == ["HOST"]
-    assert drawn_from(classify, LearnerBuilder("unused").on_batch(augment)) == ["local"]
+    assert drawn_from(Step()) == drawn_from(functools.partial(Step().__call__)) == ["rng"]
+    assert drawn_from(classify, LearnerBuilder("unused").on_batch(augment)) == ["rng"]
+
+
+def test_numbers_of_the_host_that_are_the_same_in_each_trace_are_right():
+    """A constant mask of a seed, and another thread that draws meanwhile."""
+
+    def masked(model, batch):
+        np.random.seed(0)
+        return classify(model, {**batch, "x": batch["x"] * np.random.rand()})
+
+    def beside(model, batch):
+        thread = threading.Thread(target=np.random.rand)
+        thread.start()
+        thread.join()
+        return classify(model, batch)
+
+    assert drawn_from(masked) == drawn_from(beside) == []
+
+
+def test_generators_without_a_state_end_nothing():
+    system, of_pcg = random.SystemRandom(), np.random.RandomState(np.random.PCG64(0))
+
+    def names_them(model, batch):
+        return classify(model, batch) if model is not None else (system, of_pcg, later)
+
+    assert drawn_from(names_them) == []
+    later = 1
 
 
 def drawn_from(step, builder=None):

@@ -28,7 +28,7 @@ def parquet(
     """Return the columns of Parquet files, in memory. Only columns of fields are read.
 
     Args:
-      path: of the file, a pattern or a list of files, as for `csv`.
+      path: of the file, a pattern such as `part-*.parquet`, or a list of files; see `csv`.
       fields, labels: as for `csv`; columns of lists of numbers, all of one length, become arrays `[rows, length]`.
       dtypes: types of fields by NumPy's names. Default: those of the columns; of lists, int32 and float32 if the
         numbers fit.

@@ -68,6 +68,10 @@ def csv(
     {'label': ('setosa', 'virginica')}
     """
 
+    nulls = () if null_values is None else null_values
+    if not isinstance(nulls, list | tuple) or not all(isinstance(text, str) for text in nulls):
+        raise LearnerError(f"null_values is {nulls!r}; it needs a list of texts", code="data-csv-null-values")
+
     def read(file: Path) -> Table:
         columns, rows, lines = _rows(file, delimiter, names, encoding, MemoryBudget(file, max_memory))
         spec = parse_columns(str(file), columns, fields, dtypes, labels, missing)
@@ -78,7 +82,7 @@ def csv(
                 f"{file}: the column {both[0]!r} is in a field with labels and in one without",
                 code="data-column-labels-mixed",
             )
-        needed, empty = set(spec.columns), {"", *(null_values or ())}
+        needed, empty = set(spec.columns), {"", *nulls}
         cells = {
             name: [None if row[number] in empty else row[number] for row in rows]
             for number, name in enumerate(columns)

@@ -130,7 +130,9 @@ def present_files(paths: list[PathLike] | PathLike, what: str) -> list[Path]:
         if not glob.has_magic(text) or os.path.exists(text):
             files.append(present(path, what))
             continue
-        matches = sorted(glob.glob(text, recursive=True))
+        directory, name = os.path.split(text)
+        pattern = os.path.join(glob.escape(directory), name) if os.path.isdir(directory) else text
+        matches = sorted(match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match))
         if not matches:
             raise LearnerError(f"{what}: no file matches {text}", code="data-files-missing", path=text)
         files += [present(match, what) for match in matches]

@@ -94,7 +94,16 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
 
 def read_files(paths: list[PathLike] | PathLike, what: str, read: Callable[[Path], Table]) -> Table:
     """Return the rows of a file, or of several, one after another; see `present_files`."""
-    return join_tables([(str(file), read(file)) for file in present_files(paths, what)])
+    files = present_files(paths, what)
+    named: list[tuple[str, Table]] = []
+    for file in files:
+        try:
+            named.append((str(file), read(file)))
+        except LearnerError as error:
+            # Programs that write a table in parts also write empty ones.
+            if error.code != "data-without-rows" or (file == files[-1] and not named):
+                raise
+    return join_tables(named)
 
 
 def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
@@ -116,26 +125,51 @@ def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
     if len(tables) == 1:
         return tables[0]
     shapes = [{field: array.shape[1:] for field, array in table.arrays.items()} for table in tables]
-    for name, own in zip(names, shapes, strict=True):
-        if own != shapes[0]:
+    for name, fields in zip(names, shapes, strict=True):
+        if fields != shapes[0]:
             raise LearnerError(
-                f"{name} has other fields than {names[0]}: {_fields_text(own)}, and {_fields_text(shapes[0])}",
+                f"{name} has other fields than {names[0]}: {_fields_text(fields)}, and {_fields_text(shapes[0])}",
                 code="data-files-differ",
             )
     labels, arrays = {}, {}
     for field in shapes[0]:
         parts = [table.arrays[field] for table in tables]
-        lists = [table.labels[field] for table in tables if field in table.labels]
-        if lists:
-            same = all(texts == lists[0] for texts in lists)
-            labels[field] = lists[0] if same else tuple(sorted(set(itertools.chain(*lists))))
-            numbers = {text: number for number, text in enumerate(labels[field])}
-            codes = [np.array([numbers[text] for text in texts], parts[0].dtype) for texts in lists]
-            parts = [code[part] for code, part in zip(codes, parts, strict=True)]
-        joined = np.concatenate(parts)
-        # A column of whole numbers in one file may have fractions in another.
-        arrays[field] = joined if len({part.dtype for part in parts}) == 1 else _narrow(joined)
+        texts = [table.labels[field] for table in tables if field in table.labels]
+        if texts:
+            labels[field] = texts[0]
+        if any(one != texts[0] for one in texts):
+            labels[field] = tuple(sorted(set(itertools.chain(*texts))))
+            parts = [_renumbered(field, *pair, labels[field]) for pair in zip(parts, texts, strict=True)]
+        arrays[field] = _concatenated(field, parts)
     return Table(arrays, labels)
+
+
+def _renumbered(field: str, codes: np.ndarray, texts: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Return the numbers that the texts of labels have in `names`, in the dtype of `codes`."""
+    numbers = {name: number for number, name in enumerate(names)}
+    new = np.array([numbers[text] for text in texts], np.int32)[codes.astype(np.intp)]
+    result = new.astype(codes.dtype)
+    if not np.array_equal(result, new):
+        raise LearnerError(
+            f"the {len(names)} labels of {field!r} in all files do not fit into {codes.dtype} (dtypes)",
+            code="data-labels-dtype",
+        )
+    return result
+
+
+def _concatenated(field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the rows of all parts. Whole numbers in one file may be fractions in another."""
+    joined = np.concatenate(parts)
+    kinds = {part.dtype.kind for part in parts}
+    if joined.dtype.kind == "f" and "f" not in kinds:
+        types = ", ".join(sorted({str(part.dtype) for part in parts}))
+        raise LearnerError(
+            f"the field {field!r} is of {types} in its files, which no type of whole numbers holds: give dtypes=",
+            code="data-files-differ",
+        )
+    # float64 of int32 and float32, which a file with both has as float32.
+    widest = max(part.dtype.itemsize for part in parts if part.dtype.kind == joined.dtype.kind)
+    return _narrow(joined) if joined.dtype.itemsize > widest else joined
 
 
 def _fields_text(shapes: Mapping[str, tuple[int, ...]]) -> str:

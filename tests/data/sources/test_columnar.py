@@ -82,6 +82,20 @@ def test_rows_of_several_files(kind, tmp_path):
         assert table.arrays["i"].dtype == np.int16
 
 
+def test_types_of_several_files(kind, tmp_path):
+    """float64 stays as it is, and no whole number is rounded."""
+    read, written = kind
+    types = {"i": (pa.int64(), pa.uint64()), "f": (pa.float64(), pa.float32()), "m": (pa.int32(), pa.float32())}
+    for name, pair in types.items():
+        for number, dtype in enumerate(pair):
+            Path(written(x=pa.array([1, 2], dtype))).rename(tmp_path / f"{name}-{number}.file")
+    assert read(tmp_path / "f-*.file").arrays["x"].dtype == np.float64
+    assert read(tmp_path / "m-*.file").arrays["x"].dtype == np.float32
+    with raises_code("data-files-differ", "int64", "uint64"):
+        read(tmp_path / "i-*.file")
+    assert read(tmp_path / "i-*.file", dtypes={"x": "int64"}).arrays["x"].tolist() == [1, 2, 1, 2]
+
+
 def test_fields_types_and_nulls(kind):
     read, written = kind
     path = written(**COLUMNS, n=pa.array([1, None, 3]))

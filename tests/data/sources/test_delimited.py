@@ -192,6 +192,44 @@ def test_files_of_a_list_are_joined_in_its_order(write):
     assert joined.arrays["x"].dtype == np.int32
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float16", "float32"])
+@pytest.mark.parametrize("labels", [None, ["no", "yes"]])
+def test_labels_of_several_files_in_a_type(write, dtype, labels):
+    files = [write(f"k\n{rows}\n", f"{index}.csv") for index, rows in enumerate(("yes\nyes", "no", "yes"))]
+    joined = csv(files, labels={"k": labels}, dtypes={"k": dtype})
+    np.testing.assert_array_equal(joined.arrays["k"], np.array([1, 1, 0, 1], dtype))
+    assert (joined.arrays["k"].dtype, joined.labels) == (dtype, {"k": ("no", "yes")})
+
+
+def test_more_labels_than_a_type_has_numbers(write):
+    files = [write("k\n" + "\n".join(f"{name}{row}" for row in range(100)), f"{name}.csv") for name in "ab"]
+    assert csv(files[0], labels=["k"], dtypes={"k": "int8"}).arrays["k"].tolist() == [
+        *np.argsort(np.argsort([f"a{row}" for row in range(100)]))
+    ]
+    with raises_code("data-labels-dtype", "int8"):
+        csv(files, labels=["k"], dtypes={"k": "int8"})
+
+
+def test_files_without_rows_are_left_out(write):
+    files = [write("x\n", "0.csv"), write("x\n3\n", "1.csv"), write("", "2.csv")]
+    assert csv(files).arrays["x"].tolist() == [3]
+    with raises_code("data-without-rows"):
+        csv([files[0], files[2]])
+
+
+def test_patterns_in_a_directory_with_brackets_and_beside_directories(write):
+    directory = write("x\n1\n").parent / "sub[1]"
+    (directory / "b.csv").mkdir(parents=True)
+    (directory / "a.csv").write_text("x\n2\n")
+    assert csv(directory / "*.csv").arrays["x"].tolist() == [2]
+
+
+@pytest.mark.parametrize("nulls", ["NA", [2], 3])
+def test_texts_for_empty_cells_are_a_list(write, nulls):
+    with raises_code("data-csv-null-values"):
+        csv(write("x\n1\n"), null_values=nulls)
+
+
 def test_a_file_whose_name_looks_like_a_pattern(write):
     path = write("x\n1\n", "a[1].csv")
     write("x\n2\n", "a1.csv")
