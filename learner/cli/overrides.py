@@ -1,6 +1,7 @@
 """The config file, and the overrides on the command line: `--num_epochs=3 --model.hidden=64`."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from learner.errors import LearnerError
 from learner.examples import bundled_config
 from learner.runs.journal import OBSERVER_KEYS
 from learner.util.stages import end_stages
+
+COMMENT = re.compile(r"(?:^|\s)#")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -53,7 +56,8 @@ def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of an option, parsed as YAML; texts that are not YAML are returned unchanged.
+    """Return the value of an option, parsed as YAML; texts that are not YAML are returned unchanged, and so are those
+    with a comment, as in `runs/try #1`.
 
     Raises:
       LearnerError: it is absurdly large or deep, or has a key twice.
@@ -68,7 +72,8 @@ def value_of(text: str) -> Any:
     except yaml.YAMLError:
         return text
     bare = isinstance(value, dict) and value and not any(value.values()) and ": " not in text
-    return text if bare else value
+    quoted = text.lstrip()[:1] in ("'", '"', "[", "{")
+    return text if bare or (not quoted and COMMENT.search(text)) else value
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:

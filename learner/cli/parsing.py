@@ -5,14 +5,17 @@ jsonargparse's own parser refuses options that it does not know (its `parse_know
 """
 
 import argparse
+import os
 import re
 import shutil
+import stat
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from learner.errors import LearnerError, near
+from learner.util.disk import kind_of
 
 ENTRY = re.compile(r" +\S.*? {2,}(?=\S)")
 """The name of an entry, up to its description."""
@@ -62,11 +65,18 @@ def _wrapped(block: str, width: int) -> str:
 
 
 def check_output(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise `LearnerError` unless a file of one of these suffixes can be written at `path`."""
+    """Raise `LearnerError` unless a file of one of these suffixes can be written at `path`. Links, pipes and devices
+    are refused: an output replaces what is there, which may be `/dev/stdout`.
+    """
     if str(path) == "-":
         raise LearnerError(f"nothing is written to standard output: -o needs {what}", code="cli-standard-output")
     if (suffixes and path.suffix.lower() not in suffixes) or not path.absolute().parent.is_dir():
         raise LearnerError(f"the output is {path}; it needs {what} in a directory that exists", code="cli-output-path")
+    mode = path.lstat().st_mode if os.path.lexists(path) else stat.S_IFREG
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise LearnerError(
+            f"the output {path} is {kind_of(mode)}, which would be replaced; it needs {what}", code="cli-output-kind"
+        )
 
 
 class Parser(argparse.ArgumentParser):

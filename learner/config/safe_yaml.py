@@ -20,8 +20,8 @@ class UnsafeYamlError(yaml.YAMLError):
 
 
 class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
-    """A safe PyYAML loader with `true` and `false` as the only booleans, as in YAML 1.2 (`on`, `off`, `yes` and `no`
-    are texts), with `1e-3` as a number, and without dates. All errors in a text are `yaml.YAMLError`.
+    """A safe PyYAML loader with the booleans and whole numbers of YAML 1.2 (`on`, `off`, `yes`, `no` and `12:30` are
+    texts, `0100` is 100), with `1e-3` as a number, and without dates. All errors in a text are `yaml.YAMLError`.
     """
 
     def __init__(self, text: str, include: Callable[[str], Any] | None = None) -> None:
@@ -51,6 +51,11 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
             raise yaml.constructor.ConstructorError(None, None, "an integer that is absurdly large", node.start_mark)
         return value
 
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Return a whole number: leading zeros mean nothing, and `0o17` is octal."""
+        text = str(self.construct_scalar(node)).replace("_", "")
+        return int(text, 0 if text.lstrip("+-")[:2] in ("0b", "0o", "0x") else 10)
+
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Merge `<<` as PyYAML does, but raise `UnsafeYamlError` if the mapping itself has a key twice."""
         if node in self._flat:  # an anchor, which has the merged keys by now
@@ -66,12 +71,16 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
 
 
 ConfigLoader.add_constructor("!include", ConfigLoader.include)
-_BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
+_BOOL, _INT, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "timestamp"))
+ConfigLoader.add_constructor(_INT, ConfigLoader.construct_int)
 ConfigLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _FLOAT, _DATE)]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _INT, _FLOAT, _DATE)]
     for first, resolvers in LOADER.yaml_implicit_resolvers.items()
 }
 ConfigLoader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+ConfigLoader.add_implicit_resolver(
+    _INT, re.compile("^[-+]?(?:[0-9][0-9_]*|0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
+)
 ConfigLoader.add_implicit_resolver(
     _FLOAT,
     re.compile(

@@ -193,4 +193,4 @@ def _tags(key: str) -> set[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, int) and abs(value) >= LARGEST:
         return str(value)
-    return utf8_safe(value) if isinstance(value, str) else value
+    return utf8_safe(value) if isinstance(value, str) else encode(value)  # tensorboardX warns of NaN on the terminal

@@ -55,3 +55,13 @@ def test_wrong_input(learner, workplace, words, message):
     assert (code, out) == (2, "")
     assert message in err
     assert os.listdir() == ["mymodule.py"]
+
+
+def test_links_pipes_and_devices_are_not_replaced(run, learner):
+    os.mkfifo("pipe.csv")
+    for name in ("null.csv", "null.safetensors"):
+        os.symlink("/dev/null", name)
+    for words in (["pipe.csv", "--format=csv"], ["null.csv", "--format=csv"], ["null.safetensors"]):
+        before = os.lstat(words[0])
+        assert learner("export", run, "-o", *words)[:2] == (2, "")
+        assert os.lstat(words[0]) == before

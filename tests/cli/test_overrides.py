@@ -85,6 +85,11 @@ def test_values():
         ("{a, b}", "{a, b}"),
         ("{a: null}", {"a": None}),
         ("!!int abc", "!!int abc"),
+        ("runs/try #1", "runs/try #1"),
+        ("#1", "#1"),
+        ("a#1", "a#1"),
+        ('"a #1"', "a #1"),
+        ("[1, 'a #1']", [1, "a #1"]),
     ]
     for text, value in cases:
         with named_case((text, value)):

@@ -77,6 +77,15 @@ def test_booleans_and_numbers():
     assert found[6:] == [0.001, -0.5, 1500.0, float("inf"), 16, 1000, None, None, "2020-01-01"]
 
 
+def test_whole_numbers_are_those_of_yaml_1_2():
+    cases = [("0100", 100), ("08", 8), ("-007", -7), ("0o17", 15), ("0b11", 3), ("1:30", "1:30"), ("0x", "0x")]
+    for text, value in cases:
+        with named_case(text):
+            assert parse_yaml(text) == value
+            assert parse_yaml(yaml_text({"a": text})) == {"a": text}
+            assert parse_yaml(yaml_text({"a": value})) == {"a": value}
+
+
 def test_a_config_that_version_0_1_0_wrote():
     """It wrote with PyYAML's quotes, and read with YAML 1.1."""
     content = {"on": "yes", "a": [True, False, None, "off", "1e-3", 1e-3, "2020-01-01"], "b": {"no": "null", "c": "~"}}

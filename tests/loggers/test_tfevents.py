@@ -35,6 +35,7 @@ def test_mappings_of_what_json_has_not(told):
 def test_settings_of_all_kinds(told):
     records, events = told
     config = {"n": 3, "large": 10**30, "name\ud800": "x\ud800", "days": [datetime.date(2026, 1, 2)], "none": None}
+    config |= {"missing": float("nan"), "rate": 0.5}
     records.settings(config, [("valid", "epoch/Loss")], 1.0)(5.0)
     data = [HParamsPluginData.FromString(event.summary.value[0].metadata.plugin_data.content) for event in events]
     (metric,) = data[0].experiment.metric_infos
@@ -44,5 +45,7 @@ def test_settings_of_all_kinds(told):
     assert said["large"].string_value == "1" + "0" * 30
     assert said["name?"].string_value == "x?"
     assert said["days"].string_value == '["2026-01-02"]'
+    assert said["missing"].string_value == "NaN"
+    assert said["rate"].number_value == 0.5
     assert "none" not in said
     assert [event.wall_time for event in events] == [1.0, 1.0, 5.0]
