@@ -272,11 +272,12 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             "original ones. Hold state in a variable that __init__ makes, such as nnx.Variable(jnp.array(0)); on_batch "
             "gets the number of the step"
         )
-    if traced.drawn_from:
+    if traced.host_generators:
         warnings.append(
-            f"train_step (or on_batch) draws random numbers from {join_names(traced.drawn_from, MOST_NAMED)} when it "
-            "is traced, so they are constants of the compiled program: each step has the same ones, and a resumed run "
-            "others. Take a key, train_step(model, batch, rng) or on_batch(batch, rng), and draw with jax.random; "
+            f"train_step (or on_batch) draws random numbers from {join_names(traced.host_generators, MOST_NAMED)} "
+            "when it is traced, so they are constants of the compiled program: each step has the same ones, and a "
+            "resumed run others. Take a key, train_step(model, batch, rng) or on_batch(batch, rng), and draw with "
+            "jax.random; "
             "augment(fn) gives items of a dataset a NumPy generator"
         )
     return warnings

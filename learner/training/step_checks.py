@@ -66,7 +66,7 @@ class TracedTrainStep:
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
-      drawn_from: the names of the generators of the host whose random numbers are constants of the program.
+      host_generators: the names of the generators of the host whose random numbers are constants of the program.
       broadcast: the operation of the loss that combines each prediction with the targets of all rows; see
         `broadcast_rows`.
     """
@@ -77,7 +77,7 @@ class TracedTrainStep:
     written: list[str]
     is_constant: bool = False
     assigned: Sequence[str] = ()
-    drawn_from: Sequence[str] = ()
+    host_generators: Sequence[str] = ()
     broadcast: str | None = None
 
 
@@ -133,11 +133,11 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     before = generator_states(functions)
     program = _trace(once, (state, batch), name, batch, "train")
     after = generator_states(functions)
-    drawn_from = [name for (name, key), state in before.items() if after.get((name, key)) != state]
-    if drawn_from and not problems:
+    host_generators = [name for (name, key), state in before.items() if after.get((name, key)) != state]
+    if host_generators and not problems:
         # Other threads may have drawn, such as those that read data: what the step draws differs in a second trace.
         again = _trace(lambda *given: once(*given), (state, batch), name, batch, "train")
-        drawn_from = [] if jaxpr_fingerprint(again) == jaxpr_fingerprint(program) else drawn_from
+        host_generators = [] if jaxpr_fingerprint(again) == jaxpr_fingerprint(program) else host_generators
     own_grads = own[-1]
     is_constant, broadcast = False, None
     if losses and not own_grads and step.update is None:
@@ -150,7 +150,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = _written(step, state, batch) if any(replaced) and not problems else []
     assigned = list(dict.fromkeys(assigned))
-    return TracedTrainStep(problems, own_grads, program, names, is_constant, assigned, drawn_from, broadcast)
+    return TracedTrainStep(problems, own_grads, program, names, is_constant, assigned, host_generators, broadcast)
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:

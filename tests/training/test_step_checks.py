@@ -838,7 +838,7 @@ def test_global_generators_that_a_step_draws_from_are_named(draw, names):
     def noisy(model, batch):
         return classify(model, {**batch, "x": batch["x"] + draw()})
 
-    assert drawn_from(noisy) == names
+    assert host_generators(noisy) == names
 
 
 def test_generators_of_a_step_and_of_on_batch_are_named():
@@ -860,9 +860,9 @@ def test_generators_of_a_step_and_of_on_batch_are_named():
         def __call__(self, model, batch):
             return classify(model, {**batch, "x": batch["x"] + self.rng.normal()})
 
-    assert drawn_from(noisy) == ["HOST"]
-    assert drawn_from(Step()) == drawn_from(functools.partial(Step().__call__)) == ["rng"]
-    assert drawn_from(classify, LearnerBuilder("unused").on_batch(augment)) == ["rng"]
+    assert host_generators(noisy) == ["HOST"]
+    assert host_generators(Step()) == host_generators(functools.partial(Step().__call__)) == ["rng"]
+    assert host_generators(classify, LearnerBuilder("unused").on_batch(augment)) == ["rng"]
 
 
 def test_numbers_of_the_host_that_are_the_same_in_each_trace_are_right():
@@ -878,7 +878,7 @@ def test_numbers_of_the_host_that_are_the_same_in_each_trace_are_right():
         thread.join()
         return classify(model, batch)
 
-    assert drawn_from(masked) == drawn_from(beside) == []
+    assert host_generators(masked) == host_generators(beside) == []
 
 
 def test_generators_without_a_state_end_nothing():
@@ -887,14 +887,14 @@ def test_generators_without_a_state_end_nothing():
     def names_them(model, batch):
         return classify(model, batch) if model is not None else (system, of_pcg, later)
 
-    assert drawn_from(names_them) == []
+    assert host_generators(names_them) == []
     later = 1
 
 
-def drawn_from(step, builder=None):
+def host_generators(step, builder=None):
     builder = LearnerBuilder("unused") if builder is None else builder
     learner = builder.build(model(), optax.sgd, 0.1, train_step=step)
-    return list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).drawn_from)
+    return list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).host_generators)
 
 
 def test_the_run_warns_of_numbers_that_the_host_draws(tmp_path):
