@@ -138,6 +138,8 @@ class RunConfig:
                     self._options.append(
                         option(self._builder, name, self._content[name], name, names_for(name) or None)
                     )
+        # The last call of `resume` and `checkpoint` says where the run begins, and `learner resume` always resumes.
+        self._options.sort(key=lambda each: each.name == "checkpoint")
 
     @property
     def directory(self) -> str:

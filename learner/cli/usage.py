@@ -34,7 +34,9 @@ STORED = Path(__file__).with_name("topics.json")
 """The help of these topics, which only code that imports JAX can find out. `python docs/topics.py` writes it."""
 
 RESUME = f"""\
-keys of the config for a run that changed:
+keys of the config:
+  --checkpoint=3              go back to the end of epoch 3; newer checkpoints move to superseded/
+for a run that changed:
   --resume.allow=metrics      if the metrics changed, restart those of the current epoch
   --resume.allow=optimizer    if the optimizer changed, give it a new state
   --resume.allow=logs         if parts of the logs are missing, continue the logs without them

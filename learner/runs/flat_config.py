@@ -1,5 +1,6 @@
 """Configs as flat mappings, for comparison."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,11 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     {'seed': 0, 'model': 'models.MLP', 'model.features': [64, 10]}
     >>> flat({"metrics": [{"class_path": "Accuracy"}, "Perplexity"]})
     {'metrics.0': 'Accuracy', 'metrics.1': 'Perplexity'}
+
+    NaN becomes a text, because two configs that have it are the same:
+
+    >>> flat({"missing": float("nan")})
+    {'missing': 'NaN'}
     """
     return dict(_pairs("", config))
 
@@ -50,7 +56,9 @@ def _pairs(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can represent: YAML also has dates, sets and bytes."""
+    """Return a value that JSON can represent and that equals itself: YAML also has dates, sets and bytes."""
     if isinstance(value, list):
         return list(map(_plain, value))
+    if isinstance(value, float) and math.isnan(value):
+        return encode(value)
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)

@@ -264,6 +264,19 @@ def test_resume_goes_on_as_config_yaml_says(learner, trained):
     assert "epoch 4/4" not in out
 
 
+def test_resume_goes_back_to_a_checkpoint(learner, config):
+    learner("fit", config, "--num_epochs=3", "--with_file_checkpointer.keep_last=3")
+    first = [json.loads(line) for line in Path("run/journal.jsonl").read_text().splitlines()]
+    assert "resumes after step 3" in learner("resume", "run", "--checkpoint=1")[1]
+    again = summary()
+    assert (again["epochs"], again["steps"]) == (3, 9)
+    last = next(event for event in reversed(first) if event["event"] == "epoch")["values"]
+    assert {key: number["last"]["value"] for key, number in again["metrics"].items()} == last
+    assert "resumes after step 6" in learner("fit", config, "--resume=true", "--num_epochs=4", "--checkpoint.step=6")[1]
+    assert sorted(os.listdir("run/superseded")) != []
+    assert learner("resume", "run", "--checkpoint=9")[0] == 2
+
+
 @pytest.mark.parametrize("option", ["--overwrite=true", "--resume=false", "--resume=~"])
 def test_resume_refuses_to_begin_again(trained, learner, option):
     before = Path("run/summary.json").read_bytes()

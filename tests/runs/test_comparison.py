@@ -12,6 +12,7 @@ from learner.optimizers import Group, Groups
 from learner.optimizers.configs import AdamW
 from learner.optimizers.description import describe_optimizer
 from learner.runs import compare, each_run, find_runs
+from learner.runs.difference import differing
 from tests.support.codes import raises_code
 from tests.support.written import write_run
 
@@ -244,6 +245,16 @@ def test_a_number_and_a_text_differ(tmp_path):
     write_run(tmp_path / "a", config="lr: 1\n")
     write_run(tmp_path / "b", config="lr: '1'\n")
     assert compare(find_runs([tmp_path])).settings == ("lr",)
+
+
+def test_nan_does_not_differ_from_nan(tmp_path):
+    write_run(tmp_path / "a", config="lr: 1\nmissing: .nan\nscale: [1, .nan]\n")
+    write_run(tmp_path / "b", config="lr: 2\nmissing: .nan\nscale: [1, .nan]\n")
+    write_run(tmp_path / "c", config="lr: 2\nmissing: 0\nscale: [1, .nan]\n")
+    a, b, c = find_runs([tmp_path])
+    assert compare([a, b]).settings == ("lr",)
+    assert compare([b, c]).settings == ("missing",)
+    assert differing(a.config, b.config) == {"lr": (1, 2)}
 
 
 def test_short_names_of_settings(tmp_path):
