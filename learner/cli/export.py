@@ -36,6 +36,8 @@ Writes the best model of the run in DIR for inference into the directory OUT: a 
 TPU, the weights as safetensors, and a model card. It runs with JAX and safetensors alone. With --format=onnx it writes
 one ONNX file with program and weights. It trusts config.yaml: the code that it names is imported and run."""
 
+INPUTS = "the field of a batch that the model is called with; with a comma (a,b or a,) a dict of these fields"
+
 NUMBERS = """\
 It trusts config.yaml: the code that it names is imported and run.
 
@@ -94,7 +96,7 @@ def export_model(words: Sequence[str]) -> int:
     parser = Parser("export-model", EXPORT_MODEL, "DIR OUT --inputs=FIELD [--KEY=VALUE ...]", keys=True)
     parser.add_run()
     parser.add_argument("output", metavar="OUT", type=Path, help="the directory of the export")
-    parser.add_argument("--inputs", metavar="FIELD", help="the field of a batch that the model is called with")
+    parser.add_argument("--inputs", metavar="FIELD", help=INPUTS)
     parser.add_argument("--function", metavar="PATH", help="(model, inputs) -> outputs, such as mine.predict")
     parser.add_argument("--checkpoint", help="the latest checkpoint, or that of an epoch (default: best)")
     parser.add_argument("--batch_size", metavar="N", help="the number of rows (default: any)")
@@ -118,22 +120,25 @@ def export_model(words: Sequence[str]) -> int:
     return 0
 
 
-def _inputs(config: RunConfig, field: str | None) -> Any:
-    """Return the inputs of the first batch of the validation data, or else of the training data."""
+def _inputs(config: RunConfig, fields: str | None) -> Any:
+    """Return the inputs of the first batch of the validation data, or else of the training data. A text with a comma
+    names the fields of a dict.
+    """
     data = config.data("valid")
     if isinstance(data, dict):
         data = next(iter(data.values()))
     batch = source_of(config.data("train") if data is None else data, "valid").peek(1)
-    if field is None and not isinstance(batch, dict):
+    if fields is None and not isinstance(batch, dict):
         return batch
-    if field is None or field not in batch:
-        known = list(batch) if isinstance(batch, dict) else []
-        problem, hint = "is missing" if field is None else f"is {field!r}", near(field or "", known)
-        raise LearnerError(
-            f"--inputs {problem}; it needs the field of a batch that the model is called with: {hint}",
-            code="cli-inputs-field",
-        )
-    return batch[field]
+    known = list(batch) if isinstance(batch, dict) else []
+    names = [name.strip() for name in (fields or "").split(",")]
+    is_dict = len(names) > 1
+    names = [name for name in names if name]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        problem, hint = f"is {fields!r}" if unknown else "is missing", near("".join(unknown[:1]), known)
+        raise LearnerError(f"--inputs {problem}; it needs {INPUTS}: {hint}", code="cli-inputs-field")
+    return {name: batch[name] for name in names} if is_dict else batch[names[0]]
 
 
 def _numbers(line: Namespace) -> int:

@@ -21,7 +21,7 @@ def broadcast_rows(jaxpr: Any, params: list[bool], batch: list[bool], rows: int)
       rows: of the batch.
 
     >>> import jax, jax.numpy as jnp
-    >>> error = lambda w, x, y: ((x @ w - y) ** 2).mean()
+    >>> error = lambda w, x, y: ((x @ w - y[None]) ** 2).mean()
     >>> program = jax.make_jaxpr(error)(jnp.ones((3, 1)), jnp.ones((8, 3)), jnp.ones(8))
     >>> broadcast_rows(program.jaxpr, [True, False, False], [False, True, True], rows=8)
     ['sub of float32[8, 1] and float32[1, 8]']

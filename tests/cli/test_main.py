@@ -525,14 +525,27 @@ def test_evaluate_as_json(learner, classified):
 @pytest.mark.full
 def test_export_model(learner, trained):
     pytest.importorskip("flatbuffers")
+    import jax.export
+    from safetensors.numpy import load_file
+
     code, _, err = learner("export-model", "run", "out")
     assert (code, "--inputs is missing" in err) == (2, True)
-    code = "def predict(model, x):\n    return {name: w.sum() + x for name, w in model.items()}\n"
-    Path("applied.py").write_text(code)
+    lines = ["def predict(model, x):", "    return {name: w.sum() + x for name, w in model.items()}"]
+    lines += ["def of_batch(model, batch):", "    return predict(model, batch['x'])"]
+    Path("applied.py").write_text("\n".join(lines))
     words = "--inputs=x", "--function=applied.predict", "--platforms=cpu"
     code, out, err = learner("export-model", "run", "out", *words)
     assert (code, out.startswith("out: ")) == (0, True), err
     assert sorted(os.listdir("out")) == ["README.md", "model.jaxexport", "weights.safetensors"]
+    assert learner("export-model", "run", "fields", "--inputs=x,", "--function=applied.of_batch")[0] == 0
+    program = jax.export.deserialize(bytearray(Path("fields/model.jaxexport").read_bytes()))
+    weights = load_file("fields/weights.safetensors")
+    (_, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    x = np.ones((3, *inputs["x"].shape[1:]), inputs["x"].dtype)
+    outputs = jax.tree.leaves(program.call(weights, {"x": x}))
+    np.testing.assert_allclose(outputs, [weights[name].sum() + x for name in sorted(weights)])
+    code, _, err = learner("export-model", "run", "out", "--inputs=x,z")
+    assert (code, "'x,z'" in err) == (2, True)
     code, _, err = learner("export-model", "run", "out", "--inputs=x", "--format=onxn")
     assert (code, "did you mean 'onnx'" in err) == (2, True)
     pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
