@@ -1,4 +1,4 @@
-"""The results of a sweep: of each member, of each configuration over its seeds, and the best one."""
+"""The results of a sweep: of each member, of each configuration over its seeds and folds, and the best one."""
 
 import dataclasses
 import json
@@ -17,7 +17,8 @@ from learner.training.population_result import PopulationSummary, Spread
 from learner.util.json_values import decode, encode
 from learner.util.text import short
 
-SEED = "seed"
+REPEATED = ("seed", "vars.fold")
+"""Keys that the members of a configuration may differ in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +122,13 @@ class SweepReport:
 
     def configurations(self) -> list[tuple[Spread, list[Outcome]]]:
         """Return the statistics of the best values over the members of each configuration, which differ in the seed
-        only, and those members; the best configuration first.
+        and the fold only, and those members; the best configuration first.
         """
         groups: dict[str, list[Outcome]] = {}
         for outcome in self.outcomes:
-            groups.setdefault(json.dumps(encode(_without_seed(outcome))), []).append(outcome)
+            groups.setdefault(json.dumps(encode(_configuration(outcome))), []).append(outcome)
         spreads = [
-            (Spread.of(_without_seed(group[0]), [each.best(self.key)[0] for each in group]), group)
+            (Spread.of(_configuration(group[0]), [each.best(self.key)[0] for each in group]), group)
             for group in groups.values()
         ]
         return sorted(spreads, key=lambda pair: self._rank(pair[0].mean))
@@ -145,7 +146,7 @@ class SweepReport:
     def lines(self, directory: Path, command: str | None) -> list[str]:
         """Return the table of the configurations, the best one, and the command that trains it alone, if any does."""
         rows = [spread for spread, _ in self.configurations()]
-        lines = [*repr(PopulationSummary(self.key, SEED, rows)).split("\n"), ""]
+        lines = [*repr(PopulationSummary(self.key, REPEATED[0], rows)).split("\n"), ""]
         best = self.best()
         if best is None:
             return [*lines, f"no member has a finite value of {self.key}"]
@@ -185,5 +186,5 @@ class SweepReport:
         }
 
 
-def _without_seed(outcome: Outcome) -> dict[str, Any]:
-    return {key: value for key, value in outcome.member.values.items() if key != SEED}
+def _configuration(outcome: Outcome) -> dict[str, Any]:
+    return {key: value for key, value in outcome.member.values.items() if key not in REPEATED}

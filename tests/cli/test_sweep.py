@@ -481,6 +481,19 @@ def test_members_without_a_finite_value_are_left_out_and_come_last():
     assert SweepReport("valid/Accuracy", True, [failed]).best() is None
 
 
+def test_folds_of_a_configuration_are_averaged():
+    values = {(1, 0): 0.5, (1, 1): 1.0, (2, 0): 0.25, (2, 1): 0.75}
+    members = [
+        outcome({"lr": lr, "vars.fold": fold}, {"valid/Loss": (False, value)}) for (lr, fold), value in values.items()
+    ]
+    spreads = [spread for spread, _ in SweepReport("valid/Loss", False, members).configurations()]
+    assert [(spread.values, spread.count, spread.mean) for spread in spreads] == [
+        ({"lr": 2}, 2, 0.5),
+        ({"lr": 1}, 2, 0.75),
+    ]
+    assert spreads[0].std == pytest.approx(0.125**0.5)
+
+
 @pytest.mark.parametrize(
     ("stopped_by", "ended"),
     [("num_epochs", True), ("num_steps", True), ("early stopping: x", True), ("ctrl-c", False), ("time limit", False)],
