@@ -151,7 +151,8 @@ def _numbers(line: Namespace) -> int:
     if kind not in FORMATS:
         raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}", code="cli-format-unknown", kind=kind)
     output = Path(line.output or run.directory / f"numbers.{kind}")
-    check_output(output, "a name" if kind == TENSORBOARD else "the name of a file")
+    into_directory = kind == TENSORBOARD
+    check_output(output, "a name" if into_directory else "the name of a file", directory=into_directory)
     if kind == TENSORBOARD:
         records = write_events(output, run)
         written_bytes = sum(path.stat().st_size for path in output.glob("*.exported"))

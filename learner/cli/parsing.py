@@ -64,16 +64,16 @@ def _wrapped(block: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def check_output(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise `LearnerError` unless a file of one of these suffixes can be written at `path`. Links, pipes and devices
-    are refused: an output replaces what is there, which may be `/dev/stdout`.
+def check_output(path: Path, what: str, suffixes: Sequence[str] = (), directory: bool = False) -> None:
+    """Raise `LearnerError` unless a file of one of these suffixes, or content of a directory, can be written at `path`.
+    Links, pipes and devices are refused: an output replaces what is there, which may be `/dev/stdout`.
     """
     if str(path) == "-":
         raise LearnerError(f"nothing is written to standard output: -o needs {what}", code="cli-standard-output")
     if (suffixes and path.suffix.lower() not in suffixes) or not path.absolute().parent.is_dir():
         raise LearnerError(f"the output is {path}; it needs {what} in a directory that exists", code="cli-output-path")
     mode = path.lstat().st_mode if os.path.lexists(path) else stat.S_IFREG
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    if not (stat.S_ISREG(mode) or (directory and stat.S_ISDIR(mode))):
         raise LearnerError(
             f"the output {path} is {kind_of(mode)}, which would be replaced; it needs {what}", code="cli-output-kind"
         )

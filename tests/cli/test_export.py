@@ -57,11 +57,18 @@ def test_wrong_input(learner, workplace, words, message):
     assert os.listdir() == ["mymodule.py"]
 
 
-def test_links_pipes_and_devices_are_not_replaced(run, learner):
+def test_directories_links_pipes_and_devices_are_not_replaced(run, learner):
     os.mkfifo("pipe.csv")
+    os.mkdir("folder.csv")
     for name in ("null.csv", "null.safetensors"):
         os.symlink("/dev/null", name)
-    for words in (["pipe.csv", "--format=csv"], ["null.csv", "--format=csv"], ["null.safetensors"]):
+    for words in (
+        ["pipe.csv", "--format=csv"],
+        ["folder.csv", "--format=csv"],
+        ["null.csv", "--format=csv"],
+        ["null.safetensors"],
+    ):
         before = os.lstat(words[0])
-        assert learner("export", run, "-o", *words)[:2] == (2, "")
+        code, out, err = learner("export", run, "-o", *words)
+        assert (code, out, f"the output {words[0]} is " in err) == (2, "", True)
         assert os.lstat(words[0]) == before
