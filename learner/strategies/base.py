@@ -90,7 +90,7 @@ class Strategy(abc.ABC):
         return []
 
     def warnings(self, state: PyTree) -> list[str]:
-        """Return warnings of settings that are valid for a state of these arrays (or shapes), yet unlikely."""
+        """Return warnings about settings that fit a state of these arrays, or shapes, but are probably not intended."""
         return []
 
     def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
