@@ -30,7 +30,7 @@ from benchmarks.workloads import CNN, MLP, Transformer
 from learner import ClassificationOutput, LearnerBuilder, SequenceOutput
 from learner.steps.buffers import BatchBuffer
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
-from learner.training.dispatch_plan import make_runner
+from learner.training.setup.dispatch_plan import make_runner
 
 LENGTH = 64  # of a sequence
 STEPS = 8  # in the buffer of a dispatch

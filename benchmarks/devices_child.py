@@ -248,8 +248,8 @@ def _host_of_learner(case: Case) -> float:
     from learner import ClassificationOutput, LearnerBuilder
     from learner.metrics import Accuracy
     from learner.steps.buffers import BatchBuffer
-    from learner.training.dispatch_plan import make_runner
     from learner.training.feed.dispatch import Dispatch
+    from learner.training.setup.dispatch_plan import make_runner
 
     def step(model: Any, batch: Rows) -> Any:
         return ClassificationOutput.from_logits(model(batch["x"]), batch["y"])

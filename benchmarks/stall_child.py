@@ -162,7 +162,7 @@ def with_learner(size: Size, directory: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def noted(notes: Notes) -> Iterator[list[Any]]:
     """Times the loop's calls that dispatch and save; the list gets the run's `Runner`."""
-    from learner.training.executor import Runner
+    from learner.training.programs.executor import Runner
     from learner.training.run import Run
 
     save, train, runners, dispatched = Run.save, Runner.train, [], 0

@@ -39,14 +39,14 @@ from learner.steps.step_definition import StepDefinition, StepFn, step_fn
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
 from learner.strategies.members import spread_members
+from learner.training.checks.step_checks import init_problems
 from learner.training.definition import TrainingDefinition
-from learner.training.directory import problem_with, wrong_name
+from learner.training.files.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
 from learner.training.population import member_problem, optimizer_problems, option_problems, population_of
 from learner.training.profile import Window, check_steps
-from learner.training.restore import ALLOWED
+from learner.training.progress.restore import ALLOWED
 from learner.training.selection import Exploit, Halving, Selection
-from learner.training.step_checks import init_problems
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod
 from learner.util.addresses import refuse_address

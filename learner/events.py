@@ -1,8 +1,8 @@
 """Events of a run, as values, and the threads that deliver them.
 
-The loop hands device arrays to one ordered worker (`learner.training.reporter`), which reads them, writes the run's
-own files and turns them into the events below. Everything else is a `Listener`: it has a thread and a bounded queue of
-its own (`ListenerThread`), so that it can neither slow nor stop training.
+The loop hands device arrays to one ordered worker (`learner.training.reporting.reporter`), which reads them, writes the
+run's own files and turns them into the events below. Everything else is a `Listener`: it has a thread and a bounded
+queue of its own (`ListenerThread`), so that it can neither slow nor stop training.
 """
 
 import collections

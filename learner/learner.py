@@ -23,20 +23,20 @@ from learner.models.array_info import array_infos
 from learner.renderers.tree import folded
 from learner.steps.train_state import TrainState
 from learner.strategies.own_context import own_context
-from learner.training.agreement import propagate_failures
 from learner.training.batch_split import resolve_split
+from learner.training.checkpoints.resume import changes_since_end, find_checkpoint, first_state
+from learner.training.checks.agreement import propagate_failures
+from learner.training.checks.fingerprints import saved_labels
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator, MetricValues
-from learner.training.fingerprints import saved_labels
+from learner.training.files.run_directory import locked_directory, prepare
 from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
-from learner.training.preparation import prepare_programs
 from learner.training.pure_steps import PureSteps
 from learner.training.result import LearningResult, rebuild
-from learner.training.resume import changes_since_end, find_checkpoint, first_state
 from learner.training.run import Run
-from learner.training.run_directory import locked_directory, prepare
 from learner.training.session import open_run
+from learner.training.setup.preparation import prepare_programs
 from learner.training.signals import TERMINATED, dropped_signals
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table

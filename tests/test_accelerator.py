@@ -9,7 +9,7 @@ from flax import nnx
 
 from learner.errors import OutOfMemoryError
 from learner.strategies import SingleDevice
-from learner.training.oom import OomContext
+from learner.training.programs.oom import OomContext
 from tests.support.runs import build_line, build_net, quiet, shuffled, valid_data
 from tests.support.spread import Cnn, Mlp, labelled
 from tests.support.stopped import all_of, same

@@ -133,6 +133,27 @@ def test_no_two_modules_need_each_other():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
+def parts_graph(package, imports):
+    """Which direct parts of a package, modules or folders, import which others."""
+    depth = package.count(".") + 1
+    graph = {}
+    for module, names in imports.items():
+        part, *others = [".".join(name.split(".")[: depth + 1]) for name in (module, *names) if f"{package}." in name]
+        graph.setdefault(part, set()).update({*others} - {part})
+    return graph
+
+
+def test_no_two_parts_of_a_package_need_each_other():
+    """Folders count as a whole, so that each package can be read from the top to the bottom."""
+    imports = {module: own_imports(module) for module in PATHS}
+    for package in {module.rpartition(".")[0] for module in PATHS} - {"", "learner"}:
+        inside = {module: names for module, names in imports.items() if module.startswith(f"{package}.")}
+        graphlib.TopologicalSorter(parts_graph(package, inside)).prepare()
+    circle = {"a.b.c": {"a.d.e"}, "a.d.f": {"a.b.g"}}
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(parts_graph("a", circle)).prepare()
+
+
 def test_steps_and_metrics_know_no_files_no_threads_and_no_clock():
     outside = {"io", "logging", "os", "pathlib", "queue", "random", "shutil", "socket", "subprocess", "tempfile"}
     outside |= {"threading", "time", "multiprocessing", "asyncio", "datetime"}

@@ -32,7 +32,7 @@ from learner.optimizers import AdamW
 from learner.records import CompactRecorder
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, fsdp
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 from tests.support.codes import named_case, raises_code
 from tests.support.more_metrics import MAKE
 from tests.support.runs import Net, batches, build_line, line, line_step, model_bits, quiet, tree_of, valid_data

@@ -16,8 +16,8 @@ from flax import nnx
 from learner import Interrupter, RegressionOutput, load_checkpoint
 from learner.checkpoint import CheckpointStore
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
-from learner.training.executor import Runner
-from learner.training.resume import read_checkpoint
+from learner.training.checkpoints.resume import read_checkpoint
+from learner.training.programs.executor import Runner
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import checkpoint_bits, model_bits, progress_of, quiet, saved_steps, tamper

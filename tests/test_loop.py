@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import learner.learner
-import learner.training.preparation
+import learner.training.setup.preparation
 from learner import LearnerBuilder, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.events import (
@@ -34,8 +34,8 @@ from learner.loggers import MemoryLogger
 from learner.metrics import CollectingMetric, IterationSpeed
 from learner.runs.metric_logs import RunFiles
 from learner.training.feed import group as feed_module
+from learner.training.reporting.timing import StepTimeEstimator
 from learner.training.run import Run
-from learner.training.timing import StepTimeEstimator
 from learner.util import executables
 from tests.support.codes import raises_code
 
@@ -186,9 +186,9 @@ class Watched:
             return reason
 
         executables.clear()
-        in_background = learner.training.preparation.compile_in_background
+        in_background = learner.training.setup.preparation.compile_in_background
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(learner.training.preparation, "compile_in_background", compile_in_background)
+            patch.setattr(learner.training.setup.preparation, "compile_in_background", compile_in_background)
             patch.setattr(Run, "end_epoch", ended)
             patch.setattr(learner.learner, "loop", loop)
             self.result = learner_.fit(*data)
@@ -438,7 +438,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
     plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
     made = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
     made.valid_every(2).every(3, lambda info, model: None)
-    monkeypatch.setattr(learner.training.preparation, "StepTimeEstimator", WildPace)
+    monkeypatch.setattr(learner.training.setup.preparation, "StepTimeEstimator", WildPace)
     cut = build(made).fit(loader(), loader())
     np.testing.assert_array_equal(np.asarray(cut.model["w"]), np.asarray(plain.model["w"]))
     for epoch in (1, 2, 3):
@@ -453,7 +453,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
 def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch):
     """The training batches are so large that two fit into a buffer, those of validation are many and small."""
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 2 * feed_module.bytes_of(as_batches()[0]))
-    monkeypatch.setattr(learner.training.preparation.StepTimeEstimator, "steps", lambda self, kind: 32)
+    monkeypatch.setattr(learner.training.setup.preparation.StepTimeEstimator, "steps", lambda self, kind: 32)
     learner_ = build(builder(tmp_path / "run", num_epochs=2))
     result = learner_.fit(as_batches(), loader(size=2))
     w, _ = by_hand(1, 2)
@@ -552,7 +552,7 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     """The loop ends while two of three listeners have not come back from their first event."""
     close = ListenerThread.close
     monkeypatch.setattr(
-        learner.training.run_outputs,
+        learner.training.files.run_outputs,
         "ListenerThread",
         lambda listener, warn, log: ListenerThread(listener, warn, log, size=4),
     )
@@ -596,8 +596,8 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
 
 
 def test_a_listener_that_fails_at_the_last_event_is_a_warning_to_all_others(tmp_path, monkeypatch):
-    closing, close = threading.Event(), learner.training.run_outputs._close
-    monkeypatch.setattr(learner.training.run_outputs, "_close", lambda *args: (closing.set(), close(*args)))
+    closing, close = threading.Event(), learner.training.files.run_outputs._close
+    monkeypatch.setattr(learner.training.files.run_outputs, "_close", lambda *args: (closing.set(), close(*args)))
 
     class Late(Listener):
         def on_event(self, event):

@@ -18,7 +18,7 @@ from flax import nnx
 from learner import LearnerBuilder, SequenceOutput
 from learner.steps.buffers import BatchBuffer
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
-from learner.training.dispatch_plan import make_runner
+from learner.training.setup.dispatch_plan import make_runner
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -40,7 +40,7 @@ from learner.loggers.secrets import resolve, texts_in
 from learner.records.model_files import load_model
 from learner.runs.journal import OBSERVER_KEYS
 from learner.schedules.base import RunLength
-from learner.training.inputs import run_length
+from learner.training.feed.inputs import run_length
 from learner.training.population import Population
 
 HEADER = """\

@@ -31,7 +31,7 @@ from learner.cli.importing import exports
 from learner.cli.problems import Problems, at_path, read_each
 from learner.cli.recipes import Recipe, recipe
 from learner.config.base import is_config
-from learner.data.sources.input_files import as_path, present, reader_of, refuse_path
+from learner.data.input_files import as_path, present, reader_of, refuse_path
 from learner.errors import LearnerError, near
 
 PARTS = ("dataset", "views", "batcher")

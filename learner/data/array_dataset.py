@@ -10,7 +10,7 @@ import numpy as np
 from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys, refuse_masked
 from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
-from learner.data.sources.input_files import refuse_path
+from learner.data.input_files import refuse_path
 from learner.errors import LearnerError
 
 

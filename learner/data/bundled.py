@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
-from learner.data.sources.input_files import check_split
+from learner.data.input_files import check_split
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 from learner.util.optional import refuse_missing

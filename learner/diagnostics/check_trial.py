@@ -22,9 +22,9 @@ from learner.steps.measure import MetricCollection
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import signature_of
-from learner.training.inputs import Inputs, run_length, valid_sources
+from learner.training.feed.inputs import Inputs, run_length, valid_sources
 from learner.training.preflight import read_checked
-from learner.training.single_step import SingleStepRunner
+from learner.training.programs.single_step import SingleStepRunner
 
 PyTree = Any
 UNKNOWN_LENGTH = 10_000  # steps of a schedule to evaluate if the run has no known length

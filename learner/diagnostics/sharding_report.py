@@ -9,9 +9,9 @@ from typing import Any
 
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
-from learner.training.dispatch_plan import planned
 from learner.training.preflight import read_checked
-from learner.training.program_memory import ProgramMemory, memory_of
+from learner.training.programs.program_memory import ProgramMemory, memory_of
+from learner.training.setup.dispatch_plan import planned
 from learner.util.fragments import fragment, preformatted
 from learner.util.text import aligned, size
 from learner.util.trees import named_leaves

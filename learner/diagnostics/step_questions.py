@@ -12,8 +12,8 @@ from learner.diagnostics.overview import memory_by_part
 from learner.models.freezing import frozen_leaves
 from learner.steps.train_state import TrainState
 from learner.strategies.device_lookup import memory_limit
-from learner.training.dispatch_plan import planned
-from learner.training.program_memory import memory_of
+from learner.training.programs.program_memory import memory_of
+from learner.training.setup.dispatch_plan import planned
 from learner.util.text import count, join_names, size
 from learner.util.trees import named_leaves
 

@@ -15,7 +15,7 @@ from learner.optimizers.schedule_resolution import OptimizerDefinition
 from learner.schedules.decays import Exponential
 from learner.steps.measure import MetricCollection
 from learner.training.definition import TrainingDefinition
-from learner.training.directory import problem_with
+from learner.training.files.directory import problem_with
 from learner.training.profile import Profile, Window, check_steps
 from learner.training.profiler import MOST
 from learner.training.stopping import Interrupter

@@ -13,14 +13,14 @@ from jax.errors import JaxRuntimeError
 
 from learner.errors import LearnerError
 from learner.steps.buffers import ResidentBatches
+from learner.training.checks.fingerprints import PARTS, saved_fingerprint
 from learner.training.definition import TrainingDefinition
-from learner.training.dispatch_plan import Planned, planned
 from learner.training.feed.dispatch import Dispatch, Kind
-from learner.training.fingerprints import PARTS, saved_fingerprint
-from learner.training.oom import MARK
 from learner.training.preflight import RunPlan
-from learner.training.program_memory import memory_of
-from learner.training.restore import Restored
+from learner.training.programs.oom import MARK
+from learner.training.programs.program_memory import memory_of
+from learner.training.progress.restore import Restored
+from learner.training.setup.dispatch_plan import Planned, planned
 from learner.util.machine import machine_memory
 from learner.util.stages import enter_stage
 from learner.util.text import size

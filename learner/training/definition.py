@@ -22,10 +22,10 @@ from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
 from learner.strategies.single import SingleDevice
+from learner.training.checks.step_checks import init_problems
+from learner.training.feed.inputs import run_length
 from learner.training.initialization import InitReport, take_initial
-from learner.training.inputs import run_length
 from learner.training.options import Options
-from learner.training.step_checks import init_problems
 from learner.util.executables import compile_ahead, compile_threads, share
 
 

@@ -19,22 +19,22 @@ from learner.loggers.application import close_application_log, open_application_
 from learner.runs.evaluations import check_split, record_evaluation
 from learner.runs.history import History
 from learner.strategies.own_context import own_context
-from learner.training.agreement import propagate_failures
+from learner.training.checkpoints.model_loading import load_model_state, trained_until
+from learner.training.checkpoints.resume import read_checkpoint
+from learner.training.checks.agreement import propagate_failures
+from learner.training.checks.fingerprints import saved_labels
+from learner.training.checks.step_checks import check_predict, check_valid, no_step
 from learner.training.definition import TrainingDefinition
-from learner.training.directory import holds_run
-from learner.training.dispatch_plan import build_feeder, in_flight_limit, make_runner
-from learner.training.executor import Runner
 from learner.training.feed.group import bytes_of
-from learner.training.fingerprints import saved_labels
-from learner.training.inputs import Inputs, has_several, label_warnings, read_valid, refuse_endless
-from learner.training.model_loading import load_model_state, trained_until
-from learner.training.oom import MemoryFootprint, OomContext, explain_oom
-from learner.training.reporter import Reporter
-from learner.training.restore import restore
-from learner.training.resume import read_checkpoint
-from learner.training.run_directory import read_found, resumes
-from learner.training.step_checks import check_predict, check_valid, no_step
-from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
+from learner.training.feed.inputs import Inputs, has_several, label_warnings, read_valid, refuse_endless
+from learner.training.files.directory import holds_run
+from learner.training.files.run_directory import read_found, resumes
+from learner.training.programs.executor import Runner
+from learner.training.programs.oom import MemoryFootprint, OomContext, explain_oom
+from learner.training.progress.restore import restore
+from learner.training.reporting.reporter import Reporter
+from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
+from learner.training.setup.dispatch_plan import build_feeder, in_flight_limit, make_runner
 from learner.training.validation import validate_split
 
 

@@ -12,8 +12,8 @@ from learner.runs.evaluations import check_split, evaluated_steps
 from learner.runs.run_reader import RunReader
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluation, Evaluator
-from learner.training.inputs import has_several
-from learner.training.run_directory import open_store
+from learner.training.feed.inputs import has_several
+from learner.training.files.run_directory import open_store
 
 POLL_SECONDS = 10.0
 

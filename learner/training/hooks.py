@@ -11,10 +11,10 @@ from learner.errors import LearnerError
 from learner.events import SamplesLogged
 from learner.models.params import trainable_params
 from learner.runs.appended import shortest
-from learner.training.executor import Runner
-from learner.training.messages import SplitFinished
-from learner.training.position import Position
-from learner.training.reporter import Reporter
+from learner.training.programs.executor import Runner
+from learner.training.progress.position import Position
+from learner.training.reporting.messages import SplitFinished
+from learner.training.reporting.reporter import Reporter
 from learner.util.number_checks import is_finite
 from learner.util.samples import Histogram, Image, Sample
 from learner.util.trees import named_leaves

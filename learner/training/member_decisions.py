@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.training.messages import MemberStop
 from learner.training.options import Options
-from learner.training.population_runner import PopulationRunner
-from learner.training.position import Position
-from learner.training.reporter import Reporter
+from learner.training.programs.population_runner import PopulationRunner
+from learner.training.progress.position import Position
+from learner.training.reporting.messages import MemberStop
+from learner.training.reporting.reporter import Reporter
 from learner.training.selection import Selection
 from learner.util.text import count, short
 

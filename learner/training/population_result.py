@@ -18,15 +18,15 @@ from learner.steps.eval_params import eval_params
 from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
-from learner.training.dispatch_plan import make_runner
 from learner.training.evaluation import Evaluator
-from learner.training.executor import Runner
 from learner.training.population import Member, Population
-from learner.training.population_delivery import means_of
 from learner.training.preflight import RunPlan
-from learner.training.restore import Restored
+from learner.training.programs.executor import Runner
+from learner.training.progress.restore import Restored
+from learner.training.reporting.population_delivery import means_of
 from learner.training.result import LearningResult, finished_runner, result_of
 from learner.training.run import Run
+from learner.training.setup.dispatch_plan import make_runner
 from learner.util.confidence import student_factor
 from learner.util.fragments import fragment, table
 from learner.util.text import aligned, join_names, short

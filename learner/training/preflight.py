@@ -16,16 +16,16 @@ from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.training.agreement import description, refuse_together
+from learner.training.checks.agreement import description, refuse_together
+from learner.training.checks.fingerprints import fingerprint_of
+from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
+from learner.training.checks.step_checks import TracedTrainStep, no_step, trace_train, trace_valid
 from learner.training.definition import TrainingDefinition
-from learner.training.directory import problem_with
-from learner.training.fingerprints import fingerprint_of
-from learner.training.inputs import Inputs, read_inputs
+from learner.training.feed.inputs import Inputs, read_inputs
+from learner.training.files.directory import problem_with
+from learner.training.files.run_directory import may_resume, refuse_links
 from learner.training.monitors import set_directions
 from learner.training.options import Options
-from learner.training.population_checks import data_order_problems, memory_problems, population_problems
-from learner.training.run_directory import may_resume, refuse_links
-from learner.training.step_checks import TracedTrainStep, no_step, trace_train, trace_valid
 from learner.util.text import join_names, name_of
 from learner.util.trees import named_leaves
 
@@ -52,7 +52,7 @@ class RunPlan:
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """The fingerprint of the run; see `learner.training.fingerprints`."""
+        """The fingerprint of the run; see `learner.training.checks.fingerprints`."""
         found = self.fingerprint_of_run()
         # Of `split="auto"` it has the number, once that is known.
         return {**found, "settings": {**found["settings"], **self.options.recorded("resume")}}

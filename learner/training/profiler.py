@@ -7,10 +7,10 @@ from pathlib import Path
 
 import jax
 
-from learner.training.directory import problem_with
+from learner.training.files.directory import problem_with
 from learner.training.profile import Profile, Window, split_of
-from learner.training.reporter import Reporter
-from learner.training.timing import StepTimer
+from learner.training.reporting.reporter import Reporter
+from learner.training.reporting.timing import StepTimer
 from learner.training.trace import Trace, read_trace
 from learner.util.ownership import ThreadOwned
 

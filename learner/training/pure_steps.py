@@ -9,9 +9,9 @@ from learner.errors import LearnerError, one_error
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import no_optimizer
 from learner.steps.train_state import TrainState
+from learner.training.checks.step_checks import GIVEN, Tracing, check_train, check_valid, no_step
 from learner.training.definition import TrainingDefinition
-from learner.training.single_step import SingleStepRunner
-from learner.training.step_checks import GIVEN, Tracing, check_train, check_valid, no_step
+from learner.training.programs.single_step import SingleStepRunner
 
 PyTree = Any
 

@@ -13,13 +13,13 @@ from learner.runs.history import History, Point
 from learner.runs.layout import end_word
 from learner.steps.eval_params import eval_params
 from learner.steps.train_state import TrainState
+from learner.training.checkpoints.model_loading import load_best_state
+from learner.training.checkpoints.resume import finished_summary, too_few_epochs
 from learner.training.definition import TrainingDefinition
-from learner.training.dispatch_plan import make_runner
-from learner.training.executor import Runner
-from learner.training.model_loading import load_best_state
 from learner.training.preflight import RunPlan
-from learner.training.restore import Restored
-from learner.training.resume import finished_summary, too_few_epochs
+from learner.training.programs.executor import Runner
+from learner.training.progress.restore import Restored
+from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, paragraph
 
 ModelT = TypeVar("ModelT")

@@ -7,21 +7,21 @@ from typing import Any
 
 from learner.errors import NonFiniteError
 from learner.steps.finite import advice, nonfinite_text
-from learner.training.executor import MetricAccumulator, Runner
+from learner.training.checkpoints.saving import CheckpointSaver
+from learner.training.checks.step_checks import Tracing
 from learner.training.feed.dispatches import Dispatch, Feeder
 from learner.training.hooks import EpochInfo, call_hooks
 from learner.training.member_decisions import all_ended_text
-from learner.training.messages import EpochFinished, NonFiniteStop, SplitFinished, StepsDispatched
-from learner.training.oom import CHECKPOINT, OomContext
 from learner.training.options import Options
-from learner.training.position import Position
 from learner.training.profiler import Profiler
-from learner.training.reporter import Reporter
-from learner.training.saving import CheckpointSaver
-from learner.training.snapshot import StateCopy
-from learner.training.step_checks import Tracing
+from learner.training.programs.executor import MetricAccumulator, Runner
+from learner.training.programs.oom import CHECKPOINT, OomContext
+from learner.training.progress.position import Position
+from learner.training.progress.snapshot import StateCopy
+from learner.training.reporting.messages import EpochFinished, NonFiniteStop, SplitFinished, StepsDispatched
+from learner.training.reporting.reporter import Reporter
+from learner.training.reporting.timing import StepTimer
 from learner.training.stopping import StopController
-from learner.training.timing import StepTimer
 from learner.training.validation import Validator
 from learner.util.ownership import ThreadOwned
 

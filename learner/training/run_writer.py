@@ -25,8 +25,8 @@ from learner.runs.journal import NUMBERS, OBSERVER_KEYS, read_journal
 from learner.runs.layout import MARK
 from learner.runs.lock import locked
 from learner.runs.metric_logs import RunFiles
-from learner.training.directory import holds_run, problem_with
-from learner.training.run_metadata import commit, environment
+from learner.training.files.directory import holds_run, problem_with
+from learner.training.files.run_metadata import commit, environment
 from learner.util.disk import make_directory
 
 END = "the end of the loop"

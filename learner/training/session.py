@@ -7,23 +7,23 @@ from typing import Any
 
 from learner.events import Compiling
 from learner.steps.train_state import TrainState
-from learner.training.announcement import announce_end, announce_start
-from learner.training.assembly import build_profiler, build_stop, build_validator
-from learner.training.compilation import CompileTimes
-from learner.training.position import Position
-from learner.training.preparation import Preparation
-from learner.training.resume import accumulator_in_flight, data_of, restore_decisions
-from learner.training.rewind import open_checkpoints
-from learner.training.row_relations import warnings_of_parts
+from learner.training.checkpoints.resume import accumulator_in_flight, data_of, restore_decisions
+from learner.training.checkpoints.rewind import open_checkpoints
+from learner.training.checks.row_relations import warnings_of_parts
+from learner.training.files.run_outputs import Outputs, open_outputs
+from learner.training.programs.compilation import CompileTimes
+from learner.training.progress.position import Position
+from learner.training.reporting.timing import StepTimer, TimeBreakdown
 from learner.training.run import Run
-from learner.training.run_outputs import Outputs, open_outputs
+from learner.training.setup.announcement import announce_end, announce_start
+from learner.training.setup.assembly import build_profiler, build_stop, build_validator
+from learner.training.setup.preparation import Preparation
+from learner.training.setup.startup import check_recordable, describe
+from learner.training.setup.supervision import start_supervision
+from learner.training.setup.threads import finish_records, start_threads
 from learner.training.signals import first_signal, on_signals
 from learner.training.spec import Restored, RunPlan, RunSpec
-from learner.training.startup import check_recordable, describe
 from learner.training.stopping import StopRequest
-from learner.training.supervision import start_supervision
-from learner.training.threads import finish_records, start_threads
-from learner.training.timing import StepTimer, TimeBreakdown
 from learner.util.stages import close_stages
 
 

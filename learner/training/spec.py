@@ -8,7 +8,7 @@ from learner.steps.population import member_shapes
 from learner.steps.train_state import TrainState
 from learner.training.population import Member
 from learner.training.preflight import RunPlan
-from learner.training.restore import Restored
+from learner.training.progress.restore import Restored
 
 __all__ = ["Restored", "RunPlan", "RunSpec"]
 

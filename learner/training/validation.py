@@ -4,16 +4,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.training.executor import Runner
+from learner.training.checks.step_checks import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.member_decisions import MemberDecisions
-from learner.training.messages import SplitFinished, StepsDispatched, ValidationAborted
-from learner.training.oom import OomContext
-from learner.training.position import Position
-from learner.training.reporter import Reporter
-from learner.training.step_checks import Tracing
+from learner.training.programs.executor import Runner
+from learner.training.programs.oom import OomContext
+from learner.training.progress.position import Position
+from learner.training.reporting.messages import SplitFinished, StepsDispatched, ValidationAborted
+from learner.training.reporting.reporter import Reporter
+from learner.training.reporting.timing import StepTimer
 from learner.training.stopping import MetricEarlyStopping, StopController
-from learner.training.timing import StepTimer
 from learner.training.valid_schedule import ValidSchedule
 from learner.util.ownership import ThreadOwned
 

@@ -16,8 +16,8 @@ from learner.checkpoint.member_store import MemberStore
 from learner.checkpoint.places import DiskPlace
 from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy
+from learner.training.checkpoints.resume import member_problem
 from learner.training.evaluation import Evaluator
-from learner.training.resume import member_problem
 from tests.support.codes import raises_code
 from tests.support.runs import (
     arrays,

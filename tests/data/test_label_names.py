@@ -61,7 +61,7 @@ def test_other_data_has_none():
 def test_no_source_is_imported_for_them():
     """Some builds of Python have no sqlite3."""
     code = (
-        "import sys; sys.modules['sqlite3'] = None; from learner.training.inputs import label_warnings; "
+        "import sys; sys.modules['sqlite3'] = None; from learner.training.feed.inputs import label_warnings; "
         "print(label_warnings({}, []))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

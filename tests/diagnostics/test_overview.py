@@ -15,7 +15,7 @@ from learner.events import Listener, Message, Overview, RunStarted
 from learner.loggers import MemoryLogger
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 from learner.util import executables
 from tests.support.codes import raises_code
 from tests.support.runs import BATCH, EVEN, batches, build_line, journal_of, quiet, shuffled, valid_data

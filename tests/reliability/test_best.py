@@ -304,7 +304,7 @@ def test_the_memory_of_the_device_is_given_back(tmp_path, monkeypatch):
         return to_host(self)
 
     monkeypatch.setattr(learner.checkpoint.best.Snapshot, "to_host", moving)
-    monkeypatch.setattr("learner.training.save_decisions.IN_PLACE", ())
+    monkeypatch.setattr("learner.training.checkpoints.save_decisions.IN_PLACE", ())
     builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
     models = models_of(builder)
     result = build(builder).fit(shuffled(), scripted(*LOSSES))

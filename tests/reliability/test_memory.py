@@ -13,10 +13,10 @@ from jax.errors import JaxRuntimeError
 from learner import LearnerError, OutOfMemoryError
 from learner.metrics import CollectingMetric
 from learner.runs.history import History
-from learner.training.messages import Callback, StepsDispatched
-from learner.training.oom import MemoryFootprint, OomContext, explain_oom
-from learner.training.reporter import Reporter
-from learner.training.timing import StepTimeEstimator
+from learner.training.programs.oom import MemoryFootprint, OomContext, explain_oom
+from learner.training.reporting.messages import Callback, StepsDispatched
+from learner.training.reporting.reporter import Reporter
+from learner.training.reporting.timing import StepTimeEstimator
 from tests.support.codes import raises_code
 from tests.support.runs import (
     ROWS,
@@ -143,7 +143,7 @@ def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
             raise JaxRuntimeError("RESOURCE_EXHAUSTED: there is no room for what follows either")
         return line_step(model, batch)
 
-    monkeypatch.setattr("learner.training.threads.Reporter", Seen)
+    monkeypatch.setattr("learner.training.setup.threads.Reporter", Seen)
     change = lambda builder: builder.valid_every(steps=1).steps_per_dispatch(1)  # noqa: E731
     error = fails(build(tmp_path / "run", greedy_step(4), valid_step, change).fit, batches(), batches(8))
     assert error.part == "train"
@@ -212,7 +212,7 @@ def test_in_the_copy_of_a_save(tmp_path, monkeypatch):
     def copied(tree):
         return jax.tree.map(lambda x: x + greedy(x.ravel()[0]) if x.dtype == jnp.float32 else jnp.copy(x), tree)
 
-    monkeypatch.setattr("learner.training.executor._copy", copied)
+    monkeypatch.setattr("learner.training.programs.executor._copy", copied)
     error = fails(build(tmp_path / "run").fit, batches(rows=ROWS))
     assert error.part == "checkpoint"
     assert re.match(r"out of memory in the copy of the state for a checkpoint\. A step has 1 micro-batch", str(error))

@@ -15,8 +15,8 @@ from learner.loggers import MemoryLogger
 from learner.metrics import GradientNorm, SpearmanCorrelation
 from learner.runs.history import read_history
 from learner.steps.outputs import weighted_mean
-from learner.training import step_reader
-from learner.training.in_flight import InFlightLimiter
+from learner.training.programs.in_flight import InFlightLimiter
+from learner.training.reporting import step_reader
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,

@@ -15,7 +15,7 @@ from learner.loggers import MemoryLogger, MetricLogger
 from learner.metrics import Accuracy, LearningRate, Perplexity
 from learner.renderers import PlainRenderer, RichRenderer
 from learner.strategies import Replicated, Sharded
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 from learner.util import executables
 from tests.support.runs import (
     ROWS,

@@ -24,7 +24,7 @@ from learner.metrics import (
 )
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import ClassificationOutput
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 
 
 class Largest(Metric):

@@ -29,7 +29,7 @@ from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule
 from learner.steps.program import Programs
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import step_fn
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 from tests.support.runs import line, regression_step
 
 # -- the registry ------------------------------------------------------------------------------------------------------

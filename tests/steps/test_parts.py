@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.steps.parts import call_in_parts, with_barriers
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 
 
 def layers(key, *, count=8, shape=(5, 3)):

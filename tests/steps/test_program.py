@@ -13,7 +13,7 @@ from learner import LearnerBuilder
 from learner.metrics import CollectingMetric, LearningRate, MeanAbsoluteError
 from learner.steps.buffers import BatchBuffer, ResidentBatches
 from learner.steps.program import Programs, has_convolution
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 from tests.support.runs import regression_step
 from tests.support.stopped import some
 

@@ -26,7 +26,7 @@ from learner import (
 from learner.metrics import Accuracy, GradientNorm, LearningRate
 from learner.steps.step_definition import VALID_STREAM, step_fn
 from learner.steps.tree_math import global_norm, like, rows_of, weight_of
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import class_step, line, line_predictions, regression_step

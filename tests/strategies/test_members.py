@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.strategies.members import Members
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 
 
 def test_members_are_divided_without_a_program_and_copied():

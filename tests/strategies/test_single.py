@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.strategies import SingleDevice
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 
 TREE = {"x": np.arange(3, dtype=np.float32), "key": jax.random.key(1), "n": np.int32(2)}
 

@@ -15,11 +15,11 @@ from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy, CollectingMetric
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training import batch_split
-from learner.training.dispatch_plan import planned
-from learner.training.executor import Runner
+from learner.training.files.run_directory import SINGLE_PROCESS
 from learner.training.preflight import preflight, read_checked
-from learner.training.program_memory import memory_of
-from learner.training.run_directory import SINGLE_PROCESS
+from learner.training.programs.executor import Runner
+from learner.training.programs.program_memory import memory_of
+from learner.training.setup.dispatch_plan import planned
 from tests.support import spread
 from tests.support.codes import raises_code
 from tests.support.spread import labelled

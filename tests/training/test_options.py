@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from learner import LearnerBuilder
-from learner.training.agreement import description
+from learner.training.checks.agreement import description
 from learner.training.options import Options, option
 from tests.support.runs import batches, build_line, journal_of
 

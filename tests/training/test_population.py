@@ -31,12 +31,13 @@ from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
 from learner.strategies import Sharded
-from learner.training import assembly, population_checks
-from learner.training.dispatch_plan import planned
+from learner.training.checks import population_checks
 from learner.training.population import population_of
 from learner.training.population_result import PopulationResult, PopulationSummary, Spread
 from learner.training.preflight import read_checked
 from learner.training.selection import Exploit
+from learner.training.setup import assembly
+from learner.training.setup.dispatch_plan import planned
 from tests.support.codes import raises_code
 from tests.support.runs import (
     LastRow,

@@ -22,9 +22,9 @@ from learner import (
 )
 from learner.data import ArrayDataset, DataLoaderBuilder, csv
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
-from learner.training.compilation import CompileTimes
 from learner.training.monitors import default_monitor
 from learner.training.options import Options
+from learner.training.programs.compilation import CompileTimes
 from tests.support import runs
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -181,7 +181,7 @@ class Tensor:
 
 @pytest.mark.parametrize("kind", ["tensors", "columns"])
 def test_a_dict_of_arrays_of_another_library_is_one_validation_set(tmp_path, kind):
-    from learner.training.inputs import read_valid
+    from learner.training.feed.inputs import read_valid
 
     frame = pytest.importorskip("pandas").DataFrame
     columns = {"x": np.arange(5.0, dtype=np.float32), "t": np.arange(5)}
@@ -466,7 +466,7 @@ def test_after_an_error_the_learner_can_still_be_fitted(tmp_path):
 def test_what_is_right_is_not_refused(tmp_path):
     """Nothing is compiled to find that out either."""
     from learner.strategies import SingleDevice
-    from learner.training.inputs import read_inputs
+    from learner.training.feed.inputs import read_inputs
     from learner.training.preflight import checked_step
 
     learner = build_line(quiet(tmp_path / "run"))

@@ -6,7 +6,7 @@ import pytest
 
 from learner.cli.main import main
 from learner.metrics import IterationSpeed
-from learner.training.directory import remove_run
+from learner.training.files.directory import remove_run
 from tests.support.codes import raises_code
 from tests.support.runs import batches, build_line, quiet
 

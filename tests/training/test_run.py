@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-import learner.training.saving
+import learner.training.checkpoints.saving
 import learner.training.stopping
 from learner import (
     Interrupter,
@@ -39,7 +39,7 @@ from learner.metrics import CollectingMetric, LearningRate
 from learner.runs.history import read_history
 from learner.training.feed.dispatch import Dispatch
 from learner.training.hooks import call_hooks
-from learner.training.position import Position
+from learner.training.progress.position import Position
 from learner.training.stopping import StopController, StopRequest
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -260,7 +260,7 @@ def clock(monkeypatch):
     standing = float(int(time.monotonic()))  # seconds add to it without rounding
     stub = types.SimpleNamespace(monotonic=lambda: standing + passed.seconds)
     monkeypatch.setattr("learner.training.stopping.time", stub)
-    monkeypatch.setattr("learner.training.saving.time", stub)
+    monkeypatch.setattr("learner.training.checkpoints.saving.time", stub)
     return passed
 
 

@@ -13,7 +13,7 @@ from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, GradientNorm
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, SingleDevice
-from learner.training.compilation import COMPILED, CompileTimes
+from learner.training.programs.compilation import COMPILED, CompileTimes
 from learner.util import executables
 from tests.support.codes import raises_code
 from tests.support.runs import (

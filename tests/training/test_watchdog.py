@@ -145,7 +145,7 @@ class Stall:
     def __init__(self, directory, monkeypatch):
         self.directory, self.now, self.hangs, self.reports = directory, 0.0, 0, 0
         self.over = threading.Event()
-        monkeypatch.setattr("learner.training.supervision.Watchdog", partial(Watchdog, clock=self.clock))
+        monkeypatch.setattr("learner.training.setup.supervision.Watchdog", partial(Watchdog, clock=self.clock))
 
     def clock(self):
         if self.reports < self.hangs:
@@ -269,7 +269,7 @@ def test_validation_counts(tmp_path, monkeypatch):
             super().__init__(seconds, ended, *rest)
             counts.append(ended)
 
-    monkeypatch.setattr("learner.training.supervision.Watchdog", Counting)
+    monkeypatch.setattr("learner.training.setup.supervision.Watchdog", Counting)
     seen = []
     builder = quiet(tmp_path / "run").watchdog(3600).on_epoch_end(lambda info, model: seen.append(counts[0]()))
     build_line(builder.num_epochs(2)).fit(batches(), batches(8))
@@ -296,7 +296,7 @@ def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
     module = types.ModuleType("hanging")
     module.hook = hook
     monkeypatch.setitem(sys.modules, "hanging", module)
-    monkeypatch.setattr("learner.training.supervision.Watchdog", made)
+    monkeypatch.setattr("learner.training.setup.supervision.Watchdog", made)
     monkeypatch.chdir(tmp_path)
     config = CONFIG | {"watchdog": {"seconds": 1, "then": "end"}, "every": {"steps": 1, "fn": "hanging.hook"}}
     Path("config.yaml").write_text(yaml.safe_dump(config))
@@ -310,12 +310,12 @@ def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
 
 STUCK = """\
 import functools, os, threading, time
-import learner.training.session
+from learner.training.setup import supervision
 from learner.training.watchdog import Watchdog
 from tests.support.phases import *
 
 stuck = threading.Event()
-learner.training.supervision.Watchdog = functools.partial(Watchdog, clock=lambda: time.monotonic() * stuck.is_set())
+supervision.Watchdog = functools.partial(Watchdog, clock=lambda: time.monotonic() * stuck.is_set())
 
 
 def in_c(info, model):

@@ -9,7 +9,8 @@ from learner.metrics import Accuracy
 from learner.runs.find import find_runs
 from learner.runs.layout import read_summary
 from learner.runs.population import read_waves
-from learner.training import population_checks, waves
+from learner.training import waves
+from learner.training.checks import population_checks
 from tests.support.codes import raises_code
 from tests.support.runs import arrays, batches, class_step, journal_of, line, model_bits, quiet, shuffled, tree_of
 

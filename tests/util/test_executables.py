@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.training.compilation import CompileTimes
+from learner.training.programs.compilation import CompileTimes
 from learner.util import executables
 from learner.util.executables import share
 

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from learner.training.position import Position
-from learner.training.reporter import Reporter
+from learner.training.progress.position import Position
+from learner.training.reporting.reporter import Reporter
+from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.run import Run
-from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.util.ownership import ThreadOwned
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
+from learner.data.input_files import check_split, most_bytes, opened, published, read_exactly
 from learner.data.sources.idx import SPLITS, check_labels, pixels
-from learner.data.sources.input_files import check_split, most_bytes, opened, published, read_exactly
 from learner.errors import LearnerError
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version, unpacked)"

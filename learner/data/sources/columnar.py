@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.data.input_files import MemoryBudget, PathLike
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.input_files import MemoryBudget, PathLike
 from learner.data.sources.table_arrays import Table, read_files, table
 from learner.errors import LearnerError
 from learner.util.optional import import_optional

@@ -13,8 +13,8 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
+from learner.data.input_files import MemoryBudget, PathLike, present
 from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
-from learner.data.sources.input_files import MemoryBudget, PathLike, present
 from learner.errors import LearnerError, near
 
 ROWID = ("rowid", "_rowid_", "oid")

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
-from learner.data.sources.input_files import PathLike, check_split, most_bytes, opened, present, published, read_exactly
+from learner.data.input_files import PathLike, check_split, most_bytes, opened, present, published, read_exactly
 from learner.errors import LearnerError
 
 TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}

@@ -9,8 +9,8 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
+from learner.data.input_files import PathLike, folder, readable, refuse_special
 from learner.data.sources.image_decoder import ImageDecoder
-from learner.data.sources.input_files import PathLike, folder, readable, refuse_special
 from learner.errors import LearnerError, near
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from learner.data.input_files import MemoryBudget, PathLike, opened
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.input_files import MemoryBudget, PathLike, opened
 from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, read_files, table
 from learner.errors import LearnerError, one_error
 

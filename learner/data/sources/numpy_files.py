@@ -10,8 +10,8 @@ import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
 from learner.data.dataset import Dataset
+from learner.data.input_files import PathLike, as_path, present, readable
 from learner.data.npz import Header, members_of, read_header, read_npz
-from learner.data.sources.input_files import PathLike, as_path, present, readable
 from learner.errors import LearnerError
 
 LOCAL_HEADER = 30  # bytes before the name of a member of an archive

@@ -11,8 +11,8 @@ import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
 from learner.data.dataset import Dataset
+from learner.data.input_files import PathLike, present_files
 from learner.data.sources.column_spec import ColumnSpec
-from learner.data.sources.input_files import PathLike, present_files
 from learner.errors import LearnerError, near, one_error
 
 MOST_PROBLEMS = 5

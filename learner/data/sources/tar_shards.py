@@ -13,9 +13,9 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
+from learner.data.input_files import PathLike, present_files
 from learner.data.npz import read_header
 from learner.data.sources.image_decoder import ImageDecoder
-from learner.data.sources.input_files import PathLike, present_files
 from learner.errors import LearnerError, near
 from learner.util.number_checks import check_int
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
-from learner.data.sources.input_files import PathLike, present, undecodable
+from learner.data.input_files import PathLike, present, undecodable
 from learner.errors import LearnerError, near
 from learner.util.number_checks import check_int
 

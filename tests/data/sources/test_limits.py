@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from learner.data import ImageFolder, Lines, SQLiteTable, TextWindows, sources
+from learner.data.input_files import MemoryBudget
 from learner.data.npz import read_npz
 from learner.data.sources import delimited, input_files, ndjson
-from learner.data.sources.input_files import MemoryBudget
 from learner.errors import LearnerError
 from tests.support.codes import raises_code
 

@@ -1,0 +1,1 @@
+"""Saving in the loop, and resuming from what was saved."""

@@ -1,0 +1,87 @@
+"""Reading the model of a checkpoint into a state."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from learner.checkpoint.items import from_items, to_items
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.store import CheckpointStore, Entry
+from learner.errors import LearnerError
+from learner.steps.eval_params import has_eval_params
+from learner.steps.train_state import TrainState
+from learner.training.definition import TrainingDefinition
+from learner.training.files.run_directory import open_store
+from learner.training.progress.position import Position
+from learner.training.progress.restore import restore
+from learner.util.trees import named_leaves
+
+
+def load_model_state(
+    definition: TrainingDefinition, state: TrainState, entry: Entry, store: CheckpointStore
+) -> TrainState:
+    """Return a state with the model of a checkpoint.
+
+    Args:
+      definition: of the run.
+      state: arrays, or shapes with their shardings. Everything that no model needs stays as it is there, unless the
+        checkpoint has another optimizer or other frozen parameters.
+      entry: the checkpoint.
+      store: of the checkpoint.
+
+    Raises:
+      DamagedError: a file of the checkpoint is damaged.
+    """
+    shapes = definition.placed_shapes()
+    averaged = has_eval_params(named_leaves(shapes.opt_state))
+    items = to_items(shapes)
+    if store.differences(entry.step, {name: items[name] for name in ("model", "optim")}):
+        adapter, fill = definition.step.adapter, definition.step.fill_missing
+        return restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
+    items = {name: x for name, x in items.items() if name == "model" or (name == "optim" and averaged)}
+    return from_items(store.restore(entry.step, items), state)
+
+
+def load_best_state(definition: TrainingDefinition, state: TrainState) -> tuple[TrainState, int, int]:
+    """Return a state with the model of the best checkpoint that is not damaged, and the epoch and step of that.
+    `state`: see `load_model_state`.
+
+    Raises:
+      LearnerError: the run saved nothing, or none of its checkpoints can be read.
+    """
+    if definition.options.checkpoints is None:
+        raise LearnerError(
+            "the run kept no best model: with_file_checkpointer(None) turns saving off. Leave it out, or use "
+            "result.model, the model after the last step",
+            code="learner-best-not-kept",
+        )
+    damaged = []
+    with contextlib.closing(open_store(definition.options)) as store:
+        for entry in store.ranked():
+            try:
+                loaded = load_model_state(definition, state, entry, store)
+                return loaded, epoch_of(store, entry), entry.step
+            except DamagedError as error:
+                damaged.append(str(error))
+    reason = "; ".join(damaged) or f"there is no checkpoint in {store.path(0).parent}"
+    raise LearnerError(
+        f"the best model cannot be read: {reason}. result.model is the model after the last step",
+        code="learner-best-unreadable",
+    )
+
+
+def trained_until(entry: Entry, progress: Mapping[str, Any]) -> tuple[Entry, int]:
+    """Return a checkpoint with the step after which its state was trained last, and the epoch of that step. A member of
+    a population may have ended before the population saved it. `progress`: of the checkpoint.
+    """
+    step = progress.get("state_step", entry.step)
+    if step == entry.step:
+        return entry, entry.epoch or Position.from_json(progress["position"]).shown_epoch
+    end = progress["stopped"] or progress["halted"]
+    return dataclasses.replace(entry, step=step, epoch=end["epoch"] if end.get("ends_epoch") else None), end["epoch"]
+
+
+def epoch_of(store: CheckpointStore, entry: Entry) -> int:
+    """Return the epoch that a checkpoint ends, or inside of which it was made."""
+    return entry.epoch or Position.from_json(store.progress(entry.step)["position"]).shown_epoch

@@ -1,0 +1,416 @@
+"""Resuming: the checkpoint that a run begins with, the differences to the run that saved it, and the restored parts."""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.checkpoint.load import refuse_elsewhere
+from learner.checkpoint.store import CheckpointStore, Entry
+from learner.distributed.process_group import ProcessGroup
+from learner.errors import LearnerError, Problem
+from learner.metrics.base import CollectingMetric, HostMetric, MetricBase
+from learner.runs.history import History
+from learner.runs.journal import read_journal
+from learner.runs.layout import ENDS, MARK, read_summary
+from learner.runs.population import member_index
+from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.measure import MetricCollection
+from learner.steps.population import stacked_shapes
+from learner.steps.train_state import TrainState
+from learner.training.checks.fingerprints import changes, metrics_in_flight, saved_fingerprint
+from learner.training.definition import TrainingDefinition
+from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found
+from learner.training.member_decisions import all_ended_text
+from learner.training.options import Options
+from learner.training.preflight import RunPlan
+from learner.training.programs.executor import MetricAccumulator, Runner, scaled
+from learner.training.progress.position import Position
+from learner.training.progress.restore import ALLOWED, Differing, Restored, restore, restore_newest
+from learner.training.progress.snapshot import platform_facts
+from learner.training.stopping import MetricEarlyStopping
+from learner.util.json_values import decode
+from learner.util.text import short
+
+# -- the checkpoint ----------------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(plan: RunPlan) -> Restored | None:
+    """Return the checkpoint to resume from. Return None for a new run, and for one that has saved nothing so far."""
+    if not plan.resumes:
+        return None
+    options = plan.options
+
+    def recover() -> None:
+        with contextlib.closing(open_store(options)) as store:
+            store.recover()
+
+    plan.processes.run_on_primary(recover)
+
+    def differing(progress: Mapping[str, Any]) -> list[str]:
+        if problem := population_difference(progress, plan.fingerprint):
+            return [problem]
+        if problem := member_problem(progress, plan):
+            return [problem]
+        members = progress.get("members", ())
+        lanes = progress.get("lanes") or range(len(members))
+        if any(members[lane]["stopped"] for lane in lanes) and not (options.early_stopping or options.halving):
+            text = "members of the population have ended by early stopping: resume with early_stopping"
+            return [Problem(text, code="resume-population-differs")]
+        return differences(progress, plan.fingerprint, plan.inputs.source("train").shares, allowed(options))
+
+    restored = read_checkpoint(plan.definition, differing, plan.processes)
+    if restored is None and member_index(options.directory) is not None:
+        refuse_elsewhere(options.directory)
+        raise LearnerError(
+            f"{options.directory} cannot resume by itself: its population has saved nothing",
+            code="resume-member-unsaved",
+            directory=options.directory,
+        )
+    if restored is None:
+        plan.processes.run_on_primary(lambda: _refuse_lost(options))
+    return restored
+
+
+def _refuse_lost(options: Options) -> None:
+    """Raise `LearnerError` if a run has saved checkpoints and all of them are gone: a new run would remove its logs."""
+    lines = read_journal(options.directory) if (options.directory / MARK).is_file() else []
+    saved = [fields["step"] for _, fields in lines if fields.get("event") == "save" and "step" in fields]
+    if saved:
+        raise LearnerError(
+            f"{options.shown} has saved checkpoints, the last one at step {saved[-1]}, but there is none in "
+            f"{options.checkpoint_place}: restore them, or start over with LearnerBuilder(directory, "
+            "overwrite=True) (--overwrite=true)",
+            code="resume-checkpoints-lost",
+            step=saved[-1],
+        )
+
+
+def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:
+    """Return why a member of a population cannot resume by itself, or None."""
+    if "keywords" not in progress:  # of a run, or of a population
+        return None
+    if end := progress["halted"] or progress["stopped"]:
+        reason = end.get("reason") or "it was not finite"
+        text = (
+            f"{plan.options.shown} has ended at step {end['step']} ({reason}) while others of its population continued"
+        )
+        hint = "; a run in another directory can begin with it, by initial_from" if progress["stopped"] else ""
+        return Problem(text + hint, code="resume-member-ended")
+    if plan.processes.count > 1:
+        text = "a member of a population resumes by itself in one process; after that, also in several"
+        return Problem(text, code="resume-member-processes")
+    return None
+
+
+def read_checkpoint(
+    definition: TrainingDefinition,
+    differing: Differing = lambda progress: [],
+    processes: ProcessGroup = SINGLE_PROCESS,
+    eval_only_kind: str | None = None,
+) -> Restored | None:
+    """Return the checkpoint that the builder chose. Return None if `resume()` finds no checkpoint at all. For
+    `eval_only_kind`, see `restore`.
+    """
+    options, start = definition.options, definition.options.start or {}
+    arguments = definition.placed_shapes(), definition.step.fill_missing, allowed(options), differing, eval_only_kind
+    with contextlib.closing(open_store(options, processes=processes)) as store:
+        if start.get("resume"):
+            return restore_newest(store, *arguments)
+    epoch = start.get("epoch", None if "step" in start else "latest")
+
+    def read(store: CheckpointStore, entry: Entry) -> Restored:
+        return restore(store, entry, *arguments)
+
+    return read_found(options, processes, epoch, start.get("step"), read)
+
+
+def allowed(options: Options) -> Collection[str]:
+    """Return the changes that `allow=` permits; see `ALLOWED`."""
+    allow: Collection[str] = (options.start or {}).get("allow", ())
+    return allow
+
+
+def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | None:
+    """Return the summary of a run that has nothing left to train, or None. Nothing is written."""
+    options, position = plan.options, restored.position
+    if options.population is None:
+        set_stopping(options.early_stopping, restored.progress["early_stopping"])
+    past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
+        options.num_steps is not None and position.step >= options.num_steps
+    )
+    ended = all_ended_reason(restored.progress.get("members", ()))
+    if not past and not any(stopping.reason for stopping in options.early_stopping) and not ended:
+        return None
+    summary = read_summary(options.directory)
+    if summary is None or not str(summary.get("stopped_by")).startswith(ENDS):
+        return None
+    if summary.get("steps") != position.step or position.pending:
+        return None
+    return summary
+
+
+def all_ended_reason(members: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why a population has ended if all its members have by themselves, or None. `members`: of a checkpoint."""
+    ended = bool(members) and all(member["halted"] or member["stopped"] for member in members)
+    return all_ended_text(len(members)) if ended else None
+
+
+def first_state(plan: RunPlan, restored: Restored) -> TrainState:
+    """Return the state that a resumed run begins with, placed by the strategy.
+
+    Raises:
+      LearnerError: the data cannot be read from the position of the checkpoint.
+    """
+    definition = plan.definition
+    position, data = restored.position, data_of(restored.progress, plan.processes.index)
+    plan.inputs.source("train").refuse_position(position.epoch, position.batch, data)
+    of_plateau = restored.progress["plateau"] is not None or restored.progress.get("plateaus")
+    if (plan.plateau is not None and of_plateau) or plan.options.exploit is not None:
+        return restored.state
+    # The learning rate of the builder may have changed; what hooks have made of it stays.
+    lr_scale = plan.strategy.place(scaled(definition.lr_scale, position.lr_factor))
+    return dataclasses.replace(restored.state, lr_scale=lr_scale)
+
+
+# -- what is not as it was ---------------------------------------------------------------------------------------------
+
+
+def differences(
+    progress: Mapping[str, Any], fingerprint: Mapping[str, Any], shares: int, allow: Collection[str]
+) -> list[str]:
+    """Return the changes that a checkpoint inside an epoch does not permit. A checkpoint between epochs permits all.
+    `shares`: the number of processes that have data of their own.
+    """
+    position = Position.from_json(progress["position"])
+    if not position.batch:
+        return []
+    problems = []
+    if (count := _processes_of(progress)) not in (None, shares):
+        problems.append(
+            f"the checkpoint of step {position.step} lies inside epoch {position.epoch}, and each of {count} processes "
+            f"had data of its own, whose positions {shares} cannot take over. Go on with as "
+            "many, or from the end of an epoch: checkpoint(epoch)"
+        )
+    before, where = saved_fingerprint(progress), f"the checkpoint of step {position.step} lies inside epoch "
+    where += str(position.epoch)
+    changed = changes(before, fingerprint).train_data
+    if changed and not position.has_closed_training and "data" not in allow:
+        problems.append(
+            f"{where}, and its position means other rows now: {'; '.join(changed)}. Resume with the same data, "
+            "from the end of an epoch with checkpoint(epoch), or with resume(allow='data') or --resume.allow=data: "
+            f"{ALLOWED['data']}"
+        )
+    names_before, names = before["settings"].get("metrics"), fingerprint["settings"]["metrics"]
+    if names_before != names and not position.has_closed_training and "metrics" not in allow:
+        problems.append(
+            f"{where}, with the metrics {_listed(names_before)} of the train split in flight, and now there are "
+            f"{_listed(names)}. Resume with the same metrics, from the end of an epoch, or with "
+            f"resume(allow='metrics') or --resume.allow=metrics: {ALLOWED['metrics']}"
+        )
+    return problems
+
+
+def population_difference(progress: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> str | None:
+    """Return why a checkpoint is not of the population that resumes, or None."""
+    before: Any = saved_fingerprint(progress)["settings"].get("population")
+    now: Any = fingerprint["settings"]["population"]
+    if before == now:
+        return None
+    (had, count), (have, number) = (("one run", 0) if x is None else ("a population", len(x)) for x in (before, now))
+    if had != have:
+        text = f"the checkpoint is of {had}, and this is {have}"
+    elif count != number:
+        text = f"the population had {count} members, and now has {number}"
+    else:
+        index = next(i for i in range(count) if before[i] != now[i])
+        text = (
+            f"the member {index} of the population was {_shown_member(before[index])}, now {_shown_member(now[index])}"
+        )
+    return Problem(f"{text}: resume with the same population", code="resume-population-differs")
+
+
+def _shown_member(member: Any) -> str:
+    return short(str(member.get("directory")) if isinstance(member, Mapping) else str(member))
+
+
+def data_of(progress: Mapping[str, Any], process: int) -> Any:
+    """Return the state of the training data of a process. Return None if it is not known."""
+    count = _processes_of(progress)
+    if count is None:
+        return progress.get("data")
+    return progress["data"]["processes"][process] if process < count else None
+
+
+def _processes_of(progress: Mapping[str, Any]) -> int | None:
+    """Return the number of processes that had data of their own. Return None if all had the same data."""
+    data = progress.get("data")
+    return len(data["processes"]) if isinstance(data, dict) and data.keys() == {"processes"} else None
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
+
+
+def changes_since_end(restored: Restored, fingerprint: Mapping[str, Any]) -> str | None:
+    """Return the warning about what changed since the end of a run that has nothing left to train, if anything."""
+    texts = changes(saved_fingerprint(restored.progress), fingerprint).others
+    if not texts:
+        return None
+    what = "the run has nothing left to train: its result is unchanged, although this changed"
+    return f"{what}: {'; '.join(texts)}"
+
+
+def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: Options) -> tuple[list[str], list[str]]:
+    """Return the warning about what changed since a checkpoint and has an effect, if any, and lines for the log about
+    what may change last bits.
+    """
+    changed, position = changes(saved_fingerprint(restored.progress), fingerprint), restored.position
+    warned, now = [], platform_facts()
+    doubts = changed.doubts if position.batch else []  # between epochs the source itself warns of the order
+    if texts := changed.others + changed.train_data + doubts:
+        since = f"since the checkpoint of step {restored.entry.step}"
+        warned.append(f"the run resumes although this changed {since}: {'; '.join(texts)}")
+    warned += too_few_epochs(options, position)
+    if numbers := restored.progress.get("changed"):
+        warned.append(f"exploit has changed numbers while the member trained: it needs {_assigned(numbers)} now")
+    made_on = restored.progress["made_on"]
+    others = [f"{name}: {made_on.get(name)} -> {now[name]}" for name in now if made_on.get(name) != now[name]]
+    logged = []
+    if keywords := restored.progress.get("keywords"):
+        logged.append(f"the optimizer of the member had {_assigned(keywords)} in its population, and needs it")
+    if others := changed.logged + others:
+        logged.append(f"{', '.join(others)}: numbers may differ in their last bits")
+    return warned, logged
+
+
+def _assigned(numbers: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={x:g}" for name, x in numbers.items())
+
+
+def too_few_epochs(options: Options, position: Position) -> list[str]:
+    """Return a warning if `num_epochs` or `num_steps` is less than the run has trained already."""
+    begun = position.epoch - (0 if position.batch else 1)
+    if options.num_epochs is not None and begun > options.num_epochs:
+        has = f"is in epoch {begun}" if position.batch else f"has {begun}"
+        return [f"num_epochs is {options.num_epochs}, and the run {has} already: nothing is trained"]
+    if options.num_steps is not None and position.step > options.num_steps:
+        return [f"num_steps is {options.num_steps}, and the run has {position.step} already: nothing is trained"]
+    return []
+
+
+# -- giving back -------------------------------------------------------------------------------------------------------
+
+
+def set_stopping(early_stopping: Sequence[MetricEarlyStopping], saved: list[Mapping[str, Any]]) -> None:
+    """Give each early stopping the saved state of the first one with its monitor; others keep their first state."""
+    states = list(saved)
+    for stopping in early_stopping:
+        state = next((s for s in states if s.get("monitor") == stopping.monitor.monitor), None)
+        if state is not None:
+            states.remove(state)
+            stopping.set_state(state)
+
+
+def accumulator_in_flight(restored: Restored | None, runner: Runner, options: Options) -> MetricAccumulator:
+    """Return the metric states of the train split: those of a checkpoint inside an epoch, or empty ones."""
+    fresh = runner.start("train")
+    if restored is None or restored.metrics is None or not _same_metrics(restored, options):
+        return fresh
+    measure = MetricCollection.of(options.metrics_of("train"))
+    separate = dataclasses.replace(measure, separate=True)
+    states = restored.metrics["states"]
+    saved = [x for i in range(len(states)) if (x := states.get(str(i))) is not None]
+    if runner.lanes is not None:
+        saved = _in_lanes(saved, restored.progress, runner.lanes)
+    members = None if runner.lanes is None else len(runner.lanes)
+    for layout in (measure, separate) if members is None else (measure,):
+        shapes = jax.eval_shape(layout.fresh)
+        leaves, tree = jax.tree.flatten(shapes if members is None else stacked_shapes(shapes, members))
+        if [(x.shape, x.dtype) for x in leaves] == [(x.shape, x.dtype) for x in saved]:
+            metrics = jax.tree.unflatten(tree, saved)
+            return runner.start("train", metrics if layout is measure else measure.share(metrics))
+    raise LearnerError(
+        f"the checkpoint of step {restored.entry.step} holds other states of the train split's metrics than these "
+        "metrics have now; resume from the end of an epoch: checkpoint(epoch)",
+        code="resume-metric-state-differs",
+    )
+
+
+def _in_lanes(saved: list[Any], progress: Mapping[str, Any], lanes: Sequence[int]) -> list[Any]:
+    """Return the metric states of a population for these lanes, which other devices may fill with other members.
+
+    Args:
+      saved: a state of each lane of the checkpoint.
+      progress: of the checkpoint.
+      lanes: the member of each lane now.
+    """
+    before = list(progress.get("lanes") or range(len(progress["members"])))
+    if before == list(lanes) or any(len(x) != len(before) for x in saved):  # the latter are refused by their shapes
+        return saved
+    # A member without a lane before has ended: nobody reads its state.
+    places = np.array([before.index(member) if member in before else 0 for member in lanes])
+    return [x[places] for x in saved]
+
+
+def reporter_values(
+    options: Options, restored: Restored | None, splits: Sequence[str], runner: Runner, first_batch: Any
+) -> dict[str, Any]:
+    """Return the arguments of the reporter that a checkpoint changes: the metrics and the history; of a checkpoint
+    within an epoch, also the values and rows so far.
+    """
+    metrics = {split: options.metrics_of(split) for split in splits}
+    restore_host_metrics(restored, metrics)
+    collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
+    arguments: dict[str, Any] = {"metrics": metrics, "history": History()}
+    if rows := rows_in_flight(restored, collecting, options):
+        row_trees = dict(zip(collecting["train"], runner.row_trees(first_batch), strict=True))
+        arguments |= {"collected": rows, "row_trees": row_trees}
+    if restored is not None:
+        arguments["history"] = History.from_json(restored.progress["history"])
+        arguments["epoch_values"] = {k: decode(value) for k, value in restored.progress["epoch_values"].items()}
+    return arguments
+
+
+def rows_in_flight(
+    restored: Restored | None, names: Mapping[str, list[str]], options: Options
+) -> dict[str, dict[str, list[list[np.ndarray]]]]:
+    """Return the rows that collecting metrics (their names by split) held in a checkpoint inside an epoch."""
+    if restored is None or options.population is not None or not _same_metrics(restored, options):
+        return {}  # of a population, each member has its own
+    stored = (restored.metrics or {}).get("rows") or {}
+    rows_by_split: dict[str, dict[str, list[list[np.ndarray]]]] = {}
+    for split, metrics in stored.items():
+        for index, columns in metrics.items():
+            rows = [np.asarray(columns[str(i)]) for i in range(len(columns))]
+            rows_by_split.setdefault(split, {})[names[split][int(index)]] = [rows]
+    return rows_by_split
+
+
+def restore_host_metrics(restored: Restored | None, metrics: Mapping[str, Sequence[MetricBase]]) -> None:
+    """Restore the states of the metrics on the host from the checkpoint. `metrics`: by split."""
+    kept = {} if restored is None else restored.progress["host_metrics"]
+    for split, of_split in metrics.items():
+        for metric in of_split:
+            if isinstance(metric, HostMetric) and metric.name in kept.get(split, {}):
+                metric.set_state(kept[split][metric.name])
+
+
+def _same_metrics(restored: Restored, options: Options) -> bool:
+    names: Any = saved_fingerprint(restored.progress)["settings"].get("metrics")
+    return bool(names == metrics_in_flight(options))
+
+
+def restore_decisions(options: Options, plateau: ReduceOnPlateau | None, restored: Restored) -> list[str]:
+    """Restore early stopping and the plateau, and return the reasons to stop that early stopping already has. The
+    members of a population have their own.
+    """
+    if options.population is not None:
+        return [reason] if (reason := all_ended_reason(restored.progress["members"])) else []
+    set_stopping(options.early_stopping, restored.progress["early_stopping"])
+    if plateau is not None and restored.progress["plateau"] is not None:
+        plateau.set_state(restored.progress["plateau"])
+    return [f"early stopping: {stopping.reason}" for stopping in options.early_stopping if stopping.reason]

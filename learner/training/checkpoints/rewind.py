@@ -1,0 +1,138 @@
+"""Taking a run back to the checkpoint it resumes from: newer lines and newer checkpoints are set aside."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.member_store import MemberStore
+from learner.checkpoint.store import CheckpointStore
+from learner.runs.log_cutting import refuse_changed
+from learner.training.checkpoints.resume import allowed, changes_since
+from learner.training.files.run_directory import open_store
+from learner.training.files.run_outputs import Outputs
+from learner.training.monitors import monitor_of
+from learner.training.options import Options
+from learner.training.progress.restore import Restored
+from learner.training.spec import RunSpec
+
+NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
+
+
+def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitStack) -> CheckpointStore | None:
+    """Return the checkpoints, which `threads` closes, with everything else in the directory at the position to resume
+    from. Return None if nothing is saved.
+    """
+    options, restored, log = spec.options, spec.restored, outputs.log
+    store = None
+    if options.checkpoints is not None:
+        _, higher_is_better = monitor_of(options, list(spec.inputs.valid))
+        store = open_store(options, higher_is_better, spec.processes)
+        threads.callback(store.close)
+    if restored is not None:
+        warned, logged = changes_since(restored, spec.fingerprint, options)
+        for text in (*restored.notes, *warned):
+            outputs.warn(text)
+        for text in logged:
+            log.warning(text)
+
+    def prepare() -> None:
+        superseded = restored is not None and _has_newer(options, restored)  # before the first copy
+        if store is not None and restored is not None:
+            _copy_from_population(options, restored, store, outputs.warn)
+        _rewind_logs(spec, outputs, store, superseded)
+        if store is not None:
+            store.prepare()
+            # Only now that the newest is one that could be read, and before a run that has nothing left to save.
+            store.prune()
+
+    spec.processes.run_on_primary(prepare)
+    return store
+
+
+def _has_newer(options: Options, restored: Restored) -> bool:
+    """Return True if there are checkpoints of later steps than that of the one from which the run resumes."""
+    with contextlib.closing(open_store(options)) as saved:
+        return any(step > restored.entry.step for step in saved.steps)
+
+
+def _copy_from_population(
+    options: Options, restored: Restored, store: CheckpointStore, warn: Callable[[str], None]
+) -> None:
+    """Write the checkpoints of a member that resumes by itself for the first time, so that its run has its own."""
+    with contextlib.closing(open_store(options)) as source:
+        if not isinstance(source, MemberStore):
+            return
+        store.prepare()
+        # The newest last: until it is there, another start reads those of the population, and copies on.
+        for step in [entry.step for entry in source.entries if entry.step <= restored.entry.step]:
+            try:
+                if step not in store.steps:
+                    source.copy(step, store, more=step < restored.entry.step)
+            except DamagedError as error:
+                if step == restored.entry.step:
+                    raise
+                warn(f"{error}; the run resumes without it")
+
+
+def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None, superseded: bool) -> None:
+    """Cut the files at the position to resume from, and keep the newer lines in `superseded/`."""
+    options, restored, log = spec.options, spec.restored, outputs.log
+    every, lenient = [outputs, *outputs.members], "logs" in allowed(options)
+    positions = _positions(restored)
+    if not lenient:
+        for each, position in zip(every, positions, strict=False):
+            refuse_changed(each.options.directory, position)  # before anything is changed
+    for own in (each.options for each in every):
+        if own.config_text is not None:
+            _write(own.directory / "config.yaml", own.config_text, 0o600 if own.config_private else 0o666)
+    if not spec.resumes:
+        return
+    if restored is None:
+        for each in every:
+            each.files.cut(NOTHING_LOGGED)
+        log.info("resume: there is no checkpoint yet, so the run starts over")
+    else:
+        place = _archive_newer_checkpoints(options, restored, store, log) if superseded else None
+        for each, position in zip(every, positions, strict=True):
+            kept = place if place is None else each.options.directory / "superseded" / place.name
+            each.files.cut(position, kept, lenient)
+        log.info("resume: from the checkpoint of step %d", restored.entry.step)
+    for each in every:
+        (each.options.directory / "summary.json").unlink(missing_ok=True)
+
+
+def _positions(restored: Restored | None) -> list[Mapping[str, Any]]:
+    """Return the positions of the logs of the run and of the members of a population."""
+    parts = () if restored is None else (restored.progress, *restored.progress.get("members", ()))
+    return [part["log"] for part in parts]
+
+
+def _archive_newer_checkpoints(
+    options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger
+) -> Path:
+    """Move newer checkpoints to a directory in `superseded/`, and return it. Those of a population stay."""
+    if store is None:  # nothing is saved from now on, but newer checkpoints must go, too
+        with contextlib.closing(open_store(options)) as reader:
+            return _archive_newer_checkpoints(options, restored, reader, log)
+    superseded = options.directory / "superseded"
+    superseded.mkdir(exist_ok=True)
+    place = superseded / str(1 + max((int(p.name) for p in superseded.iterdir() if p.name.isdecimal()), default=0))
+    moved = store.set_aside(restored.entry.step, place.absolute() / "checkpoint")
+    of_steps = f"checkpoints of steps {moved} and " if moved else ""
+    log.info("%sthe logs after step %d moved to %s", of_steps, restored.entry.step, place)
+    return place
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    # Never through a link, and never readable by others, not for a moment.
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # a config that a power cut has shortened would be that of another run
+    partial.replace(path)

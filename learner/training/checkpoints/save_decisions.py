@@ -1,0 +1,71 @@
+"""The reporter's part of saving: what a save writes, decided at its place in the order of values.
+
+Everything here runs on the reporter's thread, which has just read the values of the steps before. On another thread
+the history and the log offsets would be those of a later step.
+"""
+
+import numpy as np
+
+from learner.checkpoint.best import BestSnapshot
+from learner.training.programs.oom import CHECKPOINT, OomContext
+from learner.training.progress.position import Position
+from learner.training.progress.snapshot import SaveAnswer, SnapshotComposer, StateCopy
+from learner.training.reporting.reporter import Reporter
+
+IN_PLACE = ("cpu",)  # platforms whose memory is that of the host: a copy need not move to wait there
+
+
+class SaveDecisions:
+    """Decide what a save writes, and which copies are the best so far. Its methods run on the reporter's thread.
+
+    Args:
+      reporter: knows the history and the log offsets.
+      best: holds the best epoch; None if only checkpoints that are due can be the best.
+      composer: composes snapshots.
+      platform: of the devices.
+    """
+
+    def __init__(self, reporter: Reporter, best: BestSnapshot | None, composer: SnapshotComposer, platform: str):
+        self._reporter, self._best, self._composer = reporter, best, composer
+        self._in_place = platform in IN_PLACE
+
+    def answer(self, position: Position, at_stop: bool, with_rows: bool) -> SaveAnswer:
+        """Return the reporter's part of a save at a position."""
+        best, step = self._best, position.step
+        if self._reporter.halted is not None:  # no checkpoint has anything of the steps after it
+            return SaveAnswer(None, None, None)
+        score = self._score(step)
+        # First: it writes the logs, which may fail, and then the best snapshot must still be held.
+        reported = self._reporter.snapshot(position.in_validation, with_rows)
+        if best is None:
+            return SaveAnswer(reported, score, None)
+        is_best = best.is_pending(step)
+        if is_best or (not at_stop and best.improves(score)):
+            best.supersede(step, score)
+        return SaveAnswer(reported, score, best.pop(), is_best)
+
+    def pop_best(self) -> SaveAnswer:
+        """Return the best snapshot to be written alone, if there is one."""
+        return SaveAnswer(None, None, None if self._best is None else self._best.pop())
+
+    def decide_candidate(self) -> None:
+        """Keep the oldest copy that was offered if it is the best so far."""
+        assert self._best is not None
+        with self._best.candidate() as copied:
+            self._decide(copied, self._best)
+
+    def _decide(self, copied: StateCopy, best: BestSnapshot) -> None:
+        score = self._score(copied.position.step)
+        if self._reporter.halted is not None or not best.improves(score):
+            return
+        reported = self._reporter.snapshot(copied.position.in_validation, copied.has_rows)
+        snapshot = self._composer.compose(copied, reported, score)
+        with OomContext(CHECKPOINT):
+            best.keep(snapshot if self._in_place else snapshot.to_host())
+
+    def _score(self, step: int) -> float | None:
+        """Return the value of the monitored metric at a step, if it is a finite number."""
+        point = self._reporter.history.last(self._composer.monitor)
+        if point is None or point.step != step or isinstance(point.value, str) or not np.isfinite(point.value):
+            return None
+        return point.value

@@ -1,0 +1,116 @@
+"""A run of several processes: all of them describe the same run, and they fail together."""
+
+import contextlib
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.errors import JaxRuntimeError
+
+from learner.distributed.peer_monitor import peers_monitored
+from learner.distributed.process_group import ProcessGroup
+from learner.errors import LearnerError, ProcessError
+from learner.steps.step import StepFunctions
+from learner.strategies.base import Strategy
+from learner.training.checks.fingerprints import FIRST_ROW
+from learner.training.feed.inputs import Inputs
+from learner.training.options import Options
+from learner.util.text import first_line, name_of
+from learner.util.trees import named_leaves
+
+
+def refuse_together(options: Options, strategy: Strategy) -> None:
+    """Raise `LearnerError` for options that several processes do not support."""
+    if strategy.share is None:
+        raise LearnerError(
+            f"the strategy is {strategy.description}, and there are several processes, whose devices all take part: "
+            "use strategy(Sharded(mesh, rules)), or none",
+            code="strategy-several-processes",
+        )
+    if options.on_save_error != "raise":
+        raise LearnerError(
+            f"on_save_error is {options.on_save_error!r}, and several processes save each checkpoint together: where "
+            "one of them could not, the others have to end with it",
+            code="checkpoint-on-save-error-several",
+        )
+
+
+def description(
+    options: Options,
+    step: StepFunctions,
+    strategy: Strategy,
+    inputs: Inputs,
+    rates: Mapping[str, Any],
+    resumes: bool,
+    fingerprint: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the description of a run that all processes must agree on, as JSON. `rates`: the learning rate and
+    its schedules, by name; `fingerprint`: see `learner.training.checks.fingerprints`.
+    """
+    splits = {}
+    for split in inputs.first_batches:
+        source = inputs.source(split)
+        # The first row is that of a process's own share, so it differs.
+        facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}
+        facts["values (PerProcess marks data of one process)"] = source.first_digest
+        splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
+    return {
+        # First: the shapes of parts of a batch follow from it, and a few differences are shown.
+        "strategy": [strategy.description, repr(getattr(strategy, "rules", None))],
+        "config": options.config_kept,
+        "directory": options.shown,
+        "options": options.recorded("agreement"),
+        "checkpoints": repr(options.checkpoints),
+        "start": repr(options.start),
+        "metrics": {split: [metric.name for metric in options.metrics_of(split)] for split in inputs.first_batches},
+        "data": splits,
+        "model": {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(step.adapter.params).items()},
+        "first values": None if resumes else _digest(step.adapter.params),
+        "optimizer": None if step.optimizer is None else name_of(step.optimizer),
+        **rates,
+        "precision": [repr(step.policy), step.matmul, step.remat is not None],
+        "on_nonfinite": repr(step.watch),
+        "early stopping": [[vars(s.monitor), s.patience, s.warmup] for s in options.early_stopping],
+        "hooks": [len(options.on_epoch_end), [every for every, _ in options.every]],
+        "programs": fingerprint["programs"],
+    }
+
+
+def _digest(params: Any) -> int | None:
+    """Return a checksum of arrays, or None if they do not exist yet: a function makes them equal in all processes."""
+    leaves = jax.tree.leaves(params)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        return None
+    digest = 0
+    for x in leaves:
+        digest = zlib.crc32(np.asarray(x).tobytes(), digest)
+    return digest
+
+
+@contextlib.contextmanager
+def propagate_failures(group: ProcessGroup) -> Iterator[None]:
+    """Report an error of the block to the other processes. If the exchange between devices breaks off, the error of the
+    process that failed first is raised.
+    """
+    try:
+        with peers_monitored(group):
+            yield
+    except (ProcessError, GeneratorExit):  # an iterator that is closed has not failed
+        raise
+    except JaxRuntimeError as error:
+        if group.count > 1:
+            # First: the devices' error is only the effect of what the peer has reported.
+            group.raise_if_peer_failed()
+        group.fail(first_line(error))
+        if group.count > 1:
+            raise ProcessError(
+                f"the devices of the other processes could not be reached: one of them may have died, or its machine. "
+                f"JAX says: {first_line(error)}",
+                code="process-devices-lost",
+            ) from error
+        raise
+    except BaseException as error:
+        group.fail(first_line(error))
+        raise

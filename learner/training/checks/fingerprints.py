@@ -1,0 +1,362 @@
+"""Fingerprints of runs. A resuming run compares them with its checkpoint's, and processes with each other's.
+
+A fingerprint has three parts, as JSON: `data`, the facts of each split; `settings`, what the builder was given, in
+words; and `programs`, hashes of the traced steps, optimizer and schedules, which see each constant in them. A
+difference is reported in words where data or settings show it, and otherwise as a program that computes something
+else.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.metrics.base import CollectingMetric, Metric
+from learner.optimizers.base import OptimizerFactory
+from learner.optimizers.description import describe_optimizer, optimizer_change
+from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules, schedules_in
+from learner.runs.flat_config import flat
+from learner.schedules.decays import Constant
+from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.optimizer import lr_at, no_loss, update_params
+from learner.steps.precision import FLOAT32
+from learner.steps.program_fingerprint import jaxpr_fingerprint
+from learner.steps.step import HYPERPARAMETERS, StepFunctions
+from learner.steps.train_state import TrainState
+from learner.training.feed.inputs import Inputs
+from learner.training.options import Options
+from learner.util.distribution import versions
+from learner.util.text import printable
+
+JSON = dict[str, Any]
+PACKAGES = ("learner", "jax", "jaxlib", "flax", "optax")
+FIRST_ROW = "first row"
+LISTS = ("list", "tuple")
+SIZES = ("rows", "batches", "rows per batch")
+LONGEST = 500  # characters of a text
+MOST_LABELS = 1000  # texts of a field that are kept by name
+MICRO_BATCHES = "micro-batches per step"
+"""The option that changes the meaning of a position inside an epoch."""
+PARTS = "parts per micro-batch"
+WITH_OWN_COMPARISON = frozenset(
+    (
+        "learning rate",
+        "optimizer",
+        "schedules",
+        "plateau",
+        "precision",
+        "strategy",
+        "metrics",
+        "metric settings",
+        "population",
+    )
+)
+"""Settings with a comparison of their own. All others are options, and any difference is reported."""
+NOTES = {"seed": ", and the random keys stay those of the run"}
+OTHER_PROGRAM = "it computes something else than when the run was saved"
+
+
+def fingerprint_of(
+    options: Options,
+    step: StepFunctions,
+    state: TrainState,
+    inputs: Inputs,
+    lr: float | None,
+    plateau: ReduceOnPlateau | None,
+    strategy: str,
+) -> JSON:
+    """Return the fingerprint of a run.
+
+    Args:
+      options: of the builder.
+      step: the definition of its steps, with schedules of a known length.
+      state: the shapes of its state.
+      inputs: its data, with the traced steps.
+      lr: the learning rate, where it is a number.
+      plateau: the scheduler that sets it otherwise, if there is one.
+      strategy: where it runs, in words.
+    """
+    texts = describe_schedules(step.schedule, step.optimizer)
+    settings = {
+        **options.recorded("resume"),
+        "learning rate": lr,
+        "optimizer": None if step.optimizer is None else describe_optimizer(step.optimizer),
+        "schedules": texts,
+        "plateau": None if plateau is None else plateau.settings,
+        "precision": options.precision_text,
+        "strategy": strategy,
+        "metrics": metrics_in_flight(options),
+        "metric settings": _metric_settings(options),
+        "population": None if options.population is None else options.population.to_json(),
+    }
+    return {
+        "data": {split: _facts(inputs, split) for split in ("train", *inputs.valid)},
+        "settings": settings,
+        "programs": _programs(step, state, inputs),
+    }
+
+
+def metrics_in_flight(options: Options) -> list[str]:
+    """Return the names of the train metrics that have states or rows inside an epoch."""
+    return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
+
+
+def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
+    """Return the attributes of all metrics that are numbers or texts."""
+    by_metric: dict[str, dict[str, str]] = {}
+    for kind in ("train", "valid"):
+        for metric in options.metrics_of(kind):
+            settings = {name: repr(x) for name, x in vars(metric).items() if isinstance(x, bool | int | float | str)}
+            by_metric[f"{kind}/{metric.name}"] = {name: text[:LONGEST] for name, text in sorted(settings.items())}
+    return by_metric
+
+
+def _facts(inputs: Inputs, split: str) -> JSON:
+    """Return the facts of a split's data. The checksum of its first row detects another order and edited values."""
+    facts = {**inputs.source(split).fingerprint(), "rows per batch": inputs.rows(split)}
+    digest = 0
+    for x in jax.tree.leaves(inputs.first_batches[split]):
+        digest = zlib.crc32(np.ascontiguousarray(x[0]).tobytes(), digest)
+    labels = {field: list(names) for field, names in inputs.labels.items() if len(names) <= MOST_LABELS}
+    if labels and split == "train":
+        facts["labels"] = labels
+    return {**facts, FIRST_ROW: f"{digest:08x}"}
+
+
+def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
+    if step.optimizer is not None:
+        hashes["optimizer"] = _hash_of_update(step, shapes)
+    for name, schedule in schedules_in(step.schedule, step.optimizer):
+        traced = jax.make_jaxpr(functools.partial(lr_at, schedule))(shapes.step, shapes.lr_scale)
+        hashes[f"{OF_RUN} of {name}" if name else OF_RUN] = jaxpr_fingerprint(traced)
+    batches = {split: inputs.batch_shapes(split) for split in inputs.programs}
+    installed = {**versions(*PACKAGES), "platform": jax.default_backend()}
+    return {"hashes": hashes, "batches": batches, "versions": installed}
+
+
+def _hash_of_update(step: StepFunctions, shapes: TrainState) -> str:
+    """Return the hash of the update alone, without the loss function. Schedules are compared separately."""
+    optimizer: Any = step.optimizer
+    if isinstance(optimizer, OptimizerFactory):
+        optimizer = optimizer.with_schedules(lambda name, schedule: Constant(0.0))
+
+    def update(rate: Any, params: Any, opt_state: Any, grads: Any, keywords: Any) -> Any:
+        given = functools.partial(optimizer, **keywords) if keywords else optimizer, rate, grads, opt_state, params
+        return update_params(*given, loss=no_loss(params), value_fn=no_loss, step=jnp.int32(0))
+
+    of_examples = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), shapes.params)
+    for grads in (shapes.params, of_examples):  # some optimizers take the gradients of each example
+        with contextlib.suppress(Exception):
+            state = shapes.params, shapes.opt_state
+            keywords = shapes.extra.get(HYPERPARAMETERS, {})
+            traced = jax.make_jaxpr(update)(shapes.lr_scale, *state, grads, keywords)
+            return jaxpr_fingerprint(traced)
+    return ""
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """Texts about the differences between two fingerprints.
+
+    Attributes:
+      train_data: of the train data, by which a position inside an epoch has another meaning.
+      doubts: of the train data, where it cannot repeat itself or its values differ: a position may be another one.
+      others: everything else that changes what the run computes from here on.
+      logged: what changes last bits at most.
+    """
+
+    train_data: list[str]
+    doubts: list[str]
+    others: list[str]
+    logged: list[str]
+
+
+def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
+    """Return the fingerprint in a checkpoint's progress. Version 0.1.0 saved fewer settings under other names."""
+    if "fingerprint" in progress:
+        saved: JSON = progress["fingerprint"]
+        return saved
+    grouping, saved_settings = progress.get("grouping") or {}, dict(progress.get("made_with") or {})
+    groups = saved_settings.get("schedules")
+    schedules = {**(groups if isinstance(groups, dict) else {}), OF_RUN: saved_settings.get("schedule")}
+    settings = {
+        "seed": saved_settings.get("seed"),
+        "learning rate": saved_settings.get("lr"),
+        "schedules": {name: text for name, text in schedules.items() if text is not None},
+        "precision": saved_settings.get("precision", FLOAT32.description),
+        "metrics": saved_settings.get("metrics"),
+        MICRO_BATCHES: grouping.get(MICRO_BATCHES),
+    }
+    settings |= {"strategy": saved_settings["strategy"]} if "strategy" in saved_settings else {}
+    train = {"rows per batch": grouping.get("rows per batch"), "batches": grouping.get("batches per epoch")}
+    return {"data": {"train": train}, "settings": settings, "programs": {}}
+
+
+def saved_labels(progress: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the texts that the train split numbered, by field; empty for checkpoints of versions that kept none."""
+    data = saved_fingerprint(progress).get("data")  # of a checkpoint, which is untrusted
+    train = data.get("train") if isinstance(data, dict) else None
+    labels = train.get("labels") if isinstance(train, dict) else None
+    return {
+        field: names
+        for field, names in (labels.items() if isinstance(labels, dict) else ())
+        if isinstance(names, list) and all(isinstance(name, str) for name in names)
+    }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """Return the differences between the fingerprint of a checkpoint and that of the run now. Facts that one of them
+    does not have are not compared.
+    """
+    had, have = {split: facts for split, facts in before["data"].items() if isinstance(facts, dict)}, now["data"]
+    train, doubts = _data_changes(had.get("train"), have["train"], "train data")
+    others = []
+    for split in have:
+        if split != "train":
+            others += [text for texts in _data_changes(had.get(split), have[split], f"{split} data") for text in texts]
+    others += [f"{split} data: {facts.get('class')} -> none" for split, facts in had.items() if split not in have]
+    settings, programs = _Settings(before["settings"], now["settings"]), _Programs(before["programs"], now["programs"])
+    train += settings.change(MICRO_BATCHES)
+    for name in settings.now:
+        if name not in WITH_OWN_COMPARISON and name != MICRO_BATCHES:
+            others += [text + NOTES.get(name, "") for text in settings.change(name)]
+    others += _optimizer_changes(settings, programs)
+    others += _rate_changes(settings, programs)
+    others += settings.change("plateau")
+    others += settings.change("precision")
+    others += _metric_changes(settings)
+    explained = bool(settings.change("precision"))
+    others += [] if explained else programs.changes_of_steps()
+    logged = settings.change("strategy")
+    return Changes(
+        train_data=list(map(_shown, train)),
+        doubts=list(map(_shown, doubts)),
+        others=list(map(_shown, others)),
+        logged=list(map(_shown, logged)),
+    )
+
+
+def _shown(text: str) -> str:
+    """Return a text on one line of bounded length, because checkpoints are untrusted."""
+    return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+
+
+def _metric_changes(settings: "_Settings") -> list[str]:
+    """Return the metrics with the same name and different settings."""
+    had, have = settings.before.get("metric settings"), settings.now["metric settings"]
+    had = had if isinstance(had, dict) else {}
+    return [
+        f"{key}: {', '.join(changed)}"
+        for key, now in have.items()
+        if isinstance(before := had.get(key), dict)
+        and (changed := [f"{name} {before[name]} -> {x}" for name, x in now.items() if before.get(name, x) != x])
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """The settings of a checkpoint and of the run that resumes from it."""
+
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+    def change(self, name: str) -> list[str]:
+        """Return a text if the setting changed; otherwise, or if one fingerprint lacks it, return an empty list."""
+        had, have = self.before.get(name), self.now[name]
+        if name == PARTS and name in self.before:  # None: the builder did not set them
+            had, have = had or 1, have or 1
+        return [f"{name}: {had} -> {have}"] if had not in (None, have) else []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """The traced programs of a checkpoint and of the run that resumes from it. Different versions of JAX trace
+    differently, so they are compared within one version only.
+    """
+
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+    def is_same(self, name: str) -> bool | None:
+        """Return True or False if the programs of that name can be compared, otherwise None."""
+        had, have = self.before.get("hashes"), self.now["hashes"].get(name)
+        if self.before.get("versions") != self.now["versions"] or not isinstance(had, dict):
+            return None
+        return had[name] == have if had.get(name) and have else None
+
+    def changes_of_steps(self) -> list[str]:
+        """Return the steps that compute something else from batches of equal shapes."""
+        shapes, texts = self.before.get("batches"), []
+        for split, shape in self.now["batches"].items():
+            if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
+                texts.append(f"{'train' if split == 'train' else 'valid'} step: {OTHER_PROGRAM}")
+        return list(dict.fromkeys(texts))
+
+
+def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[str], list[str]]:
+    """Return the certain differences and the possible ones, each as at most one text."""
+    if not isinstance(before, dict):
+        return [], []
+    had, have = flat(before), flat(now)
+    differing = [key for key in have if key in had and had[key] != have[key] and key != FIRST_ROW]
+    known = [key for key in differing if None not in (had[key], have[key])]
+    same_class = had.get("class") == have["class"] or all(x.get("class") in LISTS for x in (before, now))
+    other_kind = "kind" in known
+    if other_kind:
+        differing = [key for key in known if not key.startswith("fields")]
+    elif not same_class:  # it may give the same batches, and tells them in another way
+        differing = known = [key for key in known if key in SIZES]
+    texts = [f"{had.get('class')} -> {have['class']}"] if other_kind else []
+    unseen = {"kind", "class"} | ({"batch_size"} if "rows per batch" in known else set())
+    unseen |= {"dataset"} if "rows" in known else set()  # it counts rows, too
+    # Within a kind a missing fact is another fact, such as a seed that is no longer given.
+    texts += [f"{key} {had[key]} -> {have[key]}" for key in differing if key not in unseen]
+    if texts:
+        return [f"{what}: {', '.join(texts)}"], []
+    if not same_class and now.get("kind") == "iterable":
+        return [], [f"{what}: {had.get('class')} -> {have['class']}"]  # which may give the same batches
+    if before.get(FIRST_ROW) in (None, now[FIRST_ROW]):
+        return [], []
+    text = f"{what}: its first row differs"
+    if now.get("in_memory") or now.get("class") in LISTS:
+        return [text], []
+    return [], [f"{text} (shuffled or augmented without a seed, or computed on another machine?)"]
+
+
+def _optimizer_changes(settings: _Settings, programs: _Programs) -> list[str]:
+    before, now = settings.before.get("optimizer"), settings.now["optimizer"]
+    same = programs.is_same("optimizer")
+    if same or not isinstance(before, dict) or now is None:
+        return []
+    change = optimizer_change(before, now)
+    return [f"optimizer: {change}"] if change else [f"optimizer: {OTHER_PROGRAM}"] if same is False else []
+
+
+def _rate_changes(settings: _Settings, programs: _Programs) -> list[str]:
+    schedules, had = settings.now["schedules"], settings.before.get("schedules")
+    had = had if isinstance(had, dict) else {}
+    texts = []
+    for name, text in schedules.items():
+        same = programs.is_same(name)
+        if same or name not in had:
+            continue
+        if had[name] != text:
+            texts.append(f"{name}: {had[name]} -> {text}")
+        elif same is False:
+            texts.append(f"{name}: {OTHER_PROGRAM}")
+    name = "learning rate"
+    if name in settings.before and settings.before[name] != settings.now[name]:
+        lr, new = ("a schedule" if x[name] is None else x[name] for x in (settings.before, settings.now))
+        texts.append(f"{name}: {had.get(OF_RUN, lr)} -> {schedules.get(OF_RUN, new)}")
+    return texts

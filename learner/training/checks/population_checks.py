@@ -1,0 +1,141 @@
+"""Checks that the steps of one member can be mapped over the members of a population, before anything is compiled."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from learner.data.abstract_source import Source
+from learner.errors import Problem
+from learner.metrics.base import MetricBase
+from learner.steps.measure import MetricCollection
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
+from learner.strategies.base import Strategy
+from learner.strategies.device_lookup import memory_limit
+from learner.training.checks.step_checks import trace_train, trace_valid
+from learner.training.feed.group import bytes_of
+from learner.training.feed.inputs import Inputs
+from learner.util.text import count, first_line, size
+
+MEMBERS = 2  # of the population that is traced: which number is the same
+
+
+def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) -> list[str]:
+    """Return the problems of the traced steps, which are those of one member, with a population.
+
+    Args:
+      step: the definition of the steps.
+      state: the shapes of the state of a member.
+      inputs: the data, with the traced steps.
+    """
+    problems: list[str] = []
+    for split, program in inputs.programs.items():
+        if program.effects:
+            effects = ", ".join(sorted(map(str, program.effects)))
+            problems.append(
+                Problem(
+                    f"the {_kind(split)} step has effects on the host ({effects}), as jax.debug.print and io_callback "
+                    "have them, and members of a population cannot have them one after another: leave them out",
+                    code="population-step-effects",
+                    split=split,
+                )
+            )
+        elif reason := _not_mappable(program, state):
+            problems.append(_explain(step, state, inputs, split, reason))
+    return problems
+
+
+def data_order_problems(source: Source) -> list[str]:
+    """Return the problem of training data of which members cannot have orders of their own."""
+    if source.has_rows and source.fingerprint().get("order") == "shuffled":
+        return []
+    return [
+        Problem(
+            "data_order='own' needs training data in memory that is shuffled, by with_batch_size(n) or by "
+            "DataLoaderBuilder().shuffle(seed): give such data, or leave data_order out",
+            code="population-data-order",
+        )
+    ]
+
+
+def memory_problems(state: TrainState, members: int, strategy: Strategy) -> list[str]:
+    """Return the problem of members that do not fit into the memory of their device, where that is known.
+
+    Args:
+      state: the shapes of the state of a member.
+      members: their number.
+      strategy: their devices.
+    """
+    limit, shares = memory_limit(strategy.devices[0]), strategy.member_shares
+    each = state_bytes(state)
+    if limit is None or each * (members // shares) <= limit:
+        return []
+    most = limit // each * shares
+    advice = f"at most {most} members fit; devices(n) spreads them over more devices, and population(..., waves=True) "
+    advice += "trains them in groups that fit, one after another"
+    return [
+        Problem(
+            f"{count(members, 'member')} need at least {size(each * members // shares)} on each device, {size(each)} "
+            f"of parameters, gradients and optimizer state a member, and a device has {size(limit)}: "
+            f"{advice if most else 'not even one fits'}",
+            code="population-memory",
+            members=members,
+            most=most,
+        )
+    ]
+
+
+def state_bytes(state: TrainState) -> int:
+    """Return the memory that a member needs for its state and its gradients, in bytes."""
+    return bytes_of(state) + bytes_of(state.params)
+
+
+def _kind(split: str) -> str:
+    return "train" if split == "train" else "valid"
+
+
+def _not_mappable(program: Any, state: TrainState) -> str | None:
+    """Return why a traced step cannot be mapped over members, or None."""
+    of_state = len(jax.tree.leaves(state))
+    inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.in_avals]
+    stacked = [jax.ShapeDtypeStruct((MEMBERS, *x.shape), x.dtype) for x in inputs[:of_state]]
+    axes = [0] * of_state + [None] * (len(inputs) - of_state)
+    try:
+        jax.eval_shape(jax.vmap(jaxpr_as_fun(program), axes), *stacked, *inputs[of_state:])
+    except Exception as error:
+        return first_line(error)
+    return None
+
+
+def _explain(step: StepFunctions, state: TrainState, inputs: Inputs, split: str, reason: str) -> Problem:
+    """Return the problem of a step that cannot be mapped: that of a metric, if it can be without it."""
+    kind, batch = _kind(split), inputs.first_batches[split]
+    measure = step.train_metrics if kind == "train" else step.valid_metrics
+    traced: Callable[[StepFunctions], Any] = (
+        (lambda step: trace_train(step, state, batch).program)
+        if kind == "train"
+        else (lambda step: trace_valid(step, state, batch, split)[1])
+    )
+
+    def fails(metrics: list[MetricBase]) -> bool:
+        changed: Any = {f"{kind}_metrics": MetricCollection.of(metrics)}
+        return _not_mappable(traced(dataclasses.replace(step, **changed)), state) is not None
+
+    if not fails([]):
+        every: list[MetricBase] = [*measure.metrics, *measure.collecting]
+        names = [metric.name for metric in every if fails([metric])]
+        return Problem(
+            f"the metric {', '.join(names)} of the {kind} split cannot be mapped over the members of a population "
+            f"({reason}): write it with jax.numpy, collect its rows (CollectingMetric), or leave it out",
+            code="population-metric-not-mappable",
+            name=", ".join(names),
+        )
+    return Problem(
+        f"the {kind} step cannot be mapped over the members of a population by jax.vmap ({reason}): a callback needs "
+        "vmap_method, and a primitive of its own needs a batching rule",
+        code="population-step-not-mappable",
+        split=split,
+    )

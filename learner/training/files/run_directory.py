@@ -1,0 +1,180 @@
+"""The directory that a run may use: it is checked, locked and prepared before anything is written there."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from learner.checkpoint.member_store import copies_follow, member_store
+from learner.checkpoint.retention import CheckpointOptions, Retention
+from learner.checkpoint.store import CheckpointStore, Entry
+from learner.distributed.process_group import ProcessGroup, SingleProcess
+from learner.errors import LearnerError
+from learner.runs import control_files
+from learner.runs.file_names import file_name
+from learner.runs.lock import locked
+from learner.runs.population import read_members, write_members
+from learner.training.feed.inputs import Inputs
+from learner.training.files import directory
+from learner.training.options import Options
+from learner.util.disk import make_directory
+
+SINGLE_PROCESS = SingleProcess()
+T = TypeVar("T")
+
+
+def resumes(options: Options) -> bool:
+    """Return True if the builder asked to resume and the directory holds a run.
+
+    Raises:
+      LearnerError: a checkpoint was named, and there is no run.
+    """
+    start, path = options.start, options.directory
+    if start is None or directory.holds_run(path):
+        return start is not None
+    if not start.get("resume"):
+        named = " ".join(f"{key} {value}" for key, value in start.items())
+        raise LearnerError(
+            f"there is no run in {path}, so there is no checkpoint of {named}; resume() starts a new run there",
+            code="resume-checkpoint-missing",
+            place=path,
+        )
+    return False
+
+
+def may_resume(options: Options) -> bool:
+    """Return True if the run in the directory is resumed.
+
+    Raises:
+      LearnerError: a new run may not start there.
+    """
+    if options.start is not None or not options.overwrite:
+        directory.refuse_waves(options.directory)
+    if resumes(options):
+        _refuse_members_alone(options)
+        return True
+    for path in _directories(options):
+        directory.refuse_run(path, overwrite=options.overwrite)
+    _refuse_checkpoints(options)
+    return False
+
+
+def refuse_links(options: Options, inputs: Inputs) -> None:
+    """Raise `LearnerError` if something that no run wrote has the name of a file of this run."""
+    splits = ["train", "custom", *map(file_name, inputs.valid)]
+    profile, config = options.profile is not None, options.config_text is not None
+    for path in _directories(options):
+        directory.refuse_foreign(path, splits, profile=profile, config=config)
+
+
+@contextlib.contextmanager
+def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None]:
+    """Hold the lock of the directory in the first process, and those of the members of a population. Requests to a run
+    that ended earlier are removed.
+    """
+    with contextlib.ExitStack() as locks:
+        for path in _directories(options):
+            make_directory(path)
+            if processes.index == 0:
+                locks.enter_context(locked(path))
+                control_files.forget(path)
+        yield
+
+
+def prepare(options: Options, *, keep: bool) -> None:
+    """Remove the run that a new one replaces, unless it is kept to be resumed."""
+    names = {member["directory"] for member in read_members(options.directory)}
+    if not keep:
+        for path in _directories(options):
+            directory.refuse_run(path, overwrite=options.overwrite)  # one may have begun since preflight
+        directory.remove_members(options.directory)
+        directory.remove_waves(options.directory)
+    for path in _directories(options):
+        directory.prepare(path, keep=keep)
+    if options.population is not None:
+        write_members(options.directory, options.population.to_json())
+    if not keep and options.checkpoints is not None and options.checkpoints.directory is not None:
+        with contextlib.closing(open_store(options, higher_is_better=False)) as store:
+            store.remove_all()
+        for name in names:  # members that have resumed by themselves
+            with contextlib.closing(CheckpointStore(_place_of_member(options, name))) as store:
+                store.remove_all()
+
+
+def open_store(
+    options: Options, higher_is_better: bool | None = None, processes: ProcessGroup = SINGLE_PROCESS
+) -> CheckpointStore:
+    """Return the checkpoints of a run; read-only if the direction of the monitor is not given. Those of a member of a
+    population that has none of its own are read from the population's.
+    """
+    checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
+    if higher_is_better is None:
+        store = CheckpointStore(place, once=processes.run_on_primary)
+        if store.steps and not copies_follow(options.directory, store):
+            return store
+        return member_store(options.directory, place, processes.run_on_primary) or store
+    keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
+    return CheckpointStore(place, keep, processes.run_on_primary)
+
+
+def read_found(
+    options: Options,
+    processes: ProcessGroup,
+    epoch: int | str | None,
+    step: int | None,
+    read: Callable[[CheckpointStore, Entry], T],
+    again: bool = True,
+) -> T:
+    """Return what a function reads of a checkpoint of a run, which may train meanwhile: where it has removed the
+    checkpoint before that was read, it finds another one, once. `epoch`, `step`: see `CheckpointStore.find`.
+    """
+    with contextlib.closing(open_store(options, processes=processes)) as store:
+        # In one process, as another one would find another checkpoint.
+        entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
+        try:
+            return read(store, entry)
+        except Exception:
+            if not again or processes.count > 1 or store.path(entry.step).exists():
+                raise
+    return read_found(options, processes, epoch, step, read, again=False)
+
+
+def _directories(options: Options) -> list[Path]:
+    """Return the directory of the run, and those of the members of a population."""
+    members = options.population.members if options.population is not None else ()
+    return [options.directory, *(options.directory / member.name for member in members)]
+
+
+def _place_of_member(options: Options, name: str) -> str:
+    """Return where a member of the population saves that has resumed by itself."""
+    elsewhere = options.checkpoints is not None and options.checkpoints.directory is not None
+    return f"{options.checkpoint_place}/{name}" if elsewhere else str(options.directory / name / "checkpoint")
+
+
+def _refuse_members_alone(options: Options) -> None:
+    """Raise `LearnerError` if a member of the population has resumed by itself: its files have other steps now."""
+    for member in options.population.members if options.population is not None else ():
+        place = _place_of_member(options, member.name)
+        with contextlib.closing(CheckpointStore(place)) as store:
+            if store.steps:
+                directory = options.directory / member.name
+                raise LearnerError(
+                    f"{directory} was resumed by itself, so that the population can no longer resume as a whole: "
+                    f"resume its members by themselves, or remove {place} to lose that training",
+                    code="population-member-resumed",
+                    member=member.name,
+                    directory=directory,
+                )
+
+
+def _refuse_checkpoints(options: Options) -> None:
+    """Raise `LearnerError` if the checkpoints of another run are where those of this run would be."""
+    if options.checkpoints is None or options.checkpoints.directory is None or options.overwrite:
+        return
+    with contextlib.closing(open_store(options)) as store:
+        if store.steps:
+            raise LearnerError(
+                f"{options.checkpoint_place} holds the checkpoints of a run. To replace them, use "
+                f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory",
+                code="directory-holds-checkpoints",
+            )

@@ -1,0 +1,95 @@
+"""The metadata of a run, as JSON, for its journal and for loggers."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.optimizers.schedule_resolution import OF_RUN
+from learner.runs.journal import OBSERVER_KEYS
+from learner.steps.step import StepFunctions
+from learner.training.options import Options
+from learner.training.progress.snapshot import platform_facts
+from learner.util.distribution import versions
+from learner.util.json_values import encode
+from learner.util.text import name_of
+
+PACKAGES = ("learner", "flax", "optax", "orbax-checkpoint", "numpy")
+SECONDS = 5.0  # for git
+
+
+def run_metadata(options: Options, step: StepFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `config`, `environment` and `commit` of a run.
+
+    Args:
+      options: of the builder.
+      step: the definition of its steps.
+      settings: the settings of its fingerprint.
+    """
+    return {"config": hyperparameters(options, step, settings), "environment": environment(), "commit": commit()}
+
+
+def hyperparameters(options: Options, step: StepFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a run's config file, without listeners (`metric_loggers`, `renderer`). For a run started
+    from Python, return the options and names that JSON can express.
+    """
+    if options.config_text is not None:
+        from learner.config.safe_yaml import parse_yaml
+
+        content = parse_yaml(options.config_text)
+        return {str(key): encode(value) for key, value in content.items() if key not in OBSERVER_KEYS}
+    rate = settings["schedules"].get(OF_RUN, settings["learning rate"])
+    optimizer = None if step.optimizer is None else optimizer_text(step.optimizer)
+    metrics = {kind: [m.name for m in options.metrics_of(kind)] for kind in ("train", "valid")}
+    execution = {"precision": settings["precision"], "strategy": settings["strategy"], "metrics": metrics}
+    content = {
+        "model": f"{step.adapter.name} ({step.adapter.kind})",
+        "optimizer": optimizer,
+        "lr": rate,
+        **options.recorded("journal"),
+        **execution,
+    }
+    return {key: encode(value) for key, value in content.items() if value is not None}
+
+
+def optimizer_text(optimizer: Callable[..., Any]) -> str:
+    """Return the name of an optimizer, with the arguments that are fixed.
+
+    >>> import functools, optax
+    >>> optimizer_text(optax.sgd), optimizer_text(functools.partial(optax.adamw, weight_decay=0.1))
+    ('sgd', 'adamw(weight_decay=0.1)')
+    """
+    fixed = getattr(optimizer, "keywords", {})
+    plain = [f"{key}={value!r}" for key, value in fixed.items() if isinstance(value, str | int | float | bool)]
+    return name_of(optimizer) + (f"({', '.join(plain)})" if plain else "")
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, devices, processes and the machine.
+
+    >>> sorted(environment())[:4]
+    ['cores', 'device', 'devices', 'flax']
+    """
+    return {
+        **platform_facts(),
+        **versions(*PACKAGES),
+        "system": platform.platform(),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+    }
+
+
+def commit(directory: str | Path = ".") -> str | None:
+    """Return the Git commit that is checked out in a directory. Return None outside of a repository, before the first
+    commit, and without Git.
+
+    >>> commit("/")
+    """
+    command = ["git", "-C", os.fspath(directory), "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return process.stdout.strip() or None if process.returncode == 0 else None

@@ -1,0 +1,150 @@
+"""The log, the files and the listeners of a run: opened first, closed last, also if the run fails in between."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from learner.checkpoint.save_queue import SaveQueue
+from learner.errors import LearnerError, ProcessError
+from learner.events import Compiling, Listener, ListenerThread, Message, RunFailed
+from learner.loggers.application import close_application_log, open_application_log
+from learner.loggers.unlogged import RunFilesWithoutMetrics
+from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.training.options import Options
+from learner.training.progress.position import Position
+
+Files = RunFiles | NoFiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Where a run writes.
+
+    Attributes:
+      log: the application log.
+      files: the journal and the metric files; none in all processes but the first.
+      listeners: the renderer and the loggers, each on a thread of its own.
+      saves: the saves that are not written yet.
+      options: of the run that writes there.
+      members: those of the members of a population.
+    """
+
+    log: logging.Logger
+    files: Files
+    listeners: list[ListenerThread]
+    saves: SaveQueue
+    options: Options
+    members: "list[Outputs]" = dataclasses.field(default_factory=list)
+
+    def report_signal(self, name: str, saves: bool) -> None:
+        """Tell the listeners that a signal stops the run. Any thread may call it."""
+        saving = ", saving a checkpoint" if saves else ""
+        for listener in self.listeners:
+            text = f"{name}: stopping after the steps in flight{saving}; again to end now"
+            listener.put(Message(time.time(), logging.INFO, text))
+
+    def report_compilation(self, number: int, total: int) -> None:
+        """Tell the listeners which program is about to be compiled; see `Compiling`. Any thread may call it."""
+        for listener in self.listeners:
+            listener.put(Compiling(time.time(), number, total))
+
+    def info(self, text: str) -> None:
+        """Write a text to the log. Any thread may call it."""
+        self.log.info("%s", text)
+
+    def warn(self, text: str) -> None:
+        """Write a warning to the log, and send it to the listeners. Any thread may call it."""
+        self.log.warning(text)
+        for listener in self.listeners:
+            listener.put(Message(time.time(), logging.WARNING, text))
+
+
+@contextlib.contextmanager
+def open_outputs(options: Options, process: int, position: Position) -> Iterator[Outputs]:
+    """Open the outputs of a run. An error in the block is written to all of them, with the position of the run then."""
+    first = process == 0
+    log = open_application_log(options.directory, options.application_logger, process)
+    saves = SaveQueue()
+    outputs = Outputs(log, _files(options, saves) if first else NoFiles(), [], saves, options)
+    with contextlib.ExitStack() as stack:
+        # Closed in reverse: listeners first, which may still warn; then the files; the log last.
+        stack.callback(close_application_log, log)
+        for member in options.population.members if options.population else ():
+            own = member.options(options)
+            outputs.members.append(Outputs(log, _files(own, saves), [], saves, own))
+        every = [outputs, *outputs.members] if first else [outputs]
+        for each in every:
+            stack.push(_suppressing_beside_an_error(each.files.close))
+        if first:
+            for each in every:
+                each.listeners.extend(ListenerThread(x, outputs.warn, outputs.info) for x in _listeners(each.options))
+        stack.push(closing(lambda seconds: _close([x for each in every for x in each.listeners], seconds)))
+        try:
+            yield outputs
+        except BaseException as error:
+            log.error("failed: %r", error, exc_info=error)
+            for each in every:
+                with contextlib.suppress(Exception):
+                    if not each.files.has_ended:  # as a member of a population that ended while others trained
+                        each.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
+                for listener in each.listeners:
+                    listener.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
+            raise
+
+
+def _files(options: Options, saves: SaveQueue) -> RunFiles:
+    # The run of a population has means of splits only: those of steps would cost as much as another member.
+    kind = RunFiles if options.metric_files and options.population is None else RunFilesWithoutMetrics
+    # On a full disk the files wait for saves, but only for those that the reporter has answered: the saver waits for
+    # its answer to the others.
+    return kind(options.directory, time.time, saves.wait_for_answered)
+
+
+def closing(close: Callable[[float | None], None]) -> Callable[..., None]:
+    """Return an exit callback that closes a part, however long that takes. After a second signal, or if another process
+    has failed, a part that hangs is abandoned after a second.
+    """
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        close(1.0 if isinstance(error, KeyboardInterrupt | SystemExit | ProcessError) else None)
+
+    return leave
+
+
+def _suppressing_beside_an_error(close: Callable[[], None]) -> Callable[..., None]:
+    """Return an exit callback whose own error is suppressed if the block has raised one, which is the cause."""
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with contextlib.suppress(LearnerError, OSError) if error is not None else contextlib.nullcontext():
+            close()
+
+    return leave
+
+
+def _listeners(options: Options) -> list[Listener]:
+    renderer = options.renderer
+    if renderer == "auto":
+        from learner.renderers import default_renderer
+
+        renderer = default_renderer()
+    loggers = options.loggers if options.population is None else ()  # each member has its own
+    return [*([renderer] if isinstance(renderer, Listener) else []), *loggers]
+
+
+def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
+    """Close each within its time. The renderer is the last one, so that it shows which listeners were abandoned."""
+    began = time.monotonic()
+
+    def left(listener: ListenerThread) -> float:
+        until = began + (listener.seconds_to_close if seconds is None else seconds)
+        return max(1.0, until - time.monotonic())
+
+    # Before one of them is ended: the warning about a listener that fails now is an event of all others.
+    hanging = [listener for listener in listeners if not listener.flush(left(listener))]
+    for listener in listeners[1:]:
+        listener.end()
+    for listener in reversed(listeners):
+        listener.close(0.0 if listener in hanging and seconds is not None else left(listener))

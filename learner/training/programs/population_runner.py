@@ -1,0 +1,148 @@
+"""The runner of a population: its programs have the members that still train, and it keeps the others."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.steps.population import count_members, population_programs
+from learner.steps.program import Programs
+from learner.steps.step import ACTIVE, HYPERPARAMETERS
+from learner.steps.train_state import TrainState
+from learner.strategies.base import Strategy
+from learner.training.programs.executor import Runner
+
+PyTree = Any
+
+
+class PopulationRunner(Runner):
+    """Holds the states of all members, and steps those that have a lane: a place on the leading axis of the programs.
+    Checkpoints and results have all members, whatever their lanes.
+
+    Args:
+      programs: of one member.
+      strategy: where the arrays are.
+      state: of all members, or their shapes.
+      lanes: the members that the programs have; None: all. Members that have ended fill them up to a number that
+        divides over the devices.
+      ends: see `population_programs`.
+      own_data: see `population_programs`.
+
+    Attributes:
+      lanes: see above.
+    """
+
+    lanes: tuple[int, ...]
+
+    def __init__(
+        self,
+        programs: Programs,
+        strategy: Strategy,
+        state: TrainState,
+        lanes: Sequence[int] | None = None,
+        ends: bool = False,
+        own_data: bool = False,
+    ):
+        self._of_one, self._ends, self._own_data = programs, ends, own_data
+        self._shares = strategy.member_shares
+        self._parked: TrainState | None = None
+        self._count = count_members(state) or 0
+        self.lanes = self._filled(range(self._count) if lanes is None else lanes)
+        self._merge = jax.jit(_merge)
+        if isinstance(state.step, jax.ShapeDtypeStruct):
+            state = jax.tree.map(self._lane_shapes, state)
+        else:
+            state = self._park(state)
+        super().__init__(self._programs_of_lanes(strategy), strategy, state)
+
+    def _programs_of_lanes(self, strategy: Strategy) -> Programs:
+        """Return the programs of the lanes, of one device where each has programs of its own."""
+        shares = strategy.member_shares if strategy.members_are_mapped else 1
+        # Not where XLA divides the members over devices: a loop would visit all of them on each.
+        in_turn = strategy.platform == "cpu" and (strategy.members_are_mapped or len(strategy.devices) == 1)
+        return population_programs(self._of_one, len(self.lanes) // shares, self._ends, self._own_data, in_turn)
+
+    def _filled(self, lanes: Sequence[int]) -> tuple[int, ...]:
+        others = [member for member in range(self._count) if member not in lanes]
+        return tuple(sorted([*lanes, *others[: -len(lanes) % self._shares]]))
+
+    def begin(self, state: TrainState, lr: np.ndarray) -> None:
+        """See `Runner`. `state`: of all members."""
+        super().begin(self._park(state), lr)
+
+    def _lane_shapes(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((len(self.lanes), *x.shape[1:]), x.dtype, sharding=x.sharding)
+
+    @property
+    def _ended(self) -> list[int]:
+        return [member for member in range(self._count) if member not in self.lanes]
+
+    def _park(self, state: TrainState) -> TrainState:
+        """Keep the members without a lane, and return the state of the lanes."""
+        self._parked = _picked(state, self._ended) if self._ended else None
+        lanes: TrainState = state if self._parked is None else _picked(state, self.lanes)
+        return lanes
+
+    def copied_state(self) -> TrainState:
+        """See `Runner`."""
+        if self._parked is None:
+            return super().copied_state()
+        state: TrainState = self._merge(self.state, self._parked, np.argsort([*self.lanes, *self._ended]))
+        return state
+
+    def active(self) -> np.ndarray:
+        """Return the members that train, bool `[members]`. This waits for the device."""
+        active = np.zeros(self._count, bool)
+        active[list(self.lanes)] = np.asarray(self.state.extra[ACTIVE])
+        return active
+
+    def saves_lanes(self, members: int) -> bool:
+        """Return True if the programs for this number of members have fewer lanes."""
+        return members + -members % self._shares < len(self.lanes)
+
+    def set_active(self, active: np.ndarray, compact: bool) -> None:
+        """Set which members train, bool `[members]`: some of those that trained before. The others keep their state.
+
+        Args:
+          active: see above.
+          compact: continue with programs that have only these members. They are compiled, and metrics start over.
+        """
+        state = self.state
+        flags = self.strategy.place_members(np.asarray(active[list(self.lanes)], bool))
+        self.leaves = jax.tree.leaves(dataclasses.replace(state, extra={**state.extra, ACTIVE: flags}))
+        if compact:
+            state = self.copied_state()
+            self.lanes = self._filled(np.flatnonzero(active).tolist())
+            state = self._placed(self._park(state))
+            self._use(self._programs_of_lanes(self.strategy), state)
+
+    def take_over(self, replaced: Mapping[int, tuple[int, float]]) -> dict[int, dict[str, float]]:
+        """Give members the states of others, but for their random keys. Return the factor of the learning rate and the
+        keywords of the optimizer that each has from here on, by name.
+
+        Args:
+          replaced: for each member the one whose state it takes over, and the factor of that one's learning rate.
+        """
+        state, sources, factors = self.state, list(range(len(self.lanes))), np.ones(len(self.lanes), np.float32)
+        for member, (source, factor) in replaced.items():
+            lane = self.lanes.index(member)
+            sources[lane], factors[lane] = self.lanes.index(source), factor
+        taken = _picked(state, sources)
+        rates = np.asarray(taken.lr_scale) * factors
+        extra = {**taken.extra, ACTIVE: state.extra[ACTIVE]}
+        taken = dataclasses.replace(taken, rng=state.rng, extra=extra, lr_scale=self.strategy.place_members(rates))
+        self.leaves = jax.tree.leaves(self._placed(taken))
+        numbers = {"lr_scale": rates, **jax.device_get(taken.extra.get(HYPERPARAMETERS, {}))}
+        return {m: {name: float(x[self.lanes.index(m)]) for name, x in numbers.items()} for m in replaced}
+
+
+def _picked(tree: PyTree, members: Sequence[int]) -> PyTree:
+    """Return the arrays of some members."""
+    return jax.tree.map(lambda x: x[np.asarray(members)], tree)
+
+
+def _merge(lanes: PyTree, parked: PyTree, order: jax.Array) -> PyTree:
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y])[order], lanes, parked)

@@ -1,0 +1,135 @@
+"""The parts of a checkpoint: the loop's copy of the state, and the reporter's view of the same step."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import platform as host
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.checkpoint.best import Snapshot
+from learner.checkpoint.store import FORMAT
+from learner.steps.finite import Mark
+from learner.steps.train_state import TrainState
+from learner.training.programs.oom import CHECKPOINT, OomContext
+from learner.training.progress.position import Position
+from learner.training.reporting.messages import ReporterSnapshot
+from learner.util.json_values import encode
+
+
+@dataclasses.dataclass(frozen=True)
+class StateCopy:
+    """A copy of what the next dispatch changes: the loop's part of a checkpoint.
+
+    Attributes:
+      state: arrays of its own, as the next dispatch donates the originals.
+      metrics: the train split's metric states within an epoch, or None.
+      position: of the run.
+      fields: the loop's fields of `progress`.
+    """
+
+    state: TrainState
+    metrics: Any
+    position: Position
+    fields: Mapping[str, Any]
+
+    @property
+    def at_stop(self) -> bool:
+        """Return True if the checkpoint is made because the run is stopped there."""
+        at_stop: bool = self.fields["at_stop"]
+        return at_stop
+
+    @property
+    def has_rows(self) -> bool:
+        """Return True if the checkpoint holds the collected rows of an epoch in progress."""
+        return self.metrics is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveAnswer:
+    """The answer to a save request.
+
+    Attributes:
+      reported: the reporter's part of the checkpoint; None if there is none to write.
+      score: the value of the monitored metric at its step, or None.
+      best: a snapshot of an earlier step to write as well, or None.
+      is_best: True if the checkpoint stands for the best epoch, whose own copy was not written yet.
+    """
+
+    reported: ReporterSnapshot | None
+    score: float | None
+    best: Snapshot | None
+    is_best: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotComposer:
+    """Composes snapshots from both parts. It has no state, so that any thread may call it.
+
+    Attributes:
+      monitor: the metric that decides about the best, by key.
+      higher_is_better: its direction.
+      fingerprint: of the run, see `learner.training.checks.fingerprints`.
+      config: of the run, for the checkpoint.
+    """
+
+    monitor: str
+    higher_is_better: bool
+    fingerprint: Mapping[str, Any]
+    config: Any
+
+    def compose(self, copied: StateCopy, reported: ReporterSnapshot, score: float | None) -> Snapshot:
+        """Return everything of a checkpoint. Waits until the devices have computed the state.
+
+        Args:
+          copied: the loop's part.
+          reported: the reporter's part, at the position of the copy.
+          score: the value of the monitored metric at its step, or None.
+        """
+        state, p = copied.state, copied.position
+        with OomContext(CHECKPOINT):  # the copy was dispatched only: where there was no room for it shows here
+            step, marks = np.asarray(state.step).max(), np.atleast_2d(np.asarray(state.extra["nonfinite"]))
+        assert step == p.step, f"the loop counted {p.step} steps, the device {step}"
+        # A member of a population ends alone.
+        assert not marks[:, Mark.HALTED_AT].all(), "the reporter has not seen a step that is not finite"
+        progress = {
+            "format": FORMAT,
+            "step": p.step,
+            "position": p.to_json(),
+            "fingerprint": self.fingerprint,
+            "monitor": self.monitor,
+            "higher_is_better": self.higher_is_better,
+            "score": score,
+            "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
+            "key_impl": str(jax.random.key_impl(state.rng)),
+            **reported.progress,
+            "config": self.config,
+            "made_on": platform_facts(),
+            **copied.fields,
+        }
+        if reported.members:
+            progress["members"] = [member.of_member for member in reported.members]
+        further = {}
+        if copied.metrics is not None:
+            states = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(copied.metrics))}
+            further["in_flight"] = {"states": states, "rows": reported.all_rows}
+        return Snapshot(state, encode(progress), reported.history, further)
+
+
+@functools.cache
+def platform_facts() -> dict[str, Any]:
+    """Versions and hardware, on which the bits of a run depend besides its own program and data."""
+    device = jax.devices()[0]
+    return {
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+        "machine": host.machine(),
+        "python": host.python_version(),
+    }

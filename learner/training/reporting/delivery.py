@@ -1,0 +1,282 @@
+"""What the reporter makes of its items: lines in files, points in the history, events for listeners."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SamplesLogged, SplitEnded, StepsEnded
+from learner.runs.history import History
+from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.steps.finite import nonfinite_text
+from learner.training.programs.oom import OomContext
+from learner.training.reporting.host_metrics import Arrays, HostMetrics, Pictures, Values
+from learner.training.reporting.messages import (
+    Callback,
+    EpochFinished,
+    Item,
+    MemberStop,
+    Query,
+    ReporterSnapshot,
+    SplitFinished,
+    StepsDispatched,
+    ValidationAborted,
+)
+from learner.training.reporting.nonfinite_reports import NonFiniteReports
+from learner.training.reporting.step_reader import StepReader, StepsRead
+from learner.util.ownership import ThreadOwned
+
+
+class Delivery(ThreadOwned):
+    """Deliver the items of a run in order. It belongs to the reporter's thread, and its parts do as well.
+
+    Args:
+      files: of the run; None if nothing is written.
+      history: the values so far.
+      listeners: their threads.
+      reader: of the device's outputs.
+      host_metrics: of the run.
+      nonfinite: reports non-finite steps.
+      clock: seconds since 1970 (UTC), for events.
+      now: the clock of steps, in seconds.
+      epoch_values: the closed values of the current epoch that a checkpoint holds.
+
+    Attributes:
+      history: the value of every metric at every epoch and validation.
+      reader: see above.
+      nonfinite: see above.
+      stopped: the end of a member of a population while others train, or None.
+      summary: of the run, once it has ended.
+      handling: seconds of doing something with values that were read.
+    """
+
+    def __init__(
+        self,
+        files: RunFiles | NoFiles | None,
+        history: History,
+        listeners: Sequence[ListenerThread],
+        reader: StepReader,
+        host_metrics: HostMetrics,
+        nonfinite: NonFiniteReports,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+        epoch_values: Mapping[str, float | str] | None,
+    ):
+        self._files, self.history, self._listeners = files, history, listeners
+        self.reader, self._host_metrics, self.nonfinite = reader, host_metrics, nonfinite
+        self._clock, self._now = clock, now
+        self.stopped: MemberStop | None = None
+        self.summary: Mapping[str, Any] = {}
+        self.handling = 0.0
+        self._epoch_values: dict[str, float | str] = dict(epoch_values or {})
+        self._log_offsets_before_validation: Mapping[str, Any] | None = None
+        self._split_began: dict[str, float] = {}
+        self._epoch_began = now()
+
+    @property
+    def arrays(self) -> Arrays:
+        """See `HostMetrics`."""
+        return self._host_metrics.arrays
+
+    @property
+    def has_listeners(self) -> bool:
+        """True if somebody sees the values of steps besides the files."""
+        return bool(self._listeners)
+
+    def is_active(self, item: Item | None = None) -> bool:
+        """Return True unless a member of a population has ended, which the item may be part of."""
+        if self.nonfinite.halted is not None:
+            return False
+        stopped = self.stopped
+        ends = isinstance(item, EpochFinished) and stopped is not None and item.step == stopped.step
+        return stopped is None or (ends and stopped.ends_epoch)
+
+    def stop(self, stopped: MemberStop) -> None:
+        """End a member of a population: nothing more is delivered to it than the end of its epoch."""
+        self.stopped = stopped
+        if not stopped.ends_epoch:
+            self.journal_end()
+
+    @property
+    def end(self) -> MemberStop | None:
+        """The end of a member of a population, or None while it trains."""
+        if (halted := self.nonfinite.halted) is None:
+            return self.stopped
+        reason = f"on_nonfinite: {nonfinite_text(halted.kind, halted.step)}"
+        return MemberStop(reason, halted.epoch, halted.step, ends_epoch=False)
+
+    def journal_end(self) -> None:
+        """Write the end of a member of a population to its journal, as the others may train for long."""
+        if (end := self.end) is not None:
+            self.journal("stop", {"epoch": end.epoch, "step": end.step, "stopped_by": end.reason})
+
+    def claim(self) -> None:
+        """Make the current thread the owner of this and its parts."""
+        super().claim()
+        for part in (self.reader, self._host_metrics, self._host_metrics.rows, self.nonfinite):
+            part.claim()
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Deliver items in order. Dispatches that follow each other are read together."""
+        began, reading = self._now(), self.reader.reading
+        # Runs of dispatches: one wait and one transfer for all of a kind that are queued.
+        for kind, group in itertools.groupby(items, lambda x: x.kind if isinstance(x, StepsDispatched) else None):
+            if kind is not None:
+                self._deliver_steps([item for item in group if isinstance(item, StepsDispatched)])
+                continue
+            for item in group:
+                self.deliver_one(item)
+            self.reader.mark_busy()
+        self.handling += self._now() - began - (self.reader.reading - reading)
+
+    def deliver_one(self, item: Item) -> None:
+        """Deliver an item other than steps."""
+        # The host had dispatched these before it knew that a step ends the run: they describe steps that do not count.
+        of_steps = SplitFinished, EpochFinished, EpochStarted, SamplesLogged
+        if self.nonfinite.halted is not None and isinstance(item, of_steps):
+            return
+        if isinstance(item, SplitFinished):
+            with OomContext(item.split):
+                self.finish_split(item)
+        elif isinstance(item, ValidationAborted):
+            self._host_metrics.discard(item.split)
+            self._split_began.pop(item.split, None)
+        elif isinstance(item, EpochFinished):
+            self._finish_epoch(item)
+        elif isinstance(item, Callback):
+            item.fn()
+        elif isinstance(item, Query):
+            item.run()
+        elif isinstance(item, Event):
+            if isinstance(item, SamplesLogged) and self._files is not None:
+                self._files.write_samples(item.epoch, item.step, item.values)
+            self.emit(item)
+
+    def emit(self, event: Event) -> None:
+        """Send an event to the listeners."""
+        for listener in self._listeners:
+            listener.put(event)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _deliver_steps(self, dispatched: Sequence[StepsDispatched]) -> None:
+        read = self.reader.read(dispatched)
+        for _, pairs in itertools.groupby(read.pairs, lambda pair: (pair[0].split, pair[0].epoch)):
+            if self.nonfinite.halted is None:
+                self.deliver_group(StepsRead(list(pairs), read.seconds, read.computing))
+
+    def deliver_group(self, read: StepsRead) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Deliver dispatches of one split and epoch that were read together. Return the columns by metric, and the
+        weights of the steps.
+        """
+        first, last = read.pairs[0][0], read.pairs[-1][0]
+        total = sum(dispatched.count for dispatched, _ in read.pairs)
+        self._split_began.setdefault(last.split, self.reader.last_end - read.seconds * total)
+        columns, weights = self._measure(read)
+        count = len(weights)
+        if self._files is not None:
+            self._files.steps(last.split, last.epoch, columns, weights)
+        # This runs for every dispatch: without listeners no event is built.
+        if self._listeners:
+            event = StepsEnded(
+                self._clock(),
+                split=last.split,
+                epoch=last.epoch,
+                first=first.first,
+                count=count,
+                in_epoch=last.in_epoch - (total - count),
+                total=last.total,
+                step=last.step - (total - count),
+                values=columns,
+                weights=weights,
+                seconds=read.seconds * count,
+            )
+            self.emit(event)
+        return columns, weights
+
+    def _measure(self, read: StepsRead) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return the columns of some steps by metric, and their weights, up to a step that ends the run."""
+        codes = np.concatenate([values.nonfinite[: dispatched.count] for dispatched, values in read.pairs])
+        count = self.nonfinite.report(read.pairs[0][0], codes) if codes.any() else len(codes)
+        numbers = np.concatenate([values.numbers[: dispatched.count] for dispatched, values in read.pairs])[:count]
+        weights = np.concatenate([values.weights[: dispatched.count] for dispatched, values in read.pairs])[:count]
+        return self._host_metrics.update(read, numbers, weights), weights
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def finish_split(self, finished: SplitFinished) -> Values:
+        """Deliver the end of a split, and return its values by metric."""
+        split, epoch, step, at_step = finished.split, finished.epoch, finished.step, finished.at_step
+        values, pictures = self._compute(finished)
+        by_key = {f"{split}/{name}": value for name, value in values.items()}
+        self.nonfinite.report_split(split, epoch, values.get("Loss"))
+        now = self._now()
+        seconds = now - self._split_began.pop(split, now)
+        if self._files is not None:
+            self._files.close_split(split, epoch, values, at_step)
+            if at_step is not None:
+                self._files.journal("validation", epoch=epoch, step=step, values=by_key)
+        self.history.record(split, epoch, step, values)
+        if at_step is None:
+            self._epoch_values |= by_key
+        # After the files: a listener that reads the run's directory finds the values there.
+        self.emit(SplitEnded(self._clock(), split, epoch, step, values, seconds, at_step, pictures))
+        return values
+
+    def _compute(self, finished: SplitFinished) -> tuple[Values, Pictures]:
+        """Return the values of a split by metric, and the functions that draw those with a picture."""
+        return self._host_metrics.compute(finished, self.nonfinite.end_split(finished.split))
+
+    def _finish_epoch(self, finished: EpochFinished) -> None:
+        values, self._epoch_values = self._epoch_values, {}
+        now = self._now()
+        seconds, self._epoch_began = now - self._epoch_began, now
+        if self._files is not None:
+            self._files.journal("epoch", epoch=finished.epoch, step=finished.step, values=values)
+        self.journal_end()
+        self.emit(EpochEnded(self._clock(), finished.epoch, finished.step, values, seconds))
+
+    # -- the files -----------------------------------------------------------------------------------------------------
+
+    def journal(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Write a line of the journal."""
+        if self._files is not None:
+            self._files.journal(event, **fields)
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """Write the description of the model."""
+        if self._files is not None:
+            self._files.write_model(model)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary."""
+        self.summary = summary
+        if self._files is not None:
+            self._files.write_summary(summary)
+
+    def mark_logs(self) -> None:
+        """Record the log offsets before a validation: a checkpoint of one that is interrupted has these."""
+        if self._files is not None:
+            self._log_offsets_before_validation = self._files.position()
+
+    def flush_logs(self, progress: Mapping[str, Any]) -> None:
+        """Write the logs that a checkpoint's progress counts on to the disk. The saver's thread may call it, as it
+        changes nothing here.
+        """
+        if self._files is not None:
+            self._files.to_disk(progress["log"])
+
+    def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
+        """Return the reporter's part of a checkpoint at this place in the order of items.
+
+        All of it is copied, as the saver's thread writes it while this one continues.
+        """
+        assert self._files is not None
+        # A run that resumes within a validation, and stops before it begins again, has none: the logs end there.
+        before = self._log_offsets_before_validation if in_validation else None
+        log = self._files.position() if before is None else before
+        rows = self._host_metrics.rows.to_store() if with_rows else {}
+        states = self._host_metrics.get_states()
+        values, history = dict(self._epoch_values), self.history.copy().to_json
+        return ReporterSnapshot(log, values, states, rows, history, self.nonfinite.halted, self.stopped)

@@ -1,0 +1,170 @@
+"""The metrics of a run on the host: columns of steps, values of splits, states for checkpoints."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
+from learner.runs.appended import shortest
+from learner.runs.history import History
+from learner.training.reporting.messages import SplitFinished
+from learner.training.reporting.row_collector import RowCollector
+from learner.training.reporting.step_reader import StepsRead
+from learner.util.json_values import encode
+from learner.util.ownership import ThreadOwned
+from learner.util.text import short
+
+Values = dict[str, float | str]
+Pictures = dict[str, Callable[[], np.ndarray]]
+Arrays = dict[str, Callable[[], Any]]
+
+
+class HostMetrics(ThreadOwned):
+    """The host's part of all metrics. It belongs to the reporter's thread.
+
+    Args:
+      metrics: by split.
+      rows: of collecting metrics.
+      history: the values so far. An earlier process of the run has reported those that are undefined.
+      warn: shows a warning to people, and logs it.
+
+    Attributes:
+      arrays: by key, functions that return the newest values of metrics that are texts as arrays.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Sequence[MetricBase]],
+        rows: RowCollector,
+        history: History,
+        warn: Callable[[str], None],
+    ):
+        self._metrics, self.rows, self._warn = metrics, rows, warn
+        self.arrays: Arrays = {}
+        self._reported = _undefined_in(history)  # names of metrics that were reported as undefined
+
+    def update(self, read: StepsRead, numbers: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns of some steps of one split, by metric.
+
+        Args:
+          read: their dispatches.
+          numbers: `[count, metrics]`, of the device.
+          weights: `[count]`.
+        """
+        split, count = read.pairs[0][0].split, len(numbers)
+        rows = sum(dispatched.rows for dispatched, _ in read.pairs)
+        weight = float(weights.sum(dtype=np.float64))
+        columns, index = {}, 0
+        for metric in self._metrics[split]:
+            if isinstance(metric, Metric) and metric.numeric:
+                columns[metric.name] = numbers[:, index]
+                index += 1
+            elif isinstance(metric, HostMetric):
+                metric.on_batches(rows, weight)
+                columns[metric.name] = np.full(
+                    count, _checked_number(metric.name, metric.update(count, read.computing * count))
+                )
+        collecting = [metric for metric in self._metrics[split] if isinstance(metric, CollectingMetric)]
+        for dispatched, values in read.pairs:
+            self.rows.add(dispatched, values, collecting)
+        return columns
+
+    def compute(self, finished: SplitFinished, has_skips: bool) -> tuple[Values, Pictures]:
+        """Return the values of a split by metric, and the functions that draw those with a picture. The split begins
+        again. `has_skips`: some of its steps were skipped.
+        """
+        on_device = jax.device_get(dict(finished.values))
+        values: Values = {}
+        pictures: Pictures = {}
+        for metric in self._metrics.get(finished.split, ()):
+            if isinstance(metric, Metric):
+                value = on_device[metric.name]
+            elif isinstance(metric, CollectingMetric):
+                value = metric.compute(self.rows.rows(finished.split, metric.name))
+            else:
+                assert isinstance(metric, HostMetric)
+                value = metric.compute()
+                metric.reset()
+            values[metric.name] = _checked_number(metric.name, value) if metric.numeric else metric.text(value)
+            if not metric.numeric:
+                self.arrays[f"{finished.split}/{metric.name}"] = functools.partial(metric.arrays, value)
+            if callable(draw := getattr(metric, "picture", None)):
+                pictures[metric.name] = functools.partial(draw, value)
+        self.rows.discard(finished.split)
+        self._warn_of_undefined(finished, values, has_skips)
+        others = {name: _checked_number(name, value) for name, value in on_device.items() if name not in values}
+        return values | others, pictures
+
+    def discard(self, split: str) -> None:
+        """Drop what a validation that was interrupted has measured."""
+        self.rows.discard(split)
+        for metric in self._metrics.get(split, ()):
+            if isinstance(metric, HostMetric):
+                metric.reset()
+
+    def get_states(self) -> dict[str, dict[str, Any]]:
+        """Return the states of metrics on the host for a checkpoint as JSON, by split and name."""
+        states: dict[str, dict[str, Any]] = {}
+        for split, metrics in self._metrics.items():
+            for metric in metrics:
+                if isinstance(metric, HostMetric) and (state := metric.get_state()) is not None:
+                    # Encoded now: the metric may change its state before the saver's thread writes it.
+                    states.setdefault(split, {})[metric.name] = encode(state)
+        return states
+
+    def _warn_of_undefined(self, finished: SplitFinished, values: Mapping[str, float | str], has_skips: bool) -> None:
+        """Warn once of each metric whose value is NaN, unless a report of the steps has explained it."""
+        loss_is_finite = math.isfinite(float(values.get("Loss", math.nan)))
+        for metric in self._metrics.get(finished.split, ()):
+            value = values[metric.name]
+            if not isinstance(value, float) or not math.isnan(value) or metric.name in self._reported:
+                continue
+            # A loss that is not finite explains every metric made of it.
+            if not loss_is_finite and "loss" in getattr(metric, "fields", ()):
+                continue
+            # Skipped steps have no value, and were reported when they were read.
+            if has_skips and getattr(metric, "per_step", False):
+                continue
+            self._reported.add(metric.name)
+            self._warn(
+                f"{finished.split}/{metric.name} of epoch {finished.epoch} is not defined (NaN), which is said once: "
+                f"{metric.undefined}"
+            )
+
+
+def _undefined_in(history: History) -> set[str]:
+    """Return the names of metrics that had a NaN in a split whose loss was a number at that step."""
+    names = set()
+    for key in history:
+        split, name = key.split("/", 1)
+        steps = {step for _, step, value in history.points(key) if isinstance(value, float) and math.isnan(value)}
+        losses = history.points(f"{split}/Loss") if steps and f"{split}/Loss" in history else []
+        explained = {step for _, step, value in losses if not math.isfinite(float(value))}
+        if steps - explained:
+            names.add(name)
+    return names
+
+
+def _checked_number(name: str, value: Any) -> float:
+    """Return the value of a metric as a number; None is one that is not defined."""
+    try:
+        return math.nan if value is None else shortest(value)
+    except (TypeError, ValueError, OverflowError):
+        raise LearnerError(
+            f"the metric {name} returned {_shown(value)}, which is not one number. For a text, a table or an array set "
+            "numeric = False, and write text(self, value), which returns what is shown",
+            code="metric-value-not-a-number",
+            name=name,
+        ) from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return short(repr(value))
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return f"an {type(value).__name__} of too many digits"

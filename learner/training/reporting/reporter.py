@@ -1,0 +1,426 @@
+"""The reporter: a thread that reads what the device computed, in order, and writes the run's files.
+
+It is part of the run: an error here is raised in `fit`, and a full queue makes the loop wait. All knowledge of a run on
+the host (history, log offsets, collected rows) is here, in order, so `snapshot` gives checkpoints their part of it.
+
+This module has the queue and the thread; `learner.training.reporting.delivery` has what is done with each item.
+"""
+
+import dataclasses
+import itertools
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from learner.events import EpochStarted, Event, ListenerThread, Message, Saved
+from learner.metrics.base import MetricBase
+from learner.runs.history import History
+from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.steps.finite import NonFinitePolicy
+from learner.training.programs.in_flight import InFlightLimiter
+from learner.training.reporting.delivery import Delivery
+from learner.training.reporting.host_metrics import Arrays, HostMetrics
+from learner.training.reporting.messages import (
+    Callback,
+    Item,
+    MemberStop,
+    NonFiniteStop,
+    Query,
+    ReporterSnapshot,
+    StepsDispatched,
+)
+from learner.training.reporting.nonfinite_reports import NonFiniteReports
+from learner.training.reporting.population_delivery import PopulationDelivery
+from learner.training.reporting.row_collector import RowCollector
+from learner.training.reporting.step_reader import StepReader
+from learner.training.reporting.timing import StepTimeEstimator
+from learner.util.device_threads import device_thread
+from learner.util.ownership import ThreadOwned
+
+D = TypeVar("D", bound=Delivery)
+POLL_SECONDS = 1
+MOST_QUEUED = 256  # hand-overs of the loop; the loop waits for room
+MOST_AT_ONCE = 32  # hand-overs that are read together
+SECONDS_UNSENT = 0.005  # of steps that are handed over together; at most a quarter of what may be in flight
+
+
+@dataclasses.dataclass(frozen=True)
+class ReporterTimes:
+    """Counts of the loop and the reporter, for a profile.
+
+    Attributes:
+      dispatches: of training and validation.
+      blocked: seconds for which the loop waited until it might dispatch more.
+      reading: seconds for which the reporter waited for values of the device.
+      handling: seconds for which it did something with them.
+    """
+
+    dispatches: int
+    blocked: float
+    reading: float
+    handling: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberValues:
+    """What a reporter delivers the values of a member of a population with; see the arguments of `Reporter`."""
+
+    files: RunFiles | NoFiles | None
+    listeners: Sequence[ListenerThread]
+    warn: Callable[[str], None]
+    metrics: Mapping[str, Sequence[MetricBase]]
+    history: History
+    collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None
+    row_trees: Mapping[str, Any] | None = None
+    epoch_values: Mapping[str, float | str] | None = None
+    halted: NonFiniteStop | None = None
+    stopped: MemberStop | None = None
+
+
+class _LoopSide(ThreadOwned):
+    """The loop's side of a reporter.
+
+    Attributes:
+      estimator: of the time of steps.
+      unsent: items that wait to be handed over together.
+      unsent_seconds: the estimate of what their steps take.
+      announced: the newest epoch that was announced.
+      dispatches: so far.
+      blocked: seconds of waiting until another dispatch may be in flight.
+    """
+
+    def __init__(self, estimator: StepTimeEstimator) -> None:
+        self.estimator = estimator
+        self.unsent: list[Item] = []
+        self.unsent_seconds = 0.0
+        self.announced: int | None = None
+        self.dispatches = 0
+        self.blocked = 0.0
+
+
+class Reporter(ThreadOwned):
+    """Deliver a run's items in order: device values to files and history, events to listeners. Its attributes belong to
+    its own thread; `_loop` belongs to the loop's.
+
+    Args:
+      metrics: by split.
+      files: of the run; None if nothing is written.
+      history: the values so far.
+      listeners: their threads.
+      estimator: is given the time of steps.
+      clock: seconds since 1970 (UTC), for events.
+      collected: rows of collecting metrics that a checkpoint holds.
+      row_trees: the structures of those rows, by metric.
+      epoch_values: the closed values of the current epoch that a checkpoint holds.
+      policy: of steps that are not finite; None if they are not reported.
+      log: of the application.
+      warn: shows a warning to people, and logs it.
+      limiter: of dispatches in flight.
+      check_peers: called now and then during a wait; it raises if another process has failed.
+      now: the clock of steps, in seconds.
+      steps_per_epoch: None if that is not known.
+      members: of a population, whose means the run then has.
+      lanes: the member of each place on the leading axis of the values.
+
+    Attributes:
+      log: see above.
+      warn: see above.
+      steps_per_epoch: see above.
+      limiter: see above.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Sequence[MetricBase]],
+        files: RunFiles | NoFiles | None,
+        history: History,
+        listeners: Sequence[ListenerThread],
+        estimator: StepTimeEstimator,
+        clock: Callable[[], float] = time.time,
+        collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None,
+        *,
+        row_trees: Mapping[str, Any] | None = None,
+        epoch_values: Mapping[str, float | str] | None = None,
+        policy: NonFinitePolicy | None = None,
+        log: logging.Logger | None = None,
+        warn: Callable[[str], None] = lambda text: None,
+        limiter: InFlightLimiter | None = None,
+        check_peers: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.perf_counter,
+        steps_per_epoch: int | None = None,
+        members: Sequence[MemberValues] = (),
+        lanes: Sequence[int] | None = None,
+    ):
+        self.log, self.warn = log or logging.getLogger(__name__), warn
+        self.steps_per_epoch = steps_per_epoch
+        self.limiter = limiter or InFlightLimiter()
+        self._clock, self._now, self._check_peers = clock, now, check_peers
+        # Built by the loop's thread and claimed by the reporter's in `_work`, which alone writes to them from then on.
+        reader = StepReader(estimator, self.limiter, now)
+
+        def delivery(kind: type[D], of: MemberValues) -> D:
+            rows = RowCollector(of.collected, of.row_trees)
+            host_metrics = HostMetrics(of.metrics, rows, of.history, of.warn)
+            nonfinite = NonFiniteReports(policy, self.log, of.warn)
+            nonfinite.halted = of.halted
+            values = of.epoch_values
+            result = kind(of.files, of.history, of.listeners, reader, host_metrics, nonfinite, clock, now, values)
+            result.stopped = of.stopped
+            return result
+
+        own = MemberValues(files, listeners, warn, metrics, history, collected, row_trees, epoch_values)
+        self._members = [delivery(Delivery, of) for of in members]
+        self._population = delivery(PopulationDelivery, own) if self._members else None
+        if self._population is not None:
+            self._population.members, self._population.lanes = self._members, lanes or ()
+        self._delivery: Delivery = self._population or delivery(Delivery, own)
+        self._error: BaseException | None = None
+        self._loop = _LoopSide(estimator)
+        self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
+        self._space = threading.Semaphore(MOST_QUEUED)
+        self._thread = device_thread(self._work, "learner-reporter")
+        self._thread.start()  # the last line: from here on the attributes belong to that thread
+
+    # -- the loop's side -----------------------------------------------------------------------------------------------
+
+    def acquire(self, kind: str, steps: int) -> None:
+        """Block until a dispatch of `steps` steps (batches, for the kind `valid`) may be in flight."""
+        full, began = self.limiter.full, self._now()
+        if full:
+            self._hand_over()  # before the wait: the slots of these dispatches are freed when they are read
+        seconds = self._loop.estimator.seconds(kind, steps)
+        while not self.limiter.acquire(math.inf if seconds is None else seconds, POLL_SECONDS):
+            self._check_peers()
+        self._loop.dispatches += 1
+        if full:
+            self._loop.blocked += self._now() - began
+
+    def put(self, item: Item) -> None:
+        """Queue an item. Blocks while the queue is full; raises the error of the reporter's thread, if any.
+
+        Short dispatches are handed over several at once: waking a thread for each costs more than they take.
+        """
+        self.check()
+        loop = self._loop
+        loop.unsent.append(item)
+        seconds = loop.estimator.seconds(item.kind, item.count) if isinstance(item, StepsDispatched) else None
+        loop.unsent_seconds += math.inf if seconds is None else seconds
+        is_long = loop.unsent_seconds + (seconds or 0.0) > SECONDS_UNSENT  # with one more like it
+        if is_long or 4 * len(loop.unsent) >= self.limiter.most:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._loop.unsent:
+            # The queue itself has no bound, since `put_nowait` must not wait: the semaphore bounds the loop alone.
+            self._space.acquire()
+            # Replaced first: a signal between the two lines may lose items of a run that ends, but sends none twice.
+            items, self._loop.unsent, self._loop.unsent_seconds = self._loop.unsent, [], 0.0
+            self._queue.put((items, True))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Announce an epoch before its first dispatch, once."""
+        if self._loop.announced != epoch:
+            self._loop.announced = epoch
+            self.put(EpochStarted(self._clock(), epoch, self.steps_per_epoch))
+
+    def mark_logs(self) -> None:
+        """Record the log offsets before a validation: a checkpoint of one that is interrupted has these."""
+        self.put(Callback(self._delivery.mark_logs))
+
+    def newest(self, at: int | None = None, member: int | None = None) -> dict[str, float | str]:
+        """Wait for the values of all steps, and return the newest value of every metric, or of those that were measured
+        at a step. `member`: of a population, whose values they are.
+        """
+        self.wait()  # afterwards this thread may read the history: the reporter has nothing to do
+        history = self.history_of(member)
+        last = {key: history.last(key) for key in history}
+        return {key: point.value for key, point in last.items() if point is not None and at in (None, point.step)}
+
+    def journal(self, event: str, member: int | None = None, **fields: Any) -> None:
+        """Write a line of the journal, in order. `member`: of a population, whose journal it is."""
+        self.put(Callback(lambda: self._delivery_of(member).journal(event, fields)))
+
+    def write_model(self, model: Mapping[str, Any], member: int | None = None) -> None:
+        """Write the description of the model, in order."""
+        self.put(Callback(lambda: self._delivery_of(member).write_model(model)))
+
+    def write_summary(self, summary: Mapping[str, Any], member: int | None = None) -> None:
+        """Write the summary, in order, and wait for it."""
+        self.put(Callback(lambda: self._delivery_of(member).write_summary(summary)))
+        self.wait()
+
+    def emit(self, event: Event, member: int | None) -> None:
+        """Send an event to the listeners of a member of a population, in order, or to those of the run."""
+        self.put(Callback(lambda: self._delivery_of(member).emit(event)))
+
+    def _delivery_of(self, member: int | None) -> Delivery:
+        return self._delivery if member is None else self._members[member]
+
+    def idle(self, since: float) -> float:
+        """Return the seconds since then, by the clock of steps, in which the device had nothing to do."""
+        unsent = sum(isinstance(item, StepsDispatched) for item in self._loop.unsent)
+        return self.limiter.idle(since, self._now(), unsent)
+
+    def wait(self) -> None:
+        """Block until every item that was put before is delivered."""
+        delivered = threading.Event()
+        self.put(Callback(delivered.set))
+        for waits in itertools.count(1):
+            if delivered.wait(0.1):
+                break
+            self.check()  # a reporter that has failed delivers nothing more
+            if waits % (10 * POLL_SECONDS) == 0:
+                self._check_peers()
+        self.check()
+
+    def close(self, seconds: float | None = None) -> None:
+        """Deliver the queued items, and end the thread. This raises nothing. If the reporter hangs, it is abandoned
+        after `seconds`.
+        """
+        # Without waiting for room: a reporter that hangs would hold this thread as well.
+        self._queue.put((self._loop.unsent, False))
+        self._queue.put((None, False))
+        self._thread.join(seconds)
+
+    # -- any thread ----------------------------------------------------------------------------------------------------
+
+    def put_nowait(self, item: Item) -> None:
+        """Queue an item from another thread, without waiting."""
+        self._queue.put(([item], False))
+
+    def notify(self, text: str, log: bool = False) -> None:
+        """Show a message to people, without waiting. `log`: also write it to the log."""
+        if log:
+            self.log.info("%s", text)
+        self.put_nowait(Message(self._clock(), logging.INFO, text))
+
+    def report_save(self, epoch: int, step: int, path: Path, seconds: float) -> None:
+        """Report a complete checkpoint, without waiting: the reporter may wait for the saver, which calls this."""
+        self.put_nowait(Callback(lambda: self._delivery.journal("save", {"step": step, "path": str(path)})))
+        self.put_nowait(Saved(self._clock(), epoch, step, path, seconds))
+
+    def flush_logs(self, progress: Mapping[str, Any]) -> None:
+        """Write the logs that a checkpoint's progress counts on to the disk, on the thread that calls this."""
+        self._delivery.flush_logs(progress)
+
+    def check(self) -> None:
+        """Raise the error of the reporter's thread, with its own traceback."""
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the reporter's thread, or None."""
+        return self._error
+
+    @property
+    def history(self) -> History:
+        """The value of every metric at every epoch and validation. Other threads may read it after `wait`."""
+        return self._delivery.history
+
+    @property
+    def arrays(self) -> Arrays:
+        """By key, functions that return the newest values of metrics that are texts as arrays; read as `history`."""
+        return self._delivery.arrays
+
+    def history_of(self, member: int | None) -> History:
+        """Return the history of a member of a population, or that of the run; see `history`."""
+        return self._delivery_of(member).history
+
+    @property
+    def halted(self) -> NonFiniteStop | None:
+        """The step that ended the run, or None. Steps that were dispatched after it leave no trace."""
+        return self._delivery.nonfinite.halted
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The summary of the run, once it has ended."""
+        return self._delivery.summary
+
+    def is_active(self, member: int) -> bool:
+        """Return True unless a member of a population has ended. Other threads may ask after `wait`."""
+        return self._members[member].is_active()
+
+    @property
+    def has_stopped_members(self) -> bool:
+        """Return True if early stopping or halving has ended a member of a population; see `is_active`."""
+        return any(member.stopped is not None for member in self._members)
+
+    def end_of(self, member: int | None) -> MemberStop | None:
+        """Return the end of a member of a population while others train, or None; see `is_active`."""
+        return None if member is None else self._members[member].end
+
+    def journal_end(self, member: int) -> None:
+        """Write the end of a member of a population to its journal, in order, if it has ended."""
+        self.put(Callback(self._members[member].journal_end))
+
+    def stop_member(self, member: int, stopped: MemberStop) -> None:
+        """End a member of a population, in order, and wait for it."""
+        self.put(Callback(lambda: self._members[member].stop(stopped)))
+        self.wait()
+
+    def set_lanes(self, lanes: Sequence[int]) -> None:
+        """Set the member of each place on the leading axis of values that are put from now on."""
+        self.put(Callback(lambda: setattr(self._population, "lanes", lanes)))
+
+    def summary_of(self, member: int) -> Mapping[str, Any]:
+        """Return the summary of a member of a population, once it has ended."""
+        return self._members[member].summary
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Seconds so far of `train` and `valid` steps, without compiling and waiting for batches."""
+        return self._delivery.reader.spent
+
+    @property
+    def times(self) -> ReporterTimes:
+        """Counts for a profile, on the loop's thread."""
+        loop, delivery = self._loop, self._delivery
+        return ReporterTimes(loop.dispatches, loop.blocked, delivery.reader.reading, delivery.handling)
+
+    # -- the reporter's thread -----------------------------------------------------------------------------------------
+
+    def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
+        """Return the reporter's part of a checkpoint at this place in the order of items: call it from a `Query`."""
+        return self._delivery.snapshot(in_validation, with_rows)
+
+    def _work(self) -> None:
+        self.claim()
+        self._delivery.claim()
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        """Deliver what is queued. Return False after the last item.
+
+        It is a function, so that nothing is left of the items when the thread waits for others: they hold buffers of
+        the device and answers of queries, which hold copies of the state.
+        """
+        batches = [self._queue.get()]
+        while len(batches) < MOST_AT_ONCE and not self._queue.empty():
+            batches.append(self._queue.get())
+        items = [item for batch, _ in batches for item in batch or ()]
+        if self._error is None:
+            try:
+                self._delivery.deliver(items)
+            except BaseException as error:
+                # The error first: a loop that the limiter lets through must find it at its next `put`.
+                self._error = error
+                self.limiter.open()
+        if self._error is not None:
+            # Also after the failure: the saver must not wait for an answer that nobody will give.
+            for item in items:
+                if isinstance(item, Query):
+                    item.fail(self._error)
+        # Also after a failure, so that a loop that waits for room gets to its next check.
+        for _, counted in batches:
+            if counted:
+                self._space.release()
+        return all(batch is not None for batch, _ in batches)

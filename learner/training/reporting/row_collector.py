@@ -1,0 +1,101 @@
+"""The rows that collecting metrics need until their split ends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.base import CollectingMetric
+from learner.steps.buffers import StepOutputs
+from learner.training.reporting.messages import StepsDispatched
+from learner.util.ownership import ThreadOwned
+
+PyTree = Any
+
+
+class RowCollector(ThreadOwned):
+    """The collected rows by split and metric. It belongs to the reporter's thread.
+
+    Args:
+      collected: the rows that a checkpoint holds: by split and metric, lists of the leaves of each batch.
+      row_trees: the structures of those rows, by metric.
+    """
+
+    def __init__(
+        self, collected: dict[str, dict[str, list[list[np.ndarray]]]] | None, row_trees: Mapping[str, Any] | None
+    ):
+        self._collected = collected or {}
+        self._row_trees: dict[str, Any] = dict(row_trees or {})
+        self._padded: set[tuple[str, str]] = set()  # splits and names of metrics
+
+    def add(self, dispatched: StepsDispatched, values: StepOutputs, collecting: Sequence[CollectingMetric]) -> None:
+        """Append the rows of a dispatch for each of its collecting metrics."""
+        if not collecting:
+            return
+        # Batches in the order in which they were trained: those of the loop's buffer first, the ragged ones after it.
+        tails = values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []
+        full = dispatched.batches - len(tails)
+        # Those of steps that were skipped as not finite count in no metric.
+        kept = np.asarray(values.nonfinite[: dispatched.count]) <= 0
+        if not kept[-1]:  # the step that the ragged batches belong to
+            tails = [jax.tree.map(lambda x: x[:0], tail) for tail in tails]
+        parts = [jax.tree.map(lambda x: _flatten(x, full, kept), values.rows)] if values.rows else []
+        by_metric = self._collected.setdefault(dispatched.split, {})
+        self._padded |= {(dispatched.split, metric.name) for metric in collecting if metric.pads_rows}
+        for part in [*parts, *tails]:
+            for metric, rows in zip(collecting, part, strict=True):
+                leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
+                by_metric.setdefault(metric.name, []).append(leaves)
+
+    def rows(self, split: str, name: str) -> PyTree:
+        """Return all rows of a split for one metric, in order."""
+        return self._row_trees[name].unflatten(self._columns(split, name))
+
+    def discard(self, split: str) -> None:
+        """Drop the rows of a split."""
+        self._collected.pop(split, None)
+
+    def to_store(self) -> dict[str, Any]:
+        """Return the rows for a checkpoint: arrays by split, by the number of the metric and by that of the leaf."""
+        rows: dict[str, Any] = {}
+        for split, metrics in self._collected.items():
+            for index, name in enumerate(metrics):
+                columns = {str(i): column for i, column in enumerate(self._columns(split, name))}
+                rows.setdefault(split, {})[str(index)] = columns
+        return rows
+
+    def _columns(self, split: str, name: str) -> list[np.ndarray]:
+        """Return the leaves of all rows of a split for one metric."""
+        columns = list(zip(*self._collected.get(split, {}).get(name, []), strict=True))
+        for column in columns:
+            if len(shapes := {rows.shape[1:] for rows in column}) > 1 and (split, name) not in self._padded:
+                raise LearnerError(
+                    f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
+                    "to one length",
+                    code="metric-row-shapes-differ",
+                    name=name,
+                    split=split,
+                )
+        return [np.concatenate(_pad(column)) for column in columns]
+
+
+def _pad(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return arrays `[rows, ...]` of one shape but for the rows, with zeros behind the shorter ones."""
+    longest = np.max([rows.shape[1:] for rows in parts], axis=0)
+    margins = [longest - rows.shape[1:] for rows in parts]
+    return [
+        np.pad(rows, [(0, 0), *((0, n) for n in margin)]) if margin.any() else rows
+        for rows, margin in zip(parts, margins, strict=True)
+    ]
+
+
+def _flatten(buffer: np.ndarray, batches: int, kept: np.ndarray) -> np.ndarray:
+    """Return the rows of the first micro-batches of a buffer `[steps, micro-batches, rows, ...]`, as `[all rows,
+    ...]`. What is behind them in the buffer was never written. `kept`: of which of the steps, bool.
+    """
+    written = buffer.reshape(-1, *buffer.shape[2:])[:batches]
+    if not kept.all():
+        written = written[np.repeat(kept, buffer.shape[1])[:batches]]
+    return written.reshape(-1, *buffer.shape[3:])

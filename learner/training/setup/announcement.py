@@ -1,0 +1,257 @@
+"""The lines and events of a run's start and of its end: in the journal, in the log, and for the listeners."""
+
+import dataclasses
+import logging
+import math
+import operator
+import os
+import time
+from typing import Any
+
+from learner.events import Message, MetricInfo, RunEnded, RunStarted
+from learner.models.array_info import array_infos, model_json
+from learner.optimizers.schedule_resolution import schedules_in
+from learner.runs.evaluations import read_evaluations, summaries
+from learner.runs.history import summarize
+from learner.schedules.resolve import early_end, not_reached
+from learner.training.checks.population_checks import state_bytes
+from learner.training.feed.inputs import run_length
+from learner.training.files.run_metadata import run_metadata
+from learner.training.files.run_outputs import Outputs
+from learner.training.monitors import monitor_of
+from learner.training.options import Options
+from learner.training.population import Member
+from learner.training.reporting.messages import MemberStop
+from learner.training.reporting.timing import format_breakdown
+from learner.training.run import Run
+from learner.training.setup.dispatch_plan import Planned
+from learner.training.spec import RunSpec
+from learner.util.text import count, short, size
+
+
+def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -> None:
+    """Announce the start of a run whose model has this many parameters."""
+    p, options, reporter = run.position, run.options, run.reporter
+    _announce(run, spec, parameters, options, None)
+    for member, own in zip(spec.members, outputs.members, strict=True):
+        _announce(run, spec, parameters, own.options, member)
+    if spec.members:
+        reporter.notify(population_text(spec), log=True)
+    _announce_initial(run, spec)
+    _notify_of_large_batch(run, spec)
+    _log_early_end(run, spec)
+    _warn_of_selections(run, spec)
+    if not options.metric_files:
+        reporter.log.info(
+            "values of single steps go to loggers only: metric_loggers(only=...) replaces the metric files"
+        )
+    for split in ("train", *spec.inputs.valid):
+        epoch = p.epoch if split == "train" else 1
+        for text in spec.inputs.source(split).describe(epoch):
+            reporter.log.info("%s: epoch %d is %s", split, epoch, text)
+    reporter.log.info("start at epoch %d, step %d", p.epoch, p.step)
+
+
+def population_text(spec: RunSpec) -> str:
+    """Return the line about the members of a population."""
+    order = f"they share the data and its order (seed {spec.options.seed}); values below are their means"
+    if spec.options.population.data_order == "own":
+        order = "each has a copy of the data in an order of its own; values below are their means"
+    each, members = state_bytes(spec.member_state), len(spec.members)
+    memory = f"{size(each)} of parameters, gradients and optimizer state each, {size(each * members)} together"
+    number, waves = spec.options.population.wave or (1, 1)
+    wave = f"wave {number} of {waves}: " if waves > 1 else ""
+    return f"{wave}a population of {count(members, 'member')} in one program, with {memory}: {order}"
+
+
+def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member: Member | None) -> None:
+    """Announce the start in the files and for the listeners of a run, or of a member of a population."""
+    p, resumed, reporter = run.position, spec.restored is not None, run.reporter
+    index = None if member is None else member.index
+    ended = reporter.end_of(index)  # before the checkpoint that the others resume from
+    epoch, step = (p.epoch, p.step) if ended is None else (ended.epoch, ended.step)
+    infos, history = _metric_infos(spec, member), reporter.history_of(index)
+    metadata = _metadata(spec, options, member) if spec.processes.index == 0 else {}
+    metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
+    fields = {"epoch": epoch, "step": step, "resumed": resumed, "metrics": metrics, **metadata}
+    fields |= {"steps_per_epoch": reporter.steps_per_epoch, "fingerprint": spec.fingerprint}
+    reporter.write_model(
+        model_json(array_infos(spec.step.adapter, spec.member_state.params, spec.member_state.model_state)), index
+    )
+    reporter.journal("start", member=index, **fields)
+    if index is not None:
+        reporter.journal_end(index)
+    if options.show_summary and member is None:
+        spec.overview(Planned(options, spec.step, spec.state, spec.inputs, run.runner, run.feeder), run)
+    reporter.emit(
+        RunStarted(
+            time.time(),
+            options.directory,
+            options.num_epochs,
+            options.num_steps,
+            reporter.steps_per_epoch,
+            infos,
+            parameters,
+            epoch,
+            step,
+            resumed,
+            history={key: tuple(history.points(key)) for key in history},
+            monitor=monitor_of(options, list(spec.inputs.valid))[0],
+            shown=options.shown,
+            **metadata,
+        ),
+        index,
+    )
+
+
+def _metadata(spec: RunSpec, options: Options, member: Member | None) -> dict[str, Any]:
+    """Return the metadata of a run, or what those of a run by itself with the settings of a member are."""
+    step, settings = spec.step, spec.fingerprint["settings"]
+    if member is not None and step.optimizer is not None:
+        step = dataclasses.replace(step, optimizer=member.optimizer(step.optimizer))
+    metadata = run_metadata(options, step, settings)
+    if member is not None:
+        metadata["config"] |= member.values
+    elif spec.members:
+        metadata["config"]["population"] = {
+            name: [m.values[name] for m in spec.members] for name in spec.members[0].values
+        }
+    return metadata
+
+
+def _metric_infos(spec: RunSpec, member: Member | None = None) -> tuple[MetricInfo, ...]:
+    """Return the metrics of a run, or of a member of a population, whose own values are means of numbers."""
+    infos = spec.options.metric_infos(spec.splits)
+    return tuple(info for info in infos if info.numeric or member is not None or not spec.members)
+
+
+def _announce_initial(run: Run, spec: RunSpec) -> None:
+    """Announce the arrays that came from another run's checkpoint."""
+    log, report = run.reporter.log, spec.definition.init_report
+    if report is not None and spec.restored is None:
+        for text in (report.line, *report.details):
+            log.info("%s", text)
+        run.reporter.put(Message(time.time(), logging.INFO, report.line))
+        if report.warning is not None:
+            run.warn(report.warning)
+    elif spec.options.initial is not None:
+        log.info("initial_from is ignored: the run resumes from a checkpoint of its own")
+
+
+def _notify_of_large_batch(run: Run, spec: RunSpec) -> None:
+    facts = spec.inputs.source("train").fingerprint()
+    rows, batch_size = facts["rows"], facts["batch_size"]
+    if rows is not None and batch_size is not None and batch_size > rows:
+        text = f"the batch size is {batch_size:,}, and the train data has {count(rows, 'row')}: an epoch is one batch"
+        run.reporter.notify(text, log=True)
+
+
+def _log_early_end(run: Run, spec: RunSpec) -> None:
+    """Schedules that are shorter than the run: in the log, and for people where nothing is learnt from there on. What
+    of a schedule is not reached is in the log, too.
+    """
+    steps = run_length(run.options, spec.inputs.source("train").batches).steps
+    if steps is None:
+        return
+    for place, schedule in schedules_in(spec.step.schedule, spec.step.optimizer):
+        before = f"{place}: " if place else ""
+        ends = early_end(schedule, steps)
+        if ends is not None and ends[1]:
+            run.warn(f"{before}{ends[0]}, so that nothing is learnt{' there' if place else ''}")
+        elif ends is not None:
+            run.reporter.log.info("%s%s", before, ends[0])
+        for text in not_reached(schedule, steps):
+            run.reporter.log.info("%s%s", before, text)
+
+
+def _warn_of_selections(run: Run, spec: RunSpec) -> None:
+    """Warn people about halving and exploit that would do nothing."""
+    options, per_epoch = run.options, run.reporter.steps_per_epoch
+    steps = run_length(options, spec.inputs.source("train").batches).steps
+    if steps is None or per_epoch is None:
+        return
+    schedule = options.valid_schedule(list(spec.inputs.valid))
+    for selection in (options.halving, options.exploit):
+        if selection is not None and not selection.is_ever_due(schedule, steps, per_epoch):
+            run.warn(
+                f"{selection.name} ranks no members: before the last epoch, none of those that every_epochs="
+                f"{selection.every_epochs} chooses ends with a value of {selection.monitor.monitor}"
+            )
+
+
+def announce_end(run: Run, spec: RunSpec, outputs: Outputs) -> None:
+    """Announce the end: in `summary.json`, in the journal, in the log and for the listeners."""
+    reporter, p = run.reporter, run.position
+    seconds, reason = time.monotonic() - run.stop.began, run.stop.stopped_by
+    epoch, step = p.shown_epoch, p.step
+    parts = run.timer.spent.split(seconds, reporter.spent)
+    rounded = {name: round(value, 6) for name, value in parts.items()}
+    for member, own in zip(spec.members, outputs.members, strict=True):
+        _announce_end(run, spec, own.options, member, rounded, seconds)
+    if spec.members and (text := best_text(run, spec)):
+        reporter.notify(text, log=True)
+    _announce_end(run, spec, run.options, None, rounded, seconds)
+    text = format_breakdown(parts)
+    reporter.log.info("ended by %s at epoch %d, step %d, after %.1f s (%s)", reason, epoch, step, seconds, text)
+
+
+def best_text(run: Run, spec: RunSpec) -> str | None:
+    """Return the line about the best member of a population by the monitored metric, or None if none is finite."""
+    monitor, higher = monitor_of(run.options, list(spec.inputs.valid))
+    points = [(run.reporter.history_of(m.index).best(monitor, higher), m) for m in spec.members]
+    numbers = [(float(p.value), p.epoch, m) for p, m in points if p is not None and math.isfinite(float(p.value))]
+    if not numbers:
+        return None
+    value, epoch, member = (max if higher else min)(numbers, key=operator.itemgetter(0))
+    return f"best {monitor}: {short(value)} at epoch {epoch} of {member.name}"
+
+
+def _announce_end(
+    run: Run, spec: RunSpec, options: Options, member: Member | None, parts: dict[str, float], seconds: float
+) -> None:
+    """Announce the end of a run, or of a member of a population, which may have ended earlier."""
+    reporter, p, reason = run.reporter, run.position, run.stop.stopped_by
+    index = None if member is None else member.index
+    epoch, step, epochs = p.shown_epoch, p.step, p.epoch - 1
+    ended = reporter.end_of(index)
+    if ended is not None:
+        epoch, step, reason = ended.epoch, ended.step, ended.reason
+        epochs = epoch if ended.ends_epoch else epoch - 1
+    summary = summarize(
+        reporter.history_of(index),
+        _metric_infos(spec, member),
+        directory=options.directory,
+        epochs=epochs,
+        steps=step,
+        stopped_by=reason,
+        checkpoints=_checkpoints(run, options, ended),
+    )
+    summary["metrics"] |= summaries(read_evaluations(options.directory))
+    reporter.write_summary(summary, index)
+    event = "end" if reason in ("num_epochs", "num_steps") else "stop"
+    if ended is None:  # otherwise the journal has it
+        reporter.journal(event, member=index, epoch=epoch, step=step, stopped_by=reason, seconds=parts)
+    shown = {**summary, "seconds": parts}
+    reporter.emit(RunEnded(time.time(), epoch, step, reason, shown, seconds, options.show_summary), index)
+
+
+def _checkpoints(run: Run, options: Options, ended: MemberStop | None) -> list[dict[str, Any]]:
+    """Return the checkpoints of the run, which in a population hold all members. Those after the end of a member have
+    its last state: the first of them stands for all.
+    """
+    if run.saver is None:
+        return []
+    store = run.saver.store
+    best = store.best()
+
+    def path_of(step: int) -> str:
+        path = str(store.path(step))
+        return path if "://" in path or options is run.options else os.path.relpath(path, options.directory)
+
+    listed: dict[int, dict[str, Any]] = {}
+    for e in store.entries:
+        step, epoch = e.step, e.epoch
+        if ended is not None and step > ended.step:
+            step, epoch = ended.step, ended.epoch if ended.ends_epoch else None
+        listed.setdefault(step, {"epoch": epoch, "step": step, "path": path_of(e.step), "best": e == best})
+    return list(listed.values())

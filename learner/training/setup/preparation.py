@@ -1,0 +1,205 @@
+"""What a run needs before its first step: programs, feeders and the first state. Programs follow from shapes, so that a
+CPU compiles some while others are traced, and the first step while the model is made.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from learner.distributed.consensus import Consensus
+from learner.steps.train_state import TrainState
+from learner.training.feed.dispatches import Feeder
+from learner.training.feed.group import bytes_of
+from learner.training.feed.inputs import unused_batch_size
+from learner.training.files.run_outputs import Outputs
+from learner.training.preflight import RunPlan
+from learner.training.programs.compilation import CompileTimes, compilation_cache
+from learner.training.programs.executor import Runner
+from learner.training.programs.oom import MemoryFootprint
+from learner.training.reporting.timing import StepTimeEstimator
+from learner.training.setup.dispatch_plan import StepLimit, build_feeder, lanes_of, make_runner
+from learner.training.spec import Restored
+from learner.util.executables import compile_threads
+
+
+class EarlyMessages:
+    """Messages for the log and the listeners of a run, which are kept until these are open."""
+
+    def __init__(self) -> None:
+        self._early: list[tuple[int, str]] = []
+        self._outputs: Outputs | None = None
+
+    def info(self, text: str) -> None:
+        """Write a line to the log."""
+        self._write(logging.INFO, text)
+
+    def warn(self, text: str) -> None:
+        """Write a warning to the log, and send it to the listeners. Any thread may call it."""
+        self._write(logging.WARNING, text)
+
+    def report_compilation(self, number: int, total: int) -> None:
+        """Tell the listeners which program is about to be compiled; see `Outputs.report_compilation`."""
+        if self._outputs is not None:
+            self._outputs.report_compilation(number, total)
+
+    def connect(self, outputs: Outputs) -> None:
+        """Write all messages so far, and from now on each at once."""
+        self._outputs = outputs
+        for level, text in self._early:
+            self._write(level, text)
+
+    def _write(self, level: int, text: str) -> None:
+        if self._outputs is None:
+            self._early.append((level, text))
+        elif level == logging.WARNING:
+            self._outputs.warn(text)
+        else:
+            self._outputs.info(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """Programs and feeders of a run, and its first state.
+
+    Attributes:
+      runner: the programs; it has shapes in the place of a state.
+      feeders: by split.
+      needs: the memory of the batches.
+      estimator: of the time of a step.
+      consensus: with the other processes, or None.
+      times: counts compilations, from those of the first state on.
+      programs: the number of those that are compiled in the background.
+      compiling: ends that when it is closed.
+      messages: about all of this.
+      init: returns the first state of a new run, whose programs are compiled in the background as well.
+    """
+
+    runner: Runner
+    feeders: dict[str, Feeder]
+    needs: MemoryFootprint
+    estimator: StepTimeEstimator
+    consensus: Consensus | None
+    times: CompileTimes
+    programs: int
+    compiling: contextlib.ExitStack
+    messages: EarlyMessages
+    init: Callable[[], TrainState]
+
+
+@contextlib.contextmanager
+def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Preparation]:
+    """Build programs and feeders, and begin to compile in the background. Nothing is written but compiled programs.
+
+    Args:
+      plan: of the run.
+      restored: the checkpoint that the run resumes from. None: `init` makes the first state.
+    """
+    definition, messages = plan.definition, EarlyMessages()
+    with contextlib.ExitStack() as stack:
+        times = stack.enter_context(CompileTimes())
+        cache = stack.enter_context(compilation_cache(plan.strategy.platform, plan.options.compilation_cache))
+        if cache:
+            messages.info(f"compilations are kept in {cache}")
+        making, init = stack.enter_context(contextlib.ExitStack()), definition.init_placed
+        if restored is None:
+            # While Python traces the steps, the other cores compile what makes the model.
+            init = making.enter_context(definition.init_ahead(max(1, (os.cpu_count() or 1) - 1)))
+        estimator = StepTimeEstimator(compilations=lambda: times.count)
+        step = 0 if restored is None else restored.position.step
+        consensus = None if plan.processes.count == 1 else Consensus(plan.processes, step)
+        shapes = definition.placed_shapes()
+        lanes = None if restored is None else lanes_of(restored.progress, plan.options, plan.strategy)
+        runner = make_runner(plan.step, shapes, plan.strategy, plan.options, lanes)
+        needs = MemoryFootprint(
+            plan.inputs.first_batches,
+            bytes_of(shapes),
+            plan.step.accumulate,
+            plan.step.split,
+            can_accumulate=plan.step.update is None,
+        )
+        built = build_feeders(plan, runner, estimator, consensus, needs, messages)
+        compiling = stack.enter_context(contextlib.ExitStack())
+        report = messages.report_compilation
+        feeders, programs = compile_in_background(runner, built, estimator.stepped, compiling, report)
+
+        def init_once() -> TrainState:
+            with making:  # which ends its threads
+                return init()
+
+        yield Preparation(runner, feeders, needs, estimator, consensus, times, programs, compiling, messages, init_once)
+
+
+def build_feeders(
+    plan: RunPlan,
+    runner: Runner,
+    estimator: StepTimeEstimator,
+    consensus: Consensus | None,
+    needs: MemoryFootprint,
+    messages: EarlyMessages,
+) -> Iterator[tuple[str, Feeder]]:
+    """Yield the feeder of each split, and set the steps that `needs` room. The programs are traced, and nothing is
+    compiled.
+    """
+    options, inputs = plan.options, plan.inputs
+    if text := unused_batch_size(options, inputs):
+        messages.warn(text)
+    # All processes have to dispatch the same numbers of steps, so several of them go by the consensus.
+    train_limit = StepLimit(options, estimator, consensus)
+    for split in ("train", *inputs.valid):
+        limit: Callable[[int], int] = train_limit
+        if split != "train":
+            limit = (lambda step: estimator.steps("valid")) if consensus is None else (lambda step: consensus.batches)
+        feeder, decided = build_feeder(runner, inputs, split, options, messages.warn, limit)
+        if consensus is not None:
+            feeder.compare_lengths(plan.processes)
+        needs.steps[split] = feeder.buffer if decided.loop and not feeder.resident else 1
+        steps = f"up to {decided.buffer} steps in one loop" if decided.loop else "step by step, without a loop"
+        messages.info(f"dispatch of {split}: {steps} ({decided.why})")
+        if split != "train" and options.valid_batches is not None:
+            rows = f"of rows drawn with seed {options.seed}" if options.valid_shuffle else "the first ones"
+            messages.info(f"each validation of {split} reads at most {options.valid_batches} batches, {rows}")
+        yield split, feeder
+
+
+def compile_in_background(
+    runner: Runner,
+    built: Iterable[tuple[str, Feeder]],
+    stepped: threading.Event,
+    stack: contextlib.ExitStack,
+    report: Callable[[int, int], None],
+) -> tuple[dict[str, Feeder], int]:
+    """Begin to compile the programs of these splits in another thread: that of the first step, and the others once
+    `stepped` is set. When `stack` is closed, the rest is given up. `report` is called there with the number of each
+    of the others and how many they are, and at the end with 0. Return the feeders by split, and how many programs
+    there are; 0 if none is compiled there.
+    """
+    if runner.strategy.platform != "cpu":
+        return dict(built), 0  # compilers for accelerators measure kernels on the device, which trains meanwhile
+    compiler = stack.enter_context(compile_threads(1))  # XLA uses several cores for each program
+
+    def end() -> None:
+        compiler.shutdown(wait=False, cancel_futures=True)  # before the thread that waits continues
+        stepped.set()
+
+    stack.callback(end)
+    feeders: dict[str, Feeder] = {}
+    programs: list[str] = []
+
+    def report_program(number: int) -> None:
+        report(number, len(programs))  # which are all by now, as this runs after the first step
+
+    # The first program is compiled while those of the other splits are traced.
+    for split, feeder in built:
+        feeders[split] = feeder
+        for name, feed in feeder.expected():
+            programs.append(name)
+            if len(programs) > 1:
+                compiler.submit(report_program, len(programs))
+            runner.compile_ahead(compiler, "train" if split == "train" else "valid", name, feed)
+            if len(programs) == 1:
+                compiler.submit(stepped.wait)
+    compiler.submit(report_program, 0)
+    return feeders, len(programs)

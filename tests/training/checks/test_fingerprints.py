@@ -1,0 +1,413 @@
+"""A run never resumes silently where something changed that changes its result."""
+
+import functools
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner import LearnerError, ReduceOnPlateau
+from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.metrics import MeanMetric
+from learner.optimizers import Group, Groups
+from learner.optimizers.description import describe_optimizer, optimizer_change
+from learner.runs import RunReader, compare
+from learner.schedules import Linear
+from tests.support.archives import unpack
+from tests.support.codes import raises_code
+from tests.support.runs import (
+    BATCH,
+    STEPS,
+    X,
+    arrays,
+    batches,
+    build_line,
+    build_net,
+    journal_of,
+    line,
+    line_step,
+    model_bits,
+    noisy_step,
+    progress_of,
+    quiet,
+    shuffled,
+    tamper,
+    valid_data,
+)
+from tests.support.stopped import some, stopping_at
+
+RUN_0_1_0 = Path(__file__).parents[2] / "reliability" / "fixtures" / "run-0.1.0.tar.gz"
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+ROWS, SEED, STOP = 22, 3, STEPS + 2
+
+
+def saving(directory, epochs=2):
+    return quiet(directory).num_epochs(epochs).with_file_checkpointer(keep_last=9)
+
+
+def loader(rows=ROWS, seed=SEED, size=BATCH):
+    builder = DataLoaderBuilder().batch_size(size)
+    return (builder if seed is None else builder.shuffle(seed)).build(arrays(rows))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, compiled_once):
+    """A run of one epoch, and one that stopped inside its second; with Adam."""
+    directory = tmp_path_factory.mktemp("runs")
+    adam(saving(directory / "one", 1)).fit(loader(), valid_data())
+    adam(stopping_at(saving(directory / "inside"), STOP)).fit(loader(), valid_data())
+    return directory
+
+
+@pytest.fixture
+def one(runs, tmp_path):
+    return shutil.copytree(runs / "one", tmp_path / "run")
+
+
+@pytest.fixture
+def inside(runs, tmp_path):
+    return shutil.copytree(runs / "inside", tmp_path / "run")
+
+
+def adam(builder, lr=0.05):
+    return build_line(builder, lr, optax.adam)
+
+
+def warned(directory):
+    """The lines of warnings in the log, without the times."""
+    lines = (Path(directory) / "experiment.log").read_text().splitlines()
+    return [line.partition(" WARNING ")[2] for line in lines if " WARNING " in line]
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+OTHER_DATA = {
+    "one row fewer": (lambda: loader(rows=21), "rows 22 -> 21"),
+    "one row more": (lambda: loader(rows=23), "rows 22 -> 23"),
+    "another seed": (lambda: loader(seed=4), "seed 3 -> 4"),
+    "not shuffled": (lambda: loader(seed=None), "order shuffled -> as given"),
+    "a list": (lambda: batches(rows=ROWS), "DataLoader -> list"),
+    "other batches": (lambda: loader(size=5), "rows per batch 4 -> 5"),
+    "edited rows": (
+        lambda: DataLoaderBuilder().batch_size(BATCH).shuffle(SEED).build({**arrays(ROWS), "x": -X[:ROWS]}),
+        "first row",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", some(OTHER_DATA, ("one row fewer", "another seed")))
+def test_other_data_inside_an_epoch_is_refused(inside, what):
+    make, text = OTHER_DATA[what]
+    with pytest.raises(LearnerError) as error:
+        adam(saving(inside).resume()).fit(make(), valid_data())
+    assert text in str(error.value)
+    assert "resume(allow='data') or --resume.allow=data" in str(error.value)
+    assert not any(entry.get("resumed") for entry in journal_of(inside))
+
+
+@pytest.mark.parametrize("what", some(["edited rows", "one row more", "a list"], ("edited rows",)))
+def test_other_data_between_epochs_is_one_warning(one, what):
+    make, text = OTHER_DATA[what]
+    result = adam(saving(one).resume()).fit(make(), valid_data(size=5))
+    (line,) = warned(one)
+    assert text in line
+    assert "valid data: " in line
+    assert "rows per batch 10 -> 5" in line
+    assert result.summary["epochs"] == 2
+
+
+def test_missing_validation_data_is_one_warning(one):
+    build_line(saving(one).resume(), 0.05, optax.adam).fit(loader())
+    (line,) = warned(one)
+    assert "valid data: DataLoader -> none" in line
+
+
+def test_other_data_inside_an_epoch_may_be_allowed(inside):
+    result = adam(saving(inside).resume(allow="data")).fit(loader(seed=4), valid_data())
+    assert result.summary["steps"] == 2 * STEPS
+    assert "seed 3 -> 4" in warned(inside)[0]
+
+
+@pytest.mark.full
+def test_an_iterable_with_another_first_row_is_one_warning(tmp_path):
+    """It may shuffle without a seed, which nobody can see; the batches that are skipped are other ones then."""
+
+    def streams(sign):
+        return lambda: ({**batch, "x": np.float32(sign) * batch["x"]} for batch in batches())
+
+    adam(stopping_at(saving(tmp_path / "run"), STOP)).fit(streams(1), valid_data())
+    adam(saving(tmp_path / "run").resume()).fit(streams(-1), valid_data())
+    assert sum("first row differs" in line for line in warned(tmp_path / "run")) == 1
+
+
+# -- what the steps compute --------------------------------------------------------------------------------------------
+
+
+def scaled_step(model, batch):
+    return line_step(model, {**batch, "t": 2 * batch["t"]})
+
+
+def build(builder, optimizer=optax.adam, lr=0.05, step=line_step, valid_step=line_step):
+    return builder.build(line(), optimizer, lr, train_step=step, valid_step=valid_step)
+
+
+OTHER_PROGRAMS = {
+    "b1": (lambda b: build(b, functools.partial(optax.adam, b1=0.5)), "optimizer: adam(b1=0.9) -> adam(b1=0.5)"),
+    "adamw": (lambda b: build(b, optax.adamw), "optimizer: adam -> adamw"),
+    "hidden b1": (lambda b: build(b, lambda lr: optax.adam(lr, b1=0.5)), "optimizer: adam -> <lambda>"),
+    "rate": (lambda b: build(b, lr=0.01), "learning rate: 0.05 -> 0.01"),
+    "schedule": (lambda b: build(b, lr=Linear(0.05, over=99)), "learning rate: 0.05 -> Linear("),
+    "loss": (lambda b: build(b, step=scaled_step), "train step: it computes something else"),
+    "rng": (lambda b: build(b, step=noisy_step), "train step: it computes something else"),
+    "validation": (lambda b: build(b, valid_step=scaled_step), "valid step: it computes something else"),
+    "accumulation": (lambda b: build(b.grads_accumulation(2)), "micro-batches per step: 1 -> 2"),
+    "precision": (lambda b: build(b.precision("bfloat16")), "precision: float32 -> bfloat16"),
+    "several": (
+        lambda b: build(b, functools.partial(optax.adam, b1=0.5), Linear(0.05, over=99), scaled_step),
+        "optimizer: adam(b1=0.9) -> adam(b1=0.5)",
+        "learning rate: 0.05 -> Linear(",
+        "train step: it computes something else",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", some(OTHER_PROGRAMS, ("several",)))
+def test_another_program_is_one_warning(one, what):
+    make, *texts = OTHER_PROGRAMS[what]
+    result = make(saving(one).resume(allow="optimizer")).fit(loader(), valid_data())
+    lines = [line for line in warned(one) if "allow" not in line and "new state" not in line]
+    assert [sum(text in line for line in lines) for text in texts] == [1] * len(texts)
+    other = "computes something else"
+    assert sum(other in line for line in lines) == sum(other in text for text in texts)
+    assert result.summary["epochs"] == 2
+
+
+def with_rule(factor):
+    """A step with a rule of differentiation of its own, which the forward pass does not show."""
+
+    @jax.custom_vjp
+    def scaled(x):
+        return x
+
+    scaled.defvjp(lambda x: (x, None), lambda _, g: (factor * g,))
+
+    def step(model, batch):
+        return line_step(jax.tree.map(scaled, model), batch)
+
+    return step
+
+
+@pytest.mark.full
+def test_another_rule_of_differentiation_is_one_warning(tmp_path):
+    build(saving(tmp_path / "run", 1), step=with_rule(1.0)).fit(loader())
+    shutil.copytree(tmp_path / "run", tmp_path / "same")
+    build(saving(tmp_path / "same").resume(), step=with_rule(1.0)).fit(loader())
+    assert warned(tmp_path / "same") == []
+    build(saving(tmp_path / "run").resume(), step=with_rule(0.5)).fit(loader())
+    (text,) = warned(tmp_path / "run")
+    assert "train step: it computes something else" in text
+
+
+class Scaled(MeanMetric):
+    name = "Scaled"
+    higher_is_better = None
+    fields = ("targets",)
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def update(self, state, output, info):
+        return state.add(self.scale * output.targets[:, 0], jnp.ones(output.targets.shape[0], bool))
+
+
+SETTINGS = {
+    "a metric": (
+        lambda b, x: build(b.metrics(Scaled(x))),
+        (1.0, 100.0),
+        "train/Scaled: scale 1.0 -> 100.0; valid/Scaled: scale 1.0 -> 100.0",
+    ),
+    "a plateau": (
+        lambda b, x: build(b, lr=ReduceOnPlateau(0.1, patience=x)),
+        (10, 0),
+        "'patience': 10",
+    ),
+    "a group's schedule": (
+        lambda b, x: build(b, Groups(optax.adam, [Group("w", lr=Linear(0.1, over=x))])),
+        (40, 80),
+        "the schedule of group 0 of the optimizer: Linear",
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", some(SETTINGS, ("a metric",)))
+def test_other_settings_are_one_warning(tmp_path, what):
+    make, (before, now), text = SETTINGS[what]
+    make(saving(tmp_path / "run", 1), before).fit(loader(), valid_data())
+    make(saving(tmp_path / "run").resume(), now).fit(loader(), valid_data())
+    (line,) = warned(tmp_path / "run")
+    assert text in line
+    assert "computes something else" not in line
+
+
+def test_augmentation_without_a_seed_raises_a_doubt_and_no_error(tmp_path):
+    rng = np.random.default_rng()
+
+    def data():
+        items = ArrayDataset(arrays(ROWS)).map(lambda item: {**item, "x": item["x"] + np.float32(rng.normal())})
+        return DataLoaderBuilder().batch_size(BATCH).build(items)
+
+    adam(stopping_at(saving(tmp_path / "run"), STOP)).fit(data())
+    adam(saving(tmp_path / "run").resume()).fit(data())
+    (line,) = warned(tmp_path / "run")
+    assert "its first row differs" in line
+
+
+@pytest.mark.full
+def test_a_tuple_in_the_place_of_a_list_is_no_change(tmp_path):
+    adam(stopping_at(saving(tmp_path / "run"), STOP)).fit(batches())
+    adam(saving(tmp_path / "run").resume()).fit(tuple(batches()))
+    assert warned(tmp_path / "run") == []
+
+
+@pytest.mark.full
+def test_a_constant_in_a_schedule_of_one_name(tmp_path):
+    directory = tmp_path / "run"
+    adam(saving(directory, 1), optax.cosine_decay_schedule(0.05, 12)).fit(loader(), valid_data())
+    adam(saving(directory).resume(), optax.cosine_decay_schedule(0.05, 24)).fit(loader(), valid_data())
+    assert "the schedule: it computes something else than when the run was saved" in warned(directory)[0]
+
+
+HARMLESS = {
+    "nothing": lambda b: build(b),
+    "more epochs": lambda b: build(b.num_epochs(3)),
+    "another dispatch": lambda b: build(b.steps_per_dispatch(2)),
+    "another name": lambda b: build(b, lambda lr: optax.adam(lr), step=lambda model, batch: line_step(model, batch)),
+    "a hook": lambda b: build(b.on_epoch_end(lambda info, model: None)),
+    "other checkpoints": lambda b: build(b.with_file_checkpointer(every_steps=2)),
+    "all": lambda b: build(
+        b.num_epochs(3).steps_per_dispatch(2).on_epoch_end(lambda info, model: None),
+        lambda lr: optax.adam(lr),
+        step=lambda model, batch: line_step(model, batch),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "what"), some([("one", "all"), *(("inside", what) for what in HARMLESS)], [("inside", "all")])
+)
+def test_what_changes_nothing_is_silent(request, where, what):
+    directory = request.getfixturevalue(where)
+    HARMLESS[what](saving(directory).resume()).fit(loader(), valid_data())
+    assert warned(directory) == []
+
+
+# -- the length --------------------------------------------------------------------------------------------------------
+
+
+def test_fewer_epochs_than_the_run_has_inside_an_epoch(inside):
+    adam(saving(inside, 1).resume()).fit(loader(), valid_data())
+    assert warned(inside) == ["num_epochs is 1, and the run is in epoch 2 already: nothing is trained"]
+
+
+def test_fewer_epochs_than_a_finished_run_has(one):
+    adam(saving(one, 2).resume()).fit(loader(), valid_data())
+    with pytest.warns(UserWarning, match="num_epochs is 1, and the run has 2 already: nothing is trained"):
+        result = adam(saving(one, 1).resume()).fit(loader(), valid_data())
+    assert len(result.history["train/Loss"]) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adam(saving(one, 2).resume()).fit(loader(), valid_data())
+
+
+# -- checkpoints of before ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_a_run_of_version_0_1_0_stopped_inside_an_epoch(tmp_path):
+    """The checkpoint has no fingerprint. Its bits are of another machine, so the end is compared in float tolerance;
+    the order of the data exactly.
+    """
+    unpack(RUN_0_1_0, tmp_path)
+    left = build_net(saving(tmp_path / "run", 3).resume()).fit(shuffled(rows=ROWS), valid_data())
+    whole = build_net(saving(tmp_path / "whole", 3)).fit(shuffled(rows=ROWS), valid_data())
+    assert left.summary["steps"] == whole.summary["steps"] == 3 * STEPS
+    assert left.history["train/Last Row"] == whole.history["train/Last Row"]
+    np.testing.assert_allclose(left.history["train/Loss"], whole.history["train/Loss"], rtol=1e-4)
+    # Compared as it is: batch sizes are in checkpoints of that version, too.
+    unpack(RUN_0_1_0, tmp_path / "other")
+    other = DataLoaderBuilder().batch_size(5).shuffle(3).build(arrays(ROWS))
+    with raises_code("resume-differs", "4", "5"):
+        build_net(saving(tmp_path / "other" / "run", 3).resume()).fit(other, valid_data())
+
+
+@pytest.mark.parametrize("part", some(["data", "settings", "programs"], {"settings"}))
+def test_fingerprints_that_no_run_has_written(one, part):
+    """Whatever a part holds, the run resumes, or one error says what is wrong."""
+    for value in ({}, {"train": 3, "hashes": [], "schedules": 5}, None):
+        directory = shutil.copytree(one, one.parent / f"{part}-{value is None}-{value == {}}")
+        progress = progress_of(directory, STEPS)
+        progress["fingerprint"][part] = value
+        tamper(directory, STEPS, progress)
+        if value is None:
+            with raises_code("resume-progress-malformed", fields="fingerprint"):
+                adam(saving(directory).resume()).fit(loader(), valid_data())
+        else:
+            assert adam(saving(directory).resume()).fit(loader(), valid_data()).summary["epochs"] == 2
+
+
+# -- what else uses them -----------------------------------------------------------------------------------------------
+
+
+def test_texts_of_a_checkpoint_do_not_steer_a_terminal(one):
+    progress = progress_of(one, STEPS)
+    progress["fingerprint"]["settings"]["seed"] = "\x1b[31m\n" + "y" * 5000
+    tamper(one, STEPS, progress)
+    adam(saving(one).resume()).fit(loader(), valid_data())
+    (line,) = warned(one)
+    assert "\x1b" not in line
+    assert len(line) < 1000
+
+
+def test_it_is_in_the_journal_and_the_same_in_two_runs(runs):
+    first, second = (journal_of(runs / name)[0]["fingerprint"] for name in ("one", "inside"))
+    assert first == second == json.loads(json.dumps(first))
+    assert progress_of(runs / "one", STEPS)["fingerprint"] == first
+
+
+def test_runs_of_one_config_that_train_otherwise_are_told_apart(runs, tmp_path):
+    build(saving(tmp_path / "other", 1), step=scaled_step).fit(loader(rows=21), valid_data())
+    found = compare([RunReader(runs / "one"), RunReader(tmp_path / "other")])
+    one, other = found.rows
+    assert (one["data.train.rows"], other["data.train.rows"]) == (22, 21)
+    assert one["train step"] != other["train step"]
+    same = compare([RunReader(runs / "one"), RunReader(runs / "inside")])
+    assert "train step" not in same.settings
+    assert not any(key.startswith("data.") for key in same.settings)
+
+
+def test_settings_are_those_of_the_function_where_none_is_given():
+    described = describe_optimizer(functools.partial(optax.adamw, weight_decay=0.5))
+    assert described["name"] == "adamw"
+    assert described["settings"]["weight_decay"] == "0.5"
+    assert described["settings"]["b2"] == "0.999"
+    assert optimizer_change(described, describe_optimizer(optax.adamw)) == (
+        "adamw(weight_decay=0.5) -> adamw(weight_decay=0.0001)"
+    )
+
+
+@pytest.mark.full
+def test_nothing_of_the_model_changes_by_being_compared(inside, tmp_path):
+    """Resumed with the very same settings, the end is that of a run that never stopped."""
+    left = adam(saving(inside).resume()).fit(loader(), valid_data())
+    whole = adam(saving(tmp_path / "whole")).fit(loader(), valid_data())
+    assert model_bits(left.model) == model_bits(whole.model)
+    assert jax.tree.structure(left.model) == jax.tree.structure(whole.model)

@@ -1,0 +1,296 @@
+"""Losses that are not a mean over rows: a run warns where a step sees a part of the batch; `Sharded` has all of it."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner import LearnerBuilder, RegressionOutput
+from learner.steps.outputs import Output, as_output, weighted_mean
+from learner.strategies import Replicated, Sharded, SingleDevice
+from learner.training.checks.row_relations import warnings_of_parts
+
+ROWS, WIDTH = 8, 8  # the same by chance
+_rng = np.random.default_rng(4)
+BATCH = {name: _rng.normal(size=(ROWS, WIDTH)).astype(np.float32) for name in ("a", "b")}
+
+
+def model():
+    return {"w": jnp.eye(WIDTH)}
+
+
+def output(each):
+    loss, weight = weighted_mean(each, None)
+    return RegressionOutput(loss, each, each, jnp.float32(weight))
+
+
+def in_batch_negatives(model, batch):
+    logits = (batch["a"] @ model["w"]) @ batch["b"].T
+    return output(optax.softmax_cross_entropy_with_integer_labels(logits, jnp.arange(len(logits))))
+
+
+def two_views(model, batch):
+    """NT-Xent: 2n rows against 2n rows, inside of a jitted function."""
+    rows = jnp.concatenate([batch["a"], batch["b"]]) @ model["w"]
+    logits = jax.jit(lambda x: jnp.where(jnp.eye(len(x), dtype=bool), -1e9, x @ x.T))(rows)
+    positives = jnp.roll(jnp.arange(len(rows)), len(batch["a"]))
+    return output(optax.softmax_cross_entropy_with_integer_labels(logits, positives))
+
+
+def mean_over_rows(model, batch):
+    """Its weights and logits are `[8, 8]`, too."""
+    hidden = jnp.tanh(batch["a"] @ (model["w"] @ model["w"]))
+    return output(jnp.square(hidden - batch["b"]).mean(1))
+
+
+def attention_of_tokens(model, batch):
+    """Each row is a sequence of as many tokens as there are rows."""
+    tokens = batch["a"][:, :, None] * jnp.ones((1, 1, 2))
+    scores = jax.nn.softmax(tokens @ tokens.swapaxes(1, 2))
+    return output((scores @ tokens).mean((1, 2)) * model["w"].sum())
+
+
+def knows_its_rows(model, batch):
+    return mean_over_rows(model, jax.tree.map(lambda x: x.reshape(ROWS, WIDTH), batch))
+
+
+def step_of(train, accumulate=1):
+    builder = LearnerBuilder("unused").grads_accumulation(accumulate)
+    learner = builder.build(model(), optax.sgd, 0.1, train_step=train)
+    return learner.definition.step, jax.eval_shape(learner.init)
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (in_batch_negatives, "float32[8, 8]"),
+        (two_views, "[16, 16]"),
+        (mean_over_rows, None),
+        (attention_of_tokens, None),
+        (knows_its_rows, None),
+    ],
+)
+def test_rows_on_two_axes_are_found(train, expected):
+    found = warnings_of_parts(*step_of(train, 4), BATCH, SingleDevice())
+    assert found == [] if expected is None else expected in found[0]
+
+
+def of_tokens(model, batch):
+    losses = jnp.square(batch["a"] @ model["w"] - batch["b"])
+    return losses, (batch["b"] > 0).astype(jnp.float32)
+
+
+def kept(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": (losses * mask).sum() / jnp.maximum(mask.sum(), 1)}
+
+
+def kept_and_more(model, batch):
+    losses, mask = of_tokens(model, batch)
+    mean = jax.jit(lambda: jnp.where(mask.sum() > 0, jnp.mean(losses, where=mask > 0), 0.0))()
+    return Output(0.5 * mean + 1e-4 * jnp.square(model["w"]).sum(), logits=losses)
+
+
+def averaged(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": jax.checkpoint(lambda x: jnp.average(x, weights=mask))(losses)}
+
+
+def kept_with_weight(model, batch):
+    _, mask = of_tokens(model, batch)
+    return kept(model, batch) | {"weight": mask.sum()}
+
+
+def kept_in_each_row(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": ((losses * mask).sum(1) / jnp.maximum(mask.sum(1), 1)).mean()}
+
+
+def scaled_by_the_model(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.mean() / (1 + jnp.square(model["w"]).sum())}
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (kept, True),
+        (kept_and_more, True),
+        (averaged, True),
+        (kept_with_weight, False),
+        (kept_in_each_row, False),
+        (scaled_by_the_model, False),
+        (mean_over_rows, False),
+    ],
+)
+def test_a_loss_that_is_divided_by_what_is_in_the_batch_needs_a_weight(train, expected):
+    """By hand: it is another loss than the mean of those of the parts, weighted by rows."""
+    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["weighted_mean" in text for text in found] == [True] * expected
+    assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
+    output = as_output(train(model(), BATCH))
+    halves = [as_output(train(model(), {k: x[rows] for k, x in BATCH.items()})) for rows in (slice(4), slice(4, 8))]
+    weights = [getattr(half, "weight", 4.0) for half in halves]
+    mean = sum(w * half.loss for w, half in zip(weights, halves, strict=True)) / sum(weights)
+    assert (abs(float(mean - output.loss)) > 1e-3) == expected
+
+
+def summed(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": jax.jit(jnp.sum)(losses) + jnp.square(model["w"]).mean()}
+
+
+def summed_by_shape(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.sum() / losses.shape[0]}
+
+
+def summed_by_ones(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.sum() / jnp.ones(losses.shape[0]).sum()}
+
+
+def greatest(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return Output(losses.max(), hits=mask.sum())
+
+
+def summed_with_weight(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": losses.sum(), "weight": jnp.float32(len(losses))}
+
+
+def looped(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": jax.lax.scan(lambda total, row: (total + row.mean(), None), 0.0, losses)[0] / len(losses)}
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (summed, True),
+        (summed_by_shape, False),
+        (summed_by_ones, False),
+        (greatest, False),
+        (summed_with_weight, False),
+        (looped, False),
+        (mean_over_rows, False),
+    ],
+)
+def test_a_loss_that_is_a_sum_over_rows_is_warned_of(train, expected):
+    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["sums its loss over the rows" in text for text in found] == [True] * expected
+    assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
+
+
+def correlated(model, batch):
+    """Barlow Twins: features of two views, normalised over the rows."""
+    one, two = (jax.nn.standardize(batch[name] @ model["w"], axis=0) for name in ("a", "b"))
+    correlation = one.T @ two / len(one)
+    return {"loss": jnp.square(correlation - jnp.eye(WIDTH)).sum()}
+
+
+def balanced(model, batch):
+    """The term of a mixture of experts: shares of the rows times mean probabilities."""
+    probabilities = jax.nn.softmax(batch["a"] @ model["w"])
+    share = jax.nn.one_hot(probabilities.argmax(1), WIDTH).mean(0)
+    return {"loss": of_tokens(model, batch)[0].mean() + jax.jit(jnp.vdot)(share, probabilities.mean(0))}
+
+
+def dice(model, batch):
+    losses, mask = of_tokens(model, batch)
+    predicted = jax.nn.sigmoid(losses)
+    loss = 1 - 2 * (predicted * mask).sum() / (predicted.sum() + mask.sum())
+    return {"loss": loss, "weight": jnp.float32(len(losses))}
+
+
+def root(model, batch):
+    return {"loss": jax.checkpoint(jnp.sqrt)(of_tokens(model, batch)[0].mean())}
+
+
+def normalised(model, batch):
+    """A norm over the batch, whose statistics every device of `Replicated` shares, is a part of the model."""
+    hidden = batch["a"] @ model["w"]
+    mean, squares = hidden.mean(0, keepdims=True), jnp.square(hidden).mean(0, keepdims=True)
+    hidden = (hidden - mean) * jax.lax.rsqrt(squares - jnp.square(mean) + 1e-5)
+    return output(jnp.square(hidden - batch["b"]).mean(1))
+
+
+def of_linear_terms(model, batch):
+    losses, mask = of_tokens(model, batch)
+    loss, weight = weighted_mean(losses.mean(1), mask[:, 0])
+    scale = jnp.exp(-jnp.square(model["w"]).mean())
+    loss = jnp.where(jnp.isfinite(loss), loss * scale, 0.0)
+    return Output(0.5 * loss + jnp.square(model["w"]).sum() + jnp.vdot(losses, losses), weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (correlated, True),
+        (balanced, True),
+        (dice, True),
+        (root, True),
+        (normalised, False),
+        (of_linear_terms, False),
+        (summed, False),
+        (kept, False),
+        (scaled_by_the_model, False),
+        (looped, False),
+        (mean_over_rows, False),
+    ],
+)
+def test_a_loss_that_is_not_linear_in_sums_over_rows_is_warned_of(train, expected):
+    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["a larger batch_size" in text for text in found] == ([True] if expected else [False] * len(found))
+    assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
+
+
+@pytest.mark.parametrize("train", [correlated, balanced, dice, root])
+def test_the_mean_of_such_losses_of_parts_is_another_one(train):
+    """By hand: of two halves with weights of four rows each."""
+    halves = [train(model(), {k: x[rows] for k, x in BATCH.items()}) for rows in (slice(4), slice(4, 8))]
+    assert abs(float(sum(half["loss"] for half in halves) / 2 - train(model(), BATCH)["loss"])) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accumulate", "parts"),
+    [
+        (lambda: SingleDevice(), 1, None),
+        (lambda: Sharded(devices=2), 1, None),
+        (lambda: Replicated(2), 1, "each device of Replicated sees its own rows alone: .*strategy\\(Sharded"),
+        (lambda: Sharded(devices=2), 4, "each of 4 micro-batches sees its own rows alone: .*a larger batch_size"),
+        (lambda: Replicated(2), 4, "each device .* and each of 4 micro-batches sees its own rows alone: "),
+    ],
+    ids=["one device", "sharded", "replicated", "accumulated", "both"],
+)
+def test_parts_of_a_batch_are_warned_of(strategy, accumulate, parts):
+    texts = warnings_of_parts(*step_of(in_batch_negatives, accumulate), BATCH, strategy())
+    assert warnings_of_parts(*step_of(mean_over_rows, accumulate), BATCH, strategy()) == []
+    assert len(texts) == (parts is not None)
+    assert parts is None or re.search(parts, texts[0]), texts
+
+
+def fit(directory, strategy, accumulate=1):
+    builder = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None).strategy(strategy)
+    learner = builder.grads_accumulation(accumulate).build(model(), optax.sgd, 0.1, train_step=in_batch_negatives)
+    half = {name: x[: ROWS // accumulate] for name, x in BATCH.items()}
+    result = learner.fit([half] * accumulate)
+    log = (directory / "experiment.log").read_text()
+    return result.history["train/Loss"][0], [line for line in log.splitlines() if "rows on two axes" in line]
+
+
+@pytest.mark.full
+def test_sharded_has_the_numbers_of_one_device_and_replicated_warns(tmp_path):
+    expected = float(in_batch_negatives(model(), BATCH).loss)
+    alone, quiet = fit(tmp_path / "one", SingleDevice())
+    sharded, also_quiet = fit(tmp_path / "sharded", Sharded(devices=2))
+    replicated, warnings = fit(tmp_path / "replicated", Replicated(2))
+    np.testing.assert_allclose([alone, sharded], expected, rtol=1e-5)
+    assert abs(replicated - expected) > 0.1  # which is why
+    assert quiet == also_quiet == []
+    assert len(warnings) == 1
+    assert "WARNING" in warnings[0]

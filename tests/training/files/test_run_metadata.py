@@ -1,0 +1,111 @@
+"""What loggers and the journal are told of a run besides its numbers."""
+
+import json
+import os
+import platform
+import subprocess
+from functools import partial
+
+import flax
+import jax
+import optax
+import pytest
+
+from learner.events import RunStarted
+from learner.loggers import MemoryLogger
+from learner.metrics import LearningRate
+from learner.schedules import Cosine
+from learner.training.files import run_metadata
+from learner.training.files.run_metadata import commit, environment
+from learner.util.distribution import VERSION
+from tests.support.runs import batches, build_line, journal_of, quiet
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def test_the_environment():
+    found = environment()
+    assert (found["jax"], found["flax"], found["optax"]) == (jax.__version__, flax.__version__, optax.__version__)
+    assert found["learner"] == VERSION
+    assert found["python"] == platform.python_version()
+    assert (found["platform"], found["devices"], found["processes"]) == ("cpu", 8, 1)
+    assert json.loads(json.dumps(found)) == found
+
+
+def git(directory, *words):
+    identity = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    command = ["git", "-C", directory, "-c", "commit.gpgsign=false", *words]
+    done = subprocess.run(command, env=os.environ | identity, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_commit(tmp_path):
+    repository = tmp_path / "repository"
+    (repository / "below").mkdir(parents=True)
+    git(repository, "init", "--quiet")
+    assert commit(repository) is None, "it has none yet"
+    git(repository, "commit", "--quiet", "--allow-empty", "-m", "first")
+    assert commit(repository / "below") == git(repository, "log", "--format=%H")
+    assert commit(tmp_path / "nowhere") is None
+
+
+def test_without_git_there_is_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit(".") is None
+
+
+def test_a_git_that_hangs_is_not_waited_for(monkeypatch, tmp_path):
+    (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(run_metadata, "SECONDS", 0.01)
+    assert commit(".") is None
+
+
+def test_a_run_from_python_tells_what_its_builder_knows(tmp_path):
+    memory = MemoryLogger()
+    builder = quiet(tmp_path / "run").num_epochs(1).seed(7).grads_accumulation(2).metric_train(LearningRate())
+    build_line(builder.metric_loggers(memory), lr=Cosine(0.1), optimizer=partial(optax.sgd, momentum=0.9)).fit(
+        batches()
+    )
+    (event,) = memory.of(RunStarted)
+    assert event.config == {
+        "model": "dict (pytree)",
+        "optimizer": "sgd(momentum=0.9)",
+        "lr": "Cosine(first=0.1) in 3 steps",
+        "num_epochs": 1,
+        "grads_accumulation": 2,
+        "seed": 7,
+        "precision": "float32",
+        "strategy": "one device: cpu (cpu:0)",
+        "metrics": {"train": ["Learning Rate", "Loss"], "valid": ["Loss"]},
+    }
+    assert event.environment == environment()
+    assert event.commit == commit(".")
+    assert (event.monitor, event.history) == ("train/Loss", {})
+    start = journal_of(tmp_path / "run")[0]
+    assert (start["event"], start["config"], start["commit"]) == ("start", event.config, event.commit)
+    assert start["environment"] == event.environment
+
+
+def test_a_run_from_a_config_tells_what_is_in_it_but_for_addresses(tmp_path):
+    memory = MemoryLogger()
+    builder = quiet(tmp_path / "run").metric_loggers(memory)
+    builder._config_text(
+        "lr: 1e-3\nmodel: {class_path: Net}\nmetric_loggers: [{class_path: Webhook}]\nrenderer: null\n"
+    )
+    build_line(builder).fit(batches())
+    assert memory.of(RunStarted)[0].config == {"lr": 1e-3, "model": {"class_path": "Net"}}
+    assert "secret" not in (tmp_path / "run" / "journal.jsonl").read_text()
+
+
+def test_a_run_that_goes_on_tells_what_it_measured(tmp_path):
+    first = build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume().metric_loggers(memory)).fit(batches())
+    assert memory.of(RunStarted)[0].history == {"train/Loss": ((1, 6, first.history["train/Loss"][0]),)}

@@ -1,0 +1,424 @@
+"""Bits: the same parameters, statistics, metrics and values however the steps are handed to the device."""
+
+import itertools
+import platform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from learner import ClassificationOutput, LearnerBuilder
+from learner.data import DataLoaderBuilder
+from learner.data.batch_arrays import batch_arrays
+from learner.data.sharding import Batches
+from learner.data.source import source_of
+from learner.metrics import Accuracy, CollectingMetric, LearningRate
+from learner.steps.program import has_convolution
+from learner.strategies import SingleDevice
+from learner.training.feed.dispatches import Feeder
+from learner.training.feed.group import DispatchGrouping
+from learner.training.setup.dispatch_plan import make_runner
+from tests.support.runs import bits
+from tests.support.stopped import some
+
+pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
+
+SIZE, EPOCHS = 4, 2
+x86_only = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="bits between two programs are XLA's to keep, it does on x86"
+)
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+class Classifier(nnx.Module):
+    """With running statistics and dropout, around `body`."""
+
+    def __init__(self, width, rngs):
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.drop = nnx.Dropout(0.3, rngs=rngs)
+        self.head = nnx.Linear(width, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.drop(nnx.relu(self.norm(self.body(x)))))
+
+    def train_step(self, batch):
+        return ClassificationOutput.from_logits(self(batch["x"]), batch["y"])
+
+    def valid_step(self, batch, rng):
+        noise = 0.01 * jax.random.uniform(rng, (len(batch["x"]), 3))
+        return ClassificationOutput.from_logits(self(batch["x"]) + noise, batch["y"])
+
+
+class Mlp(Classifier):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        super().__init__(8, rngs)
+        self.first = nnx.Linear(8, 8, rngs=rngs)
+
+    def body(self, x):
+        return self.first(x.reshape(x.shape[0], -1)[:, :8])
+
+
+class Cnn(Classifier):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        super().__init__(6, rngs)
+        self.first = nnx.Conv(1, 6, (3,), rngs=rngs)
+
+    def body(self, x):
+        return nnx.relu(self.first(x.reshape(x.shape[0], -1, 1))).mean(axis=1)
+
+
+class Transformer(Classifier):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        super().__init__(8, rngs)
+        self.embed = nnx.Linear(4, 8, rngs=rngs)
+        self.attend = nnx.MultiHeadAttention(2, 8, decode=False, dropout_rate=0.1, rngs=rngs)
+        self.layer_norm = nnx.LayerNorm(8, rngs=rngs)
+
+    def body(self, x):
+        tokens = self.embed(x.reshape(x.shape[0], -1, 4))
+        return (tokens + self.attend(self.layer_norm(tokens))).mean(axis=1)
+
+
+MODELS = {"mlp": Mlp, "cnn": Cnn, "transformer": Transformer}
+
+
+class Predicted(CollectingMetric):
+    """All logits, as they come."""
+
+    name, fields = "Predicted", ("logits",)
+
+    def collect(self, output):
+        return output.logits
+
+    def compute(self, rows):
+        raise NotImplementedError("these tests look at what was collected")
+
+
+# -- one runner, many passes -------------------------------------------------------------------------------------------
+
+
+def rows_of(count):
+    rng = np.random.default_rng(5)
+    return {"x": rng.normal(size=(count, 12)).astype(np.float32), "y": rng.integers(0, 3, count).astype(np.int32)}
+
+
+class Lab:
+    """Programs that are compiled once; each pass through the data starts from the same state."""
+
+    def __init__(self, model="mlp", accumulate=1, rows=22):
+        builder = LearnerBuilder("unused").grads_accumulation(accumulate)
+        builder.metrics(Accuracy(), Predicted()).metric_train(LearningRate())
+        schedule = optax.cosine_decay_schedule(1e-2, 20)
+        learner = builder.build(MODELS[model](), optax.adamw, schedule)
+        self.accumulate, self.strategy = accumulate, SingleDevice()
+        self.first = jax.device_get(jax.tree.leaves(_raw(learner.init())))
+        self.state = learner.init()
+        self.runner = make_runner(learner.definition.step, learner.init(), self.strategy)
+        self.loader = DataLoaderBuilder().batch_size(SIZE).shuffle(seed=1).build(rows_of(rows))
+        self.feeders, self.wholes = {}, {}
+
+    def feeder(self, streams=False, k=32, loop=True, split="train"):
+        """The feeder of a split, whose limit is `self.limit`."""
+        key = streams, k, loop, split
+        if key not in self.feeders:
+            source = Streamed(self.loader) if streams else self.loader
+            source = source_of(source, split) if not streams else source
+            plan = DispatchGrouping(
+                self.accumulate if split == "train" else 1, max(k, 8), loop, lambda step: self.limit(step), k
+            )
+            first = batch_arrays(next(iter(self.loader.epoch(1))), split)
+            self.feeders[key] = Feeder(source, self.strategy, plan, first, pytest.fail)
+        return self.feeders[key]
+
+    def begin(self, leaves=None, metrics=None):
+        """Back to the first state, or to one that was kept."""
+        kept = jax.tree.leaves(self.state) if leaves is None else leaves
+        self.runner.leaves = jax.tree.leaves(self.strategy.place(self.runner.copy(kept)))
+        return self.runner.start("train", metrics)
+
+    def train(self, limits=(32,), position=(1, 0, 0), keep_at=None, leaves=None, metrics=None, **how):
+        """What training leaves: the state, and every step's values. `keep_at`: a step to keep the state at."""
+        self.limit = wild(limits)
+        tally, record, step = self.begin(leaves, metrics), Record(), position[2]
+        dispatches = self.feeder(**how).open(*position, EPOCHS)
+        for dispatch in dispatches:
+            record.add(self.runner.train(tally, dispatch), dispatch, self.accumulate)
+            step += dispatch.steps
+            if step == keep_at:
+                at = (
+                    dispatch.epoch + dispatch.ends_epoch,
+                    0 if dispatch.ends_epoch else self._batch(dispatch, step),
+                    step,
+                )
+                metrics = None if dispatch.ends_epoch else self.runner.copy(tally.metrics)
+                record.kept = at, self.runner.copy(self.runner.leaves), metrics
+            if dispatch.ends_epoch:
+                record.epochs.append(jax.device_get(self.runner.values("train", tally)))
+                tally = self.runner.start("train")
+        dispatches.close()
+        record.state = self.runner.state
+        return record
+
+    def whole(self, streams):
+        """What training in dispatches that are as long as they may be leaves, and its bits; done once."""
+        if streams not in self.wholes:
+            record = self.train(streams=streams)
+            self.wholes[streams] = record, record.bits
+        return self.wholes[streams]
+
+    def _batch(self, dispatch, step):
+        steps = -(-len(self.loader) // self.accumulate)
+        return (step - (dispatch.epoch - 1) * steps) * self.accumulate
+
+    def valid(self, limits=(32,), **how):
+        self.limit = wild(limits)
+        tally, record = self.runner.start("valid"), Record()
+        dispatches = self.feeder(split="valid", **how).open(1, 0, 0, 1)
+        for dispatch in dispatches:
+            record.add(self.runner.valid(tally, dispatch), dispatch, 1)
+        dispatches.close()
+        record.epochs.append(jax.device_get(self.runner.values("valid", tally)))
+        record.state = self.runner.state
+        return record
+
+
+class Streamed:
+    """A loader's batches without its arrays: they are read and placed by the thread that reads ahead."""
+
+    split, batches, rows, has_rows, share, first_part = "train", None, None, False, None, False
+    claimed_batches = None
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def open(self, epoch, start=0, state=None, warn=None):
+        return Batches(iter(self._loader.epoch(epoch, start)))
+
+
+def _raw(tree):
+    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
+
+
+def wild(limits):
+    endless = itertools.cycle(limits)
+    return lambda step: next(endless)
+
+
+class Record:
+    """What a pass left: `state`, the values of each step, and of each epoch."""
+
+    def __init__(self):
+        self.numbers, self.weights, self.rows, self.epochs, self.dispatches = [], [], [], [], []
+
+    def add(self, values, dispatch, accumulate):
+        values = jax.device_get(values)
+        self.numbers.extend(values.numbers[: dispatch.steps].copy())
+        self.weights.extend(values.weights[: dispatch.steps].tolist())
+        self.dispatches.append((dispatch.kind, dispatch.steps))
+        if values.rows:
+            full = values.rows[0].reshape(-1, *values.rows[0].shape[2:])
+            tails = 1 if values.tail else 0
+            self.rows.extend(full[: dispatch.batches - tails].reshape(-1, 3).copy())
+        for tail in values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []:
+            self.rows.extend(tail[0].copy())
+
+    @property
+    def bits(self):
+        state = jax.tree.leaves(_raw(self.state))
+        tree = [np.asarray(x).copy() for x in state], self.numbers, self.weights, self.rows, self.epochs
+        return bits(tree)
+
+
+_labs = {}
+
+
+def lab(*key):
+    if key not in _labs:
+        _labs[key] = Lab(*key)
+    return _labs[key]
+
+
+def full(*values):
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+# -- cuts --------------------------------------------------------------------------------------------------------------
+
+WAYS = [
+    *(("mlp", n, streams) for n, streams in ((1, True), (2, False), (2, True), (3, False))),
+    ("cnn", 1, False),
+    ("transformer", 3, True),
+]
+limits = st.lists(st.integers(1, 7), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize(("model", "accumulate", "streams"), some(WAYS, {("mlp", 2, False)}))
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(limits=limits)
+def test_dispatches_of_any_lengths_leave_the_same_bits(model, accumulate, streams, limits):
+    """However fast the clock says that steps are. With dropout, statistics, a schedule, and a ragged batch."""
+    made = lab(model, accumulate)
+    whole, expected = made.whole(streams)
+    assert max(steps for _, steps in whole.dispatches) > 1 or made.accumulate == 3
+    assert made.train(limits, streams=streams).bits == expected
+
+
+@pytest.mark.parametrize(("model", "accumulate", "streams"), some(WAYS, {("mlp", 2, True)}))
+@pytest.mark.full
+def test_a_pass_from_anywhere_leaves_the_same_bits(model, accumulate, streams):
+    """From a copy of the state and of the metrics at every step, as a checkpoint has them."""
+    made = lab(model, accumulate)
+    whole = made.train([1], streams=streams)
+    steps = len(whole.numbers)
+    for step in range(1, steps):
+        position, leaves, metrics = made.train([1], keep_at=step, streams=streams).kept
+        tail = made.train([2, 1], position, leaves=leaves, metrics=metrics, streams=streams)
+        assert position[2] == step
+        assert bits(jax.tree.leaves(_raw(tail.state))) == bits(jax.tree.leaves(_raw(whole.state)))
+        assert bits(tail.numbers) == bits(whole.numbers[step:])
+        assert bits(tail.epochs[-1]) == bits(whole.epochs[-1])
+        if position[0] == 1:
+            assert bits(tail.epochs[0]) == bits(whole.epochs[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "accumulate", "streams", "ks"),
+    [
+        *(full("mlp", n, s, (1, 2, 5, 32)) for n, s in ((2, False), (2, True), (3, True))),
+        full("cnn", 1, False, (1, 2, 5, 32)),
+        full("transformer", 3, True, (1, 2, 5, 32)),
+    ],
+)
+def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate, streams, ks):
+    """Programs of three buffers: of 2 (which has room for 1 and 2 steps), of 5, and of 32."""
+    made = lab(model, accumulate)
+    records = {k: made.train([k], k=k, streams=streams) for k in ks}
+    assert [max(steps for _, steps in records[k].dispatches) for k in (1, 2)] == [1, 1 if accumulate == 3 else 2]
+    assert {k: record.bits == records[32].bits for k, record in records.items()} == dict.fromkeys(records, True)
+
+
+@x86_only
+@pytest.mark.parametrize(
+    ("model", "accumulate", "loop"),
+    [
+        ("mlp", 2, True),
+        ("mlp", 3, False),
+        ("cnn", 1, True),
+        ("transformer", 3, False),
+    ],
+)
+@pytest.mark.full
+def test_resident_data_and_the_same_batches_streamed_leave_the_same_bits(model, accumulate, loop):
+    """The rows are gathered in the one program and lie in a buffer in the other, with or without a loop around."""
+    made = lab(model, accumulate)
+    assert made.train(loop=loop).bits == made.train(loop=loop, streams=True).bits
+
+
+@pytest.mark.parametrize(("model", "accumulate"), [full("mlp", 2), full("cnn", 1), full("transformer", 3)])
+def test_without_a_loop_the_numbers_are_the_same_to_rounding(model, accumulate):
+    """They are programs of their own."""
+    made = lab(model, accumulate)
+    looped, single = made.train(), made.train(loop=False)
+    assert {kind for kind, _ in single.dispatches} == ({"parts"} if accumulate > 1 else {"single", "tail"})
+    np.testing.assert_allclose(np.stack(single.numbers), np.stack(looped.numbers), rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(np.stack(single.rows), np.stack(looped.rows), rtol=2e-2, atol=1e-3)
+    assert single.weights == looped.weights
+
+
+# -- validation --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", [False, full(True)])
+@settings(max_examples=4, deadline=None)
+@given(limits=limits)
+def test_validation_of_any_lengths_has_the_same_bits_and_changes_nothing(streams, limits):
+    """A batch's random key is made from its number in the split."""
+    made = lab("mlp", 2)
+    made.begin()
+    before = bits(jax.tree.leaves(_raw(made.runner.state)))
+    whole, cut = made.valid(streams=streams), made.valid(limits, streams=streams)
+    assert cut.bits == whole.bits
+    assert bits(jax.tree.leaves(_raw(made.runner.state))) == before
+    assert len(whole.numbers) == 6
+    assert len({row.tobytes() for row in whole.rows}) == 22
+
+
+def test_outputs_are_those_of_validation():
+    made = lab("mlp", 2)
+    made.begin()
+    whole = made.valid()
+    batches = list(made.loader.epoch(1))
+    logits = [jax.device_get(made.runner.outputs(batch, number).logits) for number, batch in enumerate(batches)]
+    np.testing.assert_allclose(np.concatenate(logits), np.stack(whole.rows), rtol=1e-5, atol=1e-6)
+
+
+# -- what a runner holds -----------------------------------------------------------------------------------------------
+
+
+def test_values_of_steps_say_their_weights_and_rates():
+    """22 rows in batches of 4, two to a step."""
+    record = lab("mlp", 2).train()
+    assert record.weights == [8, 8, 6] * EPOCHS
+    assert len(record.rows) == 22 * EPOCHS
+    rates = [float(numbers[list_of_names().index("Learning Rate")]) for numbers in record.numbers]
+    np.testing.assert_allclose(rates, [0.5e-2 * (1 + np.cos(np.pi * step / 20)) for step in range(6)], rtol=1e-6)
+
+
+def list_of_names():
+    return ["Accuracy", "Learning Rate", "Loss"]
+
+
+def test_an_epochs_values_are_the_weighted_means_of_its_steps():
+    record = lab("mlp", 2).train()
+    for epoch, values in enumerate(record.epochs):
+        steps = slice(3 * epoch, 3 * epoch + 3)
+        for name in ("Loss", "Accuracy"):
+            each = [numbers[list_of_names().index(name)] for numbers in record.numbers[steps]]
+            np.testing.assert_allclose(values[name], np.average(each, weights=record.weights[steps]), rtol=1e-6)
+
+
+def test_a_copy_outlives_what_it_was_copied_from():
+    made = lab("mlp", 2)
+    tally = made.begin()
+    made.limit = wild([1])
+    original, copy = made.runner.leaves, made.runner.copy(made.runner.leaves)
+    before = bits(_raw(copy))
+    dispatches = made.feeder().open(1, 0, 0, 1)
+    made.runner.train(tally, next(dispatches))
+    assert any(leaf.is_deleted() for leaf in original)
+    assert bits(_raw(copy)) == before
+
+
+def test_the_learners_state_survives_training():
+    """It was placed, which may not copy; the runner works on its own."""
+    made = lab("mlp", 2)
+    made.train()
+    assert bits(jax.tree.leaves(_raw(made.state))) == bits([*made.first])
+
+
+def test_a_scheduler_sets_the_scale_of_the_rate_and_nothing_else():
+    made = lab("mlp", 2)
+    made.begin()
+    before = made.runner.copy(made.runner.state)
+    made.runner.set_lr_scale(0.25)
+    after = made.runner.state
+    assert (float(after.lr_scale), after.lr_scale.committed, after.lr_scale.weak_type) == (0.25, True, False)
+    rest = lambda state: bits(_raw((state.step, state.params, state.model_state, state.opt_state, state.rng)))  # noqa: E731
+    assert rest(after) == rest(before)
+
+
+@pytest.mark.parametrize(("model", "expected"), [("mlp", False), full("cnn", True)])
+def test_the_traced_programs_show_convolutions(model, expected):
+    made = lab(model, 2)
+    for kind in ("train", "valid"):
+        assert has_convolution(made.runner.traced(kind, made.feeder(split=kind).example())) == expected
