@@ -55,8 +55,8 @@ def test_the_schedules_that_are_shown(tmp_path, monkeypatch):
     import yaml
 
     import learner.schedules
-    from learner.cli.recipes import recipe
-    from learner.cli.schema import names_for
+    from learner.cli.configs.recipes import recipe
+    from learner.cli.configs.schema import names_for
 
     text = (ROOT / "docs" / "schedules.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -78,8 +78,8 @@ def test_the_configs_of_precision_can_be_read():
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.builder_options import option
-    from learner.cli.schema import names_for
+    from learner.cli.configs.builder_options import option
+    from learner.cli.configs.schema import names_for
 
     text = (ROOT / "docs" / "precision.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -92,8 +92,8 @@ def test_the_optimizers_of_the_document(tmp_path):
     """The Python prints what is shown, and the config is the same optimizer but for one rate."""
     import yaml
 
-    from learner.cli.recipes import recipe
-    from learner.cli.schema import names_for
+    from learner.cli.configs.recipes import recipe
+    from learner.cli.configs.schema import names_for
 
     text = (ROOT / "docs" / "optimizers.md").read_text()
     python, config, shown = (
@@ -129,7 +129,7 @@ def test_the_sources_do_what_is_shown(tmp_path, monkeypatch):
 def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     import yaml
 
-    from learner.cli.sources import source
+    from learner.cli.configs.sources import source
     from learner.data import sources
 
     text = (ROOT / "docs" / "data-sources.md").read_text()
@@ -174,7 +174,7 @@ def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):
 def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     import yaml
 
-    from learner.cli.sources import source
+    from learner.cli.configs.sources import source
 
     monkeypatch.delitem(sys.modules, "mymodule", raising=False)
     (tmp_path / "mymodule.py").write_text(
@@ -316,8 +316,8 @@ def test_the_configs_of_metrics_can_be_read():
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.builder_options import option
-    from learner.cli.schema import names_for
+    from learner.cli.configs.builder_options import option
+    from learner.cli.configs.schema import names_for
 
     text = (ROOT / "docs" / "metrics.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -356,8 +356,8 @@ def test_the_metrics_of_sequences_images_and_the_run():
     import yaml
 
     from learner import LearnerBuilder, metrics
-    from learner.cli.builder_options import option
-    from learner.cli.schema import names_for
+    from learner.cli.configs.builder_options import option
+    from learner.cli.configs.schema import names_for
 
     text = (ROOT / "docs" / "metrics-sequences-images.md").read_text()
     names, shown, printed = {}, [], io.StringIO()
@@ -382,9 +382,9 @@ def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.builder_options import option
-    from learner.cli.importing import exports
-    from learner.cli.schema import names_for
+    from learner.cli.configs.builder_options import option
+    from learner.cli.configs.importing import exports
+    from learner.cli.configs.schema import names_for
     from tests.support.tfevents import scalars
 
     text = (ROOT / "docs" / "loggers.md").read_text()
@@ -413,9 +413,9 @@ def test_the_code_about_renderers_prints_what_is_shown(tmp_path, monkeypatch):
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.builder_options import option
-    from learner.cli.importing import exports
-    from learner.cli.schema import names_for
+    from learner.cli.configs.builder_options import option
+    from learner.cli.configs.importing import exports
+    from learner.cli.configs.schema import names_for
 
     text = (ROOT / "docs" / "renderers.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

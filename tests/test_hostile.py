@@ -2,7 +2,7 @@
 
 What single files are refused for is tested where they are read: `tests/data/test_npz.py`,
 `tests/runs/test_log_cutting.py`, `tests/runs/test_appended.py`, `tests/runs/test_journal.py`,
-`tests/training/files/test_directory.py`, `tests/cli/test_overrides.py`.
+`tests/training/files/test_directory.py`, `tests/cli/configs/test_overrides.py`.
 """
 
 import ast

@@ -19,11 +19,11 @@ import pytest
 import yaml
 
 from learner import LearnerBuilder
-from learner.cli.builder_options import option
+from learner.cli.configs.builder_options import option
+from learner.cli.configs.recipes import recipe
+from learner.cli.configs.schema import OBJECTS, names_for
+from learner.cli.configs.sources import source
 from learner.cli.main import main
-from learner.cli.recipes import recipe
-from learner.cli.schema import OBJECTS, names_for
-from learner.cli.sources import source
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

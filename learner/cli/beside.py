@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from learner.cli.overrides import apply_overrides, read_configs
+from learner.cli.configs.overrides import apply_overrides, read_configs
 from learner.cli.usage import fit_parser, resume_parser
 from learner.cli.watch import refuse_pipes, refuse_without_packages
 from learner.errors import LearnerError

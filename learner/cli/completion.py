@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from learner.cli.configs.schema import CONTEXT
 from learner.cli.parsing import PROCESSES, Parser
-from learner.cli.schema import CONTEXT
 from learner.cli.usage import option_names
 from learner.util.distribution import install_hint
 from learner.util.optional import import_optional

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from learner.cli.config import RunConfig
-from learner.cli.overrides import apply_overrides, read_configs
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import apply_overrides, read_configs
 from learner.config.safe_yaml import parse_yaml
 from learner.errors import LearnerError
 from learner.runs.comparison import ALWAYS_DIFFER

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.cli.builder_options import methods
-from learner.cli.config import RunConfig
-from learner.cli.overrides import apply_overrides, read_yaml
+from learner.cli.configs.builder_options import methods
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import apply_overrides, read_yaml
+from learner.cli.configs.schema import PARTS, builder_class
 from learner.cli.parsing import Parser
-from learner.cli.schema import PARTS, builder_class
 from learner.errors import LearnerError
 from learner.util.text import printable
 

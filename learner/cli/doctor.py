@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from learner.cli.config import RunConfig
-from learner.cli.overrides import apply_overrides, read_yaml, value_of
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import apply_overrides, read_yaml, value_of
 from learner.cli.usage import doctor_parser
 from learner.diagnostics.check_result import Answer, heading, summary
 

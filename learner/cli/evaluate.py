@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from learner.checkpoint.store import Entry
-from learner.cli.config import RunConfig
-from learner.cli.overrides import apply_overrides, read_yaml
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import apply_overrides, read_yaml
+from learner.cli.configs.saved_configs import refuse_other_directory, saved_config
+from learner.cli.configs.sources import source
 from learner.cli.parsing import PROCESSES, Parser, check_output
 from learner.cli.processes import connected, process_options
-from learner.cli.saved_configs import refuse_other_directory, saved_config
-from learner.cli.sources import source
 from learner.cli.trust import require_trust
 from learner.errors import LearnerError
 from learner.learner import Learner

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from learner.checkpoint.load import LoadedCheckpoint, load_checkpoint
-from learner.cli.config import RunConfig
-from learner.cli.importing import import_path
-from learner.cli.overrides import apply_overrides, value_of
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.importing import import_path
+from learner.cli.configs.overrides import apply_overrides, value_of
+from learner.cli.configs.saved_configs import refuse_other_directory, saved_config
 from learner.cli.parsing import Parser, check_output
-from learner.cli.saved_configs import refuse_other_directory, saved_config
 from learner.cli.trust import require_trust
 from learner.data.source import source_of
 from learner.errors import LearnerError, near

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from learner.cli.config import RunConfig
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import apply_overrides, read_configs
+from learner.cli.configs.saved_configs import refuse_other_directory, saved_config
 from learner.cli.help import key_help, topic_paragraphs
-from learner.cli.overrides import apply_overrides, read_configs
 from learner.cli.processes import connected, process_options
-from learner.cli.saved_configs import refuse_other_directory, saved_config
 from learner.cli.trust import require_trust
 from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError

@@ -5,12 +5,12 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from learner.cli.builder_options import methods
-from learner.cli.config_arguments import parameters_of
-from learner.cli.importing import import_path
-from learner.cli.recipes import named
-from learner.cli.schema import CONTEXT, builder_class, names_for
-from learner.cli.signatures import random_parameters, signature_parser
+from learner.cli.configs.builder_options import methods
+from learner.cli.configs.config_arguments import parameters_of
+from learner.cli.configs.importing import import_path
+from learner.cli.configs.recipes import named
+from learner.cli.configs.schema import CONTEXT, builder_class, names_for
+from learner.cli.configs.signatures import random_parameters, signature_parser
 from learner.cli.usage import TOPICS, Paragraph, entries_of, fill
 from learner.errors import LearnerError, near
 

@@ -31,8 +31,8 @@ def push(words: Sequence[str]) -> int:
     about = "metadata of the card, such as '{license: mit, datasets: [mnist], pipeline_tag: image-classification}'"
     parser.add_argument("--card", metavar="MAPPING", help=about)
     line = parser.read(words)
+    from learner.cli.configs.overrides import value_of
     from learner.cli.export import load_run, location
-    from learner.cli.overrides import value_of
     from learner.records.hub import push_model
     from learner.runs.run_reader import RunReader
     from learner.training.result import numbers_at

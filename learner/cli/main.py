@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.cli.importing import import_order
+from learner.cli.configs.importing import import_order
 from learner.cli.tracebacks import FULL, own_traceback
 from learner.cli.usage import (
     devices_parser,
@@ -280,7 +280,7 @@ def _run(words: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         with import_order(own=False):  # what ours need is not to be found in the current directory
             if starts_run:
-                trains = importlib.import_module("learner.cli.missing").check_words(command, rest)
+                trains = importlib.import_module("learner.cli.configs.missing").check_words(command, rest)
                 if trains and any(word.partition("=")[0] == "--watch" for word in rest):
                     ended: int | None = importlib.import_module("learner.cli.beside").train_beside(command, rest)
                     if ended is not None:

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from learner.cli.overrides import value_of
+from learner.cli.configs.overrides import value_of
 from learner.distributed.connection import init_distributed
 from learner.distributed.process_group import leave
 from learner.errors import LearnerError

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from learner.cli.config import RunConfig
-from learner.cli.overrides import apply_overrides, read_yaml, value_of
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import apply_overrides, read_yaml, value_of
 from learner.cli.parsing import Parser
 
 PROFILE = """\

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from learner.cli.config import RunConfig
-from learner.cli.overrides import apply_overrides, read_yaml, value_of
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import apply_overrides, read_yaml, value_of
 from learner.cli.parsing import Parser
 from learner.diagnostics.rate_range import RangeTest
 from learner.errors import LearnerError, one_error

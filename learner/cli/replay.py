@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learner.cli.config import RunConfig
-from learner.cli.saved_configs import saved_config
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.saved_configs import saved_config
 from learner.cli.trust import require_trust
 from learner.diagnostics.replay import Replay, RunInputs, replay
 from learner.errors import LearnerError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.cli.importing import import_order
+from learner.cli.configs.importing import import_order
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError
 from learner.renderers import print_overview, print_summary
@@ -85,8 +85,8 @@ def _is_config(word: str) -> bool:
 
 def _overview(line: Namespace) -> int:
     """Print an overview of the run that a config describes."""
-    from learner.cli.config import RunConfig
-    from learner.cli.overrides import apply_overrides, read_yaml, value_of
+    from learner.cli.configs.config import RunConfig
+    from learner.cli.configs.overrides import apply_overrides, read_yaml, value_of
 
     content = apply_overrides(read_yaml(line.path), line.overrides)
     if line.depth is not None:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from learner.cli.overrides import value_of
-from learner.cli.sweep_groups import SweepGroup
-from learner.cli.sweep_plan import SweepPlan, sweep_plan
-from learner.cli.sweep_report import Outcome, SweepReport, has_ended, longer_members, metric_of
+from learner.cli.configs.overrides import value_of
+from learner.cli.configs.sweep_groups import SweepGroup
+from learner.cli.sweeps.sweep_plan import SweepPlan, sweep_plan
+from learner.cli.sweeps.sweep_report import Outcome, SweepReport, has_ended, longer_members, metric_of
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
 from learner.errors import NonFiniteError, OutOfMemoryError
@@ -100,7 +100,7 @@ class _Progress:
             return None
         from rich.console import Console
 
-        from learner.cli.sweep_status import SweepStatus
+        from learner.cli.sweeps.sweep_status import SweepStatus
 
         return SweepStatus(f"{self._place(group.members[0])}  {_name_of(group)}", Console(file=self._stream))
 

@@ -17,8 +17,8 @@ from learner import (
     load_scheduler,
 )
 from learner.checkpoint.records import records_of, write_record
-from learner.cli.builder_options import option
-from learner.cli.schema import names_for
+from learner.cli.configs.builder_options import option
+from learner.cli.configs.schema import names_for
 from learner.records import BinRecorder, CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, Net, batches, bits, build_line, line, line_step, model_bits, quiet

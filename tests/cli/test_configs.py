@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from learner.cli.config import RunConfig
-from learner.cli.overrides import read_yaml
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.overrides import read_yaml
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

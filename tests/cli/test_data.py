@@ -8,9 +8,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from learner.cli.config import RunConfig
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.sources import source
 from learner.cli.help import key_help
-from learner.cli.sources import source
 from tests.support.codes import named_case, raises_code
 
 ROWS = {"class_path": "mymodule.rows", "init_args": {"count": 10}}

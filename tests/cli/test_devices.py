@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jax.sharding import PartitionSpec as P
 
-from learner.cli.config import RunConfig
+from learner.cli.configs.config import RunConfig
 from learner.cli.devices import table
 from learner.cli.help import key_help
 from learner.cli.usage import stored_topic

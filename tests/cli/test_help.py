@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from learner.builder import LearnerBuilder
-from learner.cli.builder_options import methods
+from learner.cli.configs.builder_options import methods
+from learner.cli.configs.schema import PARTS
 from learner.cli.help import key_help, topic_paragraphs
 from learner.cli.schedules import SCHEDULES
-from learner.cli.schema import PARTS
 from learner.cli.usage import STORED, TOPICS, fill, fit_usage, option_names, stored_topic
 from learner.optimizers.configs import OPTIMIZERS
 from tests.support.codes import raises_code

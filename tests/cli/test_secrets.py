@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from learner.cli.config import RunConfig
+from learner.cli.configs.config import RunConfig
 from learner.loggers import Webhook
 from tests.support.codes import named_case, raises_code
 

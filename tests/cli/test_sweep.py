@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
-from learner.cli.config import RunConfig
+from learner.cli.configs.config import RunConfig
+from learner.cli.configs.sweep_groups import groups_of
 from learner.cli.sweep import sweep
-from learner.cli.sweep_groups import groups_of
-from learner.cli.sweep_plan import sweep_plan
-from learner.cli.sweep_report import Outcome, SweepReport, has_ended, metric_of
+from learner.cli.sweeps.sweep_plan import sweep_plan
+from learner.cli.sweeps.sweep_report import Outcome, SweepReport, has_ended, metric_of
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
 from learner.errors import LearnerError

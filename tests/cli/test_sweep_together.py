@@ -10,9 +10,9 @@ import pytest
 import yaml
 from flax import nnx
 
-from learner.cli.recipes import Seeds
-from learner.cli.sweep_groups import TracedSeeds, groups_of, with_keywords
-from learner.cli.sweep_plan import sweep_plan
+from learner.cli.configs.recipes import Seeds
+from learner.cli.configs.sweep_groups import TracedSeeds, groups_of, with_keywords
+from learner.cli.sweeps.sweep_plan import sweep_plan
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepSpace
 from learner.errors import LearnerError
@@ -301,7 +301,7 @@ def test_members_that_train_together_cannot_be_added(write):
 )
 def test_the_cores_are_for_members_whose_devices_are_not_set(write, changes, words, claims, monkeypatch):
     claimed = []
-    monkeypatch.setattr("learner.cli.sweep_plan.claim_cores", lambda: claimed.append(True))
+    monkeypatch.setattr("learner.cli.sweeps.sweep_plan.claim_cores", lambda: claimed.append(True))
     plan(write(**changes), "--lr=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8", *words)
     assert bool(claimed) == claims
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.cli.overrides import apply_overrides, read_configs
+from learner.cli.configs.overrides import apply_overrides, read_configs
 from learner.config.composition import MOST, merge, resolve
 from learner.config.mappings import MOST_INCLUDED, read_mapping
 from learner.config.safe_yaml import parse_yaml

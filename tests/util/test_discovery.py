@@ -13,7 +13,7 @@ import learner.loggers
 import learner.metrics
 import learner.schedules
 from learner import LearnerBuilder
-from learner.cli.config import RunConfig
+from learner.cli.configs.config import RunConfig
 from learner.cli.main import main
 from learner.config.mappings import read_mapping
 from learner.events import Listener

@@ -1,0 +1,50 @@
+"""Checks that the config or the run of a command exists, before JAX is imported."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner.cli.configs.overrides import read_yaml
+from learner.cli.usage import fit_parser, resume_parser, sweep_parser
+from learner.errors import LearnerError
+from learner.examples import bundled_config
+
+MOST = 10  # runs that an error names
+
+
+def check_words(command: str, words: Sequence[str]) -> bool:
+    """Return True if `learner fit` or `learner resume` trains and shows the run, rather than print a config or help.
+    Raises `LearnerError` if the words are wrong, or name nothing.
+    """
+    if command == "resume":
+        check_run(resume_parser().read(words).directory)
+        return True
+    line = (sweep_parser() if command == "sweep" else fit_parser()).read(words)
+    config = line.config
+    if config is not None and not os.path.lexists(config) and bundled_config(config) is None:
+        read_yaml(config)  # raises
+    if command == "sweep":
+        if config is None:
+            raise LearnerError("learner sweep needs a config file: learner sweep CONFIG", code="cli-config-missing")
+        return False
+    return not (line.print_config or line.print_sharding or any(key.endswith(".help") for key, _ in line.overrides))
+
+
+def check_run(directory: str) -> None:
+    """Raise `LearnerError` unless a directory exists and holds files of a run."""
+    if not Path(directory).is_dir():
+        is_file = Path(directory).is_file()
+        text = f"{directory} is a file: give a run's directory" if is_file else f"there is no directory {directory}"
+        raise LearnerError(text, code="run-directory-missing", directory=directory)
+    if any(Path(directory, name).exists() for name in ("config.yaml", "journal.jsonl", "checkpoint")):
+        return
+    from learner.runs.find import run_directories  # which imports NumPy
+
+    runs = list(map(str, run_directories([directory])[0]))
+    inside = "".join(f"\n  {run}" for run in [*runs[:MOST], *(["..."] if len(runs) > MOST else [])])
+    raise LearnerError(
+        f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl"
+        + (f". The runs in it are:{inside}" if runs else ""),
+        code="run-not-a-run",
+        directory=directory,
+    )

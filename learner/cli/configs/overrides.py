@@ -1,0 +1,145 @@
+"""The config file, and the overrides on the command line: `--num_epochs=3 --model.hidden=64`."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from learner.cli.configs.problems import Problems
+from learner.config.composition import merge, resolve
+from learner.config.limits import DEEPEST
+from learner.config.mappings import is_deep, read_mapping
+from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
+from learner.config.types import shown
+from learner.errors import LearnerError
+from learner.examples import bundled_config
+from learner.runs.journal import OBSERVER_KEYS
+from learner.util.stages import end_stages
+
+COMMENT = re.compile(r"(?:^|\s)#")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return a config file's content; of `configs/NAME.yaml` that is not there, the content of the bundled config.
+
+    Raises:
+      LearnerError: there is no such file, it is not YAML, not a mapping, says a key twice, or is absurdly large.
+    """
+    if path == "-":
+        raise LearnerError(
+            "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
+        )
+    if os.path.isdir(path):
+        raise LearnerError(
+            f"{os.fspath(path)} is a directory, and a config is a file; learner resume {os.fspath(path)} continues a "
+            "run",
+            code="cli-config-directory",
+            path=os.fspath(path),
+        )
+    if not os.path.lexists(path) and (bundled := bundled_config(path)) is not None:
+        end_stages()
+        print(f"learner: there is no {os.fspath(path)} here; using {bundled}", file=sys.stderr)
+        path = bundled
+    return read_mapping(path, includes=True)
+
+
+def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """Return the content of config files, of which later ones override earlier ones; see `merge`."""
+    content: dict[str, Any] = {}
+    for path in paths:
+        content = merge(content, read_yaml(path))
+    return content
+
+
+def value_of(text: str) -> Any:
+    """Return the value of an option, parsed as YAML; texts that are not YAML are returned unchanged, and so are those
+    with a comment, as in `runs/try #1`.
+
+    Raises:
+      LearnerError: it is absurdly large or deep, or has a key twice.
+
+    >>> value_of("1e-3"), value_of("[64, 10]"), value_of("true"), value_of("a: b: c"), value_of("Warning:")
+    (0.001, [64, 10], True, 'a: b: c', 'Warning:')
+    """
+    try:
+        value = parse_yaml(text) if text else ""
+    except UnsafeYamlError as error:
+        raise LearnerError(f"the value {shown(text)} {error}", code="cli-value-malformed") from error
+    except yaml.YAMLError:
+        return text
+    bare = isinstance(value, dict) and value and not any(value.values()) and ": " not in text
+    quoted = text.lstrip()[:1] in ("'", '"', "[", "{")
+    return text if bare or (not quoted and COMMENT.search(text)) else value
+
+
+def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the content of a config with the overrides of the command line applied, keys and values as text, and then
+    its references resolved. Those to the environment in arguments of loggers stay, as they may be secret.
+    """
+    problems = Problems()
+    for key, text in overrides:
+        with problems.collect():
+            override(content, key, value_of(text))
+    problems.raise_all()
+    if is_deep(content) or is_deep(content := resolve(content, keep=OBSERVER_KEYS)):
+        raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
+    return content
+
+
+def override(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set `key` in `config`, in place.
+
+    Dots lead into mappings, into lists by number, and into the arguments of an object: `model.hidden` is short for
+    `model.init_args.hidden`. Another class drops the arguments of the one before.
+
+    >>> config = {"model": {"class_path": "m.MLP", "init_args": {"hidden": 8}}, "metrics": ["Accuracy"]}
+    >>> override(config, "model.hidden", 64)
+    >>> override(config, "metrics.0.ignore", -1)
+    >>> override(config, "with_file_checkpointer.keep_last", 3)
+    >>> config["model"], config["metrics"]
+    ({'class_path': 'm.MLP', 'init_args': {'hidden': 64}}, [{'class_path': 'Accuracy', 'init_args': {'ignore': -1}}])
+    >>> config["with_file_checkpointer"]
+    {'keep_last': 3}
+    """
+    # jsonargparse's dotted overrides do not reach into lists, and in untyped mappings they drop what is beside the key.
+    node: Any = config
+    steps = key.split(".")
+    if len(steps) > DEEPEST:
+        raise LearnerError(f"--{shown(key)} leads more than {DEEPEST} levels deep", code="cli-option-too-deep")
+    for depth, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
+        if isinstance(node, dict) and "class_path" in node and step not in ("class_path", "init_args"):
+            node = node.setdefault("init_args", {})
+        index = _index(node, step, ".".join(steps[:depth]))
+        if following is None:
+            if step == "class_path" and node.get(step) != value:
+                node.pop("init_args", None)
+            node[index] = value
+        else:
+            node = _as_container(node, index)
+
+
+def _index(node: Any, step: str, key: str) -> str | int:
+    if not isinstance(node, list):
+        return step
+    if not step.isdecimal() or int(step) >= len(node):
+        raise LearnerError(
+            f"--{key}: this is a list of {len(node)}; it needs a number from 0 to {len(node) - 1}",
+            code="cli-list-index",
+            key=key,
+        )
+    return int(step)
+
+
+def _as_container(node: Any, index: Any) -> Any:
+    """Return the item at `index` as a mapping or list, and create it if needed. An import path becomes a mapping."""
+    inner = node.get(index) if isinstance(node, dict) else node[index]
+    if isinstance(inner, str):
+        inner = {"class_path": inner}
+    elif not isinstance(inner, dict | list):
+        inner = {}
+    node[index] = inner
+    return inner

@@ -1,0 +1,331 @@
+"""Objects that a config describes: an import path and arguments, all of which are checked before any object is created.
+
+    class_path: learner.examples.models.MLP
+    init_args: {features: [64, 128, 10]}
+
+jsonargparse checks the arguments (`learner.cli.configs.signatures`). What it has no form for is here: functions that do
+not declare what they return in the place of classes, also with an argument left free; random keys that come from the
+config's `seed`; short names of modules that are not imported yet; and objects in arguments without a type.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from learner.cli.configs.config_arguments import config_kinds, import_config_classes, parameters_of
+from learner.cli.configs.importing import import_path
+from learner.cli.configs.kind_checks import OURS, check_target, package_of
+from learner.cli.configs.object_kinds import GROUP, PREDICATE, argument_kinds, refuse_other
+from learner.cli.configs.problems import Problems, read_each, read_list
+from learner.cli.configs.schema import OBJECTS, names_for
+from learner.cli.configs.signatures import Arguments, check, random_parameters
+from learner.config.base import is_config
+from learner.errors import LearnerError, near
+from learner.loggers.secrets import is_literal, resolve
+
+
+class Seeds:
+    """The random numbers that initialise a model: one stream for all of its parts.
+
+    Args:
+      seed: the config's seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._keys = 0
+
+    @property
+    def seed(self) -> int:
+        """The config's seed."""
+        return self._seed
+
+    @functools.cached_property
+    def rngs(self) -> Any:
+        """The `nnx.Rngs` that all parts share: each part draws the next numbers."""
+        from flax import nnx
+
+        return nnx.Rngs(self.seed)
+
+    @property
+    def key(self) -> Any:
+        """A new JAX key at each access."""
+        import jax
+
+        return self._fold_in(jax.random.key(self.seed))
+
+    def _fold_in(self, key: Any) -> Any:
+        import jax
+
+        self._keys += 1
+        return jax.random.fold_in(key, self._keys - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A description of an object to create.
+
+    Attributes:
+      path: its import path, as the config says it.
+      target: what that names.
+      given: the arguments as the config says them, with recipes in place of objects.
+      checked: those that are not recipes, and the defaults; `None` where the target is taken as it is.
+      random: parameters that come from `Seeds`.
+      partial: fix the arguments of a function rather than call it.
+      positional: the arguments without a name, which only the methods of builders have.
+    """
+
+    path: str
+    target: Any
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    checked: Arguments | None = None
+    random: tuple[str, ...] = ()
+    partial: bool = False
+    positional: Sequence[Any] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        """True if creating the object calls only code of this project and optax."""
+        return package_of(self.target) in OURS and all(part.is_ours for part in recipes_in(dict(self.given)))
+
+    def config(self) -> Any:
+        """Return the complete form of the recipe in a config."""
+        if self.checked is None:
+            return self.path
+        arguments = {**mapped(self.given, Recipe.config), **self.checked.written, **self.checked.defaults}
+        return {"class_path": self.path, **({"init_args": arguments} if arguments else {})}
+
+    def arguments(self, seeds: Seeds | None = None) -> dict[str, Any]:
+        """Return the arguments, with the objects in them created."""
+        checked = {} if self.checked is None else self.checked.values()
+        # Only here: what is saved of a config has the names of environment variables, and not their values.
+        arguments = mapped(resolve({**self.given, **checked}), lambda recipe: recipe.make(seeds))
+        return {**arguments, **({name: getattr(seeds, name) for name in self.random} if seeds is not None else {})}
+
+    def make(self, seeds: Seeds | None = None) -> Any:
+        """Create the object. Models and their parts need `seeds`. A generator function stays one, because data is read
+        in each epoch, and what it returns can be read once.
+        """
+        if self.checked is None:
+            return self.target
+        if self.partial or inspect.isgeneratorfunction(self.target):
+            arguments = self.arguments(seeds)
+            return functools.partial(self.target, **arguments) if arguments or self.partial else self.target
+        return self.target(**self.arguments(seeds))
+
+
+def recipe(
+    value: Any,
+    key: str,
+    names: Mapping[str, str] | None = None,
+    *,
+    alone: bool = False,
+    partial: bool = False,
+    model: bool = False,
+    kind: str | None = None,
+) -> Recipe:
+    """Return the recipe for the `value` of a config.
+
+    Args:
+      value: an import path, or a mapping of `class_path` and `init_args`.
+      key: where it stands in the config, for error messages.
+      names: short names and the import paths they stand for.
+      alone: whether a path without arguments, unless it names a class, is the object itself.
+      partial: whether the arguments of a function leave the others free.
+      model: whether random parameters that are left out come from `Seeds`.
+      kind: `optimizer` or `lr`, where it has to be that; see `learner.cli.configs.object_kinds`.
+
+    Raises:
+      LearnerError: there is no such thing, or its arguments are wrong; all mistakes in one error.
+
+    >>> halves = recipe({"class_path": "fractions.Fraction", "init_args": {"numerator": 1, "denominator": 2}}, "model")
+    >>> halves.make()
+    Fraction(1, 2)
+    """
+    path, given = _parts(value, key)
+    if path not in (names or {}):
+        refuse_other(kind, path, key)
+    target = named(path, key, names)
+    refuse_other(kind, path, key, target)
+    check_target(target, path, key)
+    if not given and not inspect.isclass(target) and (alone or not callable(target)):
+        return Recipe(path, target)
+    if not callable(target):
+        raise LearnerError(
+            f"{key}: {path} is a {type(target).__name__}; only classes and functions take init_args",
+            code="config-target-not-callable",
+            key=key,
+            path=path,
+        )
+    partial = partial and not inspect.isclass(target)
+    place, kinds = f"{key}.init_args", config_kinds(target)
+    places = argument_kinds(target)
+
+    def read(name: str, argument: Any) -> Any:
+        if name in kinds:
+            return import_config_classes(argument, f"{place}.{name}")
+        return _nested_of_kind(argument, f"{place}.{name}", places.get(name), names, model)
+
+    seeded = model and not is_config(target)  # a `seed` of a config is its own
+    random = tuple(name for name in random_parameters(target) if seeded and name not in given)
+    given, checked = check_given(target, given, place, path, read, skip=random, partial=partial)
+    return Recipe(path, target, given, checked, random, partial)
+
+
+def check_given(
+    target: Any, given: Mapping[str, Any], key: str, path: str, read: Callable[[str, Any], Any], **options: Any
+) -> tuple[dict[str, Any], Arguments]:
+    """Return the arguments as `read(name, argument)` returns them, with recipes in them, and what `check` returns.
+
+    Raises:
+      LearnerError: the problems of `read` and of `check`, in one error.
+    """
+    problems, arguments, unread = Problems(), dict(given), list[str]()
+    for name, argument in given.items():
+        unread.append(name)
+        with problems.collect():
+            arguments[name] = read(name, argument)
+            unread.pop()
+    with problems.collect():
+        checked = check(target, arguments, key, path, objects=[*objects(arguments), *unread], **options)
+    problems.raise_all()
+    return arguments, checked
+
+
+def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, model: bool = False) -> Any:
+    """Return `value` with a recipe in place of each mapping that has a `class_path`."""
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            return recipe(value, key, names, model=model)
+        return read_each(value, lambda name, item: nested(item, f"{key}.{name}", names, model=model))
+    if isinstance(value, list):
+        return read_list(value, lambda index, item: nested(item, f"{key}.{index}", names, model=model))
+    return value
+
+
+def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | None, model: bool) -> Any:
+    """Return `value` with recipes in place of the objects in it, which must be of a kind unless it is None."""
+    if isinstance(value, list):
+        return read_list(value, lambda index, item: _nested_of_kind(item, f"{key}.{index}", kind, names, model))
+    if isinstance(kind, Mapping) and isinstance(value, Mapping) and "class_path" in value:
+        return recipe(value, key, {"Group": GROUP})
+    if isinstance(kind, Mapping) and isinstance(value, Mapping):
+        return read_each(value, lambda n, item: _nested_of_kind(item, f"{key}.{n}", kind.get(n), names, model))
+    if kind == PREDICATE:
+        return predicate(value, key)
+    if isinstance(kind, str) and (isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)):
+        return recipe(value, key, names_for(kind), kind=kind, **OBJECTS[kind])
+    return nested(value, key, names, model=model)
+
+
+def predicate(value: Any, key: str) -> Any:
+    """Return a recipe for a function with some fixed arguments, or the text of a regular expression."""
+    return recipe(value, key, partial=True) if isinstance(value, Mapping) else value
+
+
+def check_initialised(model: Recipe) -> None:
+    """Raise `LearnerError` if the model is a config that cannot create a model."""
+    if is_config(model.target) and not callable(getattr(model.target, "init", None)):
+        raise LearnerError(
+            f"model is {model.path}, a config without a method init(rngs) that makes the model: write one, or name a "
+            f"model that takes the config (init_args: {{config: ...}})",
+            code="config-model-is-config",
+        )
+
+
+def make_model(model: Recipe, seeds: Seeds) -> Any:
+    """Return the model of a recipe: its object, or the result of a config's `init`, with the random numbers that it
+    takes.
+    """
+    instance = model.make(seeds)
+    if not is_config(type(instance)):
+        return instance
+    return instance.init(**{name: getattr(seeds, name) for name in random_parameters(instance.init)})
+
+
+def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
+    """Return the object with an import path or a short name.
+
+    Raises:
+      LearnerError: there is no such thing.
+    """
+    if "." in path or not names:
+        return import_path(path, key)
+    if path not in names:
+        raise LearnerError(
+            f"{key}: there is no {path!r}: {_hint(path, names)} (your own by import path)",
+            code="config-name-unknown",
+            key=key,
+            path=path,
+        )
+    return import_path(names[path], key)
+
+
+def _hint(path: str, names: Mapping[str, str]) -> str:
+    parts = path.split(",")
+    return f"a list is [{path}]" if len(parts) > 1 and names.keys() >= set(parts) else near(path, list(names))
+
+
+def has_literals(value: Any) -> bool:
+    """Return True if an object of these recipes is given a text that is not its default."""
+    for each in recipes_in(value):
+        parameters = parameters_of(each.target)
+        for name, given in each.given.items():
+            default = getattr(parameters.get(name), "default", None)
+            defaults = (default, list(default) if isinstance(default, tuple) else default)
+            if has_literals(given) or (given not in defaults and is_literal(given)):
+                return True
+    return False
+
+
+def objects(given: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments that contain recipes."""
+    return [name for name, argument in given.items() if any(recipes_in(argument))]
+
+
+def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
+    if isinstance(value, str):
+        return value, {}
+    if not isinstance(value, Mapping) or not isinstance(value.get("class_path"), str):
+        raise LearnerError(
+            f"{key} is {value!r}; it needs an import path, or a mapping of class_path and init_args",
+            code="config-recipe-type",
+            key=key,
+        )
+    problems = Problems()
+    for name in [name for name in value if name not in ("class_path", "init_args")]:
+        with problems.collect():
+            raise LearnerError(
+                f"{key} has {name!r} beside class_path: arguments belong under init_args",
+                code="config-argument-beside-class-path",
+                key=key,
+                name=name,
+            )
+    problems.raise_all()  # here, as required arguments may be among them
+    given = value.get("init_args") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise LearnerError(
+            f"{key}.init_args is {given!r}; it needs a mapping of arguments by name",
+            code="config-init-args-type",
+            key=key,
+        )
+    return value["class_path"], dict(given)
+
+
+def recipes_in(value: Any) -> Iterator[Recipe]:
+    """Yield the recipes in a value, but not those in their arguments."""
+    if isinstance(value, Recipe):
+        yield value
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from recipes_in(item)
+
+
+def mapped(value: Any, function: Callable[[Recipe], Any]) -> Any:
+    """Return `value` with `function(recipe)` in place of each recipe in it."""
+    if isinstance(value, Recipe):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(item, function) for name, item in value.items()}
+    return [mapped(item, function) for item in value] if isinstance(value, list) else value

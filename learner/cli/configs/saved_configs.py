@@ -1,0 +1,103 @@
+"""Configs that runs saved: reading them, and mending those that were cut off."""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.store import CheckpointStore
+from learner.cli.configs.missing import check_run
+from learner.cli.configs.overrides import read_yaml
+from learner.config.safe_yaml import read_bounded
+from learner.distributed.process_group import hosts
+from learner.errors import LearnerError
+from learner.runs.appended import replace
+from learner.runs.journal import OBSERVER_KEYS
+from learner.runs.population import read_members
+from learner.runs.sweep_file import NAME as SWEEP_FILE
+from learner.util.stages import end_stages
+
+FROM_PYTHON = """\
+{directory} has no config.yaml: the run was started from Python. There it {does} with
+
+    {call}
+
+with the same {same} as before."""
+
+OF_POPULATION = """\
+{directory} has no config.yaml, as its members were trained in one program: it resumes as a whole, by {how}. To \
+evaluate or resume a member by itself, give its directory, such as {member}"""
+
+
+def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, model and step") -> dict[str, Any]:
+    """Return the content of a run's `config.yaml`.
+
+    Args:
+      directory: of the run.
+      does: a verb for what the command does with the run.
+      call: the same in Python, and `same`: of what the run was started with.
+
+    Raises:
+      LearnerError: there is no such run, or it was started from Python; then the message shows the call.
+    """
+    check_run(directory)
+    path = Path(directory, "config.yaml")
+    here = hosts()
+    try:
+        here.run_on_primary(lambda: _mend(path))
+    except OSError as error:
+        raise LearnerError(
+            f"the config file {path} cannot be read: {error}", code="config-unreadable", path=path
+        ) from error
+    if not path.exists() and read_members(path.parent):
+        raise LearnerError(_of_population(path.parent), code="run-of-population", directory=path.parent)
+    if not path.exists():
+        raise LearnerError(
+            FROM_PYTHON.format(directory=directory, does=does, call=call, same=same), code="run-from-python"
+        )
+    if here.index == 0:
+        end_stages()
+        print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
+    return read_yaml(path)
+
+
+def refuse_other_directory(overrides: Sequence[tuple[str, str]], directory: str) -> None:
+    """Raise `LearnerError` if options name another directory than that of the run, which a command cannot move."""
+    for key, value in overrides:
+        if key == "directory" and Path(value).expanduser().absolute() != Path(directory).absolute():
+            raise LearnerError(
+                f"--directory={value} is another directory than that of the run, {directory}: leave it out, or train "
+                "another run by learner fit CONFIG --directory=...",
+                code="cli-directory-changed",
+                directory=directory,
+            )
+
+
+def _of_population(directory: Path) -> str:
+    is_sweep = any((place / SWEEP_FILE).exists() for place in (directory, *directory.parents[:2]))
+    how = "the same learner sweep command" if is_sweep else "the same builder with resume()"
+    member = str(directory / read_members(directory)[0]["directory"])
+    return OF_POPULATION.format(directory=directory, how=how, member=member)
+
+
+def _mend(path: Path) -> None:
+    """Restore the config from the newest checkpoint if the file is missing or truncated. An edited file is kept."""
+    text = read_bounded(path) if path.exists() else b""
+    with contextlib.closing(CheckpointStore(path.parent.absolute() / "checkpoint")) as store:
+        for entry in reversed(store.entries):
+            with contextlib.suppress(DamagedError):
+                saved = str(store.progress(entry.step, verified=False).get("config") or "").encode()
+                if saved != text and saved.startswith(text):
+                    store.verify(entry.step)
+                    replace(str(path), saved)
+                    watching = [key for key in OBSERVER_KEYS if f"\n{key}:".encode() in saved]
+                    lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
+                    end_stages()
+                    print(
+                        f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
+                        f"checkpoint of step {entry.step}{lost if watching else ''}",
+                        file=sys.stderr,
+                    )
+                return

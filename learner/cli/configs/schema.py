@@ -1,0 +1,122 @@
+"""The keys of a config.
+
+They are the arguments of `LearnerBuilder`, `build` and `fit`, and every method of the builder.
+"""
+
+from typing import Any
+
+from learner.cli.configs.importing import exports, import_path
+
+PARTS = (
+    "directory",
+    "model",
+    "optimizer",
+    "lr",
+    "train",
+    "valid",
+    "train_step",
+    "valid_step",
+    "predict_step",
+    "update",
+    "trainable",
+)
+"""Keys that are arguments of the builder, of `build` and of `fit`; all others are methods of the builder."""
+
+OBJECTS: dict[str, dict[str, bool]] = {
+    "model": {"model": True},
+    "optimizer": {"alone": True, "partial": True},
+    "lr": {"alone": True},
+    "train_step": {"alone": True, "partial": True},
+    "valid_step": {"alone": True, "partial": True},
+    "predict_step": {"alone": True, "partial": True},
+    "update": {"alone": True, "partial": True},
+    "trainable": {"alone": True, "partial": True},
+}
+"""Those of them that are objects, and how `learner.cli.configs.recipes.recipe` reads them."""
+
+_RATE = "the learning rate, a number or a schedule, is lr"
+_ARGUMENT = "it is an argument of the optimizer, as in --optimizer=AdamW --optimizer."
+
+COMMON_GUESSES = {
+    **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
+    **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},
+}
+"""What many would guess, and what to do instead."""
+
+NEEDED = ("directory", "model", "optimizer", "lr", "train")
+
+PROCESS = ("overwrite", "resume", "checkpoint")
+"""Keys about one start of a run, which are never saved with it."""
+
+SWEEP = "sweep"
+"""A section of a config for `learner sweep`, which is not an option: other commands ignore it."""
+
+DEFAULTS = {"seed": 0, "num_epochs": 1, "grads_accumulation": 1}
+
+_DATASETS: list[tuple[str, str | None]] = [
+    ("learner.data.sources", None),
+    ("learner.data.bundled", None),
+    ("learner.data.mixture", None),
+]
+_METRIC = ("learner.metrics", "learner.metrics.MetricBase")
+
+NAMED: dict[str, list[tuple[str, str | None]]] = {
+    "optimizer": [("learner.optimizers.configs", None), ("learner.optimizers", "learner.optimizers.OptimizerFactory")],
+    "lr": [
+        ("learner.schedules", "learner.schedules.Schedule"),
+        ("learner.schedules", "learner.schedules.ReduceOnPlateau"),
+        ("learner.cli.schedules", None),
+    ],
+    "metrics": [_METRIC],
+    "metric_train": [_METRIC],
+    "metric_valid": [_METRIC],
+    "metric_train_numeric": [_METRIC],
+    "metric_valid_numeric": [_METRIC],
+    "metric_loggers": [("learner.loggers", "learner.events.Listener")],
+    "metric_loggers.only": [("learner.loggers", "learner.events.Listener")],
+    "renderer": [("learner.renderers", "learner.events.Listener")],
+    "early_stopping": [("learner", "learner.MetricEarlyStopping")],
+    "interrupter": [("learner", "learner.Interrupter")],
+    "precision": [("learner", "learner.Policy"), ("learner", "learner.LossScale")],
+    "strategy": [("learner.strategies", "learner.strategies.Strategy")],
+    "train.dataset": _DATASETS,
+    "valid.dataset": _DATASETS,
+    "with_file_checkpointer.record": [("learner.records", "learner.records.Recorder")],
+}
+"""Keys that take objects, and the modules whose classes (of a base class) need no import path there."""
+
+PARTS_OF = {"strategy": {"fsdp": "learner.strategies.fsdp"}}
+"""Functions that need no import path inside of the object at a key: here as the rules of a strategy."""
+
+CONTEXT = {
+    "directory": "where the run leaves its logs and checkpoints",
+    "overwrite": "true: replace an existing run in the directory",
+    "resume": "true: resume from the newest checkpoint in the directory, or start a new run if there is none; "
+    "or {allow: [metrics, optimizer, logs]}: also if these have changed",
+    "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
+    "optimizer": "a name of --help=optimizers, or a function of the learning rate by import path",
+    "lr": "a number, a name of --help=schedules, or a function of the step by import path",
+    "train": "dataset, views, batcher, batch_size, shuffle, num_workers, drop_last, prefetch; or a loader by its path",
+    "valid": "as train; or a mapping of several by name",
+    "train_step": "a function (model, batch) or (model, batch, rng) by import path; default: the model's method",
+    "valid_step": "the function for validation, likewise",
+    "predict_step": "the function for learner predict, likewise; default: the model's method, or valid_step",
+    "update": "a function (state, batch, lr, rng) by import path that replaces the whole update",
+    "trainable": "the parameters to train, by import path: a function (path, array), or an nnx filter",
+}
+"""Help texts of the keys that are not methods of the builder."""
+
+
+def names_for(key: str) -> dict[str, str]:
+    """Return the short names that an object at `key` may have, with their import paths.
+
+    >>> names_for("early_stopping")
+    {'MetricEarlyStopping': 'learner.MetricEarlyStopping'}
+    """
+    named = {name: path for module, base in NAMED.get(key, []) for name, path in exports(module, base).items()}
+    return named | PARTS_OF.get(key, {})
+
+
+def builder_class() -> Any:
+    """Return `LearnerBuilder`, whose methods are keys. It is imported by name, like all that a config names."""
+    return import_path("learner.builder.LearnerBuilder", "the builder")

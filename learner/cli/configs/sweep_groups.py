@@ -1,0 +1,189 @@
+"""Members of a sweep that train together: those that differ only in what a population can trace."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from learner.cli.configs.recipes import Seeds
+from learner.config.sweep_space import SweepMember, directory_name
+from learner.errors import LearnerError
+from learner.optimizers.configs import OptimizerConfig
+from learner.training.population import LR, SEED, Population, population_of
+from learner.training.waves import wave_name
+from learner.util.json_values import encode
+from learner.util.number_checks import is_number
+
+OPTIMIZER = "optimizer."
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepGroup:
+    """Members that train in one program, or one member by itself.
+
+    Attributes:
+      name: of the directory of the run or of the population below that of the sweep; empty for that of the sweep.
+      members: in order, with names that are relative to the directory of the sweep.
+      traced: the keys in which the members of a population differ; empty for one member by itself.
+    """
+
+    name: str
+    members: Sequence[SweepMember]
+    traced: Sequence[str] = ()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values that the config of the group sets. Members of a population have those of the first one, but share
+        the seed of the config, which is that of the order of the data.
+        """
+        values = self.members[0].values
+        return {key: value for key, value in values.items() if not (self.traced and key == SEED)}
+
+    def in_waves(self, sizes: Sequence[int]) -> list["SweepGroup"]:
+        """Return groups of consecutive members, each a population in a directory of its own."""
+        if len(sizes) == 1:
+            return [self]
+        groups, members = list[SweepGroup](), iter(self.members)
+        for number, size in enumerate(sizes, 1):
+            name = "/".join(filter(None, (self.name, wave_name(number, len(sizes)))))
+            wave = list(itertools.islice(members, size))
+            wave = [dataclasses.replace(each, name=f"{name}/{each.name.rpartition('/')[2]}") for each in wave]
+            groups.append(SweepGroup(name, wave, self.traced))
+        return groups
+
+    def population(self, configs: Sequence[Mapping[str, Any]]) -> Population:
+        """Return the population of the members, each with its `Member.config`.
+
+        Raises:
+          LearnerError: a value is none that a population may have.
+        """
+        columns = {keyword_of(key) or key: [member.values[key] for member in self.members] for key in self.traced}
+        names = [member.name.rpartition("/")[2] for member in self.members]
+        parts = zip(population_of(columns, zipped=True).members, names, configs, strict=True)
+        return Population(tuple(dataclasses.replace(each, name=name, config=config) for each, name, config in parts))
+
+
+def share_order(content: dict[str, Any]) -> dict[str, Any]:
+    """Give the data of a config the seed of the config for their order, which is that of all members, whatever the seed
+    of a member. Return the keys that have changed, with their values.
+
+    >>> content = {"seed": 3, "train": {"dataset": "data.csv", "shuffle": True}}
+    >>> share_order(content), content["train"]["shuffle"]
+    ({'train.shuffle': 3}, 3)
+    """
+    sources = {key: content.get(key) for key in ("train", "valid")}
+    of_splits = [(key, source) for key, source in sources.items() if isinstance(source, dict)]
+    sources |= {f"{key}.{name}": each for key, source in of_splits for name, each in source.items()}
+    changed = {}
+    for key, source in sources.items():
+        if isinstance(source, dict) and source.get("shuffle") is True:
+            changed[f"{key}.shuffle"] = source["shuffle"] = content.get(SEED, 0)
+    return changed
+
+
+def keyword_of(key: str) -> str | None:
+    """Return the name of a key in a population: `seed`, `lr`, or a keyword of the optimizer. None for any other key.
+
+    >>> keyword_of("seed"), keyword_of("optimizer.init_args.b1"), keyword_of("model.width"), keyword_of("optimizer")
+    ('seed', 'b1', None, None)
+    """
+    if key in (SEED, LR):
+        return key
+    name = key.removeprefix(OPTIMIZER).removeprefix("init_args.")
+    return name if key.startswith(OPTIMIZER) and "." not in name and name not in ("class_path", "init_args") else None
+
+
+def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> list[SweepGroup]:
+    """Return the groups in the order of their first members: each member by itself, or all together that differ in
+    traceable keys only. Several populations have a directory each.
+
+    Args:
+      members: of the sweep.
+      together: `never`, `always`, or `auto`: where there are several such members.
+
+    Raises:
+      LearnerError: nothing can be trained together, and it has to be.
+    """
+    if together == "never":
+        return singles(members)
+    traced = [key for key in members[0].values if keyword_of(key) and all(is_number(m.values[key]) for m in members)]
+    if not traced and together == "auto":
+        return singles(members)
+    if not traced:
+        raise LearnerError(
+            "members that train together, as with halving and exploit, differ in numbers for seed, lr or arguments of "
+            "the optimizer, and there are none: leave these options out",
+            code="sweep-together-nothing",
+        )
+    grouped: dict[str, list[SweepMember]] = {}
+    for member in members:
+        grouped.setdefault(json.dumps(encode(_others(member, traced))), []).append(member)
+    if len(grouped) == 1:
+        return [SweepGroup("", members, traced)]
+    names = [
+        directory_name(f"population-{number}", _others(group[0], traced))
+        for number, group in enumerate(grouped.values())
+    ]
+    groups = []
+    for name, group in zip(names, grouped.values(), strict=True):
+        if together == "auto" and len(group) == 1:
+            groups += singles(group)
+        else:
+            group = [dataclasses.replace(each, name=f"{name}/{each.name}") for each in group]
+            groups.append(SweepGroup(name, group, traced))
+    return groups
+
+
+def singles(members: Sequence[SweepMember]) -> list[SweepGroup]:
+    """Return a group for each member by itself. Names are those without the directory of a population."""
+    named = [dataclasses.replace(member, name=member.name.rpartition("/")[2]) for member in members]
+    return [SweepGroup(member.name, [member]) for member in named]
+
+
+def _others(member: SweepMember, traced: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in member.values.items() if key not in traced}
+
+
+class TracedSeeds(Seeds):
+    """The random numbers that initialise the model of a member, whose key is traced.
+
+    Args:
+      rngs: of the member.
+    """
+
+    def __init__(self, rngs: Any) -> None:
+        super().__init__(0)
+        self._rngs = rngs
+
+    @property
+    def rngs(self) -> Any:
+        """The random streams of the member."""
+        return self._rngs
+
+    @property
+    def key(self) -> Any:
+        """A new key at each access, the one of `Seeds` with the member's seed."""
+        return self._fold_in(self._rngs.default.key[...])
+
+    @property
+    def seed(self) -> int:
+        """Raise `LearnerError`: a seed that is traced is not a whole number."""
+        raise LearnerError(
+            "the model takes a seed, which members that train together cannot give it: let it take rngs or key, or "
+            "leave together out",
+            code="sweep-together-seed",
+        )
+
+
+def with_keywords(optimizer: Any) -> Any:
+    """Return an optimizer that takes its arguments as keywords beside the rate."""
+    if not isinstance(optimizer, OptimizerConfig):
+        return optimizer
+    config: Any = optimizer
+
+    def factory(learning_rate: Any, **keywords: Any) -> Any:
+        return dataclasses.replace(config, **keywords)(learning_rate)
+
+    factory.__name__ = type(optimizer).__name__  # for error messages
+    return factory

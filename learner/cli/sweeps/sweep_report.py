@@ -1,0 +1,190 @@
+"""The results of a sweep: of each member, of each configuration over its seeds and folds, and the best one."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.cli.configs.sweep_groups import SweepGroup
+from learner.config.sweep_space import SweepMember
+from learner.errors import LearnerError, near
+from learner.runs.flat_config import text_of
+from learner.runs.layout import ENDS, read_summary
+from learner.training.monitors import default_monitor
+from learner.training.population_result import PopulationSummary, Spread
+from learner.util.json_values import decode, encode
+from learner.util.text import short
+
+REPEATED = ("seed", "vars.fold")
+"""Keys that the members of a configuration may differ in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The outcome of a member.
+
+    Attributes:
+      member: of the sweep.
+      summary: of its run, or None if it has none.
+      failure: why it failed; empty if it did not.
+    """
+
+    member: SweepMember
+    summary: Mapping[str, Any] | None
+    failure: str = ""
+
+    @classmethod
+    def read(cls, directory: Path, member: SweepMember) -> "Outcome":
+        """Return the outcome in the run's directory below that of the sweep."""
+        return cls(member, read_summary(directory / member.name))
+
+    @property
+    def stopped_by(self) -> str:
+        """Why the run stopped; empty if it has no summary."""
+        return "" if self.summary is None else str(self.summary.get("stopped_by"))
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The metrics in the summary, by key."""
+        return {} if self.summary is None else self.summary.get("metrics", {})
+
+    def best(self, key: str) -> tuple[float, int | None]:
+        """Return the best value of a metric and its epoch; NaN and None if there is none."""
+        point = (self.metrics.get(key) or {}).get("best")
+        return (math.nan, None) if point is None else (float(decode(point["value"])), point["epoch"])
+
+
+def has_ended(directory: Path, group: SweepGroup) -> bool:
+    """Return True if the group has nothing left to train. Members of a population may have ended earlier.
+
+    Args:
+      directory: of the sweep.
+      group: of members.
+    """
+    summary = read_summary(directory / group.name)
+    return summary is not None and str(summary.get("stopped_by")).startswith(ENDS)
+
+
+def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
+    """Return a line about the members of each population that have resumed by themselves: they were trained for longer
+    than the others.
+    """
+    lines = []
+    for group in groups:
+        together = (read_summary(directory / group.name) or {}).get("steps", math.inf) if group.traced else math.inf
+        steps = {member.name: (read_summary(directory / member.name) or {}).get("steps", 0) for member in group.members}
+        if names := [f"{name} ({count} steps)" for name, count in steps.items() if count > together]:
+            lines.append(f"resumed alone, after the {together} steps of the others: {', '.join(names)}")
+    return lines
+
+
+def metric_of(
+    outcome: Outcome, metric: str | None, monitor: str | None = None, mode: str | None = None
+) -> tuple[str, bool]:
+    """Return the key of the metric that decides about members, and True if higher is better.
+
+    Args:
+      outcome: of a member that has a summary.
+      metric: that the user chose, or None.
+      monitor: of the checkpoints, or None for the default one.
+      mode: of that monitor, `min` or `max`, or None for the direction of the metric.
+
+    Raises:
+      LearnerError: the run has no such metric, or no value of it is better than another.
+    """
+    known = {key: each["higher_is_better"] for key, each in outcome.metrics.items()}
+    splits = [key.partition("/")[0] for key in known if key.startswith("valid")]
+    key = metric or monitor or default_monitor(splits)
+    if mode is not None and key in known and key in (monitor, default_monitor(splits)):
+        known[key] = mode == "max"
+    if known.get(key) is None:
+        directed = [each for each, higher in known.items() if higher is not None]
+        problem = "has no direction" if key in known else "is not measured"
+        raise LearnerError(f"the metric {key!r} {problem}: {near(key, directed)}", code="sweep-metric-unknown", key=key)
+    return key, bool(known[key])
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepReport:
+    """The results of a sweep by one metric.
+
+    Attributes:
+      key: of the metric.
+      higher: True if higher is better.
+      outcomes: of the members, in order.
+    """
+
+    key: str
+    higher: bool
+    outcomes: Sequence[Outcome]
+
+    def configurations(self) -> list[tuple[Spread, list[Outcome]]]:
+        """Return the statistics of the best values over the members of each configuration, which differ in the seed
+        and the fold only, and those members; the best configuration first.
+        """
+        groups: dict[str, list[Outcome]] = {}
+        for outcome in self.outcomes:
+            groups.setdefault(json.dumps(encode(_configuration(outcome))), []).append(outcome)
+        spreads = [
+            (Spread.of(_configuration(group[0]), [each.best(self.key)[0] for each in group]), group)
+            for group in groups.values()
+        ]
+        return sorted(spreads, key=lambda pair: self._rank(pair[0].mean))
+
+    def _rank(self, value: float) -> tuple[bool, float]:
+        return (True, 0.0) if not math.isfinite(value) else (False, -value if self.higher else value)
+
+    def best(self) -> tuple[Spread, Outcome] | None:
+        """Return the best configuration and its best member, or None if no member has a finite value."""
+        spread, group = self.configurations()[0]
+        if not spread.count:
+            return None
+        return spread, min(group, key=lambda outcome: self._rank(outcome.best(self.key)[0]))
+
+    def lines(self, directory: Path, command: str | None) -> list[str]:
+        """Return the table of the configurations, the best one, and the command that trains it alone, if any does."""
+        rows = [spread for spread, _ in self.configurations()]
+        lines = [*repr(PopulationSummary(self.key, REPEATED[0], rows)).split("\n"), ""]
+        best = self.best()
+        if best is None:
+            return [*lines, f"no member has a finite value of {self.key}"]
+        spread, outcome = best
+        values = ", ".join(f"{key}={text_of(value)}" for key, value in spread.values.items())
+        value, epoch = outcome.best(self.key)
+        return [
+            *lines,
+            f"best configuration: {values or 'the only one'}",
+            f"its best member: {directory / outcome.member.name}, {self.key} {short(value)} at epoch {epoch}",
+            *([] if command is None else [f"by itself: {command}"]),
+        ]
+
+    def to_json(self, directory: Path, command: str | None) -> dict[str, Any]:
+        """Return all results as JSON."""
+        best = self.best()
+        content = {
+            "metric": self.key,
+            "higher_is_better": self.higher,
+            "members": [self._member_json(directory, outcome) for outcome in self.outcomes],
+            "configurations": [dataclasses.asdict(spread) for spread, _ in self.configurations()],
+            "best": None if best is None else best[1].member.name,
+            "command": command,
+        }
+        return dict(encode(content))
+
+    def _member_json(self, directory: Path, outcome: Outcome) -> dict[str, Any]:
+        value, epoch = outcome.best(self.key)
+        return {
+            "directory": directory / outcome.member.name,
+            "values": outcome.member.values,
+            "best": None if math.isnan(value) else value,
+            "epoch": epoch,
+            "steps": None if outcome.summary is None else outcome.summary.get("steps"),
+            "stopped_by": outcome.stopped_by or None,
+            "failure": outcome.failure or None,
+        }
+
+
+def _configuration(outcome: Outcome) -> dict[str, Any]:
+    return {key: value for key, value in outcome.member.values.items() if key not in REPEATED}

@@ -1,0 +1,169 @@
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from learner.cli.configs.config_arguments import config_kinds
+from learner.cli.configs.recipes import Seeds, make_model, recipe
+from learner.errors import LearnerError
+
+MODULE = """
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from learner import Config, RegressionOutput
+
+
+class Scale(Config):
+    factor: float = 1.0
+
+
+class LineConfig(Config):
+    size: int
+    seed: int = 5
+    kind: Literal["zeros", "random"] = "zeros"
+    scale: Scale = Scale()
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(f"size is {self.size}: it needs 1 or more")
+
+    def init(self, key):
+        return line(self, key=key)
+
+
+class Sloped(LineConfig):
+    slope: float = 1.0
+
+
+def line(config: LineConfig, bias: float = 0.0, *, key):
+    w = jax.random.normal(key, (config.size,)) if config.kind == "random" else jnp.zeros(config.size)
+    return {"w": config.scale.factor * w, "bias": jnp.float32(bias)}
+
+
+def may(config: LineConfig | None = None, lines: list[LineConfig] = []):
+    return config, lines
+
+
+@dataclasses.dataclass
+class Plain:
+    width: int = 3
+
+
+def plain(part: Plain = Plain(), size: int = 1):
+    return part, size
+"""
+
+
+@pytest.fixture(autouse=True)
+def lines(importable):
+    (importable / "lines.py").write_text(MODULE)
+    with (importable / "mymodule.py").open("a") as file:
+        file.write("\n\ndef line_step(model, batch):\n    return step({'w': model['w']}, batch)\n")
+
+
+def said(name, **init_args):
+    return {"class_path": f"lines.{name}", "init_args": init_args}
+
+
+def made(name, **init_args):
+    return make_model(recipe(said(name, **init_args), "model", model=True), Seeds(0))
+
+
+def refused(name, **init_args):
+    with pytest.raises(LearnerError) as caught:
+        recipe(said(name, **init_args), "model", model=True)
+    return list(caught.value.problems or [str(caught.value)])
+
+
+def test_a_config_as_the_model_and_a_model_of_a_config_are_the_same():
+    fields = {"size": 3, "kind": "random", "scale": {"factor": 2}}
+    one, other = made("LineConfig", **fields), made("line", config=fields)
+    assert np.ptp(one["w"]) > 0
+    for name in ("w", "bias"):
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_what_is_saved_is_complete_and_a_seed_in_a_config_is_its_own():
+    full = {"size": 3, "seed": 5, "kind": "zeros", "scale": {"factor": 1.0}}
+    assert recipe(said("LineConfig", size=3), "model", model=True).config() == said("LineConfig", **full)
+    assert recipe(said("line", config={"size": 3}), "model", model=True).config() == said("line", config=full, bias=0.0)
+    assert recipe(said("may"), "model").config() == said("may", config=None, lines=[])
+
+
+def test_configs_in_lists_of_derived_classes_and_from_files(importable):
+    (importable / "line.json").write_text(json.dumps({"size": 4}))
+    config, others = recipe(
+        said("may", config="line.json", lines=[{"size": 1}, said("Sloped", size=2, slope=3)]), "model"
+    ).make()
+    assert (config.size, [type(each).__name__ for each in others]) == (4, ["LineConfig", "Sloped"])
+    assert (others[1].size, others[1].slope) == (2, 3.0)
+    again = recipe(recipe(said("may", lines=[said("Sloped", size=2)]), "model").config(), "model")
+    assert again.make()[1][0].slope == 1.0
+
+
+def test_all_that_is_wrong_is_told_with_its_place():
+    assert refused("line", config={"sise": 3, "kind": "zero", "scale": {"factor": "x"}}, bais=1) == [
+        "model.init_args: lines.line has no argument 'bais': did you mean 'bias'?",
+        "model.init_args.config has no 'sise': did you mean 'size'?",
+        "model.init_args.config needs 'size'",
+        "model.init_args.config.kind is 'zero': did you mean 'zeros'?",
+        "model.init_args.config.scale.factor is 'x': it needs a number",
+    ]
+    assert refused("LineConfig", sise=3, scale=2) == [
+        "model.init_args: lines.LineConfig has no argument 'sise': did you mean 'size'?",
+        "model.init_args: lines.LineConfig needs 'size'",
+        "model.init_args.scale is 2: it needs Scale, a mapping of factor",
+    ]
+    assert refused("LineConfig", size=0) == ["model.init_args: size is 0: it needs 1 or more"]
+    assert refused("line", config={"size": 0}) == ["model.init_args.config: size is 0: it needs 1 or more"]
+    assert refused("line", bias="x") == [
+        "model.init_args: lines.line needs 'config'",
+        "model.init_args.bias is 'x': it needs a number",
+    ]
+    assert refused("may", config="none.yaml") == ["model.init_args.config: there is no LineConfig file none.yaml"]
+    (problem,) = refused("may", config=said("Slopd", size=1))
+    assert problem.startswith(
+        "model.init_args.config.class_path is 'lines.Slopd', but lines has no 'Slopd': did you mean"
+    )
+
+
+def test_only_parameters_with_configs_are_read_so():
+    import lines
+
+    assert config_kinds(lines.line) == {"config": lines.LineConfig}
+    assert list(config_kinds(lines.may)) == ["config", "lines"]
+    assert list(config_kinds(lines.LineConfig)) == ["size", "seed", "kind", "scale"]
+    assert config_kinds(lines.plain) == {}
+
+
+def test_a_dataclass_as_a_default_is_in_the_full_config():
+    assert recipe(said("plain"), "model").config() == said("plain", part={"width": 3}, size=1)
+
+
+def test_a_run_of_a_config(importable, learner, line_config):
+    line_config |= {"model": said("LineConfig", size=3), "train_step": "mymodule.line_step"}
+    line_config["valid_step"] = "mymodule.line_step"
+    (importable / "run.yaml").write_text(yaml.safe_dump(line_config))
+    words = ["--model.scale.factor=2", "--model.kind=random"]
+    code, out, err = learner("fit", "run.yaml", *words)
+    assert (code, err) == (0, "")
+    saved = yaml.safe_load((importable / "run" / "config.yaml").read_text())["model"]["init_args"]
+    assert saved == {"size": 3, "seed": 5, "kind": "random", "scale": {"factor": 2.0}}
+    code, out, _ = learner("evaluate", "run")
+    assert code == 0
+    assert "valid/Loss" in out
+
+
+def test_configs_that_make_no_model_are_refused(importable, learner, line_config):
+    line_config["model"] = said("Scale")
+    (importable / "run.yaml").write_text(yaml.safe_dump(line_config))
+    code, _, err = learner("fit", "run.yaml", "--lr=fast")
+    assert code == 2
+    assert "model is lines.Scale, a config without a method init(rngs) that makes the model" in err
+    assert "lr: there is no 'fast'" in err

@@ -1,0 +1,175 @@
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox
+import jax
+import pytest
+from flax import nnx
+
+from learner.cli.configs.signatures import check, random_parameters
+from learner.errors import LearnerError
+from tests.support.codes import named_case, raises_code
+
+
+def function(
+    size: int,
+    rate: float = 0.5,
+    mode: Literal["a", "b"] = "a",
+    pair: tuple[int, int] = (1, 2),
+    loose=(3, 4),
+    activation: Callable = jax.nn.relu,
+):
+    return locals()
+
+
+class Module(nnx.Module):
+    def __init__(self, size: int, *, rngs: nnx.Rngs):
+        self.size = size
+
+
+class Tree(equinox.Module):
+    size: int
+    name: str = "tree"
+
+
+class Child(Module):
+    def __init__(self, depth: int = 1, **settings):
+        super().__init__(**settings)
+
+
+class Instance:
+    def method(self, x): ...
+
+
+def checked(target, given, **options):
+    return check(target, given, "model.init_args", "it", **options)
+
+
+def test_values_get_the_types_of_the_signature():
+    given = {"size": 3, "rate": 1, "pair": [5, 6], "loose": [7], "activation": "jax.nn.gelu", "mode": "b"}
+    values = checked(function, given).values()
+    assert values == {"size": 3, "rate": 1.0, "pair": (5, 6), "loose": (7,), "activation": jax.nn.gelu, "mode": "b"}
+    assert isinstance(values["rate"], float)
+
+
+def test_defaults_are_those_that_a_config_can_say():
+    assert checked(function, {"size": 3}).defaults == {
+        "rate": 0.5,
+        "mode": "a",
+        "pair": (1, 2),
+        "loose": (3, 4),
+    }
+
+
+def test_what_does_not_fit():
+    cases = [
+        ({}, "config-arguments-mismatch", ["model.init_args", "'size'"]),
+        ({"size": 1, "rat": 2}, "config-arguments-mismatch", ["'rat'", "'rate'"]),
+        ({"size": "x"}, "config-arguments-mismatch", ["model.init_args.size", "'x'"]),
+        ({"size": 1.5}, "config-arguments-mismatch", ["model.init_args.size", "is 1.5"]),
+        ({"size": 1, "rate": "nan"}, "config-arguments-mismatch", ["model.init_args.rate", "(YAML writes .nan)"]),
+        ({"size": None}, "config-arguments-mismatch", ["model.init_args.size"]),
+        ({"size": True}, "config-arguments-mismatch", ["model.init_args.size"]),
+        ({"size": 1, "rate": [1]}, "config-arguments-mismatch", ["model.init_args.rate"]),
+        ({"size": 1, "mode": "c"}, "config-arguments-mismatch", ["model.init_args.mode", "'c'", "'a'", "'b'"]),
+        ({"size": 1, "pair": [1]}, "config-arguments-mismatch", ["model.init_args.pair"]),
+        (
+            {"size": 1, "activation": "jax.nn.reloo"},
+            "config-arguments-mismatch",
+            ["model.init_args.activation", "'jax.nn.reloo'"],
+        ),
+    ]
+    for given, code, shown in cases:
+        with named_case((given, code, shown)):
+            with raises_code(code, *shown) as error:
+                checked(function, given)
+            assert "\n" not in str(error.value)
+
+
+def test_all_values_that_do_not_fit_are_told_together():
+    with pytest.raises(LearnerError) as caught:
+        checked(function, {"size": "x", "rat": 1, "rate": 2, "mode": "c", "pair": [1]})
+    assert [problem.split(" is ")[0].split(": ")[0] for problem in caught.value.problems] == [
+        "model.init_args",
+        "model.init_args.size",
+        "model.init_args.mode",
+        "model.init_args.pair",
+    ]
+
+
+def test_classes_of_every_kind():
+    assert checked(Module, {"size": 3}, skip=["rngs"]).values() == {"size": 3}
+    assert checked(Tree, {"size": 3}).defaults == {"name": "tree"}
+    assert checked(Child, {"size": 3}, skip=["rngs"]).defaults == {"depth": 1}
+    with raises_code("config-arguments-mismatch", "'size'"):
+        checked(Tree, {})
+
+
+def test_what_takes_anything_gets_anything():
+    def anything(size: int = 1, **more: Any):
+        return size, more
+
+    assert checked(anything, {"size": 2, "colour": "red"}).values() == {"size": 2}
+
+
+def test_partial_needs_nothing():
+    arguments = checked(function, {"rate": 2}, partial=True)
+    assert arguments.values() == {"rate": 2.0}
+    assert arguments.defaults == {}
+
+
+def test_objects_are_checked_by_name_only():
+    assert checked(function, {"size": object(), "rate": 2}, objects=["size"]).values() == {"rate": 2.0}
+    with raises_code("config-arguments-mismatch", "'sice'"):
+        checked(function, {"sice": object()}, objects=["sice"])
+
+
+def test_functions_that_are_none():
+    partial = functools.partial(function, 3, mode="b")
+    assert checked(partial, {"rate": 2}).values() == {"rate": 2.0}
+    with raises_code("config-arguments-mismatch", "'mode'"):
+        checked(partial, {"mode": "a"})
+    assert checked(jax.jit(function), {"rate": 2}, partial=True).values() == {"rate": 2.0}
+    with raises_code("config-signature-unreadable"):
+        checked(Instance().method, {"x": 2})
+
+
+def key_is_a_name(key: str): ...
+def key_is_random(size, *, key): ...
+def key_may_be_random(key=None): ...
+def key_is_set(key=3): ...
+def seed_is_set(seed: int = 3): ...
+def seed_is_a_name(seed: str = "a"): ...
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        (Module, ["rngs"]),
+        (Tree, []),
+        (function, []),
+        (key_is_a_name, []),
+        (key_is_random, ["key"]),
+        (key_may_be_random, ["key"]),
+        (key_is_set, []),
+        (seed_is_set, ["seed"]),
+        (seed_is_a_name, []),
+    ],
+)
+def test_random_parameters(target, names):
+    assert list(random_parameters(target)) == names
+
+
+def test_texts_in_the_place_of_other_values_are_read_by_the_rules_of_config_files():
+    def head(flag: bool = False, either: bool | str = False, count: int = 0, sizes: list[int] = [], any=None): ...  # noqa: B006
+
+    assert check(head, {"flag": "true", "either": "on"}, "k", "head").values() == {"flag": True, "either": "on"}
+    with raises_code("config-arguments-mismatch", "k.flag", "'on'"):
+        check(head, {"flag": "on"}, "k", "head")
+    deep = "[" * 30_000
+    for name in ("flag", "count", "sizes"):
+        with raises_code("config-arguments-mismatch", f"k.{name}") as caught:
+            check(head, {name: deep}, "k", "head")
+        assert len(str(caught.value)) < 300
+    assert check(head, {"any": deep}, "k", "head").values() == {"any": deep}
