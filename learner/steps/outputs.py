@@ -8,6 +8,7 @@ and several devices exact.
 """
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterable
 from typing import Any, Self
@@ -154,8 +155,9 @@ class RegressionOutput:
       loss: scalar, the mean squared error over rows and their values.
       predictions: `[batch, ...]`.
       targets: same shape as `predictions`.
-      weight: how many rows the mean is over, or the sum of their weights.
-      mask: `[batch]` of 0 and 1, or weights; `None` when every row counts. See `ClassificationOutput`.
+      weight: how many rows the mean is over, or the sum of their weights. A row has the share of its values that count.
+      mask: `[batch]`, or more of the first axes of `predictions`: 0 and 1, or weights; `None` when every value counts.
+        See `ClassificationOutput`.
     """
 
     loss: Array
@@ -171,6 +173,10 @@ class RegressionOutput:
         >>> out = RegressionOutput.from_predictions(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0]))
         >>> print(out.loss)
         2.0
+        >>> predictions, targets = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, jnp.nan], [1.0, 2.0]])
+        >>> out = RegressionOutput.from_predictions(predictions, targets, mask=~jnp.isnan(targets))
+        >>> print(f"{out.loss:.4f} over {out.weight} rows")   # (0 + 4 + 4) / 3
+        2.6667 over 1.5 rows
         """
         if predictions.ndim < 1 or predictions.shape != targets.shape:
             raise LearnerError(
@@ -178,11 +184,11 @@ class RegressionOutput:
                 f"{targets.shape}; they must be the same (a missing [:, 0] is the usual reason)",
                 code="output-regression-shapes",
             )
-        _check_mask(mask, predictions.shape[:1])
+        counted = predictions.shape[: 1 if mask is None else max(mask.ndim, 1)]  # the axes of losses with own weights
+        _check_mask(mask, counted)
         difference = jnp.subtract(*_wide(_kept(predictions, mask), _kept(targets, mask)))
-        losses = jnp.square(difference).reshape(difference.shape[0], -1).mean(-1)
-        loss, weight = weighted_mean(losses, mask)
-        return cls(loss, predictions, targets, weight, mask)
+        loss, total = weighted_mean(jnp.square(difference).reshape(*counted, -1).mean(-1), mask)
+        return cls(loss, predictions, targets, total / math.prod(counted[1:]), mask)
 
 
 @jax.tree_util.register_dataclass

@@ -316,6 +316,24 @@ def test_regression_by_hand():
     assert output.weight == 2
 
 
+def test_missing_values_of_a_row_count_nowhere():
+    predictions = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    targets = jnp.array([[1.0, jnp.nan], [1.0, 2.0], [jnp.nan, jnp.nan]])
+
+    def output(predictions, weight=1.0):
+        return RegressionOutput.from_predictions(predictions, targets, jnp.where(jnp.isnan(targets), 0, weight))
+
+    np.testing.assert_allclose(output(predictions).loss, (0 + 4 + 4) / 3, rtol=1e-6)
+    assert output(predictions).weight == 1.5  # a value of two in the first row, and none in the last
+    np.testing.assert_allclose(jax.grad(lambda x: output(x).loss)(predictions) * 3, [[0, 0], [4, 4], [0, 0]], rtol=1e-6)
+    weighted = output(predictions, jnp.array([[1.0, 1.0], [3.0, 1.0], [1.0, 1.0]]))
+    np.testing.assert_allclose(weighted.loss, (0 + 3 * 4 + 4) / 5, rtol=1e-6)
+    assert weighted.weight == 2.5
+    for shape in ((2,), (3, 3), (3, 2, 1), ()):
+        with raises_code("output-mask-shape"):
+            RegressionOutput.from_predictions(predictions, targets, jnp.ones(shape))
+
+
 def test_tokens_count_alike_in_short_and_long_sequences():
     logits = jnp.log(jnp.array([[[0.5, 0.5]] * 3, [[0.25, 0.75]] * 3]))
     mask = jnp.array([[1, 1, 1], [1, 0, 0]])
@@ -371,7 +389,7 @@ WRONG = {
     "mask per label": (MultiLabelOutput.from_logits, (of(4, 3), of(4, 3), of(4, 3)), r"mask has shape \(4, 3\)"),
     "a column": (RegressionOutput.from_predictions, (of(4, 1), of(4)), r"\(4, 1\).*\(4,\).*\[:, 0\]"),
     "a scalar": (RegressionOutput.from_predictions, (of(), of()), r"shape \(\)"),
-    "mask per value": (RegressionOutput.from_predictions, (of(4, 2), of(4, 2), of(4, 2)), r"mask has shape \(4, 2\)"),
+    "mask of others": (RegressionOutput.from_predictions, (of(4, 2), of(4, 2), of(4, 3)), r"mask has shape \(4, 3\)"),
     "classes as sequences": (SequenceOutput.from_logits, (of(4, 3), of(4, dtype=INT)), r"\[batch, length, classes\]"),
     "one-hot tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5, 3, dtype=INT)), r"\.argmax\(-1\)"),
     "one-hot pixels": (SegmentationOutput.from_logits, (of(2, 4, 5, 3), of(2, 4, 5, 3)), r"\.argmax\(-1\)"),
