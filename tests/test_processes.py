@@ -292,6 +292,16 @@ def test_data_that_differ_in_a_value_are_refused(tmp_path):
 
 
 @pytest.mark.full
+def test_first_values_and_loaders_that_differ_are_refused(tmp_path):
+    """Each process makes its own replica of a model and reads its own rows: nothing else would tell."""
+    ended = ended_soon(tmp_path / "run", "", "", shifts=[0.0, 1.0], data_seeds=[1, 2])
+    for process in ended:
+        assert "initialization is " in last_line(process)["error"]
+        assert "data.train." in last_line(process)["error"]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
 def test_checkpoints_of_all_processes_and_of_one_are_kept_alike(tmp_path):
     """Three processes are stopped, one resumes, and three go on: each save that was due is there at the end."""
     directory, save = tmp_path / "run", {"every_steps": 4, "keep_last": 99}

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.util.executables import compile_ahead, compile_threads
 from learner.util.jaxprs import inner_jaxprs
 
@@ -59,6 +60,10 @@ class TracedCall:
     def __init__(self, function: Callable[..., PyTree], arguments: Sequence[PyTree]) -> None:
         self._function = function
         self._traced, self.shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the traced program; see `jaxpr_fingerprint`."""
+        return jaxpr_fingerprint(self._traced)
 
     def in_parts(self, arguments: Sequence[PyTree], compiled: Compiled) -> "PartPrograms":
         """Return its programs for these arguments. `compiled` makes them of jitted functions."""

@@ -171,6 +171,10 @@ class TrainingDefinition:
 
             yield init
 
+    def init_fingerprint(self) -> str:
+        """Return a hash of the function that makes the state before the first step, with each constant in it."""
+        return self._traced_init().fingerprint()
+
     def _traced_init(self) -> TracedCall:
         """Return the function that makes the state, traced once for its shapes and its programs."""
         if self._init is None:

@@ -109,7 +109,10 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
             "schedules": describe_schedules(step.schedule, step.optimizer),
             "ReduceOnPlateau": plateau is not None,
         }
-        processes.agree("what they train", description(options, step, strategy, inputs, rates, resumes, fingerprint()))
+        described = description(options, step, strategy, inputs, rates, resumes, fingerprint())
+        # Each process makes its own copy of replicated arrays, and nothing that it sends later shows their values.
+        described["initialization"] = None if resumes else definition.init_fingerprint()
+        processes.agree("what they train", described)
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)
         fingerprint = functools.cache(lambda: of_first)

@@ -88,7 +88,14 @@ def train(coordinator, count, index, directory, kind, given):
     if "bad_metric" in options:
         builder.metrics(Camera(fails=index == options["bad_metric"]))
     dropout = options.get("dropouts", [0.0] * 9)[index]
-    learner = builder.build(lambda: case.make(dropout), lambda lr: optax.adam(lr, b1=beta), options["lr"])
+
+    def make():
+        model = case.make(dropout)
+        if shift := options.get("shifts", [0.0] * 9)[index]:
+            model.out.bias[...] += shift
+        return model
+
+    learner = builder.build(make, lambda lr: optax.adam(lr, b1=beta), options["lr"])
     arrays = case.data(options["rows"], options.get("data_seeds", [1] * 9)[index])
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan

@@ -41,6 +41,18 @@ def test_a_train_step_is_checked_before_its_schedule(tmp_path, step, count, code
         learner.train_step(None, *batches()[:count])
 
 
+@pytest.mark.parametrize(("seed", "equal"), [(0, True), (1, False)])
+def test_the_fingerprint_of_a_first_state_shows_its_constants(tmp_path, seed, equal):
+    """Processes compare it, as each of them makes its own replica."""
+
+    def fingerprint(seed):
+        make = lambda: {"w": jax.random.normal(jax.random.key(seed), (3, 1)), "b": jnp.zeros(1)}  # noqa: E731
+        learner = quiet(tmp_path / "run").build(make, optax.sgd, 0.1, train_step=line_step)
+        return learner.definition.init_fingerprint()
+
+    assert (fingerprint(0) == fingerprint(seed)) is equal
+
+
 def layers():
     """Eight layers whose weights are drawn alike, of few numbers: XLA rounds them otherwise within one program."""
     key = jax.random.PRNGKey(5)
