@@ -47,7 +47,7 @@ HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "find_class")
 # pickles an exception of the process's own, as `multiprocessing` would.
 ALLOWED = {
     "__init__.py: importlib.import_module",  # of what is public, and of modules in here
-    "cli/importing.py: importlib.import_module",
+    "cli/configs/importing.py: importlib.import_module",
     "cli/main.py: importlib.import_module",
     "data/pipeline.py: multiprocessing.reduction",
     "data/sources/numpy_files.py: __reduce__",  # these travel to worker processes by their paths
@@ -58,7 +58,7 @@ ALLOWED = {
     "util/optional.py: importlib.import_module",  # packages of extras, by constants
     "cli/beside.py: subprocess",  # runs `learner fit` beside the live view, with the words of the command
     "util/slurm.py: subprocess",  # asks squeue for the end of the job, with constants and a number
-    "training/run_metadata.py: subprocess",  # asks git for the commit, with constants
+    "training/files/run_metadata.py: subprocess",  # asks git for the commit, with constants
     "distributed/process_group.py: ctypes",  # holds objects of JAX's for ever; it calls nothing that a file names
 }
 

@@ -25,6 +25,12 @@ SERVING_SECONDS = 15.0  # to connect to a service of JAX that runs already
 WAIT, START = b"wait", b"start"
 HEARTBEAT = 40.0  # seconds; JAX's own 100 would let a run wait for a minute and a half for a process that was killed
 
+LAUNCHERS = {  # and the variables in which they give each process the number of all
+    "SLURM": "SLURM_STEP_NUM_TASKS",
+    "Open MPI": "OMPI_COMM_WORLD_SIZE",
+    "MPI": "PMI_SIZE",
+}
+
 LAUNCH = """\
 pass the address of process 0, how many processes there are, and which one this is (from 0):
   learner fit CONFIG --coordinator HOST:PORT --num_processes N --process_id I
@@ -108,6 +114,19 @@ def init_distributed(
             jax.devices()
             if jax.default_backend() == "cpu":
                 _exchange_once()
+
+
+def unconnected_launcher() -> str | None:
+    """Return which launcher started this process as one of several, such as `SLURM started 4 processes`, if it is not
+    connected to the others; else None.
+    """
+    if distributed_state().client is not None:
+        return None
+    for launcher, variable in LAUNCHERS.items():
+        count = os.environ.get(variable, "")
+        if count.isdecimal() and int(count) > 1:
+            return f"{launcher} started {count} processes"
+    return None
 
 
 def _check_same_place(num_processes: int | None, process_id: int | None) -> None:

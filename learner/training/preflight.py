@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.distributed.connection import unconnected_launcher
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.base import OptimizerFactory
@@ -166,6 +167,11 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
             "Linen(module, variables) keeps them up to date in its place"
         )
     inputs.warnings.extend(strategy.warnings(shapes))
+    if launcher := unconnected_launcher():
+        inputs.warnings.append(
+            f"{launcher}, and this one trains by itself: to train one run together, call learner.init_distributed() "
+            "before JAX is used, or pass --distributed to the command"
+        )
     if names := _ignored_annotations(definition):
         inputs.warnings.append(
             f"the model annotates {join_names(names, MOST_NAMED)} with axes of the mesh, and the strategy places them "

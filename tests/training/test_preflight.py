@@ -510,6 +510,17 @@ def test_a_dict_of_arrays_is_a_dataset_where_there_is_a_batch_size(tmp_path, val
     assert warnings_of(tmp_path / "run") == []
 
 
+@pytest.mark.parametrize(("variable", "launcher"), [("SLURM_STEP_NUM_TASKS", "SLURM"), ("OMPI_COMM_WORLD_SIZE", "MPI")])
+def test_one_of_several_processes_that_trains_alone_is_warned_of(tmp_path, monkeypatch, variable, launcher):
+    for count in (1, 3):
+        monkeypatch.setenv(variable, str(count))
+        build_line(quiet(tmp_path / str(count)).num_epochs(1)).fit(batches(), valid_data())
+    assert warnings_of(tmp_path / "1") == []
+    (text,) = warnings_of(tmp_path / "3")
+    assert f"{launcher} started 3 processes" in text
+    assert "--distributed" in text
+
+
 def test_arrays_of_several_lengths_are_no_dataset(tmp_path):
     wrong = {**arrays(), "t": T[:5]}
     learner = build_line(quiet(tmp_path / "run").with_batch_size(BATCH))

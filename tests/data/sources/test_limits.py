@@ -15,10 +15,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from learner.data import ImageFolder, Lines, SQLiteTable, TextWindows, sources
+from learner.data import ImageFolder, Lines, SQLiteTable, TextWindows, input_files, sources
 from learner.data.input_files import MemoryBudget
 from learner.data.npz import read_npz
-from learner.data.sources import delimited, input_files, ndjson
+from learner.data.sources import delimited, ndjson
 from learner.errors import LearnerError
 from tests.support.codes import raises_code
 
