@@ -471,6 +471,10 @@ class LinenAdapter(ModelAdapter):
         return self._rebuilt(params, model_state)
 
 
+class _Axes(tuple[Any, ...]):
+    """Names of axes in place of one: a leaf of a pytree, as the name is, where JAX would take a tuple apart."""
+
+
 class TreeAdapter(ModelAdapter):
     """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
 
@@ -564,6 +568,22 @@ class TreeAdapter(ModelAdapter):
     def rebuild(self, params: PyTree, model_state: PyTree) -> PyTree:
         """See `ModelAdapter`."""
         return self.merge(params, model_state, None, train=False)
+
+    def sync_batch_norm(self, model: PyTree, axis: str) -> None:
+        """See `ModelAdapter`. An Equinox layer has the axis of its `jax.vmap`, and gets this one beside it."""
+        for norm in self._batch_norms(model):
+            # Modules are frozen; those of a merged model are copies.
+            object.__setattr__(norm, "axis_name", _Axes((norm.axis_name, axis)))
+
+    def is_synced(self, model: PyTree) -> bool:
+        """See `ModelAdapter`."""
+        return any(isinstance(norm.axis_name, _Axes) for norm in self._batch_norms(model))
+
+    def _batch_norms(self, model: PyTree) -> list[Any]:
+        if not self._equinox:
+            return []
+        is_norm = lambda node: isinstance(node, self._equinox.nn.BatchNorm)  # noqa: E731
+        return list(filter(is_norm, jax.tree.leaves(model, is_leaf=is_norm)))
 
     @property
     def changes_in_place(self) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from learner import LearnerBuilder
 from learner.strategies import Replicated, Sharded, fsdp
 from tests.support.codes import raises_code
+from tests.support.small_models import normed_step
 
 FIRST = jax.devices()[:4]
 MAKE = {
@@ -198,3 +200,34 @@ def test_replicas_refuse_steps_that_need_all_rows(tmp_path):
 def test_what_is_no_strategy_is_refused():
     with raises_code("strategy-type"):
         LearnerBuilder("unused").strategy("Sharded")
+
+
+class Normed(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    head: eqx.nn.Linear
+
+    def __init__(self):
+        self.norm = eqx.nn.BatchNorm(3, axis_name="rows", mode="batch")
+        self.head = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+
+    def __call__(self, x, state):
+        x, state = self.norm(x, state)
+        return self.head(x), state
+
+
+def test_batch_norm_of_equinox_uses_the_rows_of_all_devices(tmp_path):
+    batch = {"x": np.arange(24, dtype=np.float32).reshape(8, 3) % 7, "y": np.ones((8, 2), np.float32)}
+    builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)
+    model = eqx.nn.make_with_state(Normed)()
+    fitted = builder.build(model, optax.sgd, 0.5, train_step=normed_step).fit(batch).model
+
+    def loss(net, state):
+        output, (_, state) = normed_step((net, state), batch)
+        return output.loss, state
+
+    net, state = eqx.nn.make_with_state(Normed)()
+    grads, state = eqx.filter_grad(loss, has_aux=True)(net, state)
+    expected = eqx.apply_updates(net, jax.tree.map(lambda g: -0.5 * g, grads)), state
+    arrays = lambda tree: [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]  # noqa: E731
+    for got, wanted in zip(arrays(fitted), arrays(expected), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
