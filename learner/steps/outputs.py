@@ -188,7 +188,8 @@ class RegressionOutput:
         _check_mask(mask, counted)
         difference = jnp.subtract(*_wide(_kept(predictions, mask), _kept(targets, mask)))
         loss, total = weighted_mean(jnp.square(difference).reshape(*counted, -1).mean(-1), mask)
-        return cls(loss, predictions, targets, total / math.prod(counted[1:]), mask)
+        weight = total / math.prod(counted[1:]) if counted[1:] else total
+        return cls(loss, predictions, targets, weight, mask)
 
 
 @jax.tree_util.register_dataclass

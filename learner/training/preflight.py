@@ -272,6 +272,11 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             f"({traced.broadcast}), as it does where predictions and targets differ in shape: give both one shape, "
             "such as model(x)[:, 0] and targets [batch]. For a loss over all pairs nothing is wrong"
         )
+    if traced.activation is not None:
+        warnings.append(
+            f"the logits of train_step are the result of a {traced.activation} already, and the loss and metrics of "
+            "logits apply it to them: return the values before it"
+        )
     if traced.written:
         warnings.append(_of_written(traced.written))
     if traced.assigned:

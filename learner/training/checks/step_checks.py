@@ -20,6 +20,7 @@ from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
+from learner.training.checks.logit_activations import activations
 from learner.training.checks.row_broadcasts import broadcast_rows
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
@@ -69,6 +70,7 @@ class TracedTrainStep:
       host_generators: the names of the generators of the host whose random numbers are constants of the program.
       broadcast: the operation of the loss that combines each prediction with the targets of all rows; see
         `broadcast_rows`.
+      activation: `softmax` or `sigmoid` if the logits of the output are the result of one.
     """
 
     problems: list[str]
@@ -79,6 +81,7 @@ class TracedTrainStep:
     assigned: Sequence[str] = ()
     host_generators: Sequence[str] = ()
     broadcast: str | None = None
+    activation: str | None = None
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
@@ -117,6 +120,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         problems.extend(_problems(step, output, step.train_metrics, name, batch, values, state))
         arrays = _arrays((returned, after))
         losses[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "loss", None)]
+        logits[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "logits", None)]
         return arrays
 
     def gradients(state: TrainState, batch: PyTree) -> PyTree:
@@ -127,6 +131,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
 
     problems: list[str] = []
     losses: list[int] = []
+    logits: list[int] = []
     values = batch
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
@@ -140,6 +145,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         host_generators = [] if jaxpr_fingerprint(again) == jaxpr_fingerprint(program) else host_generators
     own_grads = own[-1]
     is_constant, broadcast = False, None
+    activation = activations(program.jaxpr)[logits[0]] if logits else None
     if losses and not own_grads and step.update is None:
         paths = jax.tree_util.tree_leaves_with_path((state, batch))
         of_params = [getattr(path[1] if path[1:] else None, "name", None) == "params" for path, _ in paths]
@@ -150,7 +156,9 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = _written(step, state, batch) if any(replaced) and not problems else []
     assigned = list(dict.fromkeys(assigned))
-    return TracedTrainStep(problems, own_grads, program, names, is_constant, assigned, host_generators, broadcast)
+    return TracedTrainStep(
+        problems, own_grads, program, names, is_constant, assigned, host_generators, broadcast, activation
+    )
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:

@@ -1,0 +1,43 @@
+"""Logits that are probabilities already: losses and metrics apply softmax or sigmoid to them once more."""
+
+from typing import Any
+
+from learner.util.jaxprs import FORWARDING, called_program
+
+KINDS = ("softmax", "sigmoid")
+RESHAPING = (*FORWARDING, "reshape", "squeeze", "broadcast_in_dim", "transpose", "slice", "concatenate")
+
+
+def activations(jaxpr: Any) -> list[str | None]:
+    """Return, for each output of a traced program, `softmax` or `sigmoid` if it is the result of one, also reshaped or
+    in another dtype; None for any other.
+
+    >>> import jax
+    >>> function = lambda x: (x, jax.nn.softmax(x), jax.nn.sigmoid(x)[None], jax.nn.log_softmax(x))
+    >>> activations(jax.make_jaxpr(function)(jax.numpy.ones(3)).jaxpr)
+    [None, 'softmax', 'sigmoid', None]
+    """
+    return [kind if kind in KINDS else None for kind in _found(jaxpr, [None] * len(jaxpr.invars))]
+
+
+def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
+    """Return what the outputs are, also the exponentials and sums of these that a softmax is made of."""
+    kinds = dict(zip(jaxpr.invars, given, strict=True))
+
+    def of(x: Any) -> str | None:
+        return None if hasattr(x, "val") else kinds.get(x)  # literals have a value
+
+    for equation in jaxpr.eqns:
+        name, inputs = equation.primitive.name, [of(x) for x in equation.invars]
+        program = called_program(equation)
+        if program is not None:
+            kinds.update(zip(equation.outvars, _found(program, inputs), strict=True))
+        elif name in RESHAPING and len({*inputs}) == 1:
+            kinds[equation.outvars[0]] = inputs[0]
+        elif (name, *inputs[:1]) == ("reduce_sum", "exp"):
+            kinds[equation.outvars[0]] = "sum"
+        elif (name, *inputs) == ("div", "exp", "sum"):
+            kinds[equation.outvars[0]] = "softmax"
+        elif name in ("exp", "logistic"):
+            kinds[equation.outvars[0]] = "exp" if name == "exp" else "sigmoid"
+    return [of(x) for x in jaxpr.outvars]
