@@ -6,6 +6,7 @@ compilation for every rate, and rates that schedules, schedulers and members of 
 """
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ Array = Any
 PyTree = Any
 OptimizerFn = Callable[[Any], optax.GradientTransformation]
 LONGEST_SHOWN = 100  # characters of what is not an optimizer
+LONGEST_REASON = 400  # characters of the error of an update
 Schedule = Callable[[Array], Array]
 
 
@@ -154,7 +156,8 @@ def unfit(opt_state: PyTree) -> str | None:
 
 def _failure_text(error: Exception) -> str:
     """Return the reason why an update failed, as the rest of a sentence about the optimizer."""
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # JAX and optax name the parameters in further lines.
+    message = textwrap.shorten(str(error), LONGEST_REASON, placeholder=" ...") or type(error).__name__
     if isinstance(error, TypeError) and "unexpected keyword argument" in message:
         return (
             f"has a part that is given arguments which it does not take ({message}): optax.chain and others hand on "

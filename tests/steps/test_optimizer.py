@@ -496,6 +496,10 @@ def renames_its_state(lr):
     )
 
 
+def masks_a_bias(lr):
+    return optax.masked(optax.sgd(lr), {"w": True, "bias": False})
+
+
 def needs_a_kernel(lr):
     return optax.stateless(lambda updates, params: {"kernel": updates["kernel"]})
 
@@ -514,6 +518,7 @@ def needs_a_kernel(lr):
         (widens_its_state, "was float32[2] and became float32[4]"),
         (retypes_its_state, "count was int32[] and became float32[]"),
         (renames_its_state, "old was float32[] and became nothing, new was nothing and became float32[]"),
+        (masks_a_bias, "'bias'"),
         (needs_a_kernel, "(needs_a_kernel) cannot update this model: 'kernel'"),
     ],
 )
