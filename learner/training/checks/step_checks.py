@@ -135,14 +135,10 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     values = batch
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
-    before = generator_states(functions)
-    program = _trace(once, (state, batch), name, batch, "train")
-    after = generator_states(functions)
-    host_generators = [name for (name, key), state in before.items() if after.get((name, key)) != state]
-    if host_generators and not problems:
-        # Other threads may have drawn, such as those that read data: what the step draws differs in a second trace.
-        again = _trace(lambda *given: once(*given), (state, batch), name, batch, "train")
-        host_generators = [] if jaxpr_fingerprint(again) == jaxpr_fingerprint(program) else host_generators
+    # JAX keeps what it traced of a function: a function of its own is traced anew.
+    program, host_generators = _trace_with_draws(
+        lambda: _trace(lambda *given: once(*given), (state, batch), name, batch, "train"), functions, problems
+    )
     own_grads = own[-1]
     is_constant, broadcast = False, None
     activation = activations(program.jaxpr)[logits[0]] if logits else None
@@ -159,6 +155,20 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     return TracedTrainStep(
         problems, own_grads, program, names, is_constant, assigned, host_generators, broadcast, activation
     )
+
+
+def _trace_with_draws(
+    trace: Callable[[], Any], functions: Sequence[Any], problems: Sequence[str]
+) -> tuple[Any, list[str]]:
+    """Return a traced program, and the names of the host's generators that the functions draw from in it."""
+    before = generator_states(functions)
+    program = trace()
+    after = generator_states(functions)
+    names = [name for (name, key), state in before.items() if after.get((name, key)) != state]
+    # Other threads may have drawn, such as those that read data: what the step draws differs in a second trace.
+    if names and not problems and jaxpr_fingerprint(trace()) == jaxpr_fingerprint(program):
+        names = []
+    return program, names
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
