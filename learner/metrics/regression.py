@@ -17,7 +17,7 @@ NO_NUMBER = "nothing that it counts was there, or a prediction or a target that 
 class MeanAbsoluteError(MeanMetric):
     """`Σ|prediction - target| / n` over rows and their values, in the unit of the targets.
 
-    The mask is `[batch]`, for predictions `[batch, ...]`: a masked row does not count, even when it is NaN.
+    The mask is `[batch]`, or has more of the first axes: a masked row does not count, even when it is NaN.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> predictions, targets = jnp.array([1.0, 2.0, 9.0]), jnp.array([1.0, 4.0, 0.0])
@@ -42,7 +42,7 @@ class MeanAbsoluteError(MeanMetric):
 class MeanSquaredError(MeanMetric):
     """`Σ(prediction - target)² / n` over rows and their values, in the squared unit of the targets.
 
-    The mask is `[batch]`, for predictions `[batch, ...]`: a masked row does not count, even when it is NaN.
+    The mask is `[batch]`, or has more of the first axes: a masked row does not count, even when it is NaN.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> predictions, targets = jnp.array([[1.0, 2.0], [0.0, 0.0]]), jnp.array([[1.0, 4.0], [2.0, 2.0]])
@@ -68,7 +68,7 @@ class RootMeanSquaredError(MeanSquaredError):
     """`√(Σ(prediction - target)² / n)` over rows and their values, in the unit of the targets.
 
     It is the root over the whole split, not a mean of the batches' roots, and of several outputs one root over all of
-    their values. The mask is `[batch]`, for predictions `[batch, ...]`: a masked row does not count, even when it is
+    their values. The mask is `[batch]`, or has more of the first axes: a masked row does not count, even when it is
     NaN.
 
     Source: `sklearn.metrics.root_mean_squared_error` of one output.
@@ -92,7 +92,7 @@ class MeanAbsolutePercentageError(MeanMetric):
     """`Σ|prediction - target| / |target| / n` over rows and their values, as a fraction: 0.1 is ten percent.
 
     A target of 0 that counts makes it NaN: there is no such error (scikit-learn says some large number). Mask such
-    rows. The mask is `[batch]`, for predictions `[batch, ...]`.
+    rows. The mask is `[batch]`, or has more of the first axes.
 
     Source: `sklearn.metrics.mean_absolute_percentage_error`.
 
@@ -122,7 +122,7 @@ class QuantileLoss(MeanMetric):
     """The distance of predictions from the q-quantile of their targets: `Σ max(q (t - p), (q - 1) (t - p)) / n`.
 
     It is called `Quantile Loss 0.9`, or whatever q is; that of 0.5 is half the mean absolute error. It is the pinball
-    loss by another name, in the unit of the targets. The mask is `[batch]`, for predictions `[batch, ...]`.
+    loss by another name, in the unit of the targets. The mask is `[batch]`, or has more of the first axes.
 
     Args:
       q: the quantile, between 0 and 1.

@@ -472,7 +472,9 @@ class LinenAdapter(ModelAdapter):
 
 
 class _Axes(tuple[Any, ...]):
-    """Names of axes in place of one: a leaf of a pytree, as the name is, where JAX would take a tuple apart."""
+    """Names of axes in place of the `given` ones: a leaf of a pytree, where JAX would take a tuple apart."""
+
+    given: Any
 
 
 class TreeAdapter(ModelAdapter):
@@ -560,6 +562,8 @@ class TreeAdapter(ModelAdapter):
 
     def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
         """See `ModelAdapter`."""
+        for norm in self._batch_norms(model):
+            object.__setattr__(norm, "axis_name", getattr(norm.axis_name, "given", norm.axis_name))
         rows = jax.tree_util.tree_leaves_with_path(model)
         if [path_name(path) for path, _ in rows] != self._names:
             same_structure(model, self._tree.unflatten(self._names), "a step returned another model than it was given")
@@ -572,8 +576,18 @@ class TreeAdapter(ModelAdapter):
     def sync_batch_norm(self, model: PyTree, axis: str) -> None:
         """See `ModelAdapter`. An Equinox layer has the axis of its `jax.vmap`, and gets this one beside it."""
         for norm in self._batch_norms(model):
+            if getattr(norm, "mode", "batch") != "batch":
+                raise LearnerError(
+                    f"BatchNorm of Equinox in the mode {norm.mode!r} cannot be computed by replicas: make it with "
+                    'mode="batch", or use strategy(Sharded())',
+                    code="model-batch-norm-mode",
+                    mode=norm.mode,
+                )
+            given = norm.axis_name
+            axes = _Axes((*(given if isinstance(given, tuple | list) else (given,)), axis))
+            axes.given = given
             # Modules are frozen; those of a merged model are copies.
-            object.__setattr__(norm, "axis_name", _Axes((norm.axis_name, axis)))
+            object.__setattr__(norm, "axis_name", axes)
 
     def is_synced(self, model: PyTree) -> bool:
         """See `ModelAdapter`."""

@@ -32,8 +32,8 @@ class Replicated(Strategy):
 
     Args:
       devices: how many, or which (`jax.Device`, or their ids); default: all of them.
-      sync_batch_norm: BatchNorm of `flax.nnx`, `flax.linen` and Equinox uses the statistics of the whole batch.
-        Otherwise each device uses those of its rows, and the running statistics are averaged by weight.
+      sync_batch_norm: BatchNorm of `flax.nnx`, `flax.linen` and Equinox (`mode="batch"`) uses the statistics of the
+        whole batch. Otherwise each device uses those of its rows, and the running statistics are averaged by weight.
 
     >>> Replicated(jax.devices()[:1]).description
     'replicated on 1 device (cpu)'

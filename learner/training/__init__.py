@@ -11,5 +11,5 @@
 - `programs`: compiled programs, and the runners that call them.
 - `feed`: batches, grouped into steps and dispatches, and placed on the devices.
 
-Public classes stay beside the folders, as saved configs name their modules.
+Beside the folders are modules that several of them share, and public classes, whose modules saved configs name.
 """

@@ -112,7 +112,7 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
         }
         described = description(options, step, strategy, inputs, rates, resumes, fingerprint())
         # Each process makes its own copy of replicated arrays, and nothing that it sends later shows their values.
-        described["initialization"] = None if resumes else definition.init_fingerprint()
+        described["hash of the function that makes the model"] = None if resumes else definition.init_fingerprint()
         processes.agree("what they train", described)
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)
@@ -170,7 +170,8 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
     if launcher := unconnected_launcher():
         inputs.warnings.append(
             f"{launcher}, and this one trains by itself: to train one run together, call learner.init_distributed() "
-            "before JAX is used, or pass --distributed to the command"
+            "before JAX is used, or pass --distributed to the command. Where each is to train a run of its own, "
+            "nothing is wrong"
         )
     if names := _ignored_annotations(definition):
         inputs.warnings.append(
@@ -274,8 +275,9 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
         )
     if traced.activation is not None:
         warnings.append(
-            f"the logits of train_step are the result of a {traced.activation} already, and the loss and metrics of "
-            "logits apply it to them: return the values before it"
+            f"the logits of train_step are already the output of a {traced.activation}, and losses and metrics of "
+            "logits apply it again: return the values before it. For a loss of your own that takes probabilities "
+            "nothing is wrong"
         )
     if traced.written:
         warnings.append(_of_written(traced.written))

@@ -206,8 +206,8 @@ class Normed(eqx.Module):
     norm: eqx.nn.BatchNorm
     head: eqx.nn.Linear
 
-    def __init__(self):
-        self.norm = eqx.nn.BatchNorm(3, axis_name="rows", mode="batch")
+    def __init__(self, axis="rows", mode="batch"):
+        self.norm = eqx.nn.BatchNorm(3, axis_name=axis, mode=mode)
         self.head = eqx.nn.Linear(3, 2, key=jax.random.key(0))
 
     def __call__(self, x, state):
@@ -215,19 +215,31 @@ class Normed(eqx.Module):
         return self.head(x), state
 
 
-def test_batch_norm_of_equinox_uses_the_rows_of_all_devices(tmp_path):
+@pytest.mark.parametrize("axis", ["rows", ("rows",)])
+def test_batch_norm_of_equinox_uses_the_rows_of_all_devices(tmp_path, axis):
     batch = {"x": np.arange(24, dtype=np.float32).reshape(8, 3) % 7, "y": np.ones((8, 2), np.float32)}
     builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)
-    model = eqx.nn.make_with_state(Normed)()
+    model = eqx.nn.make_with_state(Normed)(axis)
     fitted = builder.build(model, optax.sgd, 0.5, train_step=normed_step).fit(batch).model
 
     def loss(net, state):
         output, (_, state) = normed_step((net, state), batch)
         return output.loss, state
 
-    net, state = eqx.nn.make_with_state(Normed)()
+    net, state = eqx.nn.make_with_state(Normed)(axis)
     grads, state = eqx.filter_grad(loss, has_aux=True)(net, state)
     expected = eqx.apply_updates(net, jax.tree.map(lambda g: -0.5 * g, grads)), state
     arrays = lambda tree: [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]  # noqa: E731
     for got, wanted in zip(arrays(fitted), arrays(expected), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_running_means_of_equinox_are_refused_for_replicas(tmp_path):
+    """Equinox changes the kind of an array in its state there."""
+    batch = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}
+    builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)
+    learner = builder.build(
+        eqx.nn.make_with_state(Normed)(mode="ema"), optax.sgd, 0.5, train_step=normed_step, valid_step=normed_step
+    )
+    with raises_code("model-batch-norm-mode"):
+        learner.fit(batch)

@@ -4,13 +4,14 @@ from typing import Any
 
 from learner.util.jaxprs import FORWARDING, called_program
 
+WITH_NUMBERS = ("max", "min", "add")  # a lower bound, an upper one, and what keeps a logarithm finite
 KINDS = ("softmax", "sigmoid")
 RESHAPING = (*FORWARDING, "reshape", "squeeze", "broadcast_in_dim", "transpose", "slice", "concatenate")
 
 
 def activations(jaxpr: Any) -> list[str | None]:
-    """Return, for each output of a traced program, `softmax` or `sigmoid` if it is the result of one, also reshaped or
-    in another dtype; None for any other.
+    """Return, for each output of a traced program, `softmax` or `sigmoid` if it is the result of one, also reshaped,
+    clipped, or in another dtype; None for any other.
 
     >>> import jax
     >>> function = lambda x: (x, jax.nn.softmax(x), jax.nn.sigmoid(x)[None], jax.nn.log_softmax(x))
@@ -34,10 +35,20 @@ def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
             kinds.update(zip(equation.outvars, _found(program, inputs), strict=True))
         elif name in RESHAPING and len({*inputs}) == 1:
             kinds[equation.outvars[0]] = inputs[0]
-        elif (name, *inputs[:1]) == ("reduce_sum", "exp"):
+        elif (
+            name == "reduce_sum" and inputs[0] == "exp" and equation.params["axes"] == (_rank(equation.invars[0]) - 1,)
+        ):
             kinds[equation.outvars[0]] = "sum"
+        elif name in WITH_NUMBERS and {
+            _rank(x) for x, kind in zip(equation.invars, inputs, strict=True) if not kind
+        } == {0}:
+            kinds[equation.outvars[0]] = next(filter(None, inputs), None)
         elif (name, *inputs) == ("div", "exp", "sum"):
             kinds[equation.outvars[0]] = "softmax"
         elif name in ("exp", "logistic"):
             kinds[equation.outvars[0]] = "exp" if name == "exp" else "sigmoid"
     return [of(x) for x in jaxpr.outvars]
+
+
+def _rank(x: Any) -> int:
+    return len(getattr(x.aval, "shape", ()))

@@ -135,7 +135,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     values = batch
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
-    # JAX keeps what it traced of a function: a function of its own is traced anew.
+    # JAX caches traces by function; a new lambda is traced again.
     program, host_generators = _trace_with_draws(
         lambda: _trace(lambda *given: once(*given), (state, batch), name, batch, "train"), functions, problems
     )
