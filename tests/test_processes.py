@@ -296,7 +296,7 @@ def test_first_values_and_loaders_that_differ_are_refused(tmp_path):
     """Each process makes its own replica of a model and reads its own rows: nothing else would tell."""
     ended = ended_soon(tmp_path / "run", "", "", shifts=[0.0, 1.0], data_seeds=[1, 2])
     for process in ended:
-        assert "hash of the function that makes the model is " in last_line(process)["error"]
+        assert "hash of the first values is " in last_line(process)["error"]
         assert "data.train." in last_line(process)["error"]
     assert not (tmp_path / "run").exists()
 

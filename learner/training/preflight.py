@@ -17,7 +17,7 @@ from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.training.checks.agreement import description, refuse_together
+from learner.training.checks.agreement import description, digest, refuse_together
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.checks.step_checks import TracedTrainStep, no_step, trace_train, trace_valid
@@ -110,9 +110,10 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
             "schedules": describe_schedules(step.schedule, step.optimizer),
             "ReduceOnPlateau": plateau is not None,
         }
-        described = description(options, step, strategy, inputs, rates, resumes, fingerprint())
         # Each process makes its own copy of replicated arrays, and nothing that it sends later shows their values.
-        described["hash of the function that makes the model"] = None if resumes else definition.init_fingerprint()
+        given = digest(step.adapter.params)
+        first_values = None if resumes else definition.init_fingerprint() if given is None else given
+        described = description(options, step, strategy, inputs, rates, first_values, fingerprint())
         processes.agree("what they train", described)
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)

@@ -43,11 +43,12 @@ def description(
     strategy: Strategy,
     inputs: Inputs,
     rates: Mapping[str, Any],
-    resumes: bool,
+    first_values: int | str | None,
     fingerprint: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the description of a run that all processes must agree on, as JSON. `rates`: the learning rate and
-    its schedules, by name; `fingerprint`: see `learner.training.checks.fingerprints`.
+    its schedules, by name; `first_values`: a hash of the values that the model begins with, or of the function that
+    makes them, None for a run that resumes; `fingerprint`: see `learner.training.checks.fingerprints`.
     """
     splits = {}
     for split in inputs.first_batches:
@@ -67,7 +68,7 @@ def description(
         "metrics": {split: [metric.name for metric in options.metrics_of(split)] for split in inputs.first_batches},
         "data": splits,
         "model": {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(step.adapter.params).items()},
-        "first values": None if resumes else _digest(step.adapter.params),
+        "hash of the first values": first_values,
         "optimizer": None if step.optimizer is None else name_of(step.optimizer),
         **rates,
         "precision": [repr(step.policy), step.matmul, step.remat is not None],
@@ -78,8 +79,8 @@ def description(
     }
 
 
-def _digest(params: Any) -> int | None:
-    """Return a checksum of arrays, or None if they do not exist yet: a function makes them equal in all processes."""
+def digest(params: Any) -> int | None:
+    """Return a checksum of arrays, or None if they do not exist yet."""
     leaves = jax.tree.leaves(params)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
         return None

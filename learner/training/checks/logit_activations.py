@@ -35,14 +35,10 @@ def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
             kinds.update(zip(equation.outvars, _found(program, inputs), strict=True))
         elif name in RESHAPING and len({*inputs}) == 1:
             kinds[equation.outvars[0]] = inputs[0]
-        elif (
-            name == "reduce_sum" and inputs[0] == "exp" and equation.params["axes"] == (_rank(equation.invars[0]) - 1,)
-        ):
+        elif name == "reduce_sum" and inputs[0] == "exp" and _is_over_last_axis(equation):
             kinds[equation.outvars[0]] = "sum"
-        elif name in WITH_NUMBERS and {
-            _rank(x) for x, kind in zip(equation.invars, inputs, strict=True) if not kind
-        } == {0}:
-            kinds[equation.outvars[0]] = next(filter(None, inputs), None)
+        elif name in WITH_NUMBERS and any(inputs) and all(map(_is_number_or_known, equation.invars, inputs)):
+            kinds[equation.outvars[0]] = next(filter(None, inputs))
         elif (name, *inputs) == ("div", "exp", "sum"):
             kinds[equation.outvars[0]] = "softmax"
         elif name in ("exp", "logistic"):
@@ -50,5 +46,9 @@ def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
     return [of(x) for x in jaxpr.outvars]
 
 
-def _rank(x: Any) -> int:
-    return len(getattr(x.aval, "shape", ()))
+def _is_over_last_axis(equation: Any) -> bool:
+    return bool(equation.params["axes"] == (len(equation.invars[0].aval.shape) - 1,))
+
+
+def _is_number_or_known(x: Any, kind: str | None) -> bool:
+    return kind is not None or x.aval.shape == ()
