@@ -19,10 +19,11 @@ from learner.errors import LearnerError, Problem
 from learner.steps.eval_params import problems_of
 from learner.steps.extra import extra_arguments, filter_kwargs, steepest_ascent
 from learner.steps.promotion import optax_promotion
+from learner.steps.raw_gradients import passed_inputs
 from learner.steps.tree_math import loss_dtype
 from learner.util.executables import scalar_program
 from learner.util.jaxprs import dependent_outputs
-from learner.util.text import abbreviate, name_of
+from learner.util.text import abbreviate, join_names, name_of
 from learner.util.traced_values import explained
 from learner.util.trees import named_leaves
 
@@ -31,6 +32,7 @@ PyTree = Any
 OptimizerFn = Callable[[Any], optax.GradientTransformation]
 LONGEST_SHOWN = 100  # characters of what is not an optimizer
 LONGEST_REASON = 400  # characters of the error of an update
+MOST_NAMED = 3  # parameters, in a message
 Schedule = Callable[[Array], Array]
 
 
@@ -59,15 +61,24 @@ def update_params(
     >>> update_params(optax.sgd, 0.5, grads, opt_state, params, loss=jnp.array(0.0))[0]
     {'w': Array([0.5, 1.5], dtype=float32)}
     """
+    extra = extra_arguments(grads, loss, value_fn, step)
     with optax_promotion():
-        transformation = optimizer(lr)
-        opt_state = _with_injected_rate(optimizer, lr, opt_state, params)
-        extra = filter_kwargs(transformation, extra_arguments(grads, loss, value_fn, step))
-        updates, opt_state = transformation.update(steepest_ascent(grads), opt_state, params, **extra)
-        new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
-        if len(new) == len(old) and [*map(jnp.shape, new)] != [*map(jnp.shape, old)]:
-            raise ValueError("it makes updates of other shapes than the parameters have")  # which would be broadcast
+        updates, opt_state = _updates_of(optimizer, lr, grads, opt_state, params, extra)
         return optax.apply_updates(params, updates), opt_state
+
+
+def _updates_of(
+    optimizer: OptimizerFn, lr: Array, grads: PyTree, opt_state: PyTree, params: PyTree, extra: dict[str, Any]
+) -> tuple[PyTree, PyTree]:
+    """Return what is to be added to the parameters, and the next state of the optimizer."""
+    transformation = optimizer(lr)
+    opt_state = _with_injected_rate(optimizer, lr, opt_state, params)
+    extra = filter_kwargs(transformation, extra)
+    updates, opt_state = transformation.update(steepest_ascent(grads), opt_state, params, **extra)
+    new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
+    if len(new) == len(old) and [*map(jnp.shape, new)] != [*map(jnp.shape, old)]:
+        raise ValueError("it makes updates of other shapes than the parameters have")  # which would be broadcast
+    return updates, opt_state
 
 
 def _with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, params: PyTree) -> PyTree:
@@ -97,7 +108,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
     if problem := not_a_function_of_the_rate(optimizer):
         return [Problem(problem, code="optimizer-type")]
     try:
-        (new_params, old_state, new_state), searched = _try_update(optimizer, params, params)
+        (new_params, old_state, new_state), searched, raw = _try_update(optimizer, params, params)
     except LearnerError as error:
         return [Problem(error, code=error.code, **error.fields)]
     except Exception as error:
@@ -127,6 +138,17 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
             Problem(
                 f"the state of the optimizer ({name_of(optimizer)}) changes in a step: {', '.join(changed)}",
                 code="optimizer-changes-state",
+            )
+        ]
+    if raw and not own_grads:  # a step of one's own may return what is to be added
+        return [
+            Problem(
+                f"the optimizer ({name_of(optimizer)}) adds the gradients of {join_names(raw, MOST_NAMED)} to them as "
+                "they are, which raises the loss: optax.masked hands on what its mask leaves out. Freeze these "
+                "parameters (freeze, or trainable=), or use optax.partition or learner.optimizers.Groups, and end "
+                "chains in optax.scale_by_learning_rate(lr)",
+                code="optimizer-adds-gradients",
+                parameters=raw,
             )
         ]
     return problems_of(named_leaves(old_state))
@@ -208,9 +230,11 @@ def _shape(leaf: Any) -> str:
     return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[tuple[PyTree, PyTree, PyTree], bool]:
-    """Return the shapes of the parameters after an update and of the optimizer's state before and after it, and True if
-    the update evaluated the loss again.
+def _try_update(
+    optimizer: OptimizerFn, params: PyTree, grads: PyTree
+) -> tuple[tuple[PyTree, PyTree, PyTree], bool, list[str]]:
+    """Return the shapes of the parameters after an update and of the optimizer's state before and after it, True if the
+    update evaluated the loss again, and the names of parameters whose updates are their gradients.
     """
     searched = []
 
@@ -218,14 +242,20 @@ def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[
         searched.append(True)
         return no_loss(params)
 
-    def once(params: PyTree, grads: PyTree, lr: Array) -> tuple[PyTree, PyTree, PyTree]:
+    def once(grads: PyTree, params: PyTree, lr: Array) -> tuple[PyTree, tuple[PyTree, PyTree, PyTree]]:
         old = init_optimizer(optimizer, None, params, lr)
         if why := unfit(old):
             raise LearnerError(f"the optimizer ({name_of(optimizer)}) {why}", code="optimizer-unusable")
-        new_params, new = update_params(optimizer, lr, grads, old, params, loss=no_loss(params), value_fn=value_fn)
-        return new_params, old, new
+        extra = extra_arguments(grads, no_loss(params), value_fn)
+        with optax_promotion():
+            updates, new = _updates_of(optimizer, lr, grads, old, params, extra)
+            return updates, (optax.apply_updates(params, updates), old, new)
 
-    return jax.eval_shape(once, params, grads, jax.ShapeDtypeStruct((), jnp.float32)), bool(searched)
+    lr = jax.ShapeDtypeStruct((), jnp.float32)
+    program, (updates, shapes) = jax.make_jaxpr(once, return_shape=True)(grads, params, lr)
+    passed = passed_inputs(program.jaxpr)[: len(jax.tree.leaves(updates))]
+    raw = [name for index, name in enumerate(named_leaves(params)) if passed[index : index + 1] == [index]]
+    return shapes, bool(searched), raw
 
 
 def no_loss(params: PyTree) -> Array:

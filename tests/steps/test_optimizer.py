@@ -100,7 +100,9 @@ COMPOSED: dict[str, Callable[[Any], optax.GradientTransformation]] = {
     "by_part": lambda lr: optax.multi_transform(
         {"fast": optax.sgd(lr), "slow": optax.adam(lr * 0.1)}, {"w": "fast", "b": "slow"}
     ),
-    "frozen_part": lambda lr: optax.masked(optax.sgd(lr), {"w": True, "b": False}),
+    "frozen_part": lambda lr: optax.chain(
+        optax.masked(optax.sgd(lr), {"w": True, "b": False}), optax.masked(optax.set_to_zero(), {"w": False, "b": True})
+    ),
     "finite": lambda lr: optax.apply_if_finite(optax.sgd(lr, momentum=0.9), 3),
     "own_steps": lambda lr: optax.MultiSteps(optax.sgd(lr), 2).gradient_transformation(),
 }
@@ -525,6 +527,29 @@ def needs_a_kernel(lr):
 def test_what_is_no_optimizer_is_refused(optimizer, said, tmp_path):
     message = problem_with(optimizer, tmp_path)
     assert said in message
+
+
+PASSES_ON = {
+    "masked": optax.masked,
+    "clipped_by_norm": lambda inner, mask: optax.chain(optax.clip_by_global_norm(1.0), optax.masked(inner, mask)),
+    "clipped": lambda inner, mask: optax.chain(optax.clip(1.0), optax.masked(inner, mask)),
+}
+
+
+@pytest.mark.parametrize("name", PASSES_ON)
+def test_gradients_that_an_optimizer_adds_to_parameters(name):
+    """optax.masked hands on the gradients of what its mask leaves out: b climbs by its gradient, 2 clipped to 1."""
+    optimizer = lambda lr: PASSES_ON[name](optax.sgd(lr), {"w": True, "b": False})  # noqa: E731
+    params, grads = {"w": jnp.float32(0), "b": jnp.float32(0)}, {"w": jnp.float32(0), "b": jnp.float32(2)}
+    changed, _ = update_params(optimizer, 0.5, grads, optimizer(0.5).init(params), params, loss=jnp.float32(0))
+    assert changed["b"] == (2 if name == "masked" else 1)
+    (problem,) = check_optimizer(optimizer, params, False)
+    assert (problem.code, problem.fields["parameters"]) == ("optimizer-adds-gradients", ["b"])
+    assert check_optimizer(optimizer, params, False, own_grads=True) == []  # which may be what is to be added
+
+
+def test_an_optimizer_that_hands_gradients_on_is_refused(tmp_path):
+    assert "raises the loss" in problem_with(lambda lr: optax.clip_by_global_norm(1.0), tmp_path)
 
 
 SEARCHING = {
