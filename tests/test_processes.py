@@ -302,6 +302,13 @@ def test_first_values_and_loaders_that_differ_are_refused(tmp_path):
 
 
 @pytest.mark.full
+def test_frozen_values_of_a_model_that_differ_are_refused(tmp_path):
+    """Such as pretrained weights that one process has not loaded."""
+    differ = "hash of the first values is "
+    ended_soon(tmp_path / "run", differ, differ, shifts=[0.0, 1.0], freeze="^out", object=True)
+
+
+@pytest.mark.full
 def test_checkpoints_of_all_processes_and_of_one_are_kept_alike(tmp_path):
     """Three processes are stopped, one resumes, and three go on: each save that was due is there at the end."""
     directory, save = tmp_path / "run", {"every_steps": 4, "keep_last": 99}

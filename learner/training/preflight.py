@@ -111,7 +111,7 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
             "ReduceOnPlateau": plateau is not None,
         }
         # Each process makes its own copy of replicated arrays, and nothing that it sends later shows their values.
-        given = digest(step.adapter.params)
+        given = digest((step.adapter.params, step.adapter.model_state))
         first_values = None if resumes else definition.init_fingerprint() if given is None else given
         described = description(options, step, strategy, inputs, rates, first_values, fingerprint())
         processes.agree("what they train", described)

@@ -95,7 +95,10 @@ def train(coordinator, count, index, directory, kind, given):
             model.out.bias[...] += shift
         return model
 
-    learner = builder.build(make, lambda lr: optax.adam(lr, b1=beta), options["lr"])
+    if pattern := options.get("freeze"):
+        builder.freeze(pattern)
+    model = make() if options.get("object") else make
+    learner = builder.build(model, lambda lr: optax.adam(lr, b1=beta), options["lr"])
     arrays = case.data(options["rows"], options.get("data_seeds", [1] * 9)[index])
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan

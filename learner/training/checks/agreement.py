@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
@@ -19,6 +20,8 @@ from learner.training.feed.inputs import Inputs
 from learner.training.options import Options
 from learner.util.text import first_line, name_of
 from learner.util.trees import named_leaves
+
+PyTree = Any
 
 
 def refuse_together(options: Options, strategy: Strategy) -> None:
@@ -79,14 +82,21 @@ def description(
     }
 
 
-def digest(params: Any) -> int | None:
-    """Return a checksum of arrays, or None if they do not exist yet."""
-    leaves = jax.tree.leaves(params)
+def digest(arrays: PyTree) -> int | None:
+    """Return a checksum of the arrays of a tree, random keys among them, or None if they do not exist yet.
+
+    >>> digest({"w": np.arange(3)}) == digest({"w": np.arange(3)}), digest(jax.ShapeDtypeStruct((3,), "float32"))
+    (True, None)
+    """
+    leaves = jax.tree.leaves(arrays)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
         return None
     digest = 0
     for x in leaves:
-        digest = zlib.crc32(np.asarray(x).tobytes(), digest)
+        if not getattr(x, "is_fully_addressable", True):
+            continue  # one array of all processes, of which each has other parts
+        values = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        digest = zlib.crc32(np.asarray(values).tobytes(), digest)
     return digest
 
 
