@@ -28,11 +28,12 @@ class Sharded(Strategy):
 
     Args:
       mesh: a `jax.sharding.Mesh`, or the sizes of its axes, `{"data": 4, "model": 2}`; default: all devices along
-        `data`. Its axes have to be of the type `Auto`.
+        `data`. Axes of the type `Explicit`, which `jax.make_mesh` makes, are used as `Auto` ones.
       rules: `fsdp()`, or `"fsdp"`; patterns of paths with a spec for each, `{r"attention.*kernel": (None, "model")}`;
         or a list of both, of which the first that matches counts. Default: every device has all of the model.
       batch: the axis of the mesh that rows are spread over, or several, of which those that the mesh does not have are
-        left out. On a mesh without the axis `data`, the default spreads none: each device computes all rows.
+        left out; None or `()` spreads none: each device computes all rows. So does the default on a mesh without the
+        axis `data`.
         The members of a population are spread over the axis `member`: `{"member": 4, "data": 2}`.
       devices: how many, or which (`jax.Device`, or their ids), the mesh is made of, if sizes are given; default: all.
 
@@ -48,24 +49,18 @@ class Sharded(Strategy):
         self,
         mesh: Mesh | Mapping[str, int] | None = None,
         rules: Any = None,
-        batch: str | Sequence[str] = "data",
+        batch: str | Sequence[str] | None = "data",
         devices: int | str | Sequence[Any] | None = None,
     ):
-        self.mesh = mesh if isinstance(mesh, Mesh) else _mesh(mesh, devices)
+        self.mesh = _automatic(mesh) if isinstance(mesh, Mesh) else _mesh(mesh, devices)
         super().__init__(list(self.mesh.devices.flat), NamedSharding(self.mesh, PartitionSpec()))
         if len({device.platform for device in self.devices}) > 1:
             raise LearnerError(
                 f"the mesh mixes platforms: {', '.join(map(str, self.devices))}", code="strategy-mesh-platforms-mixed"
             )
-        if set(self.mesh.axis_types) != {AxisType.Auto}:
-            raise LearnerError(
-                "the axes of the mesh are Explicit, which ordinary models cannot be traced with: make it with "
-                "jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))",
-                code="strategy-mesh-explicit-axes",
-            )
         self.rules = Rules.of(rules)
         self.splits = bool(self.rules.rows)
-        self.batch = (batch,) if isinstance(batch, str) else tuple(batch)
+        self.batch = (batch,) if isinstance(batch, str) else tuple(batch or ())
         self._batch = tuple(name for name in self.batch if name in self.mesh.shape)
         if not self._batch and self.batch not in ((), _DEFAULT_BATCH):
             raise LearnerError(
@@ -216,6 +211,13 @@ class Sharded(Strategy):
         each = [by_kind.get(kind, same) for kind in ([results] if isinstance(results, str) else results)]
         out = each[0] if isinstance(results, str) else tuple(each)
         return jax.jit(program, donate_argnums=donate, out_shardings=out, keep_unused=True)
+
+
+def _automatic(mesh: Mesh) -> Mesh:
+    """Return the mesh with axes of the type `Auto`: with explicit ones, ordinary models cannot be traced."""
+    if set(mesh.axis_types) == {AxisType.Auto}:
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | None) -> Mesh:

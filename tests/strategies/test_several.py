@@ -135,12 +135,21 @@ def test_a_replica_is_read_without_a_copy():
         ({"data": 0}, "strategy-mesh-sizes"),
         ({}, "strategy-mesh-sizes"),
         ({"data": "8"}, "strategy-mesh-sizes"),
-        (Mesh(np.array(FIRST), ("data",), axis_types=(AxisType.Explicit,)), "strategy-mesh-explicit-axes"),
     ],
 )
 def test_malformed_meshes_are_refused(mesh, code):
     with raises_code(code):
         Sharded(mesh)
+
+
+def test_explicit_axes_are_used_as_automatic_ones():
+    """jax.make_mesh makes them by default in JAX 0.10."""
+    explicit = Mesh(np.array(FIRST), ("data",), axis_types=(AxisType.Explicit,))
+    strategy = Sharded(explicit)
+    assert strategy.mesh.axis_types == (AxisType.Auto,)
+    assert (strategy.mesh.shape, [*strategy.devices]) == (explicit.shape, FIRST)
+    rows = strategy.put(np.arange(4, dtype=np.float32))
+    assert jax.jit(lambda x: x @ x)(rows) == 14  # which JAX refuses with explicit axes
 
 
 @pytest.mark.parametrize("batch", ["dat", ("dat", "replica")])
@@ -151,7 +160,12 @@ def test_batches_over_an_axis_that_does_not_exist_are_refused(batch):
 
 @pytest.mark.parametrize(
     ("mesh", "batch", "divides"),
-    [({"model": 8}, "data", True), ({"data": 8}, (), True), ({"data": 8}, ["replica", "data"], False)],
+    [
+        ({"model": 8}, "data", True),
+        ({"data": 8}, (), True),
+        ({"data": 8}, None, True),
+        ({"data": 8}, ["replica", "data"], False),
+    ],
 )
 def test_axes_of_batches_that_may_be_absent(mesh, batch, divides):
     assert Sharded(mesh, batch=batch).divides(7) == divides
