@@ -122,6 +122,10 @@ class ShardedMembers(Sharded):
         shares: int = dict(self.mesh.shape).get(AXIS_OF_MESH, 1)
         return shares
 
+    @property
+    def _axes_in_use(self) -> set[str]:
+        return super()._axes_in_use | {AXIS_OF_MESH}
+
     def shardings(self, state: PyTree) -> PyTree:
         """See `Strategy`. All leaves of a population have a leading axis of members."""
         return jax.tree.map(lambda _: self._of_members, state)

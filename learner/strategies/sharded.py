@@ -120,7 +120,19 @@ class Sharded(Strategy):
 
     def warnings(self, state: PyTree) -> list[str]:
         """See `Strategy`."""
-        return self.rules.warnings(_model_leaves(state), dict(self.mesh.shape))
+        sizes = dict(self.mesh.shape)
+        idle = [name for name, size in sizes.items() if size > 1 and name not in self._axes_in_use]
+        return self.rules.warnings(_model_leaves(state), sizes) + [
+            f"the axis {name!r} of the mesh ({sizes[name]} devices) spreads neither rows nor arrays of the model, so "
+            "that the devices along it compute the same: name it in rules or in batch, or leave it out. Where a step "
+            "constrains arrays to it, nothing is wrong"
+            for name in idle
+        ]
+
+    @property
+    def _axes_in_use(self) -> set[str]:
+        """Axes of the mesh that something is spread over."""
+        return {*self._batch, *self.rules.axes}
 
     def _specs(self, state: PyTree) -> dict[str, tuple[tuple[int, ...], PartitionSpec]]:
         sizes = dict(self.mesh.shape)

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from learner import LearnerBuilder
+from learner.steps.train_state import TrainState
 from learner.strategies import Replicated, Sharded, fsdp
 from tests.support.codes import raises_code
 from tests.support.small_models import normed_step
@@ -179,6 +180,23 @@ def test_a_run_warns_of_fsdp_that_splits_nothing(tmp_path):
         )
         learner.fit([{"x": np.ones((8, 8), np.float32)}])
         assert (tmp_path / "experiment.log").read_text().count(" WARNING ") == warned
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rules", "batch", "idle"),
+    [
+        ({"data": 4, "model": 2}, None, "data", ["model"]),
+        ({"data": 4, "model": 2}, {"w": (None, "model")}, "data", []),
+        ({"data": 8, "model": 1}, None, "data", []),
+        ({"batch": 8}, None, "data", ["batch"]),
+        ({"data": 4, "replica": 2}, None, ("data", "replica"), []),
+    ],
+)
+def test_axes_of_the_mesh_that_spread_nothing_are_named(mesh, rules, batch, idle):
+    params = {"w": jax.ShapeDtypeStruct((4, 4), np.float32)}
+    state = TrainState(jnp.int32(0), params, {}, (), jnp.float32(1), jax.random.key(0), {})
+    texts = Sharded(mesh, rules, batch).warnings(state)
+    assert [text.split("'")[1] for text in texts] == idle
 
 
 def test_rules_that_do_not_fit_are_all_reported_before_anything_is_compiled(tmp_path):
