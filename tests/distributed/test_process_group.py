@@ -50,6 +50,10 @@ def test_processes_know_who_they_are(fine):
     assert each(fine, "who") == [[index, len(fine)] for index in range(len(fine))]
 
 
+def test_a_connected_process_is_not_taken_for_one_that_its_launcher_left_alone(fine):
+    assert each(fine, "unconnected") == [None] * len(fine)
+
+
 def test_everybody_hears_every_word_in_the_order_of_the_processes(fine):
     assert each(fine, "words") == [[{"from": index, "pair": [1, None]} for index in range(len(fine))]] * len(fine)
     assert each(fine, "many") == [True] * len(fine)

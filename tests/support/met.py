@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from learner import LearnerError, init_distributed
 from learner.distributed import process_group as module
+from learner.distributed.connection import unconnected_launcher
 from learner.distributed.process_group import hosts
 from learner.util.jax_internals import distributed_state
 
@@ -58,6 +59,8 @@ def fine():
     """Nothing goes wrong."""
     here = hosts(TIMEOUT)
     say("who", [here.index, here.count])
+    os.environ["SLURM_STEP_NUM_TASKS"] = str(here.count)
+    say("unconnected", unconnected_launcher())
     say("words", here.all_gather_json({"from": here.index, "pair": (1, None)}))
     say(
         "many",
