@@ -39,20 +39,25 @@ def open_run(
     logged and raised. For the arguments see `RunSpec`; `prepared`: its programs and data.
     """
     spec = RunSpec.of(plan, state, restored, overview)
+    # One object for all of the run: the loop advances it in place, and the line of an error is written with it.
     position = Position() if spec.restored is None else spec.restored.position
     request = StopRequest()
     with (
         # Handlers before anything that takes time: a signal during the setup ends the run in order, too.
         on_signals(request.to_stop, request.to_save),
         open_outputs(spec.options, spec.processes.index, position) as outputs,
+        # Within the outputs, to which its thread reports.
         first_signal(lambda name: outputs.report_signal(name, saves=spec.options.checkpoints is not None)),
+        # Entered last and closed first: the reporter and the saver write to the outputs until they are closed.
         contextlib.ExitStack() as threads,
     ):
         run = _setup(spec, prepared, outputs, position, request, threads)
         yield run
+        # An error skips this: the callbacks of `threads` then save what may be saved, and close everything.
         _teardown(run, spec)
         run.reporter.log.info("%d programs compiled in %.1f s", prepared.times.count, prepared.times.seconds)
         announce_end(run, spec, outputs)
+        # Closing the reporter raises nothing, so an error in these last lines has to be raised here.
         run.reporter.wait()
 
 
@@ -78,11 +83,14 @@ def _setup(
 
     # 2. The state, in the place of its shapes.
     prepared.messages.connect(outputs)
+    # `prepare_programs` closes this stack as well, for a run that never opens; the second time it is empty.
     threads.push(prepared.compiling)  # while signals are handled and the log is open: it may wait for XLA
     runner, feeders, consensus = prepared.runner, dict(prepared.feeders), prepared.consensus
+    # The runner takes these arrays over, and the first dispatch donates them: of `spec.state` only shapes stay valid.
     runner.begin(spec.state, spec.definition.lr_scale)
 
     # 3. The threads that read values and write checkpoints, with what closes them.
+    # Entered by the loop's thread, whose seconds alone are those of `in_thread`.
     times = threads.enter_context(CompileTimes())  # only of the run: the state and its programs came before
     timer = StepTimer(prepared.estimator, TimeBreakdown(lambda: times.in_thread))
     reporter, saver = start_threads(spec, store, runner, timer, consensus, prepared.needs, outputs, threads)
@@ -118,6 +126,7 @@ def _setup(
         reporter.put(Compiling(time.time(), 1, prepared.programs))
     if run.profiler is not None:
         threads.callback(run.profiler.abandon)
+    # Last, as these threads may stop or save the run from their first moment on.
     start_supervision(run, outputs, processes.index == 0, threads)
     return run
 
@@ -125,14 +134,18 @@ def _setup(
 def _teardown(run: Run, spec: RunSpec) -> None:
     """Wait for everything that was started."""
     reporter, saver = run.reporter, run.saver
+    # First: it waits for the steps in flight, and reports through the reporter.
     if run.profiler is not None:
         run.profiler.end(run.position.step)
+    # Queued after all values, by which the reporter decides what is the best.
     if saver is not None:
         saver.write_best()
+    # The reporter before the saver, which waits for its answers and drops a save that gets none without an error.
     reporter.wait()
     if saver is not None:
         with run.timer.spent.saving():
             saver.wait()
+        # After the wait, which ends for a save that has failed as well.
         saver.check()
     run.stop.agree_on_end(spec.processes)  # after the last save, which may have failed in one process alone
     if saver is not None:

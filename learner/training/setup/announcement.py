@@ -71,6 +71,7 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
     ended = reporter.end_of(index)  # before the checkpoint that the others resume from
     epoch, step = (p.epoch, p.step) if ended is None else (ended.epoch, ended.step)
     infos, history = _metric_infos(spec, member), reporter.history_of(index)
+    # Only the first process has a journal and listeners, so the others need not ask Git.
     metadata = _metadata(spec, options, member) if spec.processes.index == 0 else {}
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
     fields = {"epoch": epoch, "step": step, "resumed": resumed, "metrics": metrics, **metadata}
@@ -184,6 +185,7 @@ def announce_end(run: Run, spec: RunSpec, outputs: Outputs) -> None:
     reporter, p = run.reporter, run.position
     seconds, reason = time.monotonic() - run.stop.began, run.stop.stopped_by
     epoch, step = p.shown_epoch, p.step
+    # `spent` belongs to the reporter's thread, which `_teardown` has waited for: it has nothing to do any more.
     parts = run.timer.spent.split(seconds, reporter.spent)
     rounded = {name: round(value, 6) for name, value in parts.items()}
     for member, own in zip(spec.members, outputs.members, strict=True):
@@ -227,6 +229,7 @@ def _announce_end(
         checkpoints=_checkpoints(run, options, ended),
     )
     summary["metrics"] |= summaries(read_evaluations(options.directory))
+    # Before the line of the end: whoever finds that line in the journal finds the summary, too.
     reporter.write_summary(summary, index)
     event = "end" if reason in ("num_epochs", "num_steps") else "stop"
     if ended is None:  # otherwise the journal has it

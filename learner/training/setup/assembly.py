@@ -41,8 +41,10 @@ def build_stop(
 
     def status() -> dict[str, Any]:
         since = time.monotonic() - began if saver is None else saver.seconds_since_save()
+        # `halted` is the reporter's, read as it is at this moment: a step that is missed is found at the next meeting.
         return {"since": since, "halted": reporter.halted is not None, "pace": timer.estimator.steps("train")}
 
+    # The end of a job is a time of day; from here on the run counts on a clock that nobody sets.
     time_limit = options.time_limit if options.job_ends is None else options.job_ends - time.time()
     reserve = (lambda: 0.0) if saver is None else saver.reserve
     return StopController(request, options.interrupter, time_limit, began, consensus, reserve, status)

@@ -94,7 +94,9 @@ def feeder_for(
     first = inputs.first_batches[split]
     collects = any(isinstance(metric, CollectingMetric) for metric in options.metrics_of(split))
     resident = strategy.resident and source.has_rows
+    # Where rows are collected, each step of a dispatch needs room for them, also if its batches need none.
     fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
+    # The option may not decide whether there is a loop: steps without one are other programs, with other last bits.
     buffer = max(fit, options.steps_per_dispatch or 0) if fit > 1 else 1
     plan = DispatchGrouping(size, buffer, True, limit or (lambda step: buffer), options.steps_per_dispatch)
     lane_seeds = None
@@ -138,6 +140,7 @@ def decide_dispatch(
 
 def in_flight_limit(strategy: Strategy) -> InFlightLimiter:
     """Return the limiter of how far the host may run ahead of these devices."""
+    # Two programs in flight on simulated CPU devices can deadlock in XLA's collectives: the process ends after 40 s.
     return InFlightLimiter(1, least=1) if strategy.one_at_a_time else InFlightLimiter()
 
 

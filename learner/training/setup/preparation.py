@@ -47,6 +47,7 @@ class EarlyMessages:
 
     def connect(self, outputs: Outputs) -> None:
         """Write all messages so far, and from now on each at once."""
+        # No other thread has a message before the run is open, so none can come between these lines.
         self._outputs = outputs
         for level, text in self._early:
             self._write(level, text)
@@ -100,9 +101,11 @@ def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Prepa
     definition, messages = plan.definition, EarlyMessages()
     with contextlib.ExitStack() as stack:
         times = stack.enter_context(CompileTimes())
+        # Before the first compilation: JAX binds its cache to the first directory that it compiles for.
         cache = stack.enter_context(compilation_cache(plan.strategy.platform, plan.options.compilation_cache))
         if cache:
             messages.info(f"compilations are kept in {cache}")
+        # A stack of its own, as these threads end once the state is made.
         making, init = stack.enter_context(contextlib.ExitStack()), definition.init_placed
         if restored is None:
             # While Python traces the steps, the other cores compile what makes the model.
@@ -161,6 +164,7 @@ def build_feeders(
         if split != "train" and options.valid_batches is not None:
             rows = f"of rows drawn with seed {options.seed}" if options.valid_shuffle else "the first ones"
             messages.info(f"each validation of {split} reads at most {options.valid_batches} batches, {rows}")
+        # One split at a time: the caller has its programs compiled while those of the next split are traced.
         yield split, feeder
 
 
@@ -184,6 +188,7 @@ def compile_in_background(
         compiler.shutdown(wait=False, cancel_futures=True)  # before the thread that waits continues
         stepped.set()
 
+    # Runs before `compile_threads` waits for its thread, which may be waiting for a first step that never came.
     stack.callback(end)
     feeders: dict[str, Feeder] = {}
     programs: list[str] = []
@@ -200,6 +205,7 @@ def compile_in_background(
                 compiler.submit(report_program, len(programs))
             runner.compile_ahead(compiler, "train" if split == "train" else "valid", name, feed)
             if len(programs) == 1:
+                # There is one thread, so everything that is submitted after this waits for the first step.
                 compiler.submit(stepped.wait)
     compiler.submit(report_program, 0)
     return feeders, len(programs)

@@ -15,6 +15,7 @@ def start_supervision(run: Run, outputs: Outputs, first: bool, threads: contextl
     options = run.options
     if first:
         poller = ControlFilePoller(options.directory, lambda what, who: _answer(run, what, who), run.warn)
+        # Before the start, so that nothing can fail in between: closing a thread that never started does nothing.
         threads.callback(poller.close)
         poller.start()
     if options.watchdog is not None:

@@ -49,6 +49,7 @@ def start_threads(
     if saver is not None:
         threads.push(closing(saver.close))
         threads.push(_saving_best(spec.processes, saver.submit_best))  # if the reporter could not
+    # Left once the reporter is closed: only then is it final whether an earlier failure explains the error.
     threads.enter_context(explain_oom(needs, lambda: reporter.failure))
     threads.push(closing(reporter.close))
     if saver is not None:
@@ -62,6 +63,7 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
     values = reporter_values(spec.options, spec.restored, spec.splits, runner, spec.inputs.first_batches["train"])
     members = member_values(spec, runner, outputs)
     work = step_work(spec.step, spec.member_state, spec.inputs, spec.strategy)
+    # Before the reporter's thread begins, to which these metrics belong from then on.
     for metric in [*values["metrics"]["train"], *(m for member in members for m in member.metrics["train"])]:
         if isinstance(metric, HostMetric):
             metric.on_start(work)
@@ -176,5 +178,6 @@ def finish_records(spec: RunSpec, runner: Runner, saver: CheckpointSaver | None)
     if restored is None or checkpoints is None or saver is None:
         return
     step, items = restored.entry.step, len(checkpoints.record_items)
+    # All processes take the same branch: copying the state is a program of the devices of all of them.
     if spec.processes.run_on_primary(lambda: len(saver.store.records(step)) < items):
         saver.record(runner.copy(runner.state), restored.progress)
