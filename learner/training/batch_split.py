@@ -39,6 +39,7 @@ def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
     definition = plan.definition
     if definition.options.split != "auto":
         return
+    # Another number of parts has other last bits, so a resumed run keeps the one that it has.
     split = None if restored is None else saved_fingerprint(restored.progress)["settings"].get(PARTS)
     if not isinstance(split, int) or isinstance(split, bool) or not 1 <= split <= plan.inputs.rows("train"):
         split = _smallest(plan)
@@ -55,6 +56,7 @@ def _smallest(plan: RunPlan) -> int:
     definition, rows = plan.definition, plan.inputs.rows("train")
     room, needed = _room(plan), None
     tries = 1 if plan.strategy.platform == "cpu" or plan.processes.count > 1 else 2
+    # One part for each row at most, as a larger number is refused when the run resumes.
     numbers = [min(1 << power, rows) for power in range(math.ceil(math.log2(rows)) + 1)]
     for split in numbers:
         enter_stage("compiling" if split == 1 else f"compiling {split} parts a batch")

@@ -90,6 +90,7 @@ class TrainingDefinition:
         does.
         """
         if self.options.initial is not None and self.init_report is None:
+            # The user's own `jit` may be tracing at this moment, and its tracers would stay in the model.
             with jax.ensure_compile_time_eval():
                 adapter, self.init_report = take_initial(self.options, self.step.adapter)
             self.change(adapter=adapter)
@@ -151,6 +152,8 @@ class TrainingDefinition:
         """Compile what makes the state before the first step in that many threads, and yield the function that returns
         it, placed by the strategy.
         """
+        # These programs run once: with fewer passes, XLA's CPU compiler takes a third of the time for them, and the
+        # bits are the same.
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
         with compile_threads(threads) as executor:
             if self.strategy.resident or self.starts is not None:

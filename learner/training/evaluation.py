@@ -96,6 +96,7 @@ class Evaluator:
     @contextlib.contextmanager
     def training(self, runner: Runner, labels: Mapping[str, Sequence[str]]) -> Iterator[None]:
         """Evaluate with the model of a run in its hooks, and after it unless it fails."""
+        # The thread's number, as the hooks in it are the only code that may evaluate while the run trains.
         self.runner, self.labels, self._training = runner, labels, threading.get_ident()
         try:
             yield
@@ -163,6 +164,7 @@ class Evaluator:
                 values = evaluate(definition, runner, inputs, processes)
                 evaluation = dataclasses.replace(evaluation, values=values)
             finally:
+                # The programs were lent to the checkpoint: the learner's own model comes back, also after an error.
                 if own is not None and before is not None:
                     own.leaves = before
             if split is not None:
@@ -176,6 +178,7 @@ class Evaluator:
             shapes = definition.placed_shapes()
             adapter, fill = definition.step.adapter, definition.step.fill_missing
             state = restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
+            # Kept, so that the next checkpoint is evaluated without compiling anything.
             self._loaned = self._loaned or make_runner(definition.step, state, definition.strategy)
             self._loaned.leaves = jax.tree.leaves(state)
             return self._loaned
@@ -308,6 +311,7 @@ def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, pro
             with explain_oom(needs, lambda: reporter.failure), OomContext(split):
                 validate_split(runner, feeder, reporter, timer, split, source.batches)
         with explain_oom(needs):
+            # Inside of the context: a program that has run out of memory raises when its values are read.
             reporter.wait()
     finally:
         reporter.close()

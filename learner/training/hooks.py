@@ -116,6 +116,7 @@ def _update(
         runner.replace_model(updates.model)
     if scale is not None:
         runner.scale_lr(scale)
+        # Checkpoints have the position: a resumed run scales the rate of its builder by this factor.
         p.lr_factor = float(scale)
     replaced = updates.model is not None
     reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)

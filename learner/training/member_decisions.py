@@ -58,12 +58,14 @@ class MemberDecisions:
             reasons = [reason for stopping in self._early_stopping[index] if (reason := stopping.update(values))]
             if reasons:
                 self._stop(index, f"early stopping: {reasons[0]}", p)
+        # After early stopping, as only members that still train are ranked.
         halved = self._halve(p)
         active = self._active()
         if not active.any():
             return all_ended_text(len(active))
         if (active != self._runner.active()).any():
             self._continue_with(active, p, halved)
+        # After the change of lanes, by which both of these find the members that are left.
         self._take_over(p)
         self._follow_plateaus(p)
         return None
@@ -141,6 +143,7 @@ class MemberDecisions:
             self._runner.set_lr_scale(np.array([self._plateaus[lane].lr for lane in self._runner.lanes]))
 
     def _active(self) -> np.ndarray:
+        # Once the reporter has nothing to do, this thread may read what belongs to it.
         self._reporter.wait()
         return np.array([self._reporter.is_active(i) for i in range(len(self._names))])
 

@@ -67,10 +67,12 @@ class Profiler(ThreadOwned):
         options.python_tracer_level, options.host_tracer_level = 0, 1  # higher levels slow down the steps
         try:
             jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
+        # Such as that of a trace which the user has begun: JAX takes one at a time.
         except (RuntimeError, OSError) as error:
             self._fail(str(error))
             return
         self._tracing = True
+        # After the start, whose time is not that of the steps.
         self._before = self._counts()
 
     def end(self, step: int) -> None:
@@ -137,6 +139,7 @@ class Profiler(ThreadOwned):
 
     def _stop(self) -> None:
         if self._tracing:
+            # First: a trace that could not be written must not be ended again.
             self._tracing = False
             jax.profiler.stop_trace()
 

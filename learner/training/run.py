@@ -79,6 +79,7 @@ class Run(ThreadOwned):
                 self.stop.release()  # before `batches` closes, whose thread may wait for the other processes
 
     def _next(self, dispatches: Iterator[Dispatch]) -> Dispatch | None:
+        # `next` may compile the program that arranges resident rows, and that time is not one of waiting for data.
         began, compiled = self.timer.now(), self.timer.spent.compiling()
         dispatch = next(dispatches, None)
         self.timer.spent.waited(self.reporter.idle(began), compiled)
@@ -88,12 +89,14 @@ class Run(ThreadOwned):
         """Run a dispatch on the device, and hand its values to the reporter."""
         p = self.position
         self.reporter.begin_epoch(dispatch.epoch)
+        # Before the dispatch: each one in flight keeps its batches and its outputs in the memory of the device.
         self.reporter.acquire("train", dispatch.steps)
         with OomContext("train"), Tracing("the train step", "train", dispatch.shapes):
             values = self.runner.train(self.accumulator, dispatch)
         first = p.step + 1
         # The position counts dispatched steps: the device is behind it, and the reporter behind the device.
         p.advance(dispatch)
+        # The position in the data after these steps: the prefetching thread has read the source further.
         self.data_state = dispatch.data_state
         self.reporter.put(
             StepsDispatched(
@@ -127,6 +130,7 @@ class Run(ThreadOwned):
         hooks = [hook for every, hook in self.options.every if p.step % every == 0]
         self._call(hooks, at_step=p.step)
         if ends_epoch:
+            # Closed before the validation: a checkpoint inside of it has no metrics of the train split in flight.
             self._close_train()
             p.pending, p.remaining_splits = "epoch", self.validator.due(p.step, p.epoch)
             self.end_epoch()
@@ -150,8 +154,10 @@ class Run(ThreadOwned):
         p = self.position
         if self.options.valid_first and p.step == 0 and self.validator.validated_step is None and not p.pending:
             p.pending, p.remaining_splits = "validation", tuple(self.validator.feeders)
+        # A resumed run may have other validation splits than the one that was interrupted.
         p.remaining_splits = tuple(split for split in p.remaining_splits if split in self.validator.feeders)
         if p.pending and p.step == 0:
+            # Not by `end_step`: 0 is a multiple of every period, so that it would call all hooks.
             if self.validator.run_pending_validation(p):
                 self._offer_as_best(ended=None)
             self.timer.begin()
@@ -160,6 +166,7 @@ class Run(ThreadOwned):
             self.end_epoch()
             self.save_if_due()
         elif p.pending:
+            # As the loop does after a dispatch: the run was stopped before the hooks and the save of this step.
             self.end_step(ends_epoch=False)
             self.save_if_due()
 
@@ -221,9 +228,11 @@ class Run(ThreadOwned):
 
     def check(self) -> None:
         """Raise what went wrong in a thread of the run, or in its numbers."""
+        # First, and without waiting: nothing is dispatched once a thread of the run has failed.
         self._check_threads()
         if self.profiler is not None and self.profiler.advance(self.position.step):
             self.timer.begin()
+        # The processes count these calls to meet at the same one, so that none of them may skip any.
         self.stop.sync(self.position.step)
         if not self.stop.may_have_halted:
             return
@@ -288,6 +297,7 @@ class Run(ThreadOwned):
         p, saver = self.position, self.saver
         if p.pending:
             return  # the run stops here: `finish` saves
+        # `end_epoch` has moved the position on: batch 0 is right after the end of an epoch.
         ended = p.epoch - 1 if p.batch == 0 else None
         requested = self.stop.take_save_request()
         if saver is None:
@@ -322,11 +332,13 @@ class Run(ThreadOwned):
     def _copied(self, **kind: Any) -> StateCopy:
         """Copy what the next dispatch changes: the state, the metrics in flight, the position, the decisions."""
         assert self.saver is not None
+        # The saver reads the position later, while the loop moves its own.
         p = dataclasses.replace(self.position)
         with OomContext(CHECKPOINT), self.timer.spent.saving():
             # Copies, as the next dispatch donates these arrays; they are made on the device, so nothing waits here.
             state = self.runner.copied_state()
             metrics = self.runner.copy(self.accumulator.metrics) if p.batch and not p.has_closed_training else None
+        # This may be a meeting of the processes, which is in order because all of them save at the same steps.
         data = self.saver.gather_data_state(self.data_state)
         fields = {**kind, "data": data, "lanes": self.runner.lanes, **self.validator.get_state()}
         return StateCopy(state, metrics, p, fields)
@@ -336,18 +348,22 @@ class Run(ThreadOwned):
         Return why the run ended, which steps that are read only now may change.
         """
         p = self.position
+        # From here on requests that come by files are answered as too late.
         self.stop.begin_end()
         # The loop is ahead of the device: only now is known whether a step has ended the run before its last one.
         self.reporter.wait()
         self._check_threads()
         self._check_numbers()
         if (halted := self.reporter.halted) is not None:
+            # A batch of 1 stands for an epoch that has begun, which `shown_epoch` asks for.
             p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps count for nothing
             return self.stop.decision or reason
         inside = p.batch > 0
         if inside and reason == "num_steps" and (left := self.validator.unvalidated(p.step)):
+            # Compared first, as `pending` below is part of the position.
             saved = self.saver is not None and self.saver.is_saved(p)
             p.pending, p.remaining_splits = "validation", left
+            # Without the decisions that follow validations: a longer run would not have validated here, nor decided.
             complete = self.validator.validate(p, at_step=p.step)
             if not complete:
                 reason = self.stop_reason() or reason
@@ -359,6 +375,7 @@ class Run(ThreadOwned):
             if not self.saver.is_saved(p):
                 requested = self.stop.stop_requested
                 self.save(None if inside else (p.epoch - 1 or None), at_stop=requested, at_end=not requested)
+        # After the save, which copies the metrics in flight: closing the split donates their states.
         if inside and reason == "num_steps":
             self._close_train()
             self.reporter.put(EpochFinished(p.epoch, p.step))

@@ -173,6 +173,7 @@ class RunWriter:
                 stopped_by=reason,
                 checkpoints=[],
             )
+            # Before the line of the end: whoever finds that line in the journal finds the summary, too.
             self._files.write_summary(summary)
             seconds = {"total": round(self._clock() - self._began, 6)}
             event = "end" if error is None else "stop"

@@ -111,10 +111,12 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
         return
     global _listening
     read, write = os.pipe()
+    # Python's handler in C writes here, and must never wait for the thread that reads.
     os.set_blocking(write, False)
 
     def wait() -> None:
         reported = False
+        # No signal has the number 0: the end of the block writes it.
         while number := os.read(read, 1)[0]:
             if previous != -1:  # of an event loop
                 with contextlib.suppress(OSError):
@@ -131,6 +133,7 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listening = outer
+        # Before the pipe is closed: another file may get its number, and Python would write signals into that.
         signal.set_wakeup_fd(previous)
         with contextlib.suppress(BlockingIOError):
             os.write(write, b"\0")
@@ -186,6 +189,7 @@ def _name_of(number: int) -> str:
 
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:
+    # A default handler would end the process at once, while the run is about to stop in order.
     if callable(handler) and handler not in ENDING and not isinstance(handler, _Remembered):
         handler(number, frame)
 

@@ -193,6 +193,7 @@ class StopController:
         return self._decision
 
     def _own_request(self) -> str | None:
+        # Without the lock, as any thread polls this: a reason is one reference, and never becomes None again.
         if self._request.reason:
             return self._request.reason
         if self._interrupter is not None and self._interrupter.reason:
@@ -203,6 +204,7 @@ class StopController:
         """Return True if the rest of the time limit is needed to save and to end."""
         if self._time_limit is None:
             return False
+        # Until a save was measured, a twentieth of the limit is reserved for it, at most 30 s.
         reserve = max(self._reserve(), min(30.0, self._time_limit / 20))
         return time.monotonic() - self.began >= self._time_limit - reserve
 

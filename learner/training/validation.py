@@ -134,6 +134,7 @@ class Validator(ThreadOwned):
         return True
 
     def _sync(self, count: int) -> None:
+        # Each process divides a validation into the same dispatches, so that all of them come here equally often.
         self._stop.sync()
 
     def _warn_if_endless(self, split: str, step: int) -> Callable[[int], None]:
@@ -206,6 +207,7 @@ def validate_split(
     try:
         for dispatch in dispatches:
             before(last)
+            # After the meeting, whose answer all processes have, so that they leave before the same dispatch.
             if stop_requested():
                 break
             ended = dispatch.ends_epoch

@@ -61,6 +61,7 @@ def fit_waves(
         may_resume(wave)  # raises, before the first of them begins
     preflight(_with(definition, of_waves[0]), train, valid, processes).inputs.close()  # raises, too
     results: list[PopulationResult] = []
+    # Without the members, whose directories each wave locks by itself.
     with locked_directory(dataclasses.replace(options, population=None), processes):
         processes.run_on_primary(lambda: _prepare(options, of_waves))
         for wave in of_waves:
@@ -178,5 +179,6 @@ def _prepare(options: Options, waves: Sequence[Options]) -> None:
         directory.prepare(options.directory, keep=False)
     if read_waves(options.directory):
         return  # of the run that resumes
+    # Before the first wave begins: a run that is killed in one of them resumes with the same groups.
     named = {wave.directory.name: [member.name for member in wave.population.members] for wave in waves}
     write_waves(options.directory, named)
