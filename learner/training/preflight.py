@@ -86,7 +86,9 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
       LearnerError: the run cannot begin; everything that is wrong with the input in one error.
     """
     options = definition.options
+    # One process looks for all of them: a moment later the directory may hold something else.
     resumes = processes.run_on_primary(lambda: may_resume(options))
+    # A run that is to resume does this only once `fit` knows that there is no checkpoint.
     if not resumes:
         definition.take_initial()
     inputs = read_checked(definition, train, valid)
@@ -114,6 +116,7 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
         given = digest((step.adapter.params, step.adapter.model_state))
         first_values = None if resumes else definition.init_fingerprint() if given is None else given
         described = description(options, step, strategy, inputs, rates, first_values, fingerprint())
+        # Before anything is compiled: devices that run different programs wait for ever, or end their process from C++.
         processes.agree("what they train", described)
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)
@@ -148,9 +151,11 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
     """Read the data, resolve the schedules for its length, and check the steps on the first batches."""
     options, strategy = definition.options, definition.strategy
     inputs = read_inputs(options, train, valid, strategy)
+    # First, as it defines the step anew, with schedules of a known length, and drops what was traced of it.
     problems = definition.resolve(inputs.source("train").batches)
     shapes, plateau = definition.shapes(), definition.optimizer.plateau
     step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems)
+    # Only where it differs, as each change drops the traced shapes of the first state.
     if step.own_grads != definition.step.own_grads:
         definition.change(own_grads=step.own_grads)
     # Of ours, the groups may all have rates of their own.
@@ -245,6 +250,7 @@ def checked_step(
             with _collecting(problems):
                 new, inputs.programs[split] = trace_valid(step, state, inputs.first_batches[split], split)
                 problems += new
+    # A program that cannot be traced cannot be mapped over members either.
     if options.population is not None and not problems:
         problems += population_problems(step, state, inputs)
         if options.population.data_order == "own":

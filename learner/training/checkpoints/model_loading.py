@@ -39,6 +39,7 @@ def load_model_state(
     if store.differences(entry.step, {name: items[name] for name in ("model", "optim")}):
         adapter, fill = definition.step.adapter, definition.step.fill_missing
         return restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
+    # The optimizer's state may be larger than the model, and is read only if it holds averaged parameters.
     items = {name: x for name, x in items.items() if name == "model" or (name == "optim" and averaged)}
     return from_items(store.restore(entry.step, items), state)
 

@@ -48,6 +48,7 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
         with contextlib.closing(open_store(options)) as store:
             store.recover()
 
+    # Before anybody looks for checkpoints: a kill may have left the newest complete one without its name.
     plan.processes.run_on_primary(recover)
 
     def differing(progress: Mapping[str, Any]) -> list[str]:
@@ -138,6 +139,7 @@ def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | N
     """Return the summary of a run that has nothing left to train, or None. Nothing is written."""
     options, position = plan.options, restored.position
     if options.population is None:
+        # Set only to ask for the reason: `restore_decisions` sets it again if the run trains on.
         set_stopping(options.early_stopping, restored.progress["early_stopping"])
     past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
         options.num_steps is not None and position.step >= options.num_steps
@@ -148,6 +150,7 @@ def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | N
     summary = read_summary(options.directory)
     if summary is None or not str(summary.get("stopped_by")).startswith(ENDS):
         return None
+    # The summary may be of a later end than the checkpoint, which may have been chosen by its step.
     if summary.get("steps") != position.step or position.pending:
         return None
     return summary
@@ -167,6 +170,7 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
     """
     definition = plan.definition
     position, data = restored.position, data_of(restored.progress, plan.processes.index)
+    # Before anything is changed: not all data can return to a position.
     plan.inputs.source("train").refuse_position(position.epoch, position.batch, data)
     of_plateau = restored.progress["plateau"] is not None or restored.progress.get("plateaus")
     if (plan.plateau is not None and of_plateau) or plan.options.exploit is not None:
@@ -327,6 +331,7 @@ def accumulator_in_flight(restored: Restored | None, runner: Runner, options: Op
     if runner.lanes is not None:
         saved = _in_lanes(saved, restored.progress, runner.lanes)
     members = None if runner.lanes is None else len(runner.lanes)
+    # In checkpoints of earlier versions no metrics share a state.
     for layout in (measure, separate) if members is None else (measure,):
         shapes = jax.eval_shape(layout.fresh)
         leaves, tree = jax.tree.flatten(shapes if members is None else stacked_shapes(shapes, members))
@@ -366,6 +371,7 @@ def reporter_values(
     restore_host_metrics(restored, metrics)
     collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
     arguments: dict[str, Any] = {"metrics": metrics, "history": History()}
+    # A checkpoint has the leaves of these rows, and the step as it is now gives their structure.
     if rows := rows_in_flight(restored, collecting, options):
         row_trees = dict(zip(collecting["train"], runner.row_trees(first_batch), strict=True))
         arguments |= {"collected": rows, "row_trees": row_trees}

@@ -49,6 +49,7 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
             # Only now that the newest is one that could be read, and before a run that has nothing left to save.
             store.prune()
 
+    # The others wait for this: none may write into the directory while it is cleared.
     spec.processes.run_on_primary(prepare)
     return store
 
@@ -96,6 +97,8 @@ def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None,
             each.files.cut(NOTHING_LOGGED)
         log.info("resume: there is no checkpoint yet, so the run starts over")
     else:
+        # Checkpoints before logs: a kill in between leaves logs that are too long, and the next start cuts those. After
+        # logs that were cut first, the newest checkpoint would count on lines that are gone.
         place = _archive_newer_checkpoints(options, restored, store, log) if superseded else None
         for each, position in zip(every, positions, strict=True):
             kept = place if place is None else each.options.directory / "superseded" / place.name

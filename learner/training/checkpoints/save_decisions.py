@@ -40,6 +40,7 @@ class SaveDecisions:
         if best is None:
             return SaveAnswer(reported, score, None)
         is_best = best.is_pending(step)
+        # A checkpoint that only a stop has made goes once the run has resumed, so it cannot be the best one.
         if is_best or (not at_stop and best.improves(score)):
             best.supersede(step, score)
         return SaveAnswer(reported, score, best.pop(), is_best)
@@ -58,6 +59,7 @@ class SaveDecisions:
         score = self._score(copied.position.step)
         if self._reporter.halted is not None or not best.improves(score):
             return
+        # Only of one that is the best: a snapshot copies the history and writes the logs.
         reported = self._reporter.snapshot(copied.position.in_validation, copied.has_rows)
         snapshot = self._composer.compose(copied, reported, score)
         with OomContext(CHECKPOINT):

@@ -94,6 +94,7 @@ class CheckpointSaver(ThreadOwned):
         composer = SnapshotComposer(monitor, higher_is_better, fingerprint, options.config_kept)
         self._decisions = SaveDecisions(reporter, best, composer, runner.strategy.platform)
         self._writer = writer = CheckpointWriter(store, best, reporter, options, runner, composer)
+        # Before the saver's thread begins, which calls it.
         store.place.warn = reporter.warn
         failed = None if options.on_save_error == "raise" else writer.report_failure
         self._saver = Saver(store, queue, writer.report, failed, writer.flush_logs, writer.record_snapshot)
@@ -133,7 +134,9 @@ class CheckpointSaver(ThreadOwned):
     def save(self, copied: StateCopy) -> None:
         """Leave a checkpoint to the saver. Blocks while two saves are pending."""
         if self._consensus is not None:
+            # All processes save at this step, so that each may reset what they have agreed on.
             self._consensus.since = 0.0
+        # Recorded before it is written: if that fails, `failed_step` says so later.
         self._last_saved, self._saved_at = copied.position, time.monotonic()
         # The query has no array: the reporter's queue must not keep a copy of the state alive.
         answer = functools.partial(self._decisions.answer, copied.position, copied.at_stop, copied.has_rows)
@@ -184,6 +187,7 @@ class CheckpointSaver(ThreadOwned):
         """Have the best snapshot written after the reporter has ended, which can no longer answer."""
         if self.best is not None:
             request = SaveRequest(functools.partial(self._writer.snapshots, None))
+            # On this thread: that of the reporter, to which the decision belongs, has ended.
             request.answer.set_result(self._decisions.pop_best())
             self._saver.submit(request)
 

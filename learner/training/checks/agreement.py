@@ -109,6 +109,7 @@ def propagate_failures(group: ProcessGroup) -> Iterator[None]:
         with peers_monitored(group):
             yield
     except (ProcessError, GeneratorExit):  # an iterator that is closed has not failed
+        # A `ProcessError` is about a failure that the other processes know already.
         raise
     except JaxRuntimeError as error:
         if group.count > 1:

@@ -154,6 +154,7 @@ def _hash_of_update(step: StepFunctions, shapes: TrainState) -> str:
 
     of_examples = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), shapes.params)
     for grads in (shapes.params, of_examples):  # some optimizers take the gradients of each example
+        # An update that cannot be traced here has no hash, and is compared by its settings alone.
         with contextlib.suppress(Exception):
             state = shapes.params, shapes.opt_state
             keywords = shapes.extra.get(HYPERPARAMETERS, {})

@@ -45,6 +45,7 @@ def _fingerprint(x: Any) -> bool:
 
 
 def _key(x: Any) -> bool:
+    # Keys of threefry2x32 have two words, and those of rbg four.
     return isinstance(x, list) and len(x) in (2, 4) and all(_count(word) and word < 2**32 for word in x)
 
 

@@ -53,6 +53,7 @@ class Restored:
     @property
     def position(self) -> Position:
         """The position of the run."""
+        # A new object at each access, as a run moves its own.
         return Position.from_json(self.progress["position"])
 
     def of_member(self, index: int) -> "Restored":
@@ -97,6 +98,7 @@ def restore(
     progress = store.progress(entry.step)
     refuse_malformed(progress, entry.step, str(store.path(entry.step)))
     needed = to_items(shapes)
+    # A copy, as `_adopt_loss_scale` changes the original.
     begun = dict(needed["optim"]["extra"])
     saved = store.shapes(entry.step, ["model", "optim"])
     new = _adopt_loss_scale(needed, saved["optim"])
@@ -127,6 +129,7 @@ def restore(
             model = {**model, "params": params}
         items["model"] = _regroup(model, own_model, eval_only_kind)
     if "optim" in items:
+        # These are still shapes, of which `filled` makes values: the checkpoint lacks this entry of a loss scale.
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
     state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
@@ -216,6 +219,7 @@ def restore_newest(
             if step in store.damaged:
                 raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
             restored = restore(store, entries[step], shapes, filled, allow, differing, eval_only_kind)
+        # Only damage leads to an older checkpoint: where the newest one differs, the user has to decide.
         except DamagedError as error:
             damaged.append(str(error))
             continue
