@@ -140,6 +140,7 @@ def remove_run(directory: Path) -> None:
         _remove_logs(place)
         _remove_if_empty(place)
     _remove_if_empty(directory / "superseded")
+    # Last: while there are logs the directory holds a run, so that a removal that was cut off is continued.
     _remove_logs(directory)
 
 
@@ -195,6 +196,7 @@ def _remove_checkpoints(place: Path) -> None:
 
     for path in _checkpoints(place):
         remove_checkpoint(path)
+    # Marks go after the directories that they prove to be ours.
     for path in list(place.iterdir()):
         if is_mark(path) or is_record(path.name):
             _remove_file(path)

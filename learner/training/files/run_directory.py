@@ -75,14 +75,17 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
     with contextlib.ExitStack() as locks:
         for path in _directories(options):
             make_directory(path)
+            # One process holds the locks for all: where it cannot, the others raise its error when they meet next.
             if processes.index == 0:
                 locks.enter_context(locked(path))
+                # Under the lock: a request to a run that trains here would be lost.
                 control_files.forget(path)
         yield
 
 
 def prepare(options: Options, *, keep: bool) -> None:
     """Remove the run that a new one replaces, unless it is kept to be resumed."""
+    # Read before the file that has these names is removed.
     names = {member["directory"] for member in read_members(options.directory)}
     if not keep:
         for path in _directories(options):
@@ -94,6 +97,7 @@ def prepare(options: Options, *, keep: bool) -> None:
     if options.population is not None:
         write_members(options.directory, options.population.to_json())
     if not keep and options.checkpoints is not None and options.checkpoints.directory is not None:
+        # A direction makes the store one that may write; where everything goes, either will do.
         with contextlib.closing(open_store(options, higher_is_better=False)) as store:
             store.remove_all()
         for name in names:  # members that have resumed by themselves

@@ -89,6 +89,7 @@ def commit(directory: str | Path = ".") -> str | None:
     """
     command = ["git", "-C", os.fspath(directory), "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
+        # Without a terminal, and within 5 s: Git must not hold the start of a run.
         process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None

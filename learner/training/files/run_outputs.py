@@ -74,6 +74,7 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
         stack.callback(close_application_log, log)
         for member in options.population.members if options.population else ():
             own = member.options(options)
+            # Members share the log and the queue of saves, as each checkpoint holds all of them.
             outputs.members.append(Outputs(log, _files(own, saves), [], saves, own))
         every = [outputs, *outputs.members] if first else [outputs]
         for each in every:
@@ -87,6 +88,7 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
         except BaseException as error:
             log.error("failed: %r", error, exc_info=error)
             for each in every:
+                # The disk may be what has failed, and the error of the block is the one to raise.
                 with contextlib.suppress(Exception):
                     if not each.files.has_ended:  # as a member of a population that ended while others trained
                         each.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
@@ -144,6 +146,7 @@ def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
 
     # Before one of them is ended: the warning about a listener that fails now is an event of all others.
     hanging = [listener for listener in listeners if not listener.flush(left(listener))]
+    # All of them before the first wait, so that they close side by side.
     for listener in listeners[1:]:
         listener.end()
     for listener in reversed(listeners):
