@@ -163,6 +163,7 @@ class Delivery(ThreadOwned):
     def _deliver_steps(self, dispatched: Sequence[StepsDispatched]) -> None:
         read = self.reader.read(dispatched)
         for _, pairs in itertools.groupby(read.pairs, lambda pair: (pair[0].split, pair[0].epoch)):
+            # Asked for each group, as a step of the one before may have ended the run.
             if self.nonfinite.halted is None:
                 self.deliver_group(StepsRead(list(pairs), read.seconds, read.computing))
 
@@ -179,6 +180,7 @@ class Delivery(ThreadOwned):
             self._files.steps(last.split, last.epoch, columns, weights)
         # This runs for every dispatch: without listeners no event is built.
         if self._listeners:
+            # `total` has the steps after one that ended the run, and `count` has not: positions leave them out.
             event = StepsEnded(
                 self._clock(),
                 split=last.split,

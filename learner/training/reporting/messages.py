@@ -118,6 +118,7 @@ class Query:
 
     def fail(self, error: BaseException) -> None:
         """Fail the future with an error of the reporter, unless it is done."""
+        # A future that is running was being filled by `run`, on this thread, when the error came.
         if not self.answer.done() and (self.answer.running() or self.answer.set_running_or_notify_cancel()):
             self.answer.set_exception(error)
 

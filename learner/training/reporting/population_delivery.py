@@ -61,10 +61,12 @@ class PopulationDelivery(Delivery):
             measured.append(member.deliver_group(dataclasses.replace(read, pairs=pairs)))
             if (halted := member.nonfinite.halted) is not None:
                 member.journal_end()
+                # The run of the population has halted only when none of its members trains any more.
                 self.nonfinite.halted = None if self._active() else halted
         count = max(len(weights) for _, weights in measured)
         if not self.has_listeners:
             return {}, measured[0][1][:count]
+        # A member that a step has ended has fewer steps: the means are over members that have all.
         complete = [(columns, weights) for columns, weights in measured if len(weights) == count]
         means = {name: np.mean([columns[name] for columns, _ in complete], 0) for name in complete[0][0]}
         return means, np.mean([weights for _, weights in complete], 0)

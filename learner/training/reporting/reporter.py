@@ -176,6 +176,7 @@ class Reporter(ThreadOwned):
             return result
 
         own = MemberValues(files, listeners, warn, metrics, history, collected, row_trees, epoch_values)
+        # All members have one reader, which transfers their values together.
         self._members = [delivery(Delivery, of) for of in members]
         self._population = delivery(PopulationDelivery, own) if self._members else None
         if self._population is not None:
@@ -196,6 +197,7 @@ class Reporter(ThreadOwned):
         if full:
             self._hand_over()  # before the wait: the slots of these dispatches are freed when they are read
         seconds = self._loop.estimator.seconds(kind, steps)
+        # With a timeout: a peer that has failed would keep the devices waiting for ever.
         while not self.limiter.acquire(math.inf if seconds is None else seconds, POLL_SECONDS):
             self._check_peers()
         self._loop.dispatches += 1
@@ -211,6 +213,7 @@ class Reporter(ThreadOwned):
         loop = self._loop
         loop.unsent.append(item)
         seconds = loop.estimator.seconds(item.kind, item.count) if isinstance(item, StepsDispatched) else None
+        # Items other than steps count as infinitely long, so that they are handed over at once.
         loop.unsent_seconds += math.inf if seconds is None else seconds
         is_long = loop.unsent_seconds + (seconds or 0.0) > SECONDS_UNSENT  # with one more like it
         if is_long or 4 * len(loop.unsent) >= self.limiter.most:
@@ -285,6 +288,7 @@ class Reporter(ThreadOwned):
         after `seconds`.
         """
         # Without waiting for room: a reporter that hangs would hold this thread as well.
+        # The loop's unsent items as well: one may be a query whose answer the saver waits for.
         self._queue.put((self._loop.unsent, False))
         self._queue.put((None, False))
         self._thread.join(seconds)
@@ -293,6 +297,7 @@ class Reporter(ThreadOwned):
 
     def put_nowait(self, item: Item) -> None:
         """Queue an item from another thread, without waiting."""
+        # It may overtake items that the loop has not handed over, so that only what has no order goes this way.
         self._queue.put(([item], False))
 
     def notify(self, text: str, log: bool = False) -> None:
@@ -404,6 +409,7 @@ class Reporter(ThreadOwned):
         the device and answers of queries, which hold copies of the state.
         """
         batches = [self._queue.get()]
+        # Only this thread takes items from the queue, so that `get` never blocks after `empty`.
         while len(batches) < MOST_AT_ONCE and not self._queue.empty():
             batches.append(self._queue.get())
         items = [item for batch, _ in batches for item in batch or ()]

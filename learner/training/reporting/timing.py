@@ -50,6 +50,7 @@ class StepTimeEstimator:
       stepped: set once a step has ended.
     """
 
+    # Half a second, as signals, saves and progress bars wait for the end of a dispatch.
     def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
         self._aim, self._compilations = seconds, compilations
         self._per_step: dict[str, float] = {}
@@ -63,6 +64,7 @@ class StepTimeEstimator:
         # Compared, not reset: the count also goes into the log.
         now, compiled = seconds / max(steps, 1), self._compilations()
         waited, self._compiled = compiled != self._compiled, compiled
+        # A first value that waited for a compilation is replaced by the next one, and later ones that did are left out.
         if self._rough.get(kind, True):
             self._per_step[kind], self._rough[kind] = now, waited
         elif not waited:
