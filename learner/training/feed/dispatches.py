@@ -102,6 +102,7 @@ class Feeder:
 
     def without_loop(self) -> "Feeder":
         """Return a feeder of the same data whose steps are programs of their own."""
+        # Shallow: the copies share the placer, and the rows that are on the device.
         feeder = copy.copy(self)
         feeder._grouping = dataclasses.replace(self._grouping, loop=False)
         feeder._grouper = self._grouper.with_grouping(feeder._grouping)
@@ -214,6 +215,7 @@ class Feeder:
             for dispatch in dispatches:
                 batches += dispatch.batches
                 if dispatch.ends_epoch:
+                    # On the loop's thread, as every meeting: processes match their meetings by the order of calls.
                     processes.agree(f"the end of the {self._source.split} data after {batches} batches", True)
                     batches = 0
                 yield dispatch
@@ -276,6 +278,7 @@ class Feeder:
                     self._processes.record_read(self._source.split, number, batch, group.ends_epoch)
                     batch = 0 if group.ends_epoch else batch
                 first, is_loop = group.micro_batches[0], self._grouper.is_loop(group.micro_batches)
+                # Another shape is another program, and steps keep their order.
                 if pending and not (is_loop and pending[0].micro_batches[0].signature == first.signature):
                     yield self._loop(pending)
                     step, pending = step + len(pending), []
@@ -305,6 +308,7 @@ class Feeder:
         for begin in range(0, len(groups), most):
             end = min(begin + most, len(groups))
             count = min((end - begin) * size, len(batches) - begin * size)
+            # Only the first has a start: the others continue at the cursor, which stays on the device.
             dispatches.append(
                 Dispatch(
                     kind="loop",

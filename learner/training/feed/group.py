@@ -19,6 +19,7 @@ from learner.util.trees import named_leaves
 
 PyTree = Any
 BUFFER_BYTES = 64 * 2**20
+# The host's work for a call is most of a small step: 11,000 steps/s of the digits MLP one by one, 16,800 with 32.
 MAX_STEPS = 32
 MANY_SHAPES = 8
 

@@ -45,6 +45,7 @@ class Placer:
         if last is not None:
             replicated = replicated[0], self.is_replicated(last.signature)
         last_batch = None if last is None else jax.tree.map(device_dtype, last.batch)
+        # A buffer beside a ragged batch comes once an epoch, so that no program to place it would pay.
         return BatchBuffer(
             None if signature is None else put(batches, axis=1, replicated=replicated[0], one_off=last is not None),
             None if last is None else put(last_batch, replicated=replicated[1], one_off=True),
@@ -130,6 +131,7 @@ def device_dtype(array: Any) -> np.ndarray:
 
 def _arranged(data: PyTree, order: Any) -> PyTree:
     """Return the rows in the order of an epoch."""
+    # Uniqueness concerns gradients only, and none are taken here: rows of a mixture or of a sample may repeat.
     return jax.tree.map(lambda x: jnp.asarray(x).at[order].get(mode="promise_in_bounds", unique_indices=True), data)
 
 

@@ -37,6 +37,7 @@ class Prefetcher(Iterator[Any]):
                 if not self._put((True, items)):
                     return
             self._put((False, None))
+        # Whatever it is: without an entry the consumer would wait for ever.
         except BaseException as error:
             self._put((False, error))
 
@@ -77,6 +78,7 @@ class Prefetcher(Iterator[Any]):
         """End the thread and drop the lists that it has prepared."""
         self._closed.set()
         close = getattr(self._lists, "close", None)
+        # A loader of the user's may hang, and must not hold the end of the run.
         self._thread.join(timeout=5)
         # Python refuses to close a generator that runs in another thread: then the daemon thread keeps it.
         if close is not None and not self._thread.is_alive():
