@@ -76,6 +76,7 @@ class CompileTimes:
 
 def _on_event(event: str, duration_secs: float, **_: Any) -> None:
     if event in TIMED:
+        # A copy, called without the lock: other threads compile meanwhile, and may open or close a `CompileTimes`.
         with _lock:
             listeners = list(_listeners)
         for listener in listeners:

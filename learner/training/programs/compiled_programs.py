@@ -100,6 +100,7 @@ class CompiledPrograms:
             "tail": compiled(programs.valid_tail, SPLIT_ARGUMENTS, results, (2,)),
         }
         self.begin = compiled(programs.begin, (), "sums")
+        # Only here is the state donated: `begin` and `add` read it once for each micro-batch.
         self.finish = compiled_step(programs.finish, ("sums", "metrics"), ("state", "metrics", "outputs"), (0, 3))
         add = ("sums", "batch", "same", "same"), ("sums", "same", "same", "outputs")
         self.add = {False: compiled(programs.add, *add, (2,)), True: compiled(programs.add_tail, *add, (2,))}

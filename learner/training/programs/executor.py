@@ -65,10 +65,13 @@ class Runner:
         """Continue with these programs and a state of their shapes."""
         self._state = StateLeaves(programs.tree, state)
         self._programs = CompiledPrograms(programs, self.strategy, self._state)
+        # Spare metric states have the shapes of the programs that they came from.
         self._spare: dict[str, PyTree] = {}
 
     def begin(self, state: TrainState, lr: np.ndarray) -> None:
         """Set the first state, or one of a checkpoint. `lr`: the learning rate that hooks scale, float32."""
+        # Arrays that lie in their place already are not copied, so that the next training dispatch donates the
+        # caller's.
         self.leaves, self._lr = jax.tree.leaves(self._placed(state)), lr
 
     def _placed(self, state: TrainState) -> TrainState:
@@ -162,6 +165,7 @@ class Runner:
 
     def copy(self, tree: PyTree) -> PyTree:
         """Return a copy with arrays of its own: the originals are donated to the next dispatch."""
+        # Of replicated arrays one replica is copied: a save or a model needs no more.
         return self._copy(self.strategy.to_single_device(tree))
 
     def copied_state(self) -> TrainState:
@@ -228,6 +232,7 @@ class Runner:
         """Return the structures of the rows that each collecting metric of the train split collects of a
         micro-batch.
         """
+        # Outside of a mapped program there is no axis of devices.
         step = dataclasses.replace(self._step, axis=None)
 
         def rows(state: TrainState, batch: PyTree) -> PyTree:

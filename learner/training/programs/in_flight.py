@@ -17,6 +17,7 @@ class InFlightLimiter:
       most: see above.
     """
 
+    # In seconds as well as in number: counted alike, dispatches of validations made saves and Ctrl-C come 5 s late.
     def __init__(self, most: int = 64, seconds: float = 0.1, least: int = 2):
         self.most, self._seconds, self._least = most, seconds, least
         self._changed = threading.Condition()
@@ -46,6 +47,7 @@ class InFlightLimiter:
     def release(self, count: int, now: float = 0.0) -> None:
         """Free the slots of the oldest `count` dispatches, the last of which ended at `now`."""
         with self._changed:
+            # There are fewer where `open` has cleared them.
             for _ in range(min(count, len(self._in_flight))):
                 self._in_flight.popleft()
             self._last_release = now

@@ -90,6 +90,7 @@ class PopulationRunner(Runner):
         """See `Runner`."""
         if self._parked is None:
             return super().copied_state()
+        # The merged arrays are new already, so that nothing is copied twice.
         state: TrainState = self._merge(self.state, self._parked, np.argsort([*self.lanes, *self._ended]))
         return state
 
@@ -114,6 +115,7 @@ class PopulationRunner(Runner):
         flags = self.strategy.place_members(np.asarray(active[list(self.lanes)], bool))
         self.leaves = jax.tree.leaves(dataclasses.replace(state, extra={**state.extra, ACTIVE: flags}))
         if compact:
+            # Copied before the lanes change, by which it joins the lanes and the parked members.
             state = self.copied_state()
             self.lanes = self._filled(np.flatnonzero(active).tolist())
             state = self._placed(self._park(state))

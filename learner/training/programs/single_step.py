@@ -97,6 +97,7 @@ class SingleStepRunner:
 
     def _in_loop(self, state: TrainState, batches: tuple[PyTree, ...], count: Array) -> tuple[TrainState, StepOutputs]:
         programs, leaves = self._programs(state)
+        # Room for two steps, as `fit` has at least: with room for one XLA rounds losses otherwise.
         feed = BatchBuffer(_buffer(batches, 2 * self.step.accumulate))
         fresh = self.step.train_metrics.fresh()
         return self._unpack(programs, programs.train(leaves, fresh, feed, jnp.int32(0), count))
