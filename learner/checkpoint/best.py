@@ -150,4 +150,5 @@ class BestSnapshot:
         # Compared by step, under the lock: the reporter may have kept or superseded another one meanwhile.
         with self._lock:
             if self._step == snapshot.step:
+                # The copy on the host, if there is one: that on the devices would take the memory of a second state.
                 self._snapshot = snapshot.host_copy or snapshot

@@ -63,6 +63,7 @@ def copies_follow(directory: Path, store: CheckpointStore) -> bool:
       directory: of the run, which may not be a member's.
       store: of the run.
     """
+    # Reading the checkpoint reports its damage.
     with contextlib.suppress(DamagedError):
         is_member = member_index(directory) is not None or store.path(0).parent.name == directory.name
         return is_member and bool(store.progress(store.steps[-1], verified=False).get(MORE))
@@ -78,6 +79,7 @@ def store_beside(place: str, once: Once = lambda do: do()) -> "MemberStore | Non
         return None
     where = parent if is_address(parent) else Path(parent)
     store = CheckpointStore(where)
+    # What lies there may belong to another program, and need not be readable.
     with contextlib.suppress(LearnerError, OSError), contextlib.closing(store):
         names = names_of_members(store.progress(store.steps[-1])) if store.steps else []
         if name in names:

@@ -275,6 +275,7 @@ class DiskPlace(Place):
             for directory in paths:
                 shutil.rmtree(directory, ignore_errors=True)
             time.sleep(SECONDS_BETWEEN_TRIES)
+        # The error of the save is the one to raise.
         with contextlib.suppress(OSError):
             if not paths and is_mark(self.mark_of(step)):
                 self.mark_of(step).unlink()

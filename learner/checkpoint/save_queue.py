@@ -82,6 +82,7 @@ class SaveQueue:
 
     def wait(self) -> None:
         """Block until every save is written, or has failed."""
+        # Without a timeout: the saver's thread empties the queue, also once a save has failed.
         with self._changed:
             self._changed.wait_for(lambda: not self._pending)
 

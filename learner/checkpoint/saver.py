@@ -57,6 +57,7 @@ class Saver(ThreadOwned):
             self.check()
             check()
 
+        # Before the request is queued: once it has failed, the thread would only drop it.
         self.check()
         self._queue.put(request, check_all)
 
@@ -109,7 +110,8 @@ class Saver(ThreadOwned):
                 raise
             self._failed(snapshot, error)
         else:
-            # `done` reports the checkpoint, so it comes after the files that `after` writes beside it.
+            # `complete` reports the checkpoint, so it comes after the files that `after` writes beside it.
             self._after(snapshot)
+            # Any thread may read this number, which is replaced at once.
             self.longest = max(self.longest, time.monotonic() - requested_at)
             self._complete(snapshot, time.perf_counter() - began)

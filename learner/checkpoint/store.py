@@ -84,6 +84,8 @@ class CheckpointStore:
         """Return True in the one process that writes the files which all processes share."""
         return jax.process_index() == 0  # only here: asking for it connects the devices of all processes
 
+    # It belongs to the saver's thread while the run trains: the loop's reads it before the first save, and once the
+    # saver is closed.
     @functools.cached_property
     def _table(self) -> dict[int, dict[str, Any]]:
         return self._facts()
@@ -200,6 +202,7 @@ class CheckpointStore:
             self.close()  # waits for the threads that write the other items
             self.place.discard(step)
             raise
+        # Once it has its name: what has failed must not count among those that are kept.
         self._table[step] = facts
         return replaced
 
