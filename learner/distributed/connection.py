@@ -217,6 +217,7 @@ def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
         while len(started) < count - 1:
             now = time.monotonic()
             here = {index for index, time_of in seen.items() if now - time_of < SEEN_SECONDS}
+            # One that was told to start asks no more, so that the others are not counted again.
             ready = bool(started) or len(here) == count - 1
             if error is None and now >= end:
                 missing = [index for index in range(1, count) if index not in (started if ready else here)]
@@ -229,6 +230,7 @@ def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
             if error is not None and now >= end + 4 * WAIT_SECONDS:  # those that wait have asked meanwhile
                 raise error
             listener.settimeout(POLL_SECONDS)
+            # Nobody has come, or one left in the middle and asks again.
             with contextlib.suppress(OSError):
                 peer, _ = listener.accept()
                 with peer:
@@ -284,6 +286,7 @@ def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> b
                 answer = peer.recv(4096) or answer
             if answer == START:
                 return False
+            # JAX's service speaks HTTP/2, whose first frame begins with a byte of 0.
             if (answer and not answer.isascii()) or answer.startswith(b"\0"):
                 return True
             if answer.startswith(b"process"):
@@ -309,6 +312,7 @@ def _report_exits() -> None:
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        # The traceback first, as `leave` may wait for the other processes for seconds.
         previous(kind, error, traceback)
         leave(str(error) if isinstance(error, LearnerError) else f"{kind.__name__}: {error}")
 
@@ -328,6 +332,7 @@ def _gloo_silenced() -> Iterator[None]:
     """Keep the lines that gloo writes from the screen: `[Gloo] Rank 0 is connected to 1 peer ranks. ...`. All else that
     the block writes to file descriptor 1 comes when it ends.
     """
+    # What Python has buffered comes first, and must not go into the file whose lines are filtered.
     sys.stdout.flush()
     try:
         screen = os.dup(1)

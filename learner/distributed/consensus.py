@@ -69,6 +69,7 @@ class Consensus:
         self.halted = self.halted or status["halted"]
         self.since = status["since"]
         if step is not None and self._pace is None and step >= self._step + SLOW_STEPS:
+            # Before the event, which lets the thread that prepares data read it.
             self._pace = max(1, status["pace"])
             self._known.set()
         if not is_first:  # later turns have more steps
@@ -96,6 +97,7 @@ class Consensus:
     @property
     def batches(self) -> int:
         """The number of validation batches that may be dispatched at once."""
+        # It is set between training dispatches only, so that a validation has one number, the same in all processes.
         return self._pace or 1
 
     def release(self) -> None:

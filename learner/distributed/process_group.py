@@ -140,6 +140,7 @@ class ProcessGroup(abc.ABC):
         try:
             returned = function()
         except LearnerError as error:
+            # An error for users is the result of this meeting, which all raise; any other is a failure of this process.
             self.all_reduce_json({"raised": str(error)}, _first, ONCE)
             raise
         except BaseException as error:
@@ -211,6 +212,7 @@ class Connected(ProcessGroup):
         text = json.dumps([what, value])
         if self._over:
             raise ProcessError(self._over, code="process-run-over")
+        # Without a lock: the loop's thread alone meets the others, and in the same order in all processes.
         self._number += 1
         end = time.monotonic() + self._timeout
         prefix = f"{self._place}/{self._number}"
