@@ -73,7 +73,9 @@ def _setup(
     began = time.monotonic()
     options, restored, inputs, processes = spec.options, spec.restored, spec.inputs, spec.processes
 
-    # 1. The files: where a run cannot resume, nothing is changed.
+    # 1. The files: where a run cannot resume, nothing is changed. So the metrics in flight, which may be refused, come
+    # before them.
+    accumulator = accumulator_in_flight(restored, prepared.runner, options)
     store = open_checkpoints(spec, outputs, threads)
     parameters = describe(outputs.log, options, spec.step, spec.member_state, spec.strategy)
     check_recordable(options, spec.state)
@@ -103,7 +105,7 @@ def _setup(
         runner=runner,
         feeder=train,
         position=position,
-        accumulator=accumulator_in_flight(restored, runner, options),
+        accumulator=accumulator,
         data_state=None if restored is None else data_of(restored.progress, processes.index),
         reporter=reporter,
         saver=saver,

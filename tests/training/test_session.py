@@ -4,13 +4,14 @@ import logging
 import threading
 
 import jax
+import jax.numpy as jnp
 import optax
 import pytest
 
 from learner import LearnerError, RegressionOutput
 from learner.events import Compiling, Listener
 from learner.loggers import MemoryLogger
-from learner.metrics import Accuracy, GradientNorm
+from learner.metrics import Accuracy, GradientNorm, Metric
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training.programs.compilation import COMPILED, CompileTimes
@@ -26,11 +27,13 @@ from tests.support.runs import (
     logs_of,
     model_bits,
     quiet,
+    saved_steps,
     shuffled,
     streamed,
     tree_of,
     valid_data,
 )
+from tests.support.stopped import stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -241,3 +244,41 @@ def test_logs_that_were_shortened_by_somebody_else(tmp_path):
     assert log.read_text() == "0.5,4\n"
     assert (tmp_path / "run" / "summary.json").read_text() == summary
     assert [entry["event"] for entry in journal_of(tmp_path / "run")].count("start") == 1
+
+
+class States(Metric):
+    """A metric whose state has as many numbers as it is told."""
+
+    name, higher_is_better = "States", True
+
+    def __init__(self, count):
+        self.count = count
+
+    def init(self):
+        return jnp.zeros(self.count)
+
+    def update(self, state, output, info):
+        return state + 1
+
+    def merge(self, a, b):
+        return a + b
+
+    def compute(self, state):
+        return state.sum()
+
+
+def test_metrics_with_other_states_are_refused_before_anything_is_changed(tmp_path):
+    """The newer checkpoint and the lines after the older one stay in their places."""
+
+    def builder(count):
+        saves = quiet(tmp_path / "run").with_file_checkpointer(keep_last=5, every_epochs=None, every_steps=2)
+        return saves.metrics(States(count))
+
+    build_line(stopping_at(builder(3), 5)).fit(batches())
+    left = tree_of(tmp_path / "run" / "checkpoint"), logs_of(tmp_path / "run")
+    assert saved_steps(tmp_path / "run") == [2, 4, 5]
+    with raises_code("resume-metric-state-differs"):
+        build_line(builder(4).checkpoint(step=2)).fit(batches())
+    assert (tree_of(tmp_path / "run" / "checkpoint"), logs_of(tmp_path / "run")) == left
+    assert not (tmp_path / "run" / "superseded").exists()
+    assert build_line(builder(3).resume()).fit(batches()).stopped_by == "num_epochs"
