@@ -37,6 +37,7 @@ from learner.training.result import LearningResult, rebuild
 from learner.training.run import Run
 from learner.training.session import open_run
 from learner.training.setup.preparation import prepare_programs
+from learner.training.setup.startup import check_recordable
 from learner.training.signals import TERMINATED, dropped_signals
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
@@ -203,6 +204,7 @@ class Learner(Generic[ModelT]):
                         enter_stage("making the model")
                         state = prepared.init()
                     raise_dropped()
+                    check_recordable(options, state)
                     self._fitted = True  # from here on files change, and data that can be read once is used up
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
                     with (

@@ -18,7 +18,7 @@ from learner.training.run import Run
 from learner.training.setup.announcement import announce_end, announce_start
 from learner.training.setup.assembly import build_profiler, build_stop, build_validator
 from learner.training.setup.preparation import Preparation
-from learner.training.setup.startup import check_recordable, describe
+from learner.training.setup.startup import describe
 from learner.training.setup.supervision import start_supervision
 from learner.training.setup.threads import finish_records, start_threads
 from learner.training.signals import first_signal, on_signals
@@ -78,7 +78,6 @@ def _setup(
     accumulator = accumulator_in_flight(restored, prepared.runner, options)
     store = open_checkpoints(spec, outputs, threads)
     parameters = describe(outputs.log, options, spec.step, spec.member_state, spec.strategy)
-    check_recordable(options, spec.state)
     of_parts = warnings_of_parts(spec.step, spec.member_state, inputs.first_batches["train"], spec.strategy)
     for text in (*inputs.warnings, *of_parts):
         outputs.warn(text)

@@ -233,6 +233,19 @@ def test_a_run_that_was_refused_opens_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_records_that_no_process_can_write_are_refused_before_a_run_is_replaced(tmp_path, monkeypatch):
+    build_line(quiet(tmp_path / "run")).fit(batches())
+    left = tree_of(tmp_path / "run")
+
+    def refuse(options, state):
+        raise LearnerError("in parts", code="checkpoint-record-distributed")
+
+    monkeypatch.setattr("learner.learner.check_recordable", refuse)
+    with raises_code("checkpoint-record-distributed"):
+        build_line(quiet(tmp_path / "run", overwrite=True)).fit(batches())
+    assert {**tree_of(tmp_path / "run"), "run.lock": None} == {**left, "run.lock": None}
+
+
 def test_logs_that_were_shortened_by_somebody_else(tmp_path):
     """What the checkpoint says was written must still be there; nothing is changed then."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
