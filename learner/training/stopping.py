@@ -143,6 +143,7 @@ class StopController:
         self._request, self._interrupter, self._time_limit = request, interrupter, time_limit
         self._consensus, self._reserve, self._status = consensus, reserve, status
         self._lock = threading.Lock()
+        self._other_reason: str | None = None  # of requests other than signals
         self._decision: str | None = None
         self._ending = False
         self._stopped_by = ""
@@ -151,9 +152,11 @@ class StopController:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def interrupt_once(self, reason: str) -> None:
-        """Request a stop unless one is requested already: the first reason is kept."""
+        """Request a stop unless one is requested already: the first is kept, and that of a signal is preferred."""
+        # Apart from the signals' own reason: one that comes between a look at it and a change of it would be lost, and
+        # with it the exit code of SIGTERM.
         with self._lock:
-            self._request.to_stop(self._request.reason or reason)
+            self._other_reason = self._other_reason or reason
 
     def request_save(self) -> None:
         """Request a checkpoint; training continues."""
@@ -162,8 +165,7 @@ class StopController:
     def take_save_request(self) -> bool:
         """Return True if a checkpoint was requested since the last call; with several processes, by any of them."""
         source: Any = self._request if self._consensus is None else self._consensus
-        requested, source.save = bool(source.save), False
-        return requested
+        return _take_save(source)
 
     def decide(self, reason: str | None) -> None:
         """End the run between two dispatches, if there is a reason. The first one is kept."""
@@ -194,8 +196,8 @@ class StopController:
 
     def _own_request(self) -> str | None:
         # Without the lock, as any thread polls this: a reason is one reference, and never becomes None again.
-        if self._request.reason:
-            return self._request.reason
+        if reason := self._request.reason or self._other_reason:
+            return reason
         if self._interrupter is not None and self._interrupter.reason:
             return f"interrupter: {self._interrupter.reason}"
         return "time limit" if self._is_out_of_time() else None
@@ -216,13 +218,12 @@ class StopController:
             return
         self._consensus.sync(self._local_status, step)
         # `agree_on_end` shares the local requests, so the agreed reason becomes one.
-        if self._consensus.reason is not None and self._request.reason is None:
-            self._request.to_stop(self._consensus.reason)
+        if self._consensus.reason is not None:
+            self.interrupt_once(self._consensus.reason)
 
     def _local_status(self) -> dict[str, Any]:
         # Reset as it is sent: all processes learn of it at this meeting, and save at the same step.
-        save, self._request.save = self._request.save, False
-        return {"reason": self._own_request(), "save": save, **self._status()}
+        return {"reason": self._own_request(), "save": _take_save(self._request), **self._status()}
 
     @property
     def may_have_halted(self) -> bool:
@@ -264,7 +265,8 @@ class StopController:
     def agree_on_end(self, hosts: ProcessGroup) -> None:
         """Share the request of each process: one that could not save ends all of them."""
         # Each process may have another reason: the first in the order of processes is the same for all.
-        reason = hosts.all_reduce_json(self._request.reason, lambda reasons: next(filter(None, reasons), None), "end")
+        own = self._request.reason or self._other_reason
+        reason = hosts.all_reduce_json(own, lambda reasons: next(filter(None, reasons), None), "end")
         with self._lock:
             self._ended_by = reason
 
@@ -274,7 +276,16 @@ class StopController:
 
         With several processes, a signal after the last exchange is ignored, as it would end this process alone.
         """
-        return self._ended_by if self.is_shared else self._request.reason
+        return self._ended_by if self.is_shared else self._request.reason or self._other_reason
+
+
+def _take_save(source: Any) -> bool:
+    """Return True if a checkpoint is requested, and take the request back."""
+    requested = bool(source.save)
+    # Reset only if it was seen: one that a signal sets in between would be lost.
+    if requested:
+        source.save = False
+    return requested
 
 
 class Interrupter:

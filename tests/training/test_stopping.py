@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from learner import Interrupter, MetricEarlyStopping
+from learner.training.stopping import StopController, StopRequest
 from tests.support.codes import raises_code
 
 NAN = math.nan
@@ -109,3 +110,59 @@ def test_an_interrupter_may_be_stopped_from_many_threads():
     for thread in threads:
         thread.join()
     assert interrupter.reason in {f"thread {number}" for number in range(8)}
+
+
+# -- signals beside other requests -------------------------------------------------------------------------------------
+
+
+class Interrupted:
+    """Requests of signals, of which both come right after the first look at either."""
+
+    def __init__(self):
+        self._reason, self._save, self._has_come = None, False, False
+
+    def come(self):
+        if not self._has_come:
+            self._reason, self._save, self._has_come = "sigterm", True, True
+
+    @property
+    def reason(self):
+        reason = self._reason
+        self.come()
+        return reason
+
+    @property
+    def save(self):
+        save = self._save
+        self.come()
+        return save
+
+    @save.setter
+    def save(self, save):
+        self._save = save
+
+    def to_stop(self, reason):
+        self._reason = reason
+
+    def to_save(self):
+        self._save = True
+
+
+def test_a_signal_amid_another_request_to_stop_is_kept():
+    request = Interrupted()
+    stop = StopController(request)
+    stop.interrupt_once("asked by somebody")
+    request.come()
+    assert (stop.stop_request, stop.ended_by) == ("sigterm", "sigterm")
+
+
+def test_the_first_request_without_a_signal_is_kept():
+    stop = StopController(StopRequest())
+    stop.interrupt_once("asked by somebody")
+    stop.interrupt_once("watchdog")
+    assert (stop.stop_request, stop.ended_by) == ("asked by somebody", "asked by somebody")
+
+
+def test_a_signal_to_save_amid_the_question_whether_to_is_kept():
+    stop = StopController(Interrupted())
+    assert [stop.take_save_request() for _ in range(3)] == [False, True, False]
