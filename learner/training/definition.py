@@ -68,6 +68,7 @@ class TrainingDefinition:
         length of the run has resolved its schedules.
         """
         self._definition = dataclasses.replace(self._definition, **changes)
+        # Both were traced with the definition before.
         self._shapes: TrainState | None = None
         self._init: TracedCall | None = None
         optimizer = self._resolved or self.optimizer.without_run_length()

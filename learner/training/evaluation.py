@@ -293,6 +293,7 @@ def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, pro
     """Return the metrics of the valid step over all batches of all processes, by name."""
     refuse_endless(inputs)
     sizes = {split: [inputs.batch_shapes(split), source.batches] for split, source in inputs.valid.items()}
+    # Before any program runs, as the devices of all processes take part in each.
     processes.agree("what they evaluate", sizes)
     options, step = definition.options, definition.step
     first_batches = inputs.first_batches.items()

@@ -79,9 +79,11 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
         _refuse_overwritten(options, store)
         entry = store.find(None if initial["step"] is not None else initial["which"], initial["step"])
         averaged = has_averages(store, entry)
+        # Averages are part of the optimizer's state, which is read for them alone.
         items, _ = read_items(store, entry, ("model", "optim") if averaged else ("model",))
     checkpoint = f"the checkpoint {store.path(entry.step)}"
     blank = blank_state(adapter, None)
+    # By the paths of the checkpoint itself, before `rename` gives them others.
     saved = evaluated_item(items["model"], items["optim"]["opt_state"]) if averaged else items["model"]
     match = PathMatch(saved, blank, adapter.kind, initial["rename"], checkpoint)
     if initial["partial"]:

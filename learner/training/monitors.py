@@ -31,6 +31,7 @@ def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnP
     problems: list[str] = []
     for what, monitor in monitors:
         direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)
+        # On the object that early stopping and the plateau hold.
         monitor.mode = monitor.mode or direction
         problems += _wrong(what, problem)
     for logger in options.loggers:

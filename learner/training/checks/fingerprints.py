@@ -237,6 +237,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     others += settings.change("plateau")
     others += settings.change("precision")
     others += _metric_changes(settings)
+    # Another precision is another program, and one line about it is enough.
     explained = bool(settings.change("precision"))
     others += [] if explained else programs.changes_of_steps()
     logged = settings.change("strategy")

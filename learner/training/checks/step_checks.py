@@ -119,6 +119,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         output = returned.output if own[-1] else returned
         problems.extend(_problems(step, output, step.train_metrics, name, batch, values, state))
         arrays = _arrays((returned, after))
+        # Those of the last trace, as `once` may be traced again.
         losses[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "loss", None)]
         logits[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "logits", None)]
         return arrays
@@ -148,6 +149,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
         is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
         of_batch = [path[0].idx == 1 for path, _ in paths]
         broadcast = broadcast_rows(program.jaxpr, of_params, of_batch, rows_of(batch))[losses[0]]
+    # Only without problems, which each further trace would append again.
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = _written(step, state, batch) if any(replaced) and not problems else []
@@ -336,6 +338,7 @@ class Tracing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         """Add the batch to the error."""
+        # What a device raises is about memory or hardware, and not about the step.
         if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
             return
         if isinstance(error, OF_VALUES):
@@ -367,6 +370,7 @@ class Tracing:
             ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
         which = f"{which} ({listed(self._batch())})"
+        # An exception of the user's keeps its type, by which it may be caught.
         if not _may_be_of_shapes(error):
             error.add_note(f"while tracing {self._name} with {which}")
             return
@@ -379,6 +383,7 @@ class Tracing:
 
 def _may_be_of_shapes(error: Exception) -> bool:
     """Return True for the exceptions that JAX and flax raise if shapes, dtypes or structures do not match."""
+    # Not imported for this, as a model of another library needs no flax.
     flax = sys.modules.get("flax.errors")
     return isinstance(error, TypeError | ValueError) or (flax is not None and isinstance(error, flax.FlaxError))
 
