@@ -111,6 +111,7 @@ def runs(definition: TrainingDefinition, candidate: Planned) -> bool:
     try:
         runner.begin(definition.init_placed(), definition.lr_scale)
         runner.train(runner.start("train"), Dispatch(kind, 1, feed, 0, 0 if kind == "tail" else size, 1, size, False))
+        # A dispatch may return before its memory is taken, so that only waiting shows whether there was room.
         jax.block_until_ready(runner.leaves)
     except JaxRuntimeError as error:
         if MARK not in str(error):

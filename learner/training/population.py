@@ -78,6 +78,7 @@ class Member:
             seed=self.seed,
             population=None,
             renderer=None,
+            # Copies, as a logger holds what it writes for one run.
             loggers=copy.deepcopy(options.loggers),
             **self.config,
         )
@@ -112,6 +113,7 @@ class Population:
         ends = list(itertools.accumulate(sizes))
         waves = []
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True), 1):
+            # The index is the place within the wave, which selects the member's arrays.
             members = tuple(dataclasses.replace(m, index=i) for i, m in enumerate(self.members[end - size : end]))
             waves.append(Population(members, self.data_order, wave=(number, len(sizes))))
         return waves

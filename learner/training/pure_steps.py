@@ -71,6 +71,7 @@ class PureSteps:
 
     def _compiled(self) -> SingleStepRunner:
         step = self._definition.step
+        # A definition that has changed has another step, and other programs.
         if self._runner is None or self._runner.step is not step:
             self._runner = SingleStepRunner(step, self._definition.strategy.platform)
         return self._runner

@@ -32,6 +32,7 @@ class RunSpec(RunPlan):
         cls, plan: RunPlan, state: TrainState, restored: Restored | None, overview: Callable[[Any, Any], None]
     ) -> "RunSpec":
         """Return the spec of a plan that begins with a state, or with a checkpoint and the state restored from it."""
+        # Without `dataclasses.asdict`, which would copy the data and the model.
         fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(RunPlan)}
         return cls(**fields, state=state, restored=restored, overview=overview)
 

@@ -72,6 +72,7 @@ class Watchdog:
             return
         text = f"no step ended for {self._seconds:g} s"
         if not self._reported and now - self._since >= self._seconds:
+            # The time for the run to end counts from here.
             self._reported, self._since = True, now
             # In another thread: the log may hang on the very disk that the run waits for.
             _within(PATIENCE, lambda: self._report(text, stacks(self._thread.ident)))

@@ -41,6 +41,7 @@ class OomContext:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # JAX has one class for all errors of devices, so that only XLA's status in the text tells them apart.
         if isinstance(error, JaxRuntimeError) and MARK in str(error):
             raise OutOfMemoryError(
                 f"{_summary(self._part)}. {_device_message(error)}",

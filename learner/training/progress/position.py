@@ -25,6 +25,7 @@ class Position:
       lr_factor: by which hooks have scaled the learning rate.
     """
 
+    # All of them immutable, as `dataclasses.replace` copies a position shallowly.
     epoch: int = 1
     batch: int = 0
     step: int = 0

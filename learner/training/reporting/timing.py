@@ -132,6 +132,7 @@ class TimeBreakdown:
         try:
             yield
         finally:
+            # Compiling within the block is counted by itself.
             self.save += self._clock() - began - (self.compiling() - compiled)
 
     def split(self, total: float, steps: Mapping[str, float]) -> dict[str, float]:
