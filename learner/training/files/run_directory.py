@@ -90,6 +90,7 @@ def prepare(options: Options, *, keep: bool) -> None:
     if not keep:
         for path in _directories(options):
             directory.refuse_run(path, overwrite=options.overwrite)  # one may have begun since preflight
+        _refuse_checkpoints(options)  # or may have saved, where two runs were given one directory
         directory.remove_members(options.directory)
         directory.remove_waves(options.directory)
     for path in _directories(options):

@@ -335,6 +335,21 @@ def test_checkpoints_elsewhere(tmp_path, monkeypatch, relative):
     assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["6"]
 
 
+def test_checkpoints_elsewhere_of_a_run_that_begins_meanwhile_stay(tmp_path):
+    """Two runs were given one directory: the second one had looked there before the first one saved."""
+    place = tmp_path / "elsewhere"
+    make = lambda name: build_line(quiet(tmp_path / name).with_file_checkpointer(directory=str(place)))  # noqa: E731
+
+    def data():
+        if not place.exists():
+            make("one").fit(batches())
+        return iter(batches())
+
+    with raises_code("directory-holds-checkpoints", "elsewhere"):
+        make("two").fit(data)
+    assert [path.name for path in place.iterdir()] == ["6"]
+
+
 # -- links and things of others in the places of a run -----------------------------------------------------------------
 
 FILES = ["journal.jsonl", "config.yaml", "model.json", "summary.json", "experiment.log"]
