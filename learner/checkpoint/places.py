@@ -227,6 +227,7 @@ class DiskPlace(Place):
         with mark.open("x") as file:
             file.write(MARK)
         to_disk(mark)
+        # Last, as what earlier saves have left is gone by now, and needs no room.
         self._refuse_full(arrays)
 
     def _refuse_full(self, arrays: Mapping[str, Any]) -> None:

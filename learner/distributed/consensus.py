@@ -107,6 +107,7 @@ class Consensus:
 
 def _agreed(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the status of all processes together."""
+    # The slowest process sets the pace and the turns, as each dispatch has to be short in all of them.
     return {
         "reason": next((str(status["reason"]) for status in statuses if status["reason"]), None),
         "save": any(status["save"] for status in statuses),
