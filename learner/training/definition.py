@@ -140,6 +140,7 @@ class TrainingDefinition:
         """Return the state before the first step, on one device, with the bits that `fit` begins with."""
         if not self.strategy.resident:
             return self.step.init(self.optimizer.lr, self.options.seed)
+        # By programs of their own, as in `fit`: in a single program XLA rounds small random numbers otherwise.
         state: TrainState = call_in_parts(*self._init_function())
         return state
 

@@ -206,7 +206,7 @@ class StopController:
         """Return True if the rest of the time limit is needed to save and to end."""
         if self._time_limit is None:
             return False
-        # Until a save was measured, a twentieth of the limit is reserved for it, at most 30 s.
+        # At first no save has been measured: a twentieth of the limit is reserved at least, but no more than 30 s.
         reserve = max(self._reserve(), min(30.0, self._time_limit / 20))
         return time.monotonic() - self.began >= self._time_limit - reserve
 

@@ -170,6 +170,7 @@ class Feeder:
         if self._rows is not None:
             return self._resident(self._rows, epoch, batch, step, last)
         self._passes += 1
+        # Read ahead over the end of an epoch, data that hooks change came up to three epochs late.
         make = self._epoch_by_epoch if self._changes else self._prefetched
         dispatches = make(epoch, batch, step, last, stopped, state)
         return dispatches if self._processes is None else self._compared(dispatches, self._processes, batch)

@@ -107,6 +107,7 @@ class CompiledPrograms:
         # Its batches are replicated, so it takes them as it takes the index.
         self.outputs = compiled(programs.outputs, ("same", "same"), "outputs", varying=[2])
         # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
+        # Shared with other runs of the process: a second fit of the digits MLP compiled all of this again for 6 s.
         shared = functools.partial(share, devices=strategy.devices)
         kinds = "train", "valid"
         self.fresh = {

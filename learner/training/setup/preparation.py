@@ -205,7 +205,7 @@ def compile_in_background(
                 compiler.submit(report_program, len(programs))
             runner.compile_ahead(compiler, "train" if split == "train" else "valid", name, feed)
             if len(programs) == 1:
-                # There is one thread, so everything that is submitted after this waits for the first step.
+                # There is one thread: what follows waits for the first step, with which it would share the cores.
                 compiler.submit(stepped.wait)
     compiler.submit(report_program, 0)
     return feeders, len(programs)
