@@ -45,7 +45,7 @@ class Placer:
         if last is not None:
             replicated = replicated[0], self.is_replicated(last.signature)
         last_batch = None if last is None else jax.tree.map(device_dtype, last.batch)
-        # A buffer beside a ragged batch comes once an epoch, so that no program to place it would pay.
+        # A buffer beside a ragged batch usually comes once an epoch, so that no program to place it would pay.
         return BatchBuffer(
             None if signature is None else put(batches, axis=1, replicated=replicated[0], one_off=last is not None),
             None if last is None else put(last_batch, replicated=replicated[1], one_off=True),

@@ -78,7 +78,7 @@ class HostMetrics(ThreadOwned):
         """Return the values of a split by metric, and the functions that draw those with a picture. The split begins
         again. `has_skips`: some of its steps were skipped.
         """
-        # One transfer for all metrics of the split.
+        # One transfer for all metrics, as each by itself would wait for the device.
         on_device = jax.device_get(dict(finished.values))
         values: Values = {}
         pictures: Pictures = {}
