@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class RunPlan:
       resumes: True if the run in the directory is resumed.
       processes: of the run.
       fingerprint_of_run: computes `fingerprint` once; the traces for it take longer than all checks.
+      began: when the data began to be read, by `time.monotonic`.
     """
 
     definition: TrainingDefinition
@@ -50,6 +52,7 @@ class RunPlan:
     resumes: bool
     processes: ProcessGroup
     fingerprint_of_run: Callable[[], Mapping[str, Any]]
+    began: float
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -85,7 +88,7 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
     Raises:
       LearnerError: the run cannot begin; everything that is wrong with the input in one error.
     """
-    options = definition.options
+    began, options = time.monotonic(), definition.options
     # One process looks for all of them: a moment later the directory may hold something else.
     resumes = processes.run_on_primary(lambda: may_resume(options))
     # A run that is to resume does this only once `fit` knows that there is no checkpoint.
@@ -122,7 +125,7 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
         of_first = processes.run_on_primary(fingerprint)
         fingerprint = functools.cache(lambda: of_first)
     processes.run_on_primary(lambda: refuse_links(options, inputs))
-    return RunPlan(definition, inputs, resumes, processes, fingerprint)
+    return RunPlan(definition, inputs, resumes, processes, fingerprint, began)
 
 
 def _refuse_unused(options: Options, inputs: Inputs) -> None:

@@ -311,13 +311,21 @@ def test_every_so_many_seconds_between_two_dispatches(tmp_path, clock):
 
 def test_a_time_limit_saves_and_ends_before_it(tmp_path, clock):
     def later(info, model):
-        clock.seconds += 10
+        clock.seconds += 100
 
     builder = quiet(tmp_path / "run").num_epochs(1000).with_file_checkpointer(every_epochs=1000)
-    result = build_line(builder.with_time_limit(100).every(1, later)).fit(batches())
+    result = build_line(builder.with_time_limit(1000).every(1, later)).fit(batches())
     assert (result.stopped_by, result.summary["steps"]) == ("time limit", 10)
     assert saved_steps(tmp_path / "run") == [6, 10]  # the best epoch, and the end
     assert journal_of(tmp_path / "run")[-1]["event"] == "stop"
+
+
+def test_a_time_limit_counts_the_seconds_before_the_run(tmp_path, monkeypatch):
+    """Reading the data, tracing the steps and making the model take some of them."""
+    earlier = types.SimpleNamespace(monotonic=lambda: time.monotonic() - 1000)
+    monkeypatch.setattr("learner.training.preflight.time", earlier)
+    result = build_line(quiet(tmp_path / "run").num_epochs(2).with_time_limit(500)).fit(batches())
+    assert (result.stopped_by, result.summary["steps"]) == ("time limit", 0)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,12 @@ def build_stop(
         # `halted` is the reporter's, read as it is at this moment: a step that is missed is found at the next meeting.
         return {"since": since, "halted": reporter.halted is not None, "pace": timer.estimator.steps("train")}
 
-    # The end of a job is a time of day; from here on the run counts on a clock that nobody sets.
-    time_limit = options.time_limit if options.job_ends is None else options.job_ends - time.time()
+    time_limit = options.time_limit
+    if time_limit is not None:
+        time_limit -= began - spec.began  # reading the data, tracing and making the model have taken these seconds
+    if options.job_ends is not None:
+        # The end of a job is a time of day; from here on the run counts on a clock that nobody sets.
+        time_limit = options.job_ends - time.time()
     reserve = (lambda: 0.0) if saver is None else saver.reserve
     return StopController(request, options.interrupter, time_limit, began, consensus, reserve, status)
 
