@@ -60,6 +60,8 @@ class CheckpointWriter(ThreadOwned):
         """Yield the snapshots of a save in the order in which they have to be written, without those of parameters that
         are not finite.
         """
+        if self._owner is None:
+            self.claim()  # by the saver's thread, which alone calls this
         return filter(self._is_finite, self._snapshots(copied, answer))
 
     def _is_finite(self, snapshot: Snapshot) -> bool:
