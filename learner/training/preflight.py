@@ -96,6 +96,7 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
         definition.take_initial()
     inputs = read_checked(definition, train, valid)
     _refuse_unused(options, inputs)
+    # Without checkpoints nobody asks the data for its state.
     if options.checkpoints is not None:
         inputs.source("train").keep_state()
     step, strategy, optimizer = definition.step, definition.strategy, definition.optimizer

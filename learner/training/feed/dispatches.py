@@ -129,6 +129,7 @@ class Feeder:
 
     def example(self) -> Feed:
         """Return a feed as the looped program gets it, to trace the program with."""
+        # Of the first epoch, which a new run then finds arranged.
         if self._rows is not None:
             return self._rows.batches(1)
         zeros = lambda x: np.zeros((self._room, *x.shape), device_dtype(x).dtype)  # noqa: E731

@@ -112,6 +112,7 @@ class Grouper:
     def with_grouping(self, grouping: DispatchGrouping) -> "Grouper":
         """Return a grouper of the same source with another grouping."""
         grouper = copy.copy(self)
+        # A set of its own, as each feeder counts the shapes that it reads, and warns of them.
         grouper._grouping, grouper._shapes = grouping, set(self._shapes)
         return grouper
 

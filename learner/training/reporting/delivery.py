@@ -277,6 +277,8 @@ class Delivery(ThreadOwned):
         assert self._files is not None
         # A run that resumes within a validation, and stops before it begins again, has none: the logs end there.
         before = self._log_offsets_before_validation if in_validation else None
+        # This also passes the lines so far to the system, so that a killed process leaves what the checkpoint counts
+        # on.
         log = self._files.position() if before is None else before
         rows = self._host_metrics.rows.to_store() if with_rows else {}
         states = self._host_metrics.get_states()
