@@ -370,8 +370,8 @@ def test_the_metrics_of_sequences_images_and_the_run():
     for name, value in yaml.safe_load(config).items():
         option(LearnerBuilder, name, value, name, names_for(name) or None).apply(builder)
     tabled = set(re.findall(r"`(\w+)\(", "".join(line for line in text.splitlines() if line.startswith("| `"))))
-    modules = ("adaptors", "aggregates", "bleu", "edits", "subsets", "image_quality", "overlaps", "rouge", "sequences")
-    modules += ("speed", "system", "on_text", "optimizer_step")
+    modules = ("adaptors", "aggregates", "bleu", "edits", "heads", "subsets", "image_quality", "overlaps", "rouge")
+    modules += ("sequences", "speed", "system", "on_text", "optimizer_step")
     here = {f"learner.metrics.{module}" for module in modules}
     assert tabled - {"Perplexity"} == {n for n in metrics.__all__ if getattr(metrics, n).__module__ in here}
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from learner.metrics.edits import CharacterErrorRate, WordErrorRate
     from learner.metrics.explained import R2, ExplainedVariance
     from learner.metrics.hamming import Hamming
+    from learner.metrics.heads import Head
     from learner.metrics.image_quality import MSSSIM, PSNR, SSIM
     from learner.metrics.kappa import CohenKappa, Matthews
     from learner.metrics.losses import Loss, Perplexity
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
         "GPUUse",
         "GradientNorm",
         "Hamming",
+        "Head",
         "HostCPU",
         "HostMemory",
         "HostMetric",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, rows_mask
@@ -33,6 +34,30 @@ def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
             shape=shape,
         )
     return jnp.broadcast_to(mask.astype(bool).reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
+
+
+def combine_masks(a: Array, b: Array) -> Array | None:
+    """Return the mask of what both keep, bool, where one may have fewer of the first axes; None if they do not fit.
+
+    >>> combine_masks(jnp.array([True, False]), jnp.array([[True, False], [True, True]])).tolist()
+    [[True, False], [False, False]]
+    """
+    if a.shape != b.shape[: a.ndim] and b.shape != a.shape[: b.ndim]:
+        return None
+    axes = max(a.ndim, b.ndim)
+    a, b = (x.reshape(x.shape + (1,) * (axes - x.ndim)) for x in (a, b))
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    return jnp.broadcast_to(a, shape) & jnp.broadcast_to(b, shape)
+
+
+class MaskedOutput:
+    """An output with another mask."""
+
+    def __init__(self, output: Any, mask: Array) -> None:
+        self._output, self.mask = output, mask
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
 
 
 def wide(*arrays: Array) -> list[Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.metrics.adaptors import Adapted
 from learner.metrics.base import Array, CollectingMetric, Info, Metric, MetricBase, all_within, rows_mask
-from learner.metrics.rows import as_int32
+from learner.metrics.rows import MaskedOutput, as_int32, combine_masks
 
 
 class Subset(Metric):
@@ -170,16 +170,6 @@ class _CollectedBy(CollectingMetric):
         return _texts(self._metric, self._names, value)
 
 
-class _Part:
-    """An output with another mask."""
-
-    def __init__(self, output: Any, mask: Array) -> None:
-        self._output, self.mask = output, mask
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._output, name)
-
-
 def _number(value: Any) -> int | None:
     """Return the number of a group if an output can have it, otherwise None."""
     if isinstance(value, str) and re.fullmatch("-?[0-9]+", value):  # as keys in JSON are
@@ -237,24 +227,20 @@ def _texts(metric: Metric | CollectingMetric, names: Mapping[int, str], values: 
     return ", ".join(f"{name} {metric.text(x)}" for name, x in pairs)
 
 
-def _part(name: str, output: Any, by: str, value: int) -> _Part:
+def _part(name: str, output: Any, by: str, value: int) -> MaskedOutput:
     """Return the output with the rows (or tokens) masked that are of another group."""
     own = _groups(name, output, by, most=2) == value
-    mask = rows_mask(output)
-    if mask is None:
-        return _Part(output, own)
-    mask = mask.astype(bool)
-    if own.shape != mask.shape[: own.ndim] and mask.shape != own.shape[: mask.ndim]:
+    whole = rows_mask(output)
+    if whole is None:
+        return MaskedOutput(output, own)
+    if (mask := combine_masks(own, whole)) is None:
         raise LearnerError(
-            f"{name} got {by} of shape {own.shape} and a mask of shape {mask.shape}; they do not fit",
+            f"{name} got {by} of shape {own.shape} and a mask of shape {whole.shape}; they do not fit",
             code="metric-group-mask-shape",
             name=name,
             by=by,
         )
-    axes = max(own.ndim, mask.ndim)
-    own, mask = (x.reshape(x.shape + (1,) * (axes - x.ndim)) for x in (own, mask))
-    shape = np.broadcast_shapes(own.shape, mask.shape)
-    return _Part(output, jnp.broadcast_to(own, shape) & jnp.broadcast_to(mask, shape))
+    return MaskedOutput(output, mask)
 
 
 def _subset(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, value: int, name: str | None) -> int:
@@ -308,13 +294,14 @@ def _check(metric: Any, what: str) -> None:
         raise LearnerError(
             f"{what} got {metric!r}; it needs an instance of a learner.metrics.Metric", code="metric-type"
         )
-    if getattr(metric, "per_step", False) or "loss" in metric.fields:
+    parts = list(all_within(metric))
+    if getattr(metric, "per_step", False) or any("loss" in getattr(part, "fields", ()) for part in parts):
         raise LearnerError(
             f"{what} got {metric.name}, which is a number of the whole batch; it needs a metric of rows (the loss of a "
             "group needs the losses of its rows)",
             code="metric-group-whole-batch",
         )
-    for part in all_within(metric):
+    for part in parts:
         if isinstance(part, Adapted) and not part.masked:
             raise LearnerError(
                 f"{what} got {part.name}, which does not read the output's mask and would count the rows of all "

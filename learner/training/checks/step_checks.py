@@ -3,7 +3,8 @@
 import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -552,7 +553,7 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
     states: dict[int | None, PyTree] = {}  # by index: metrics may share one, which is traced once
     for metric, index in zip(metrics, (*measure.state_of, *[None] * len(measure.collecting)), strict=True):
-        missing = [f for f in metric.fields if getattr(output, f, None) is None]
+        missing = [f for f in metric.fields if _field(output, f) is None]
         if missing:
             has = ", ".join(_fields(output))
             problems.append(
@@ -571,6 +572,15 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
             code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
             problems.append(Problem(text, code=code, name=metric.name))
     return problems
+
+
+def _field(output: Any, name: str) -> Any:
+    """Return a field of an output, or of a head of it by a dotted name; None if it is missing."""
+    if (field := getattr(output, name, None)) is not None or "." not in name:
+        return field
+    head, _, rest = name.partition(".")
+    part = getattr(output, head, None)
+    return _field(types.SimpleNamespace(**part) if isinstance(part, Mapping) else part, rest)
 
 
 def _tried(

@@ -1,0 +1,131 @@
+"""Metrics of one head of a model with several."""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.metrics.base import Array, CollectingMetric, Info, Metric, rows_mask
+from learner.metrics.rows import MaskedOutput, combine_masks
+
+
+class Head(Metric):
+    """A metric of one head of a model with several: it reads the fields of an output inside of the step's output, and
+    is called `Accuracy of genre`.
+
+    The head is a ready output, or a dict or object with the fields that the metric reads. A mask of the head counts for
+    its metrics alone, one of the whole output for all heads. The loss of a head counts by the head's `weight`, or as
+    the output's if the head has none.
+
+    Args:
+      metric: one that reads an output. Of one that collects its rows (a `CollectingMetric`, such as `AUROC`) it makes
+        one that does so, too.
+      head: the name of the field of the step's output.
+
+    Raises:
+      LearnerError: for a metric of the optimizer step or of the host; when updated with masks that do not fit.
+
+    >>> from learner.metrics.classification import Accuracy
+    >>> from learner.steps.outputs import ClassificationOutput, Output
+    >>> genre = ClassificationOutput.from_logits(jnp.eye(3), jnp.array([0, 1, 0]), mask=jnp.array([1, 0, 1]))
+    >>> metric, info = Head(Accuracy(), "genre"), Info(step=jnp.int32(0), weight=jnp.float32(3))
+    >>> print(metric.name, metric.compute(metric.update(metric.init(), Output(genre.loss, genre=genre), info)))
+    Accuracy of genre 0.5
+    """
+
+    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+        """Return the variant for collected rows if the metric collects rows."""
+        return _CollectedHead(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+
+    def __init__(self, metric: Metric, head: str) -> None:
+        _copy_attributes(self, metric, head)
+        self._metric, self._head = metric, head
+
+    def init(self) -> Any:
+        """Return the state of no rows."""
+        return self._metric.init()
+
+    def update(self, state: Any, output: Any, info: Info) -> Any:
+        """Add the head of a batch."""
+        weight = getattr(part := _part(self.name, output, self._head), "weight", None)
+        own = info if weight is None else dataclasses.replace(info, weight=jnp.asarray(weight, jnp.float32))
+        return self._metric.update(state, part, own)
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """Merge two states."""
+        return self._metric.merge(a, b)
+
+    def compute(self, state: Any) -> Array:
+        """Compute the wrapped metric."""
+        return self._metric.compute(state)
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return self._metric.text(value)
+
+    def arrays(self, value: Any) -> Any:
+        """Return the arrays of the wrapped metric."""
+        return self._metric.arrays(value)
+
+
+class _CollectedHead(CollectingMetric):
+    """A `Head` of a metric that collects rows."""
+
+    def __init__(self, metric: CollectingMetric, head: str) -> None:
+        _copy_attributes(self, metric, head)
+        self._metric, self._head, self.pads_rows = metric, head, metric.pads_rows
+
+    def collect(self, output: Any) -> Any:
+        """Return what the wrapped metric keeps of the head."""
+        return self._metric.collect(_part(self.name, output, self._head))
+
+    def compute(self, rows: Any) -> Any:
+        """Compute the wrapped metric."""
+        return self._metric.compute(rows)
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return self._metric.text(value)
+
+    def arrays(self, value: Any) -> Any:
+        """Return the arrays of the wrapped metric."""
+        return self._metric.arrays(value)
+
+
+def _part(name: str, output: Any, head: str) -> Any:
+    """Return the output of a head, with the rows masked that the whole output masks."""
+    part = getattr(output, head)
+    part = types.SimpleNamespace(**part) if isinstance(part, Mapping) else part
+    whole, own = rows_mask(output), rows_mask(part)
+    if whole is None:
+        return part
+    if own is None:
+        return MaskedOutput(part, whole)
+    if (mask := combine_masks(whole, own)) is None:
+        raise LearnerError(
+            f"{name} got a mask of the output of shape {whole.shape} and one of {head} of shape {own.shape}; they do "
+            "not fit",
+            code="metric-head-mask-shape",
+            name=name,
+            head=head,
+        )
+    return MaskedOutput(part, mask)
+
+
+def _copy_attributes(wrapper: Metric | CollectingMetric, metric: Any, head: str) -> None:
+    """Copy the attributes of the wrapped metric; its fields are those of the head."""
+    if not isinstance(metric, Metric | CollectingMetric) or getattr(metric, "per_step", False):
+        raise LearnerError(
+            f"Head got {metric!r}; it needs an instance of a learner.metrics.Metric that reads the step's output",
+            code="metric-head-type",
+        )
+    same = ("higher_is_better", "unit", "splits", "numeric", "description", "undefined")
+    vars(wrapper).update(
+        {name: getattr(metric, name) for name in same},
+        name=f"{metric.name} of {head}",
+        fields=tuple(f"{head}.{field}" for field in metric.fields) or (head,),
+        inner=(metric,),
+    )

@@ -1,0 +1,156 @@
+"""Metrics of one head of a model with several."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn import metrics as sklearn_metrics
+
+from learner import ClassificationOutput, LearnerBuilder, Output, RegressionOutput
+from learner.metrics import (
+    AUROC,
+    R2,
+    Accuracy,
+    By,
+    ConfusionMatrix,
+    FBeta,
+    FieldMean,
+    GradientNorm,
+    Head,
+    Info,
+    IterationSpeed,
+    Loss,
+    MeanAbsoluteError,
+    Subset,
+)
+from tests.support.codes import raises_code
+
+ROWS = 90
+rng = np.random.default_rng(0)
+DATA = {
+    "x": rng.normal(size=(ROWS, 4)).astype(np.float32),
+    "genre": rng.integers(3, size=ROWS).astype(np.int32),
+    "rating": rng.normal(size=ROWS).astype(np.float32),
+    "has_genre": rng.random(ROWS) < 0.7,
+    "has_rating": rng.random(ROWS) < 0.6,
+    "group": (np.arange(ROWS) % 2).astype(np.int32),
+}
+MODEL = {"genre": rng.normal(size=(4, 3)).astype(np.float32), "rating": rng.normal(size=4).astype(np.float32)}
+
+
+def step(model, batch):
+    genre = ClassificationOutput.from_logits(batch["x"] @ model["genre"], batch["genre"], batch["has_genre"])
+    rating = RegressionOutput.from_predictions(batch["x"] @ model["rating"], batch["rating"], batch["has_rating"])
+    loss = (genre.loss * genre.weight + rating.loss * rating.weight) / len(batch["x"])
+    fields = {"logits": genre.logits, "targets": genre.targets}
+    heads = {"genre": genre, "rating": rating, "fields": fields}
+    return {"loss": loss, "weight": len(batch["x"]), "group": batch["group"], **heads}
+
+
+def fit(directory, *metrics, step=step, **options):
+    builder = LearnerBuilder(directory).metrics(*metrics).with_batch_size(24).num_epochs(1).renderer(None)
+    for name, value in options.items():
+        getattr(builder, name)(value)
+    return builder.build(MODEL, optax.sgd, 0.1, train_step=step, valid_step=step).fit(DATA, DATA)
+
+
+def expected(model):
+    """Each metric by scikit-learn and NumPy, over all rows at once."""
+    logits, predictions = DATA["x"] @ np.asarray(model["genre"]), DATA["x"] @ np.asarray(model["rating"])
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    known, rated, group = DATA["has_genre"], DATA["has_rating"], DATA["group"] == 1
+    genre, rating, hits = DATA["genre"], DATA["rating"], logits.argmax(1) == DATA["genre"]
+    return {
+        "Accuracy of genre": hits[known].mean(),
+        "F1 of genre": sklearn_metrics.f1_score(genre[known], logits.argmax(1)[known], average="macro"),
+        "AUROC of genre": sklearn_metrics.roc_auc_score(genre[known], probabilities[known], multi_class="ovr"),
+        "R2 of rating": sklearn_metrics.r2_score(rating[rated], predictions[rated]),
+        "Mean Absolute Error of rating": np.abs(rating - predictions)[rated].mean(),
+        "Loss of rating": np.square(rating - predictions)[rated].mean(),
+        "Accuracy of fields": hits.mean(),
+        "Accuracy of genre of group 1": hits[known & group].mean(),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"devices": 3}, {"grads_accumulation": 2}], ids=str)
+def test_metrics_of_each_head_in_a_run(tmp_path, options):
+    genre = (Head(metric, "genre") for metric in (Accuracy(), FBeta(3), AUROC()))
+    rating = (Head(metric, "rating") for metric in (R2(), MeanAbsoluteError(), Loss()))
+    others = Head(Accuracy(), "fields"), Subset(Head(Accuracy(), "genre"), "group", 1)
+    result = fit(tmp_path, *genre, *rating, *others, **options)
+    known = expected(result.model)
+    values = {name: result.history[f"valid/{name}"][-1] for name in known}
+    assert values == pytest.approx(known, rel=1e-5)
+
+
+def values_of(metric, output, weight=4.0):
+    state = metric.update(metric.init(), output, Info(jnp.int32(0), jnp.float32(weight)))
+    return metric.compute(state)
+
+
+HITS = types.SimpleNamespace(logits=jnp.eye(4), targets=jnp.array([0, 1, 0, 3]))
+
+
+def test_a_mask_of_the_output_and_one_of_the_head_both_count():
+    head = types.SimpleNamespace(**vars(HITS), mask=jnp.array([1, 1, 1, 0]))
+    assert values_of(Head(Accuracy(), "a"), Output(jnp.float32(0), a=head)) == np.float32(2 / 3)
+    output = Output(jnp.float32(0), a=head, mask=jnp.array([0, 1, 1, 1]))
+    assert values_of(Head(Accuracy(), "a"), output) == 0.5
+    output = Output(jnp.float32(0), a=HITS, mask=jnp.array([0, 0, 1, 1]))
+    assert values_of(Head(Accuracy(), "a"), output) == 0.5
+
+
+def test_a_head_within_groups_and_groups_within_a_head():
+    head = types.SimpleNamespace(**vars(HITS), group=jnp.array([0, 0, 1, 1]))
+    output = Output(jnp.float32(0), a=head, group=jnp.array([0, 1, 1, 1]))
+    assert values_of(Head(By(Accuracy(), "group", ["x", "y"]), "a"), output).tolist() == [1.0, 0.5]
+    assert values_of(By(Head(Accuracy(), "a"), "group", ["x", "y"]), output).tolist() == [1.0, np.float32(2 / 3)]
+
+
+def test_a_loss_counts_by_the_weight_of_its_head():
+    metric, state = Head(Loss(), "a"), Head(Loss(), "a").init()
+    for loss, weight in ((1.0, 3.0), (5.0, 1.0)):
+        output = Output(jnp.float32(0), a={"loss": jnp.float32(loss), "weight": weight})
+        state = metric.update(state, output, Info(jnp.int32(0), jnp.float32(8)))
+    assert metric.compute(state) == 2.0
+    output = Output(jnp.float32(0), a={"kl": jnp.float32(3)})
+    assert values_of(Head(FieldMean("kl"), "a"), output) == 3.0
+
+
+def test_it_is_described_as_its_metric():
+    metric = Head(MeanAbsoluteError(), "rating")
+    assert (metric.name, metric.higher_is_better) == ("Mean Absolute Error of rating", False)
+    assert metric.fields == ("rating.predictions", "rating.targets")
+    table, own = Head(ConfusionMatrix(4), "a"), ConfusionMatrix(4)
+    value = values_of(table, Output(jnp.float32(0), a=HITS))
+    assert not table.numeric
+    assert table.text(value) == own.text(values_of(own, HITS))
+    assert (table.arrays(value) == own.arrays(value)).all()
+
+
+@pytest.mark.parametrize("metric", [GradientNorm(), IterationSpeed(), Accuracy], ids=str)
+def test_metrics_without_an_output_are_refused(metric):
+    with raises_code("metric-head-type"):
+        Head(metric, "genre")
+
+
+def test_the_loss_of_a_head_has_no_groups():
+    with raises_code("metric-group-whole-batch"):
+        Subset(Head(Loss(), "genre"), "group", 1)
+
+
+def test_masks_that_do_not_fit_are_refused():
+    output = Output(jnp.float32(0), a=types.SimpleNamespace(**vars(HITS), mask=jnp.ones(4)), mask=jnp.ones(3))
+    with raises_code("metric-head-mask-shape", head="a"):
+        values_of(Head(Accuracy(), "a"), output)
+
+
+@pytest.mark.parametrize(("metric", "missing"), [(R2(), "genre.predictions"), (AUROC(), "genre.logits")], ids=str)
+def test_fields_that_a_head_does_not_have_are_named(tmp_path, metric, missing):
+    def without(model, batch):
+        return {"loss": (batch["x"] @ model["rating"]).sum(), "genre": {"targets": batch["genre"]}}
+
+    with raises_code("metric-missing-field", missing):
+        fit(tmp_path, Head(metric, "genre"), step=without)
