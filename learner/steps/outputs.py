@@ -8,6 +8,7 @@ and several devices exact.
 """
 
 import dataclasses
+import functools
 import math
 import types
 from collections.abc import Iterable
@@ -415,14 +416,18 @@ def _outside(labels: Array, classes: int) -> Array:
 
 def has_wrong_labels(output: Any) -> Array:
     """Return True, a bool scalar, where a label counts that is none of the classes of its logits, or neither 0 nor 1 of
-    several labels, in an output of this module.
+    several labels, in an output of this module or in one inside of it.
 
     >>> out = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, -1]), mask=jnp.array([1, 0]))
     >>> print(has_wrong_labels(out), out.loss)
     False 1.0986123
     """
-    if not isinstance(output, (*OF_LABELS, MultiLabelOutput)):
-        return jnp.bool_(False)
+    parts = jax.tree.leaves(output, is_leaf=lambda part: isinstance(part, OF_CLASSES))
+    wrong = [_is_wrong(part) for part in parts if isinstance(part, OF_CLASSES)]
+    return functools.reduce(jnp.logical_or, wrong) if wrong else jnp.bool_(False)
+
+
+def _is_wrong(output: Any) -> Array:
     logits, labels, mask = output.logits, output.targets, output.mask
     if isinstance(output, MultiLabelOutput):
         outside = _no_probability(labels)
@@ -460,3 +465,4 @@ def as_output(returned: Any) -> Any:
 
 
 OF_LABELS = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of integer labels
+OF_CLASSES = (*OF_LABELS, MultiLabelOutput)

@@ -17,6 +17,7 @@ from learner import (
     ClassificationOutput,
     LearnerError,
     MultiLabelOutput,
+    Output,
     RegressionOutput,
     SegmentationOutput,
     SequenceOutput,
@@ -308,6 +309,13 @@ def test_labels_that_are_neither_present_nor_absent_are_named(target):
     assert not has_wrong_labels(masked)
     mixed = MultiLabelOutput.from_logits(jnp.zeros((1, 2)), jnp.array([[0.3, 1.0000001]]))
     np.testing.assert_allclose(mixed.loss, math.log(2), rtol=1e-6)
+
+
+def test_wrong_labels_of_a_head_are_found():
+    right = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, 0]))
+    wrong = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, 3]))
+    assert not has_wrong_labels(Output(right.loss, genre=right, other=jnp.ones(2)))
+    assert has_wrong_labels(Output(right.loss, genre=right, style=wrong))
 
 
 def test_regression_by_hand():
