@@ -58,7 +58,8 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
             "train_step divides its loss by a number that depends on the batch, as a mean over the rows or tokens that "
             f"a mask keeps does, its output has no weight, and {' and '.join(parts)}: their losses count by the number "
             "of their rows, which is another loss than that of the whole batch. Return that number as the output's "
-            "weight too; weighted_mean(losses, mask) computes both"
+            "weight too; weighted_mean(losses, mask) computes both. Of a sum of several such losses, multiply each by "
+            "its number, divide by the rows of the batch, and return these as the weight"
         )
     elif traced[0] is not None and traced[1] is not None and traced[0][1] and is_sum(traced[0][0], traced[1][0]):
         texts.append(
