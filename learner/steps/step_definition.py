@@ -307,10 +307,16 @@ class StepDefinition:
         return value
 
     def run_valid(
-        self, state: TrainState, batch: Batch, index: Array, replicated: bool = True, step: StepFn | None = None
+        self,
+        state: TrainState,
+        batch: Batch,
+        index: Array,
+        replicated: bool = True,
+        step: StepFn | None = None,
+        written: list[tuple[PyTree, PyTree]] | None = None,
     ) -> Any:
         """Return the output of `step`, by default the valid step, in the dtypes that it returns; see
-        `StepFunctions.evaluate`.
+        `StepFunctions.evaluate`. Appends to `written` the model's state before the step and after it.
         """
         step = step or self.valid
         assert step is not None
@@ -319,5 +325,9 @@ class StepDefinition:
         with self.policy.allow_promotion():
             parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
             model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
-            output, _ = step(model, self.policy.to_compute_dtype(batch), key)
+            output, returned = step(model, self.policy.to_compute_dtype(batch), key)
+        if written is not None:
+            after = model if self.adapter.changes_in_place else returned
+            is_model = bool(jax.tree.structure(after) == jax.tree.structure(model))  # type: ignore[operator]
+            written.append((parts[1], self.adapter.read(after) if is_model else parts[1]))
         return output

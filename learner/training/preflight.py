@@ -22,6 +22,7 @@ from learner.training.checks.agreement import description, digest, refuse_togeth
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.checks.step_checks import TracedTrainStep, no_step, trace_train, trace_valid
+from learner.training.checks.validation_state import warning_of_carried
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, read_inputs
 from learner.training.files.directory import problem_with
@@ -250,10 +251,13 @@ def checked_step(
             Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")
         )
     elif inputs.valid:
+        carried: list[str] = []
         for split in inputs.valid:
             with _collecting(problems):
-                new, inputs.programs[split] = trace_valid(step, state, inputs.first_batches[split], split)
+                new, inputs.programs[split] = trace_valid(step, state, inputs.first_batches[split], split, carried)
                 problems += new
+        if carried:
+            inputs.warnings.append(warning_of_carried(join_names(list(dict.fromkeys(carried)), MOST_NAMED)))
     # A program that cannot be traced cannot be mapped over members either.
     if options.population is not None and not problems:
         problems += population_problems(step, state, inputs)

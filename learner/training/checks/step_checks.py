@@ -23,6 +23,7 @@ from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
 from learner.training.checks.logit_activations import activations
 from learner.training.checks.row_broadcasts import broadcast_rows
+from learner.training.checks.validation_state import carried_state
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
 from learner.util.host_random import generator_states
@@ -196,16 +197,27 @@ def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
     return trace_valid(step, state, batch, split)[0]
 
 
-def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> tuple[list[str], Any]:
-    """Return the result of `check_valid` and the traced valid step; see `trace_train`."""
+def trace_valid(
+    step: StepFunctions, state: TrainState, batch: PyTree, split: str, carried: list[str] | None = None
+) -> tuple[list[str], Any]:
+    """Return the result of `check_valid` and the traced valid step; see `trace_train`. Appends to `carried` the names
+    of `carried_state`.
+    """
     problems: list[str] = []
+    changed: list[bool] = []
 
     def once(state: TrainState, traced: PyTree) -> PyTree:
-        output = step.run_valid(state, traced, jnp.int32(0))
+        written: list[tuple[PyTree, PyTree]] = []
+        output = step.run_valid(state, traced, jnp.int32(0), written=written)
+        before, after = (named_leaves(tree) for tree in written[0])
+        changed[:] = [after.get(name, leaf) is not leaf for name, leaf in before.items()]
         problems.extend(_problems(step, output, step.valid_metrics, "valid_step", traced, batch, state))
         return _arrays(output)
 
-    return problems, _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
+    program = _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
+    if carried is not None and any(changed) and not problems:
+        carried.extend(carried_state(step, state, batch))
+    return problems, program
 
 
 def _arrays(tree: PyTree) -> list[Any]:

@@ -1,0 +1,49 @@
+"""Valid steps that carry state: a validation discards it, so a run warns."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
+from learner.util.jaxprs import dependent_outputs, forwarded_inputs
+from learner.util.trees import named_leaves
+
+PyTree = Any
+
+
+def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
+    """Return the names of the model's state that a valid step changes and computes its output from, such as that of a
+    recurrent cell. Counters and statistics that it only writes are not among them.
+    """
+    names = list(named_leaves(state.model_state))
+    outputs: list[int] = []
+
+    def once(model_state: PyTree, state: TrainState, batch: PyTree) -> list[Any]:
+        pairs: list[tuple[PyTree, PyTree]] = []
+        given = dataclasses.replace(state, model_state=model_state)
+        output = jax.tree.leaves(step.run_valid(given, batch, jnp.int32(0), written=pairs))
+        outputs[:] = [len(output)]
+        before, after = (named_leaves(tree) for tree in pairs[0])
+        return output + [after.get(name, before[name]) for name in names]
+
+    program = jax.make_jaxpr(once)(state.model_state, state, batch).jaxpr
+    (count,) = outputs
+    sources = forwarded_inputs(program)[count:]
+    changed = [index for index, source in enumerate(sources) if source != index]
+    marks = range(len(program.invars))
+    return [
+        names[index]
+        for index in changed
+        if any(dependent_outputs(program, [mark == index for mark in marks], through_stop_gradient=True)[:count])
+    ]
+
+
+def warning_of_carried(names: str) -> str:
+    """Return the warning about state that a valid step carries."""
+    return (
+        f"valid_step reads and changes {names} of its model, which is discarded: each validation batch begins with the "
+        "state of the training. Pass whole sequences as rows of a batch, or begin with a state of its own in each"
+    )

@@ -1,0 +1,76 @@
+"""Valid steps that carry state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from learner import LearnerBuilder, RegressionOutput
+from learner.training.checks.step_checks import trace_valid
+
+BATCH = {"x": np.ones((4, 3), np.float32), "y": np.zeros(4, np.float32)}
+
+
+class Model(nnx.Module):
+    """Has a state that it reads and writes, statistics that it only writes, and a counter."""
+
+    def __init__(self, writes=("carry", "mean", "count")):
+        self.layer, self.writes = nnx.Linear(3, 1, rngs=nnx.Rngs(0)), writes
+        self.carry, self.mean = nnx.Variable(jnp.zeros(4)), nnx.BatchStat(jnp.zeros(()))
+        self.count = nnx.Variable(jnp.array(0))
+
+    def train_step(self, batch):
+        out = self.layer(batch["x"])[:, 0] + jax.lax.stop_gradient(self.carry[...])
+        if "carry" in self.writes:
+            self.carry[...] = 0.5 * out
+        if "mean" in self.writes:
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * batch["x"].mean()
+        if "count" in self.writes:
+            self.count[...] += 1
+        return RegressionOutput.from_predictions(out, batch["y"])
+
+    valid_step = train_step
+
+
+def functional(model, batch):
+    out = batch["x"] @ model["w"] + model["carry"]
+    return RegressionOutput.from_predictions(out, batch["y"]), {**model, "carry": out}
+
+
+def carried(directory, model, **steps):
+    trainable = (lambda path, _: path == "w") if steps else None
+    learner = LearnerBuilder(directory).build(model, optax.sgd, 0.1, trainable=trainable, **steps)
+    names = []
+    trace_valid(learner.definition.step, jax.eval_shape(learner.init), BATCH, "valid", names)
+    return names
+
+
+def test_state_that_a_valid_step_reads_and_changes_is_named(tmp_path):
+    assert carried(tmp_path, Model()) == ["carry"]
+    assert carried(tmp_path, Model(writes=("mean", "count"))) == []
+    assert carried(tmp_path, Model(writes=())) == []
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_state_of_a_returned_model_is_named(tmp_path, jitted):
+    model = {"w": jnp.ones(3), "carry": jnp.zeros(4)}
+    step = jax.jit(functional) if jitted else functional
+    assert carried(tmp_path, model, train_step=step, valid_step=step) == ["carry"]
+
+    def same(model, batch):
+        return functional(model, batch)[0], jax.jit(lambda x: x)(model)
+
+    def other(model, batch):
+        return functional(model, batch)[0], {"w": batch["x"]}
+
+    assert carried(tmp_path, model, train_step=step, valid_step=same) == []
+    assert carried(tmp_path, model, train_step=step, valid_step=other) == []
+
+
+@pytest.mark.parametrize(("writes", "warned"), [(("carry",), True), (("count",), False)], ids=str)
+def test_the_run_warns(tmp_path, writes, warned):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
+    builder.build(Model(writes), optax.sgd, 0.1).fit([BATCH], [BATCH, BATCH])
+    assert ("valid_step reads and changes carry" in (tmp_path / "experiment.log").read_text()) == warned
