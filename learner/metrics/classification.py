@@ -11,6 +11,7 @@ from learner.metrics.class_arguments import as_int, is_integral
 from learner.metrics.counts import Fraction
 from learner.metrics.means import FractionMetric
 from learner.metrics.rows import as_int32, kept_rows
+from learner.metrics.scores import read_scores
 
 HAMMING = "learner.metrics.Hamming() is how often they are wrong, 1 - accuracy (in a config: `metrics: [Hamming]`)"
 
@@ -44,7 +45,8 @@ class _HitRate(FractionMetric):
 
     def _check(self, output: Any, logits: Array, targets: Array) -> None:
         several = logits.shape == targets.shape
-        hint = f"; of several labels for each row, and of one score for two classes, {HAMMING}" if several else ""
+        advice = f"; of several labels for each row, {HAMMING}; of one score for two classes, use Accuracy()"
+        hint = advice if several else ""
         if logits.ndim < 2 or logits.shape[:-1] != targets.shape or not jnp.issubdtype(targets.dtype, jnp.integer):
             raise LearnerError(
                 f"{self.name} got {type(output).__name__} with logits {logits.dtype}{list(logits.shape)} and targets "
@@ -64,8 +66,9 @@ class Accuracy(_HitRate):
 
     Both numbers are exact, over any number of labels. Of classes with equal scores, which are common in bfloat16, the
     smaller number comes first, as for `numpy.argmax`. A row with a NaN among its scores is not a hit, and neither is a
-    label that is none of the classes; both count, unless they are masked or ignored. Of several labels for each row,
-    and of one score for two classes, take `Hamming`, which is how often they are wrong.
+    label that is none of the classes; both count, unless they are masked or ignored. One score for two classes,
+    `logits` `[batch]`, predicts class 1 where it is above 0. Of several labels for each row take `Hamming`, which is
+    how often they are wrong.
 
     Args:
       ignore_label: the label that says "do not count this one", such as -100 for padded tokens. The name is then
@@ -83,6 +86,15 @@ class Accuracy(_HitRate):
 
     def __init__(self, ignore_label: int | None = None) -> None:
         super().__init__("Accuracy", 1, ignore_label)
+
+    def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
+        """Add a batch: `logits` `[..., classes]` and integer `targets` `[...]`, or one score for two classes, `logits`
+        and `targets` of 0 and 1 `[batch]`; and their `mask`, if any.
+        """
+        if jnp.ndim(output.logits) != 1 or jnp.shape(output.targets) != jnp.shape(output.logits):
+            return super().update(state, output, info)
+        scores = read_scores(self.name, output, 1, self.ignore_label)
+        return state.add((scores.best() == scores.labels) & ~scores.strange(), scores.counted)
 
 
 class TopKAccuracy(_HitRate):

@@ -132,6 +132,17 @@ def test_outputs_of_the_library() -> None:
     assert both(ROWS, np.array([0, 2, 0, 0]), np.array([1, 1, 1, 0])) == np.float32(4 / 7)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, bool])
+def test_one_score_for_two_classes(dtype: Any) -> None:
+    scores, targets = np.float32([2, -1, 0, 0.5, -3]), np.array([1, 0, 0, 0, 1], dtype)
+    assert value(TOP_1, scores, targets) == np.float32(3 / 5)  # a score of 0 is of the smaller number
+    assert value(TOP_1, scores, targets, [1, 1, 1, 0, 0]) == 1.0
+    assert value(TOP_1, np.where(targets, np.nan, scores), targets) == np.float32(2 / 5)
+    if np.dtype(dtype).kind != "b":
+        assert value(TOP_1, scores, np.where(targets, 7, targets)) == np.float32(2 / 5)
+        assert value(Accuracy(ignore_label=-1), scores, np.array([1, 0, 0, -1, -1], dtype)) == 1.0
+
+
 LOGITS = np.zeros((4, 3), np.float32)
 
 
@@ -144,7 +155,7 @@ LOGITS = np.zeros((4, 3), np.float32)
             None,
             r"int32\[4, 3\].*; of several labels .*, learner.metrics.Hamming\(\)",
         ),
-        (LOGITS[:, 0], np.zeros(4, np.int32), None, r"of one score for two classes, learner.metrics.Hamming\(\) is"),
+        (LOGITS[:, 0], np.zeros(4, np.int32), None, r"of one score for two classes, use Accuracy\(\)"),
         (LOGITS, np.zeros((4, 1), np.int32), None, r"targets int32\[4, 1\]; it needs one class number"),
         (LOGITS, np.zeros(4, np.float32), None, r"targets float32\[4\]; .*integer"),
         (LOGITS, np.zeros(4, bool), None, r"targets bool\[4\]"),
