@@ -239,19 +239,32 @@ class StepDefinition:
             returned, new_model = self.train(model, self.policy.to_compute_dtype(batch), key)
             if assigned is not None:
                 assigned.extend(_assigned(attributes, self.adapter.attributes(model)))
-            if new_model is not None and not (hasattr(returned, "loss") or isinstance(returned, TrainOutput)):
-                raise LearnerError(
-                    f"{self.train.name} returned a pair whose first element, {_kind_of(returned)}, has no field "
-                    "'loss'; a step returns an output, such as ClassificationOutput.from_logits(logits, labels), or "
-                    "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output",
-                    code="step-output-without-loss",
-                )
+            if new_model is not None:
+                self._check_pair(returned, new_model, model)
             if axis is not None and synced is not None:
                 synced.append(self.adapter.is_synced(model))
             # Not of modules, whose layers may replace a parameter in each call (`nnx.SpectralNorm`).
             if written is not None and new_model is not None and not self.adapter.changes_in_place:
                 written.append((computed[0], self.adapter.read_all(new_model)[0]))
             return returned, self.model_state_after(model, new_model, model_state, computed[1])
+
+    def _check_pair(self, returned: Any, new_model: Any, model: Any) -> None:
+        """Raise `LearnerError` if the pair that a train step returned is not an output and a model."""
+        assert self.train is not None
+        if not (hasattr(returned, "loss") or isinstance(returned, TrainOutput)):
+            raise LearnerError(
+                f"{self.train.name} returned a pair whose first element, {_kind_of(returned)}, has no field "
+                "'loss'; a step returns an output, such as ClassificationOutput.from_logits(logits, labels), or "
+                "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output",
+                code="step-output-without-loss",
+            )
+        if hasattr(new_model, "loss") and type(new_model) is not type(model):
+            raise LearnerError(
+                f"{self.train.name} returned a pair of outputs, {type(returned).__name__} and "
+                f"{type(new_model).__name__}; a step returns one output, or (output, model). The outputs of several "
+                "heads are its fields: {'loss': ..., 'genre': output, 'rating': output}",
+                code="step-output-pair",
+            )
 
     def _computed(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
         """Return the parameters and the model's state in the dtypes that steps compute with."""

@@ -349,6 +349,15 @@ def test_a_pair_of_a_loss_and_more_is_no_pair_of_an_output_and_a_model(returned,
         checked(returned)
 
 
+def test_a_pair_of_outputs_is_refused():
+    def both(model, batch):
+        output = classify(model, batch)
+        return output, RegressionOutput.from_predictions(output.logits[:, 0], output.logits[:, 1])
+
+    with raises_code("step-output-pair", "RegressionOutput", "(output, model)"):
+        checked(both)
+
+
 def test_errors_of_the_step_come_as_they_are():
     def train(model, batch):
         raise RuntimeError("mine")
