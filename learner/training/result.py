@@ -152,7 +152,9 @@ def result_of(
 
     def load_best() -> BestModel[Any]:
         state, epoch, step = load_best_state(definition, definition.placed_shapes())
-        return BestModel(rebuild(definition, state), epoch, step)
+        # As `Runner.copy` places the last model: JAX refuses to compute with arrays of one device and of several.
+        parts = definition.strategy.to_single_device((eval_params(state.params, state.opt_state), state.model_state))
+        return BestModel(definition.step.adapter.rebuild(*parts), epoch, step)
 
     model_step = None
     if definition.options.restore_best:

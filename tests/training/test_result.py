@@ -3,12 +3,15 @@
 import re
 import shutil
 
+import jax
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from learner import LearningResult, RegressionOutput
 from learner.runs.history import History
+from learner.strategies import Replicated, Sharded
 from learner.training.result import BestModel
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -80,6 +83,15 @@ def test_the_best_model_is_as_it_was_given_and_in_eval_mode(tmp_path):
     assert type(result.best_model) is Net
     assert result.best_model.drop.deterministic
     assert result.best_model.norm.use_running_average
+
+
+@pytest.mark.parametrize("strategy", [Replicated, Sharded])
+def test_the_best_model_is_on_the_devices_of_the_last(strategy, tmp_path):
+    builder = quiet(tmp_path / "run", saves=True).strategy(strategy(devices=2))
+    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
+    leaves = [jax.tree.leaves(nnx.state(model, nnx.Param)) for model in (result.best_model, result.model)]
+    assert [x.devices() for x in leaves[0]] == [x.devices() for x in leaves[1]] == [{jax.devices()[0]}] * len(leaves[0])
+    assert model_bits(result.best_model) == model_bits(result.model)
 
 
 def test_a_result_does_not_hang_on_its_directory(tmp_path):
