@@ -7,7 +7,8 @@ from typing import Any
 
 from learner.events import Compiling
 from learner.steps.train_state import TrainState
-from learner.training.checkpoints.resume import accumulator_in_flight, data_of, restore_decisions
+from learner.training.checkpoints.restored_parts import accumulator_in_flight, restore_decisions
+from learner.training.checkpoints.resume import data_of
 from learner.training.checkpoints.rewind import open_checkpoints
 from learner.training.checks.row_relations import warnings_of_parts
 from learner.training.files.run_outputs import Outputs, open_outputs

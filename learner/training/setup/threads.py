@@ -13,7 +13,7 @@ from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import ProcessError
 from learner.metrics.base import HostMetric, Metric
-from learner.training.checkpoints.resume import reporter_values
+from learner.training.checkpoints.restored_parts import reporter_values
 from learner.training.checkpoints.saving import CheckpointSaver
 from learner.training.feed.group import bytes_of
 from learner.training.files.run_outputs import Outputs, closing
