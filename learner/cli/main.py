@@ -25,7 +25,7 @@ from learner.cli.usage import (
     sweep_parser,
 )
 from learner.errors import LearnerError, near
-from learner.training.signals import TERMINATED, of_a_command
+from learner.training.signals import TERMINATED, dropped_signals, of_a_command
 from learner.util.device_threads import any_alive, end_process
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
@@ -114,8 +114,8 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
       The exit code: 0; 1 if `diff` finds other losses or arrays, if `doctor` finds a failure, for a full disk, or for
         an error in the user's code, after its traceback; 2 for wrong input, after one message on standard error; 130
-        after Ctrl-C, 143 after SIGTERM, 141 where the output is not read any more, 74 where it cannot be written, 75
-        where the watchdog ended it.
+        after Ctrl-C, 143 after SIGTERM or SIGHUP, 141 where the output is not read any more, 74 where it cannot be
+        written, 75 where the watchdog ended it.
     """
     _open_standard_streams()
     failed: list[OSError] = []
@@ -278,6 +278,8 @@ def _run(words: list[str]) -> int:
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
     reading = reading and not replays
     with contextlib.ExitStack() as stack:
+        # Around what imports JAX alone: a view's event loop handles SIGINT only in the place of Python's own handler.
+        raise_dropped = None if reading else stack.enter_context(dropped_signals())
         with import_order(own=False):  # what ours need is not to be found in the current directory
             if starts_run:
                 trains = importlib.import_module("learner.cli.configs.missing").check_words(command, rest)
@@ -298,6 +300,8 @@ def _run(words: list[str]) -> int:
             if replays:
                 importlib.import_module("learner.cli.replay")
             module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
+        if raise_dropped is not None:
+            raise_dropped()
         stack.enter_context(_plain_warnings(reading))
         stack.enter_context(import_order(own=not reading))
         try:

@@ -16,6 +16,7 @@ from learner.util.device_threads import exit_with
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
 HANGUP = getattr(signal, "SIGHUP", None)
+HANGUPS = () if HANGUP is None else (HANGUP,)
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -46,8 +47,9 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
         _call(previous[number], number, frame)
 
     handlers: dict[int, Handler] = dict.fromkeys(NAMES, handle_stop)
-    if HANGUP is not None and signal.getsignal(HANGUP) is signal.SIG_DFL:
-        handlers[HANGUP] = handle_stop
+    hangups = _replaceable(HANGUPS)
+    if any(handler is signal.SIG_DFL or _is_of_a_command(handler) for handler in hangups.values()):
+        handlers |= dict.fromkeys(hangups, handle_stop)
     if hasattr(signal, "SIGUSR1"):
         handlers[signal.SIGUSR1] = handle_save
     previous = _replaceable(handlers)
@@ -77,13 +79,22 @@ class _Remembered:
 
 @contextlib.contextmanager
 def dropped_signals() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises what a signal has raised in this block, if it did not end the block.
+    """Yield a function that raises what a signal has raised in this block, or in one around it, if it did not end the
+    block.
 
     Python prints and drops an exception that is raised in a callback of the garbage collector, and JAX has one, which
-    runs often while a step is traced. Without this, such a Ctrl-C would be lost, and the run would start.
+    runs often while a step is traced. The import of an extension module drops it as well, or turns it into an
+    `ImportError`. Without this, such a Ctrl-C would be lost, and the run would start.
     """
-    current = _replaceable(NAMES)
-    handlers = {number: _Remembered(handler) for number, handler in current.items() if handler in ENDING}
+    current = {
+        number: handler
+        for number, handler in _replaceable([*NAMES, *HANGUPS]).items()
+        if handler in ENDING or isinstance(handler, _Remembered)
+    }
+    handlers = {
+        number: handler if isinstance(handler, _Remembered) else _Remembered(handler)
+        for number, handler in current.items()
+    }
 
     def raise_dropped() -> None:
         for remembered in handlers.values():
@@ -94,9 +105,12 @@ def dropped_signals() -> Iterator[Callable[[], None]]:
         signal.signal(number, remembered)
     try:
         yield raise_dropped
+    except Exception:
+        raise_dropped()  # what it raised may have become this error
+        raise
     finally:
-        for number, remembered in handlers.items():
-            signal.signal(number, remembered.handler)
+        for number, handler in current.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -157,13 +171,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def of_a_command() -> Iterator[None]:
-    """Let SIGTERM end a command by `SystemExit(143)`, so that its files are closed, and ignore SIGUSR1: by default
-    either would kill the process at once.
+    """Let SIGTERM and SIGHUP end a command by `SystemExit(143)`, so that its files are closed, and ignore SIGUSR1: by
+    default each would kill the process at once.
 
     `on_signals` replaces these handlers while there is a run to save. Handlers of the user stay, and outside the main
     thread this does nothing.
     """
-    handlers: dict[int, Handler] = {signal.SIGTERM: _end_at_once}
+    handlers: dict[int, Handler] = dict.fromkeys((signal.SIGTERM, *HANGUPS), _end_at_once)
     if hasattr(signal, "SIGUSR1"):
         handlers[signal.SIGUSR1] = lambda number, frame: None
     default = [number for number, handler in _replaceable(handlers).items() if handler is signal.SIG_DFL]
@@ -194,8 +208,12 @@ def _call(handler: Any, number: int, frame: FrameType | None) -> None:
         handler(number, frame)
 
 
+def _is_of_a_command(handler: Any) -> bool:
+    return (handler.handler if isinstance(handler, _Remembered) else handler) is _end_at_once
+
+
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGTERM:
+    if number != signal.SIGINT:
         exit_with(TERMINATED)
     raise KeyboardInterrupt
 

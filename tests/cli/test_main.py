@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
+from learner.cli.configs import missing
+from learner.cli.configs.missing import check_words
 from learner.cli.fit import _train
 from learner.cli.main import COMMANDS, main
 from learner.util.stages import stage_line
@@ -430,6 +432,29 @@ def test_ctrl_c_while_a_stage_is_shown_has_a_line_of_its_own(monkeypatch, tmp_pa
     with stage_line(out, "", iter([0.0, 1.0]).__next__):
         assert _train(Config()) == 130
     assert out.getvalue() == "reading the data 1.0 s\nlearner: interrupted\n"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_an_import_drops_ends_the_command(learner, config, monkeypatch):
+    """As where an extension module starts."""
+
+    class Dropping:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigpending()  # a call at whose end the handler runs
+
+    def drop(command, words):
+        Dropping()
+        return check_words(command, words)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    monkeypatch.setattr(missing, "check_words", drop)
+    try:
+        code, _, err = learner("fit", config)
+        assert (code, err.splitlines()[-1]) == (143, "learner: interrupted")
+        assert not os.path.exists("run")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_sigterm_before_a_run(learner, config, workplace):

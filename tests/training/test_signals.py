@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from learner.training.feed.prefetch import Prefetcher
-from learner.training.signals import dropped_signals, first_signal, of_a_command, on_signals
+from learner.training.signals import HANGUPS, dropped_signals, first_signal, of_a_command, on_signals
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,
@@ -92,6 +92,29 @@ def test_an_interrupt_that_python_drops_is_raised_later():
         with interrupted_collection(), pytest.raises(KeyboardInterrupt):
             raise_dropped()
     assert signal.getsignal(INT) is signal.default_int_handler
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_was_dropped_before_is_raised_by_a_block_inside():
+    signal.signal(INT, signal.default_int_handler)
+    with dropped_signals():
+        with interrupted_collection(), dropped_signals() as raise_dropped, pytest.raises(KeyboardInterrupt):
+            raise_dropped()
+        assert signal.getsignal(INT) is not signal.default_int_handler
+    assert signal.getsignal(INT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_became_an_error_is_raised():
+    signal.signal(INT, signal.default_int_handler)
+
+    def fail_to_import():
+        try:
+            press()
+        except KeyboardInterrupt as error:
+            raise ImportError from error
+
+    with pytest.raises(KeyboardInterrupt), dropped_signals():
+        fail_to_import()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -220,18 +243,19 @@ def test_other_threads_take_no_handlers(handler):
 
 @pytest.fixture
 def no_handlers():
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (TERM, USR1)}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (TERM, *HANGUPS, USR1)}
     yield
     for number, previous in before.items():
         signal.signal(number, previous)
 
 
 @pytest.mark.usefixtures("no_handlers")
-def test_a_command_exits_with_143():
+@pytest.mark.parametrize("number", [TERM, *HANGUPS])
+def test_a_command_exits_with_143(number):
     with pytest.raises(SystemExit) as ended, of_a_command():
-        press(TERM)
+        press(number)
     assert ended.value.code == 143
-    assert [signal.getsignal(number) for number in (TERM, USR1)] == [signal.SIG_DFL] * 2
+    assert [signal.getsignal(number) for number in (TERM, *HANGUPS, USR1)] == [signal.SIG_DFL] * (2 + len(HANGUPS))
 
 
 @pytest.mark.usefixtures("no_handlers")
@@ -246,14 +270,15 @@ def test_a_command_without_a_run_has_nothing_to_save():
 
 
 @pytest.mark.usefixtures("no_handlers")
-def test_a_run_inside_of_a_command_is_stopped_in_order_first():
+@pytest.mark.parametrize("number", [TERM, *HANGUPS])
+def test_a_run_inside_of_a_command_is_stopped_in_order_first(number):
     asked = []
-    with of_a_command():
+    with of_a_command(), dropped_signals():
         with on_signals(asked.append, pytest.fail):
-            press(TERM)
+            press(number)
             assert asked == ["sigterm"]
         with pytest.raises(SystemExit):
-            press(TERM)
+            press(number)
     assert asked == ["sigterm"]
 
 

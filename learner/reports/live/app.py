@@ -151,7 +151,8 @@ class WatchApp(App[int]):
     def on_mount(self) -> None:
         """Start polling the files."""
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # where there are no such signals
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, 128 + signal.SIGTERM)
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit, 128 + number)
         self.look()
         self.set_interval(self._every, self.look)
         terminal = sys.__stdin__
