@@ -152,10 +152,22 @@ def predict(words: Sequence[str]) -> int:
     learner.definition.refuse_population("predict")
     evaluator = Evaluator(learner.definition)
     arrays = joined(evaluator.predictions(_loader(line.data)))
-    np.savez(output, allow_pickle=False, **arrays)
+    _write_arrays(output, arrays)
     table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
     print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table)]))
     return 0
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an .npz file atomically."""
+    partial = Path(f"{path}.partial")
+    try:
+        partial.unlink(missing_ok=True)  # it may be a link, which would be written through
+        with partial.open("xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def joined(batches: Iterable[tuple[int, Any]]) -> dict[str, np.ndarray]:

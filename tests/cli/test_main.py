@@ -1,5 +1,6 @@
 """The command from its words to its exit code and what it prints and leaves."""
 
+import errno
 import io
 import json
 import os
@@ -626,6 +627,19 @@ def test_evaluate_without_validation_data_or_checkpoint(learner, config):
     code, _, err = learner("evaluate", "run", "--valid.dataset=mymodule.rows", "--valid.batch_size=4")
     assert code == 2
     assert "checkpoint" in err
+
+
+def test_predictions_that_cannot_be_written_leave_the_old_ones(learner, trained, workplace, monkeypatch):
+    def fail(file, **arrays):
+        file.write(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    np.savez(workplace / "data.npz", x=np.ones((7, 3), np.float32), y=np.ones(7, np.float32))
+    (workplace / "out.npz").write_bytes(b"the old ones")
+    monkeypatch.setattr(np, "savez", fail)
+    assert learner("predict", "run", "data.npz", "-o", "out.npz")[0] == 1
+    assert (workplace / "out.npz").read_bytes() == b"the old ones"
+    assert [path.name for path in workplace.glob("out*")] == ["out.npz"]
 
 
 def test_predict(learner, trained, workplace):
