@@ -88,8 +88,8 @@ def init_distributed(
         )
     # These wait in Python and raise errors. JAX would end this process from C++ for the same reasons.
     seconds = timeout
-    if coordinator is not None and process_id:
-        if _come_to_coordinator(coordinator, process_id, timeout):
+    if coordinator is not None and num_processes is not None and process_id:
+        if _come_to_coordinator(coordinator, process_id, num_processes, timeout):
             # Where this process takes the place of one that died, the service is that of the others. Connecting ends
             # them, and JAX would ask on, while those that take their places wait for this process, which has to end.
             seconds = min(timeout, SERVING_SECONDS)
@@ -221,12 +221,7 @@ def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
             ready = bool(started) or len(here) == count - 1
             if error is None and now >= end:
                 missing = [index for index in range(1, count) if index not in (started if ready else here)]
-                text = (
-                    f"{named_processes(missing)} did not come within {timeout:g} s to process 0, which waits at "
-                    f"{coordinator}: start all {count} processes, with the same coordinator and num_processes, and "
-                    "open the port between the machines; timeout sets the seconds"
-                )
-                error = LearnerError(text, code="process-start-missing", missing=missing, timeout=timeout)
+                error = _missing_processes(missing, count, coordinator, timeout)
             if error is not None and now >= end + 4 * WAIT_SECONDS:  # those that wait have asked meanwhile
                 raise error
             listener.settimeout(POLL_SECONDS)
@@ -235,23 +230,49 @@ def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
                 peer, _ = listener.accept()
                 with peer:
                     peer.settimeout(1.0)
-                    index = _index_in(peer.recv(100), count)
-                    if index is None:
+                    place = _place_in(peer.recv(100))
+                    if place is None:
                         continue  # something else that looks for open ports
+                    index, expected = place
+                    if error is None and expected != count:
+                        error, end = _differing_count(index, expected, count), now
                     seen[index] = now
                     peer.sendall(str(error).encode() if error else START if ready else WAIT)
                     if ready and error is None:
                         started.add(index)
 
 
-def _index_in(line: bytes, count: int) -> int | None:
-    """Return the index that another process sends.
+def _missing_processes(missing: list[int], count: int, coordinator: str, timeout: float) -> LearnerError:
+    return LearnerError(
+        f"{named_processes(missing)} did not come within {timeout:g} s to process 0, which waits at {coordinator}: "
+        f"start all {count} processes, with the same coordinator and num_processes, and open the port between "
+        "the machines; timeout sets the seconds",
+        code="process-start-missing",
+        missing=missing,
+        timeout=timeout,
+    )
 
-    >>> _index_in(b"learner 1", 2), _index_in(b"learner 2", 2), _index_in(b"GET /", 2)
-    (1, None, None)
+
+def _differing_count(process_id: int, expected: int, count: int) -> LearnerError:
+    return LearnerError(
+        f"process {process_id} was started as one of {expected} processes, and process 0 as one of {count}: give all "
+        "of them the same num_processes",
+        code="process-count-differs",
+        process_id=process_id,
+    )
+
+
+def _place_in(line: bytes) -> tuple[int, int] | None:
+    """Return the index that another process sends, and how many processes there are for it.
+
+    >>> _place_in(b"learner 1 2"), _place_in(b"learner 2 2"), _place_in(b"GET / HTTP/1.1")
+    ((1, 2), None, None)
     """
-    name, _, index = line.strip().partition(b" ")
-    return int(index) if name == b"learner" and index.isdigit() and 0 < int(index) < count else None
+    name, *numbers = line.strip().split(b" ")
+    if name != b"learner" or len(numbers) != 2 or not all(map(bytes.isdigit, numbers)):
+        return None
+    index, count = map(int, numbers)
+    return (index, count) if 0 < index < count else None
 
 
 def _listening(coordinator: str) -> socket.socket:
@@ -273,7 +294,7 @@ def _listening(coordinator: str) -> socket.socket:
         return socket.create_server(("", _port(address)))  # this machine has no such addresses
 
 
-def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> bool:
+def _come_to_coordinator(coordinator: str, process_id: int, count: int, timeout: float) -> bool:
     """Block until process 0 says that all processes have come. Return True if JAX's service is there already."""
     end, host, answer = time.monotonic() + timeout, coordinator.rpartition(":")[0].strip("[]"), b""
     problem: OSError = ConnectionError("it closed the connection")
@@ -282,7 +303,7 @@ def _come_to_coordinator(coordinator: str, process_id: int, timeout: float) -> b
         try:
             with socket.create_connection((host, _port(coordinator)), max(0.1, end - time.monotonic())) as peer:
                 peer.settimeout(5.0)
-                peer.sendall(b"learner %d\n" % process_id)
+                peer.sendall(b"learner %d %d\n" % (process_id, count))
                 answer = peer.recv(4096) or answer
             if answer == START:
                 return False

@@ -37,7 +37,7 @@ def in_thread(function, *arguments):
 
 def test_all_start_once_all_have_come(coordinator):
     called = [in_thread(_gather_processes, coordinator, 3, 20.0)]
-    called += [in_thread(_come_to_coordinator, coordinator, index, 20.0) for index in (2, 1)]
+    called += [in_thread(_come_to_coordinator, coordinator, index, 3, 20.0) for index in (2, 1)]
     for thread, _ in called:
         thread.join(20)
     assert [outcome for _, outcome in called] == [[None], [False], [False]]
@@ -45,7 +45,7 @@ def test_all_start_once_all_have_come(coordinator):
 
 def test_processes_that_do_not_come_are_named_in_all_others(coordinator):
     called = [in_thread(_gather_processes, coordinator, 5, 0.5)]
-    called += [in_thread(_come_to_coordinator, coordinator, index, 0.5) for index in (1, 3)]
+    called += [in_thread(_come_to_coordinator, coordinator, index, 5, 0.5) for index in (1, 3)]
     for thread, outcome in called:
         thread.join(20)
         (error,) = outcome
@@ -55,10 +55,21 @@ def test_processes_that_do_not_come_are_named_in_all_others(coordinator):
         )
 
 
+@pytest.mark.parametrize(("index", "count"), [(1, 3), (2, 3)])
+def test_processes_that_expect_another_number_do_not_start(coordinator, index, count):
+    called = [in_thread(_gather_processes, coordinator, 2, 20.0)]
+    called += [in_thread(_come_to_coordinator, coordinator, index, count, 20.0)]
+    for thread, outcome in called:
+        thread.join(20)
+        (error,) = outcome
+        assert str(error).startswith(f"process {index} was started as one of {count} processes, and process 0 as one")
+    assert called[0][1][0].code == "process-count-differs"
+
+
 def test_strangers_at_the_port_are_ignored(coordinator):
     gather = in_thread(_gather_processes, coordinator, 2, 20.0)
     port = int(coordinator.rpartition(":")[2])
-    for text in (b"GET / HTTP/1.1\r\n", b"learner 0\n", b"learner 2\n", b"learner x\n", b""):
+    for text in (b"GET / HTTP/1.1\r\n", b"learner 0 2\n", b"learner 2 2\n", b"learner x 2\n", b"learner 1\n", b""):
         for _ in range(1000):
             try:
                 with socket.create_connection(("localhost", port), 5) as stranger:
@@ -67,7 +78,7 @@ def test_strangers_at_the_port_are_ignored(coordinator):
             except ConnectionRefusedError:
                 gather[0].join(0.01)
     assert gather[1] == []
-    come = in_thread(_come_to_coordinator, coordinator, 1, 20.0)
+    come = in_thread(_come_to_coordinator, coordinator, 1, 2, 20.0)
     for thread, _ in (gather, come):
         thread.join(20)
     assert (gather[1], come[1]) == ([None], [False])
@@ -91,7 +102,7 @@ def answering(coordinator, answer):
 def test_another_service_at_the_address_is_not_taken_for_process_0(coordinator):
     problem = "something else answers there: 'SSH-2.0-OpenSSH_9.2"
     with answering(coordinator, b"SSH-2.0-OpenSSH_9.2\r\n"), raises_code("process-coordinator-unreachable", problem):
-        _come_to_coordinator(coordinator, 1, 0.5)
+        _come_to_coordinator(coordinator, 1, 2, 0.5)
 
 
 @pytest.fixture
