@@ -32,7 +32,7 @@ from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
 from learner.strategies.members import spread_members
 from learner.training.definition import TrainingDefinition
-from learner.training.files.directory import problem_with, wrong_name
+from learner.training.files.directory import holds_run, problem_with, wrong_name
 from learner.training.model_parts import ModelParts, optimizer_definition, problems_of_optimizer, problems_of_update
 from learner.training.options import Options, absolute
 from learner.training.population import member_problem, option_problems, population_of
@@ -870,7 +870,10 @@ class LearnerBuilder:
         options, parts = self._options, ModelParts()
         if options.population is not None:
             options = dataclasses.replace(options, devices=spread_members(options.devices))
-        wrong_place = problem_with(options.directory) or wrong_name(options.checkpoint_place)
+        # Of a run that is there `fit` checks it: evaluating needs no directory that can be written.
+        wrong_place = wrong_name(options.directory) or wrong_name(options.checkpoint_place)
+        if not wrong_place and not holds_run(options.directory):
+            wrong_place = problem_with(options.directory)
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         # A population has nothing but `fit`, which refuses a learner without an optimizer.
         only_evaluates = optimizer is None and update is None and options.population is None

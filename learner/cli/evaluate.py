@@ -1,5 +1,6 @@
 """`learner evaluate` and `learner predict`: metrics and outputs of a run's checkpoint."""
 
+import contextlib
 import json
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -167,7 +168,8 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             np.savez(file, allow_pickle=False, **arrays)
         partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def joined(batches: Iterable[tuple[int, Any]]) -> dict[str, np.ndarray]:

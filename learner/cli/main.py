@@ -72,7 +72,7 @@ USAGES: dict[str, Callable[[], str]] = {
 
 NARROWEST = 24  # characters of a description beside a command
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
@@ -112,10 +112,10 @@ def main(words: Sequence[str] | None = None) -> int:
       words: of the command line, without the program's name; default: those of this process.
 
     Returns:
-      The exit code: 0; 1 if `diff` finds other losses or arrays, if `doctor` finds a failure, for a full disk, or for
-        an error in the user's code, after its traceback; 2 for wrong input, after one message on standard error; 130
-        after Ctrl-C, 143 after SIGTERM or SIGHUP, 141 where the output is not read any more, 74 where it cannot be
-        written, 75 where the watchdog ended it.
+      The exit code: 0; 1 if `diff` finds other losses or arrays, if `doctor` finds a failure, for a file that cannot be
+        written, or for an error in the user's code, after its traceback; 2 for wrong input, after one message on
+        standard error; 130 after Ctrl-C, 143 after SIGTERM or SIGHUP, 141 where the output is not read any more, 74
+        where it cannot be written, 75 where the watchdog ended it.
     """
     _open_standard_streams()
     failed: list[OSError] = []
@@ -165,11 +165,11 @@ def _interrupted(code: int) -> int:
 
 
 def _fail(error: Exception) -> int:
-    """Print the traceback of an error in the user's code, or the text of that of a full disk, and return the exit code.
-    Raises an error of a library.
+    """Print the traceback of an error in the user's code, or the text of that of a file that cannot be written, and
+    return the exit code. Raises an error of a library.
     """
     text = own_traceback(error)
-    if text is None and isinstance(error, OSError) and error.errno in FULL_DISK and not os.environ.get(FULL):
+    if text is None and isinstance(error, OSError) and error.errno in UNWRITABLE and not os.environ.get(FULL):
         text = "\n  ".join(map(printable, [f"learner: {error}", *getattr(error, "__notes__", ())]))
     if text is None:
         raise error

@@ -1,6 +1,7 @@
 """The numbers of a run as one table for other programs."""
 
 import bisect
+import contextlib
 import csv
 import itertools
 import json
@@ -76,7 +77,8 @@ def write_table(path: str | os.PathLike[str], run: RunReader, kind: str) -> int:
             f"the numbers cannot be written to {os.fspath(path)}: {error}", code="report-not-written"
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     return counted.count
 
 

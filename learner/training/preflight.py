@@ -266,7 +266,7 @@ def checked_step(
         problems += memory_problems(state, len(options.population), strategy)
     problems += set_directions(options, list(inputs.valid), plateau)
     problems += read_too_often(options, inputs)
-    for path in {options.directory, options.checkpoint_place}:
+    for path in dict.fromkeys((options.directory, options.checkpoint_place)):
         if isinstance(path, Path) and (problem := problem_with(path)):
             problems.append(Problem(problem, code="directory-unusable", directory=str(path)))
     if problems:

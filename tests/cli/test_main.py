@@ -18,7 +18,7 @@ import yaml
 from learner.cli.configs import missing
 from learner.cli.configs.missing import check_words
 from learner.cli.fit import _train
-from learner.cli.main import COMMANDS, main
+from learner.cli.main import COMMANDS, _fail, main
 from learner.util.stages import stage_line
 from tests.support.codes import named_case
 from tests.support.pseudoterminal import Terminal
@@ -199,6 +199,11 @@ def test_a_full_disk_is_told_without_a_traceback(learner, config, monkeypatch):
     monkeypatch.setenv("LEARNER_TRACEBACK", "1")
     with pytest.raises(OSError, match="No space left"):
         learner("resume", "run")
+
+
+def test_a_place_that_cannot_be_written_is_told_without_a_traceback(capsys):
+    assert _fail(OSError(errno.EROFS, os.strerror(errno.EROFS), "model.safetensors")) == 1
+    assert capsys.readouterr().err == "learner: [Errno 30] Read-only file system: 'model.safetensors'\n"
 
 
 def test_a_mistake_in_the_users_code_shows_the_users_frames(learner, config, monkeypatch):
@@ -640,6 +645,18 @@ def test_predictions_that_cannot_be_written_leave_the_old_ones(learner, trained,
     assert learner("predict", "run", "data.npz", "-o", "out.npz")[0] == 1
     assert (workplace / "out.npz").read_bytes() == b"the old ones"
     assert [path.name for path in workplace.glob("out*")] == ["out.npz"]
+
+
+def test_a_run_in_a_place_that_cannot_be_written_is_evaluated(learner, trained, workplace, monkeypatch):
+    np.savez(workplace / "data.npz", x=np.ones((7, 3), np.float32), y=np.ones(7, np.float32))
+    values = learner("evaluate", "run")
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **rest: not mode & os.W_OK and access(path, mode, **rest))
+    assert learner("evaluate", "run") == values
+    assert values[0] == 0
+    assert learner("predict", "run", "data.npz", "-o", "out.npz")[0] == 0
+    code, _, err = learner("resume", "run", "--num_epochs=9")
+    assert (code, "run is not writable" in err) == (2, True)
 
 
 def test_predict(learner, trained, workplace):

@@ -1,9 +1,12 @@
 """The numbers of a run in files that other programs read."""
 
 import csv
+import errno
 import json
 import math
+import os
 import sys
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -90,6 +93,15 @@ def test_parquet(run, tmp_path, monkeypatch):
     write_table(tmp_path / "m.parquet", run, "parquet")
     found = pyarrow.parquet.read_table(tmp_path / "m.parquet").to_pylist()
     assert str([tuple(row.values()) for row in found]) == str(EXPECTED)
+
+
+def test_a_place_that_cannot_be_written(run, tmp_path, monkeypatch):
+    def refuse(path, **_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # as a file system does that is mounted read-only
+    with raises_code("report-not-written"):
+        write_table(tmp_path / "m", run, "csv")
 
 
 @pytest.mark.parametrize("kind", KINDS)
