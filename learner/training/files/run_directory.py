@@ -128,10 +128,10 @@ def read_found(
     epoch: int | str | None,
     step: int | None,
     read: Callable[[CheckpointStore, Entry], T],
-    again: bool = True,
+    attempts: int = 10,
 ) -> T:
     """Return what a function reads of a checkpoint of a run, which may train meanwhile: where it has removed the
-    checkpoint before that was read, it finds another one, once. `epoch`, `step`: see `CheckpointStore.find`.
+    checkpoint before that was read, it finds another one. `epoch`, `step`: see `CheckpointStore.find`.
     """
     with contextlib.closing(open_store(options, processes=processes)) as store:
         # In one process, as another one would find another checkpoint.
@@ -139,9 +139,9 @@ def read_found(
         try:
             return read(store, entry)
         except Exception:
-            if not again or processes.count > 1 or store.path(entry.step).exists():
+            if attempts == 1 or processes.count > 1 or store.path(entry.step).exists():
                 raise
-    return read_found(options, processes, epoch, step, read, again=False)
+    return read_found(options, processes, epoch, step, read, attempts - 1)
 
 
 def _directories(options: Options) -> list[Path]:

@@ -1,0 +1,22 @@
+"""What is read of a run that may train meanwhile."""
+
+import shutil
+
+from learner.training.files.run_directory import SINGLE_PROCESS, read_found
+from tests.support.runs import STEPS, build_line, quiet, shuffled
+
+
+def test_a_checkpoint_is_read_although_the_run_removes_some(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
+    learner = build_line(builder)
+    learner.fit(shuffled())
+    found = []
+
+    def read(store, entry):
+        found.append(entry.step)
+        if len(found) < 3:
+            shutil.rmtree(store.path(entry.step))
+        return sorted(store.path(entry.step).iterdir())
+
+    assert read_found(learner.definition.options, SINGLE_PROCESS, "latest", None, read)
+    assert found == [3 * STEPS, 2 * STEPS, STEPS]
