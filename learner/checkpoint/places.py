@@ -199,7 +199,8 @@ class DiskPlace(Place):
         """See `Place`."""
         if not self.root.exists():
             raise LearnerError(
-                f"the directory {self.root} was removed while the run was training",
+                f"the directory {self.root} was removed while the run was training, or is not on a disk that all "
+                "processes of the run share",
                 code="checkpoint-directory-gone",
                 directory=str(self.root),
             )
