@@ -27,7 +27,8 @@ class Sequence(Schedule):
     Args:
       parts: schedules, other functions of the step, or numbers.
       milestones: where each but the first begins, in order, counted from the beginning of all of them.
-      unit: what `milestones` count: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      unit: what `milestones` count: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run. Parts have
+        units of their own.
 
     >>> from learner.schedules import Cosine, Linear
     >>> warmed_up = Sequence([Linear(0.0, 0.4), Cosine(0.4)], [0.1], unit="fraction").resolved(num_steps=100)
