@@ -550,7 +550,7 @@ class TreeAdapter(ModelAdapter):
         model = self.combine(params, model_state)
         for module in nnx_modules(model):
             module.train() if train else module.eval()
-        return self._equinox.nn.inference_mode(model, value=not train) if self._equinox else model
+        return inference_mode(model, not train) if self._equinox else model
 
     def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
         """See `ModelAdapter`. The model that was given stays as it is, but for the nnx modules in it."""
@@ -654,6 +654,28 @@ def equinox_of(model: PyTree) -> Any:
         return None
     is_module = lambda node: isinstance(node, equinox.Module | equinox.nn.State)  # noqa: E731
     return equinox if any(map(is_module, jax.tree.leaves(model, is_leaf=is_module))) else None
+
+
+def inference_mode(model: PyTree, value: bool) -> PyTree:
+    """Return a tree with Equinox modules whose `inference` flags are `value`.
+
+    Unlike `eqx.nn.inference_mode` it takes the state of an optimizer, too: modules with `None` in the place of all
+    that is not trained, which stays.
+
+    >>> import equinox as eqx
+    >>> dropout = eqx.nn.Dropout(0.5)
+    >>> inference_mode((dropout, eqx.filter(dropout, eqx.is_inexact_array)), True)
+    (Dropout(p=0.5, inference=True), Dropout(p=None, inference=None))
+    """
+    import equinox
+
+    def flags(tree: PyTree) -> list[Any]:
+        has_flag = lambda node: hasattr(node, "inference") and node is not tree  # noqa: E731
+        own = [] if getattr(tree, "inference", None) is None else [tree.inference]
+        inner = filter(has_flag, jax.tree.leaves(tree, is_leaf=has_flag))
+        return own + [flag for node in inner for flag in flags(node)]
+
+    return equinox.tree_at(flags, model, replace_fn=lambda _: value)
 
 
 def _refuse_same_names(names: list[str]) -> None:

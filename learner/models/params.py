@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, near, one_error
-from learner.models.adapters import Linen, Trainable, TreeAdapter, adapter_of, equinox_of
+from learner.models.adapters import Linen, Trainable, TreeAdapter, adapter_of, equinox_of, inference_mode
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves, path_name
 
@@ -165,8 +165,7 @@ def _in_mode(model: Any, train: bool) -> Any:
         result = copy.copy(model)
         result.train = train
         return result
-    equinox = equinox_of(model)
-    return equinox.nn.inference_mode(model, value=not train) if equinox else model
+    return inference_mode(model, not train) if equinox_of(model) else model
 
 
 def named_arrays(model: Any) -> dict[str, Array]:

@@ -19,6 +19,7 @@ from flax import nnx
 from learner import (
     LearnerBuilder,
     LearnerError,
+    Optimizer,
     RegressionOutput,
     SequenceOutput,
     TrainOutput,
@@ -726,6 +727,32 @@ def test_modules_inside_of_a_state_are_in_train_and_in_eval_mode(tmp_path):
     made = learner.model_of(state)
     assert [(net.norm.use_running_average, net.drop.deterministic) for net in made["nets"]] == [(True, True)] * 2
     np.testing.assert_allclose(made["nets"][1].norm.mean[...], [3.0])
+
+
+def test_an_equinox_module_may_stand_beside_its_optimizers_state(tmp_path):
+    """That state is the module again, with None for what is not trained, such as the flag of its mode."""
+    momentum = functools.partial(optax.sgd, momentum=0.9)
+    net, opt, seen = EquinoxNet(), Optimizer(momentum), []
+
+    def loss(net):
+        return jnp.square(jax.vmap(net.head)(BATCH["x"]) - BATCH["y"]).mean()
+
+    def update(state, batch, lr, rng):
+        seen.append((state["net"].drop.inference, state["optimizer"][0].trace.drop.inference))
+        value, grads = eqx.filter_value_and_grad(loss)(state["net"])
+        net, optimizer = opt.step(lr, state["net"], grads, state["optimizer"])
+        return {"net": net, "optimizer": optimizer}, Own(value)
+
+    learner = build(tmp_path, {"net": net, "optimizer": opt.init(net)}, 0.1, None, update=update)
+    state, _ = trained(learner, [BATCH], [BATCH])
+    made, alone = learner.model_of(state)["net"], momentum(0.1)
+    assert set(seen) == {(False, None)}
+    assert made.drop.inference is True
+    opt_state = alone.init(eqx.filter(net, eqx.is_inexact_array))
+    for _ in range(2):
+        updates, opt_state = alone.update(eqx.filter_grad(loss)(net), opt_state)
+        net = eqx.apply_updates(net, updates)
+    np.testing.assert_allclose(made.head.weight, net.head.weight, rtol=1e-5)
 
 
 def test_modules_inside_of_a_model_change_in_place(tmp_path):
