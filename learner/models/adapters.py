@@ -65,6 +65,7 @@ class ModelAdapter(abc.ABC):
       seeded: True if the function that makes the model takes random streams, so that the key matters.
       note: why there is none although one was wanted, for people.
       annotations: the axes of a mesh that the model's own annotations name, by parameter (`nnx.with_partitioning`).
+      rngs: the names of the random streams that each call of a linen module gets.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class ModelAdapter(abc.ABC):
     seeded: bool = False
     note: str | None = None
     annotations: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({})
+    rngs: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
@@ -427,7 +429,7 @@ class LinenAdapter(ModelAdapter):
     kind = "flax.linen"
 
     def __init__(self, model: Linen, trainable: Trainable = None):
-        self._module, self._rngs = model.module, model.rngs
+        self._module, self.rngs = model.module, model.rngs
         state = {name: v for name, v in model.variables.items() if name != "params"}
         self._all = TreeAdapter(model.variables["params"], trainable)
         self.params = self._all.params
@@ -458,7 +460,7 @@ class LinenAdapter(ModelAdapter):
 
     def _rebuilt(self, params: PyTree, model_state: PyTree) -> Linen:
         params = self._all.combine(params, model_state["frozen"])
-        return Linen(self._module, {"params": params, **model_state["collections"]}, self._rngs)
+        return Linen(self._module, {"params": params, **model_state["collections"]}, self.rngs)
 
     def read_all(self, model: Linen) -> tuple[PyTree, PyTree]:
         """See `ModelAdapter`."""

@@ -21,7 +21,7 @@ from learner.strategies.base import Strategy
 from learner.training.checks.agreement import description, digest, refuse_together
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
-from learner.training.checks.step_checks import TracedTrainStep, no_step, trace_train, trace_valid
+from learner.training.checks.step_checks import TracedTrainStep, drops_in_eval_mode, no_step, trace_train, trace_valid
 from learner.training.checks.validation_state import warning_of_carried
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, read_inputs
@@ -251,13 +251,7 @@ def checked_step(
             Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")
         )
     elif inputs.valid:
-        carried: list[str] = []
-        for split in inputs.valid:
-            with _collecting(problems):
-                new, inputs.programs[split] = trace_valid(step, state, inputs.first_batches[split], split, carried)
-                problems += new
-        if carried:
-            inputs.warnings.append(warning_of_carried(join_names(list(dict.fromkeys(carried)), MOST_NAMED)))
+        _check_valid_steps(step, state, inputs, problems)
     # A program that cannot be traced cannot be mapped over members either.
     if options.population is not None and not problems:
         problems += population_problems(step, state, inputs)
@@ -272,6 +266,25 @@ def checked_step(
     if problems:
         raise one_error(list(dict.fromkeys(problems)), code="learner-untrainable")
     return step
+
+
+def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str]) -> None:
+    """Trace the valid step on the first batch of each split, and append what it finds to `inputs` and `problems`."""
+    carried: list[str] = []
+    for split in inputs.valid:
+        batch = inputs.first_batches[split]
+        with _collecting(problems):
+            new, inputs.programs[split] = trace_valid(step, state, batch, split, carried)
+            problems += new
+            if not new and drops_in_eval_mode(step, inputs.programs[split], state, batch):
+                inputs.warnings.append(
+                    "valid_step draws from the random stream 'dropout' of its linen module, so validation has dropout: "
+                    "give the mode to the call, such as model(x, train=model.train), or, where it is a field of the "
+                    "module, use Linen(model.module.clone(deterministic=True), model.variables) in valid_step. For "
+                    "dropout that you want there nothing is wrong"
+                )
+    if carried:
+        inputs.warnings.append(warning_of_carried(join_names(list(dict.fromkeys(carried)), MOST_NAMED)))
 
 
 def _warnings_of(traced: TracedTrainStep) -> list[str]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
+from jax.interpreters import partial_eval
 
 from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
@@ -218,6 +219,19 @@ def trace_valid(
     if carried is not None and any(changed) and not problems:
         carried.extend(carried_state(step, state, batch))
     return problems, program
+
+
+def drops_in_eval_mode(step: StepFunctions, program: Any, state: TrainState, batch: PyTree) -> bool:
+    """Return True if a traced valid step has random dropout: its model is a linen module with no other stream, the
+    step takes no random key, and an output depends on one.
+    """
+    if step.adapter.rngs != ("dropout",) or step.valid is None or step.valid.takes_rng:
+        return False
+    # Of a scan over layers, which gets keys in each mode, only this tells if an output needs them.
+    _, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+    paths = jax.tree_util.tree_leaves_with_path((state, batch))
+    names = [getattr(path[1] if path[1:] else None, "name", None) for path, _ in paths]
+    return any(name == "rng" and is_used for name, is_used in zip(names, used, strict=True))
 
 
 def _arrays(tree: PyTree) -> list[Any]:

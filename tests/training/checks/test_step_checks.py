@@ -978,3 +978,54 @@ def test_statistics_of_linen_that_are_no_state_are_warned_of(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(variables, optax.sgd, 0.1, train_step=train).fit([BATCH])
     assert "Linen(module, variables) keeps them" in (tmp_path / "experiment.log").read_text()
+
+
+class DropLayer(linen.Module):
+    """Layers of a loop, which gets keys for dropout in each mode."""
+
+    deterministic: bool
+
+    @linen.compact
+    def __call__(self, x, _):
+        return linen.Dropout(0.5, deterministic=self.deterministic)(linen.Dense(3)(x)), None
+
+
+class Deep(linen.Module):
+    deterministic: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        split = {"params": True, "dropout": True}
+        layers = linen.scan(DropLayer, variable_axes={"params": 0}, split_rngs=split, length=2)(self.deterministic)
+        return linen.Dense(2)(layers(x, None)[0])
+
+
+def in_its_mode(model, batch):
+    return RegressionOutput.from_predictions(model(batch["x"]), batch["t"])
+
+
+def in_eval_mode(model, batch):
+    return in_its_mode(Linen(model.module.clone(deterministic=True), model.variables), batch)
+
+
+def with_a_key(model, batch, rng):
+    return in_its_mode(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("valid_step", "rngs", "warns"),
+    [
+        (in_its_mode, ("dropout",), True),
+        (in_eval_mode, ("dropout",), False),
+        (with_a_key, ("dropout",), False),
+        (in_its_mode, ("dropout", "noise"), False),  # it may be noise that was asked for
+    ],
+)
+def test_dropout_of_linen_in_validation_is_warned_of(tmp_path, valid_step, rngs, warns):
+    variables = Deep(deterministic=True).init(jax.random.key(0), BATCH["x"])
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    learner = builder.build(
+        Linen(Deep(), variables, rngs), optax.sgd, 0.1, train_step=in_its_mode, valid_step=valid_step
+    )
+    learner.fit([BATCH], [BATCH])
+    assert ("validation has dropout" in (tmp_path / "experiment.log").read_text()) == warns
