@@ -18,7 +18,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     leaves = named_leaves(batch)
     if not leaves:
         raise LearnerError(
-            f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}",
+            f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}. A step that needs no data "
+            "gets np.zeros(1)",
             code="batch-empty-structure",
             split=split,
         )
@@ -52,8 +53,9 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
         shown = ", ".join(f"{field_text(name)} {list(shape)}" for name, shape in list(shapes.items())[:MOST_NAMED])
         shown += f" and {len(shapes) - MOST_NAMED} more" if len(shapes) > MOST_NAMED else ""
+        hint = _yields(batch) or ". Those of a graph get an axis of length 1: x[None], and x[0] in the step"
         raise LearnerError(
-            f"the arrays of a {split} batch need one common leading axis; they have {shown}{_yields(batch)}",
+            f"the arrays of a {split} batch need one common leading axis; they have {shown}{hint}",
             code="batch-axes-differ",
             split=split,
         )

@@ -409,8 +409,8 @@ def test_a_new_dtype_or_structure_is_an_error_that_shows_both(second, message):
     ("batch", "code", "values"),
     [
         (None, "batch-empty-structure", ("train", "None")),
-        ({}, "batch-empty-structure", ("{}",)),
-        ({"x": np.zeros((4, 2)), "y": np.zeros(3)}, "batch-axes-differ", ("'x'", "[4, 2]", "'y'", "[3]")),
+        ({}, "batch-empty-structure", ("{}", "np.zeros(1)")),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(3)}, "batch-axes-differ", ("'x'", "[4, 2]", "'y'", "[3]", "x[None]")),
         ({"x": np.zeros((4, 2)), "y": 3.0}, "batch-axes-differ", ("'x'", "[4, 2]", "'y'", "[]")),
         (5, "batch-axes-differ", ("[]",)),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "batch-without-rows", ("train",)),
