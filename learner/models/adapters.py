@@ -763,6 +763,12 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
     """Raise `LearnerError` unless `trainable` is a predicate or, for nnx, a filter. A text would be a tag for nnx, and
     is more likely to be meant as a pattern, as in `freeze`.
     """
+    if is_instance_of(trainable, "equinox", "Module"):  # of booleans, for `eqx.partition`; it may be callable
+        raise LearnerError(
+            f"trainable is a {type(trainable).__name__}, as eqx.partition takes it; it needs a predicate of the paths "
+            "that experiment.log lists, such as lambda path, x: path.startswith('layers.2')",
+            code="model-trainable-type",
+        )
     is_predicate = trainable is None or (callable(trainable) and not isinstance(trainable, type))
     is_filter = takes_filters and isinstance(trainable, type | bool | tuple | list | types.EllipsisType)
     if not is_predicate and not is_filter:

@@ -604,6 +604,12 @@ def test_an_adapter_takes_the_gradients_of_its_library():
     np.testing.assert_array_equal(grads.head.bias, [1.0, 1.0])
 
 
+def test_a_module_of_booleans_is_no_predicate_although_it_can_be_called():
+    spec = eqx.tree_at(lambda net: net.head, jax.tree.map(lambda _: False, EquinoxNet()), replace=True)
+    with raises_code("model-trainable-type"):
+        adapter_of(EquinoxNet(), spec)
+
+
 # -- models that are not made ------------------------------------------------------------------------------------------
 
 
