@@ -47,6 +47,16 @@ class NothingToTrainError(LearnerError):
         self.adapter = adapter
 
 
+OF_VARIABLES = (
+    "Every variable must exist before training: make it in the model's __init__ (or run the model once before building "
+    "the learner)"
+)
+OF_COLLECTIONS = (
+    "Every variable must be among those of Linen(module, variables) before training. A collection that the module sows "
+    "into is no state: leave it out of them, and read it by out, sown = model(x, mutable=['losses'])"
+)
+
+
 class ModelAdapter(abc.ABC):
     """The interface to models of one library, which splits and merges them.
 
@@ -66,6 +76,7 @@ class ModelAdapter(abc.ABC):
       note: why there is none although one was wanted, for people.
       annotations: the axes of a mesh that the model's own annotations name, by parameter (`nnx.with_partitioning`).
       rngs: the names of the random streams that each call of a linen module gets.
+      of_variables: the remedy where a step adds or removes variables.
     """
 
     kind: str
@@ -81,6 +92,7 @@ class ModelAdapter(abc.ABC):
     note: str | None = None
     annotations: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({})
     rngs: tuple[str, ...] = ()
+    of_variables = OF_VARIABLES
 
     @abc.abstractmethod
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
@@ -143,8 +155,8 @@ class ModelAdapter(abc.ABC):
         """Return the model state after a step. Raise if the step added or removed variables."""
         params, model_state = self.read_all(model)
         what = "a step changed the variables of the model"
-        same_structure(params, self.params, what)
-        return same_structure(model_state, self.model_state, what)
+        same_structure(params, self.params, what, self.of_variables)
+        return same_structure(model_state, self.model_state, what, self.of_variables)
 
 
 def same_tree(a: PyTree, b: PyTree) -> bool:
@@ -154,10 +166,6 @@ def same_tree(a: PyTree, b: PyTree) -> bool:
 
 
 OF_GRADIENTS = "Return those of jax.grad with respect to the model that the step got"
-OF_VARIABLES = (
-    "Every variable must exist before training: make it in the model's __init__ (or run the model once before building "
-    "the learner)"
-)
 
 
 def same_structure(got: PyTree, needed: PyTree, what: str, remedy: str = OF_VARIABLES) -> PyTree:
@@ -340,8 +348,14 @@ class Linen:
         self._key: Array | None = None
         self._calls = 0
 
-    def __call__(self, *args: Any, method: Any = None, rngs: Any = None, **kwargs: Any) -> Any:
-        """Call `module.apply` with the variables, in a step with its random streams, and with those in `rngs`."""
+    def __call__(self, *args: Any, method: Any = None, rngs: Any = None, mutable: Any = False, **kwargs: Any) -> Any:
+        """Call `module.apply` with the variables, in a step with its random streams, and with those in `rngs`.
+
+        With `mutable`, such as `["losses"]` for what the module sows there, return `(output, collections)`, as flax
+        does.
+        """
+        from flax.core.scope import in_filter, union_filters
+
         given = rngs if isinstance(rngs, Mapping) else {} if rngs is None else {"params": rngs}  # as flax reads a key
         streams: dict[str, Array] = {}
         if self._key is not None:
@@ -349,39 +363,51 @@ class Linen:
             streams = {name: jax.random.fold_in(key, i) for i, name in enumerate(self.rngs)}
         self._calls += 1
         apply = partial(self.module.apply, self.variables, *args, rngs={**streams, **given}, method=method)
-        with self._refusing_missing_streams():
+        with self._explaining_errors():
             if not self.train:
-                return apply(**kwargs)
-            mutable = [name for name in self.variables if name != "params"]
+                return apply(mutable=mutable, **kwargs)
+            carried = [name for name in self.variables if name != "params"]
             with _batch_norm_over(self._axis, self._met):
-                out, changed = apply(mutable=mutable, **kwargs)
-        self.variables = {**self.variables, **changed}
-        return out
+                out, changed = apply(mutable=union_filters(carried, mutable), **kwargs)
+        self.variables = {**self.variables, **{name: changed[name] for name in carried if name in changed}}
+        return out if mutable is False else (out, {name: x for name, x in changed.items() if in_filter(mutable, name)})
 
     @contextlib.contextmanager
-    def _refusing_missing_streams(self) -> Iterator[None]:
-        """Raise `LearnerError` with the remedy where the module draws from a random stream that it did not get."""
-        from flax.errors import InvalidRngError
+    def _explaining_errors(self) -> Iterator[None]:
+        """Raise `LearnerError` with the remedy where the module draws from a random stream that it did not get, or
+        changes its statistics in eval mode.
+        """
+        from flax.errors import InvalidRngError, ModifyScopeVariableError
 
         try:
             yield
         except InvalidRngError as error:
-            found = re.search(r'needs PRNG for "(.+?)"', str(error))
-            if found is None:
+            if found := re.search(r'needs PRNG for "(.+?)"', str(error)):
+                raise self._missing_stream(found[1], error) from error
+            raise
+        except ModifyScopeVariableError as error:
+            if self.train or not (found := re.search(r'because collection "(.+?)" is immutable', str(error))):
                 raise
-            name = found[1]
-            named = tuple(dict.fromkeys((*self.rngs, name)))
-            remedy = (
-                f"outside of a step, pass it to the call: model(x, rngs={{{name!r}: jax.random.key(0)}})"
-                if self._key is None
-                else f"name it where the model is made, and each step gets it: Linen(module, variables, rngs={named})"
-            )
             raise LearnerError(
-                f"{type(self.module).__name__} draws from the random stream {name!r} ({code_location(error)}), which "
-                f"it did not get; {remedy}",
-                code="model-linen-stream",
-                name=name,
+                f"{type(self.module).__name__} changes {found[1]!r} in eval mode ({code_location(error)}): give it the "
+                "mode, such as model(x, train=model.train) where its __call__ has the argument train",
+                code="model-linen-mode",
+                name=found[1],
             ) from error
+
+    def _missing_stream(self, name: str, error: Exception) -> LearnerError:
+        named = tuple(dict.fromkeys((*self.rngs, name)))
+        remedy = (
+            f"outside of a step, pass it to the call: model(x, rngs={{{name!r}: jax.random.key(0)}})"
+            if self._key is None
+            else f"name it where the model is made, and each step gets it: Linen(module, variables, rngs={named})"
+        )
+        return LearnerError(
+            f"{type(self.module).__name__} draws from the random stream {name!r} ({code_location(error)}), which "
+            f"it did not get; {remedy}",
+            code="model-linen-stream",
+            name=name,
+        )
 
     def _met(self) -> None:
         self._synced = True
@@ -427,6 +453,7 @@ class LinenAdapter(ModelAdapter):
     """`Linen(module, variables)`."""
 
     kind = "flax.linen"
+    of_variables = OF_COLLECTIONS
 
     def __init__(self, model: Linen, trainable: Trainable = None):
         self._module, self.rngs = model.module, model.rngs

@@ -302,6 +302,53 @@ def test_a_linen_stream_that_is_missing_is_named_with_the_remedy():
         given(jnp.ones((4,)))
 
 
+class Sowing(nn.Module):
+    """Sows its output, and has running statistics."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
+        self.sow("losses", "output", x)
+        return x
+
+
+X = np.float32([[1], [3]])
+
+
+def sowing(*collections: str) -> Linen:
+    variables = Sowing().init(KEY, X, train=False)
+    return Linen(Sowing(), {name: variables[name] for name in ("params", "batch_stats", *collections)})
+
+
+def test_a_call_returns_what_a_linen_module_sows_and_keeps_its_statistics():
+    adapter = adapter_of(sowing())
+    running = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
+    out, sown = running(X, train=True, mutable=["losses"])
+    np.testing.assert_allclose(out, [[-1], [1]], rtol=1e-4)
+    assert {name: [x.tolist() for x in jax.tree.leaves(tree)] for name, tree in sown.items()} == {
+        "losses": [out.tolist()]
+    }
+    assert adapter.read(running)["collections"]["batch_stats"]["BatchNorm_0"]["mean"].tolist() == [1.0]  # half of 2
+    out, changed = running(X, train=True, mutable=["batch_stats"])  # as loops of flax have it
+    assert list(changed) == ["batch_stats"]
+    assert adapter.read(running)["collections"]["batch_stats"]["BatchNorm_0"]["mean"].tolist() == [1.5]
+    running = adapter.merge(adapter.params, adapter.model_state, KEY, train=False)
+    out, sown = running(X, train=False, mutable="losses")
+    np.testing.assert_allclose(sown["losses"]["output"][0], X, rtol=1e-4)
+    assert isinstance(running(X, train=False), jax.Array)
+
+
+def test_errors_of_linen_collections_have_a_remedy():
+    adapter = adapter_of(sowing("losses"))  # `init` sows, too
+    running = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
+    running(X, train=True)
+    with raises_code("model-structure-changed", "losses.output.1", "mutable="):
+        adapter.read(running)
+    running = adapter.merge(adapter.params, adapter.model_state, KEY, train=False)
+    with raises_code("model-linen-mode", __file__, "model.train", name="batch_stats"):
+        running(X, train=True)
+
+
 def test_linen_streams_that_are_given_to_a_call():
     given, x = Linen(LinenNoise(), {"params": {"unused": jnp.ones(())}}, "noise"), jnp.ones((4,))
     drawn = given.module.apply(given.variables, x, rngs={"noise": KEY})
