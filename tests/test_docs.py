@@ -163,7 +163,7 @@ def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 13
+    assert len(blocks) == 14
     names = {}
     for code, shown in blocks:
         with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -100,7 +100,7 @@ def mix(
     return Mixture(datasets, draws, weights is None, source_field)
 
 
-def stream(items: Any) -> StreamMixture:
+def stream(items: Any, size: int | None = None) -> StreamMixture:
     """Return data of unknown length, which is read in order: a mixture of one stream.
 
     Pass it to `fit` with `with_batch_size(32)`, or `stream(items).batch(32)`, which also takes a `batcher`. It resumes
@@ -108,9 +108,12 @@ def stream(items: Any) -> StreamMixture:
 
     Args:
       items: an iterable of items that can be read again, or a function that returns one, such as a generator function.
+      size: items per epoch, each of which begins where the last one ended: for items without an end. By default each
+        epoch reads the items from their start.
 
     Raises:
-      LearnerError: an iterator, which can be read only once, or data with a length and an index, which needs a loader.
+      LearnerError: an iterator, which can be read only once, or data with a length and an index, which needs a loader;
+        a size below 1.
 
     >>> def rows():
     ...     for number in range(3):
@@ -118,7 +121,7 @@ def stream(items: Any) -> StreamMixture:
     >>> [batch["x"].tolist() for batch in stream(rows).batch(2)]
     [[0.0, 1.0], [2.0]]
     """
-    mixture = mix({"items": items})
+    mixture = mix({"items": items}, size=size)
     if not isinstance(mixture, StreamMixture):
         raise LearnerError(
             f"stream got a {type(items).__name__}, which has a length and an index: pass "

@@ -1,6 +1,7 @@
 """Mixtures of streams: which row comes next, where an epoch ends, and that every position leads to the same rows."""
 
 import importlib.util
+import itertools
 import json
 
 import grain
@@ -245,6 +246,17 @@ def test_a_stream_has_its_rows_in_batches_and_resumes(items):
     assert "12 rows of epoch 1 are read again" in warned[0]
     assert [rows for rows, _ in with_states(again, epoch=2)] == [rows for rows, _ in whole]  # anew
     assert stream(items).describe_state(iter_state(stream(items), 12)) == "12 rows of the stream"
+
+
+def test_a_stream_without_an_end_has_epochs_of_its_size():
+    make = lambda: kept(stream(lambda: map(item, itertools.count()), size=10).batch(4))  # noqa: E731
+    data, warned = make(), []
+    assert [rows for rows, _ in with_states(data, epoch=1)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    second = with_states(data, epoch=2)
+    assert [rows for rows, _ in second] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
+    assert with_states(make(), epoch=2, start=1, state=second[0][1], warn=warned.append) == second[1:]
+    with raises_code("data-number-value"):
+        stream(generator, size=0)
 
 
 def test_what_is_no_stream():
