@@ -402,6 +402,11 @@ class Linen:
             if self._key is None
             else f"name it where the model is made, and each step gets it: Linen(module, variables, rngs={named})"
         )
+        if name == "dropout" and self._key is None:
+            remedy += (
+                ". To evaluate, call it in eval mode, such as model(x, train=False), or, where the mode is a field, "
+                "Linen(model.module.clone(deterministic=True), model.variables)(x)"
+            )
         return LearnerError(
             f"{type(self.module).__name__} draws from the random stream {name!r} ({code_location(error)}), which "
             f"it did not get; {remedy}",

@@ -300,6 +300,8 @@ def test_a_linen_stream_that_is_missing_is_named_with_the_remedy():
         assert running(jnp.ones((4,)), rngs={"noise": KEY}).shape == (4,)
     with raises_code("model-linen-stream", "model(x, rngs={'noise': jax.random.key(0)})", name="noise"):
         given(jnp.ones((4,)))
+    with raises_code("model-linen-stream", "module.clone(deterministic=True)", name="dropout"):
+        Linen(nn.Dropout(0.5, deterministic=False), given.variables)(jnp.ones((4,)))
 
 
 class Sowing(nn.Module):
