@@ -347,8 +347,7 @@ def read_items(
             )
         items = store.read(entry.step, shapes)
     except DamagedError as error:
-        others = store.others(entry.step)
-        raise DamagedError(f"{error}; {others}", code="checkpoint-damaged", step=entry.step, others=others) from None
+        raise store.damaged_error(entry.step, error) from None
     parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}
     return {name: {part: items[name].get(part) or {} for part in parts[name]} for name in names}, progress
 

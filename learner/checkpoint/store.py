@@ -422,15 +422,13 @@ class CheckpointStore:
             doubt = f", and may be the one that was named ({epoch if epoch == 'best' else f'epoch {epoch}'})"
         for suspect in suspects:
             if suspect in self.damaged:
-                others = self.others(suspect)
-                raise DamagedError(
-                    f"{self.damaged[suspect]}{doubt}; {others}", code="checkpoint-damaged", step=suspect, others=others
-                )
+                raise self.damaged_error(suspect, f"{self.damaged[suspect]}{doubt}")
 
-    def others(self, step: int) -> str:
-        """Return a sentence that lists the other checkpoints."""
+    def damaged_error(self, step: int, problem: Any) -> DamagedError:
+        """Return the error for a problem of a damaged checkpoint, which lists the other checkpoints."""
         steps = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in self.entries if e.step != step]
-        return f"there are also {', '.join(steps)}" if steps else "there is no other"
+        others = f"there are also {', '.join(steps)}" if steps else "there is no other"
+        return DamagedError(f"{problem}; {others}", code="checkpoint-damaged", step=step, others=others)
 
     def best(self) -> Entry | None:
         """Return the best checkpoint by the monitored metric, or None if none has a value. Of equal ones the earlier is

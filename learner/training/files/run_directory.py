@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.member_store import copies_follow, member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import CheckpointStore, Entry
@@ -138,8 +139,10 @@ def read_found(
         entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
         try:
             return read(store, entry)
-        except Exception:
+        except Exception as error:
             if attempts == 1 or processes.count > 1 or store.path(entry.step).exists():
+                if isinstance(error, DamagedError):
+                    raise store.damaged_error(entry.step, error) from None
                 raise
     return read_found(options, processes, epoch, step, read, attempts - 1)
 

@@ -3,6 +3,7 @@
 import shutil
 
 from learner.training.files.run_directory import SINGLE_PROCESS, read_found
+from tests.support.codes import raises_code
 from tests.support.runs import STEPS, build_line, quiet, shuffled
 
 
@@ -20,3 +21,13 @@ def test_a_checkpoint_is_read_although_the_run_removes_some(tmp_path):
 
     assert read_found(learner.definition.options, SINGLE_PROCESS, "latest", None, read)
     assert found == [3 * STEPS, 2 * STEPS, STEPS]
+
+
+def test_the_error_of_a_damaged_checkpoint_lists_the_others(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_last=2)
+    build_line(builder).fit(shuffled())
+    weights = tmp_path / "run" / "checkpoint" / str(2 * STEPS) / "state" / "_METADATA"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    learner = build_line(quiet(tmp_path / "run").checkpoint("latest"))
+    with raises_code("checkpoint-damaged", step=2 * STEPS, others=f"there are also step={STEPS} (epoch 1)"):
+        learner.evaluate(shuffled())
