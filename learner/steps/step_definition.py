@@ -342,5 +342,6 @@ class StepDefinition:
         if written is not None:
             after = model if self.adapter.changes_in_place else returned
             is_model = bool(jax.tree.structure(after) == jax.tree.structure(model))  # type: ignore[operator]
-            written.append((parts[1], self.adapter.read(after) if is_model else parts[1]))
+            # Unlike those of a train step, the variables that it adds, such as caches of a decoder, are discarded.
+            written.append((parts[1], self.adapter.read_all(after)[1] if is_model else parts[1]))
         return output

@@ -53,6 +53,29 @@ def test_state_that_a_valid_step_reads_and_changes_is_named(tmp_path):
     assert carried(tmp_path, Model(writes=())) == []
 
 
+class Adding(nnx.Module):
+    """Has a valid step that adds variables, as a decoder makes its cache."""
+
+    def __init__(self):
+        self.attention = nnx.MultiHeadAttention(1, in_features=3, rngs=nnx.Rngs(0))
+
+    def train_step(self, batch):
+        out = self.attention(batch["x"][:, None], decode=False)
+        return RegressionOutput.from_predictions(out.sum((1, 2)), batch["y"])
+
+    def valid_step(self, batch):
+        self.attention.init_cache((4, 1, 3))
+        self.seen = nnx.Variable(batch["x"])
+        out = self.attention(batch["x"][:, None], decode=True)
+        return RegressionOutput.from_predictions(out.sum((1, 2)), batch["y"])
+
+
+def test_a_valid_step_may_add_variables(tmp_path):
+    assert carried(tmp_path, Adding()) == []
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    builder.build(Adding(), optax.sgd, 0.1).fit([BATCH], [BATCH])
+
+
 @pytest.mark.parametrize("jitted", [False, True])
 def test_state_of_a_returned_model_is_named(tmp_path, jitted):
     model = {"w": jnp.ones(3), "carry": jnp.zeros(4)}
