@@ -95,7 +95,8 @@ def digest(arrays: PyTree) -> int | None:
     for x in leaves:
         if not getattr(x, "is_fully_addressable", True):
             continue  # one array of all processes, of which each has other parts
-        values = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        values = jax.random.key_data(x) if is_key else x  # a variable of nnx may hold a number of Python
         digest = zlib.crc32(np.asarray(values).tobytes(), digest)
     return digest
 

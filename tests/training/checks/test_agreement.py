@@ -17,3 +17,8 @@ def test_the_digest_of_arrays_covers_each_value():
     ]
     assert len({digest(tree) for tree in trees}) == 4
     assert digest(trees[0]) == digest({"w": np.ones(2, np.float32), "key": jax.random.key(0)})
+
+
+def test_the_digest_covers_numbers_of_python():
+    """nnx.Variable(0.5) holds one."""
+    assert digest({"w": 0.5}) == digest({"w": 0.5}) != digest({"w": 0.25})
