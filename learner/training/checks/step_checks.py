@@ -229,9 +229,8 @@ def drops_in_eval_mode(step: StepFunctions, program: Any, state: TrainState, bat
         return False
     # Of a scan over layers, which gets keys in each mode, only this tells if an output needs them.
     _, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
-    paths = jax.tree_util.tree_leaves_with_path((state, batch))
-    names = [getattr(path[1] if path[1:] else None, "name", None) for path, _ in paths]
-    return any(name == "rng" and is_used for name, is_used in zip(names, used, strict=True))
+    is_key = [path[0] == jax.tree_util.GetAttrKey("rng") for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    return any(is_used for is_used, of_rng in zip(used, is_key, strict=False) if of_rng)  # the batch comes after
 
 
 def _arrays(tree: PyTree) -> list[Any]:

@@ -1029,3 +1029,24 @@ def test_dropout_of_linen_in_validation_is_warned_of(tmp_path, valid_step, rngs,
     )
     learner.fit([BATCH], [BATCH])
     assert ("validation has dropout" in (tmp_path / "experiment.log").read_text()) == warns
+
+
+class Noisy(NamedTuple):
+    x: Any
+    t: Any
+    rng: Any
+
+
+def test_a_field_of_the_batch_is_no_dropout(tmp_path):
+    def valid_step(model, batch):
+        return in_eval_mode(model, {"x": batch.x + batch.rng, "t": batch.t})
+
+    def step(model, batch):
+        return in_its_mode(model, {"x": batch.x, "t": batch.t})
+
+    batch = Noisy(BATCH["x"], BATCH["t"], BATCH["x"])
+    variables = Deep(deterministic=True).init(jax.random.key(0), batch.x)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    model = Linen(Deep(), variables, ("dropout",))
+    builder.build(model, optax.sgd, 0.1, train_step=step, valid_step=valid_step).fit([batch], [batch])
+    assert "validation has dropout" not in (tmp_path / "experiment.log").read_text()
