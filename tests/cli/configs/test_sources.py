@@ -52,7 +52,7 @@ def test_a_generator_function_is_read_anew_in_each_epoch(importable):
         assert [[int(row["x"][0]) for row in made.open(epoch)] for epoch in (1, 2)] == [expected] * 2
     made = source({"class_path": "stream", "init_args": {"items": given}}, "train", 0)
     assert [batch["x"].shape for _ in range(2) for batch in made.make().batch(2)] == [(2, 3)] * 2
-    assert made.config() == {"class_path": "stream", "init_args": {"items": given}}
+    assert made.config() == {"class_path": "stream", "init_args": {"items": given, "size": None}}
 
 
 @pytest.mark.parametrize(("path", "reader"), [("nope.npz", "numpy_arrays"), ("data/nope.csv.gz", "csv")])
