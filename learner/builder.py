@@ -885,7 +885,9 @@ class LearnerBuilder:
         if update is not None:
             problems += problems_of_update(update, optimizer, train_step, options)
         elif parts.adapter is not None and not only_evaluates:
-            problems += problems_of_optimizer(optimizer, parts.adapter, parts.train, options)
+            raw: list[str] = []
+            problems += problems_of_optimizer(optimizer, parts.adapter, parts.train, options, raw)
+            definition = dataclasses.replace(definition, raw=tuple(raw))
         if options.population is not None and parts.adapter is not None:
             problems += option_problems(options, model, parts.adapter, lr, update)
         problems += _problems_of_selections(options)

@@ -11,7 +11,6 @@ import numpy as np
 from learner.diagnostics.rate_range import RangeTest, RangeTestListener, check_range
 from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
-from learner.optimizers.schedule_resolution import OptimizerDefinition
 from learner.schedules.decays import Exponential
 from learner.steps.measure import MetricCollection
 from learner.training.definition import TrainingDefinition
@@ -48,7 +47,7 @@ def find_lr(
     with tempfile.TemporaryDirectory(prefix="learner-") as place:
         options = definition.options.of_a_trial(Path(place) / "run", steps, interrupter, listener)
         metrics = MetricCollection.of(options.train_metrics)
-        optimizer = OptimizerDefinition(definition.optimizer.optimizer, 1.0, schedule)
+        optimizer = dataclasses.replace(definition.optimizer, lr=1.0, schedule=schedule, plateau=None)
         _fit(fit, definition.trial(options, optimizer, train_metrics=metrics, watch=options.on_nonfinite))
     losses = listener.losses
     if not len(losses):

@@ -36,12 +36,15 @@ class OptimizerDefinition:
       lr: the first `lr_scale` of the state: the learning rate, or 1 if there is a schedule.
       schedule: of the learning rate, if there is one.
       plateau: the scheduler that lowers `lr_scale` after validations, if there is one.
+      raw: the names of parameters whose gradients the optimizer adds to them as they are. `fit` refuses it unless these
+        gradients are 0, or the train step's own.
     """
 
     optimizer: Any
     lr: float
     schedule: ScheduleFn | None = None
     plateau: ReduceOnPlateau | None = None
+    raw: tuple[str, ...] = ()
 
     def needing_run_length(self) -> list[tuple[str, Schedule]]:
         """Return the schedules that need the length of the run, each with its place; see `schedules_in`."""

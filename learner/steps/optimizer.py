@@ -7,7 +7,7 @@ compilation for every rate, and rates that schedules, schedulers and members of 
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -95,7 +95,9 @@ def _with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, pa
     return jax.tree.unflatten(tree, [new if inside and of_rate else old for (_, old), new, inside, of_rate in columns])
 
 
-def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads: bool = False) -> list[str]:
+def check_optimizer(
+    optimizer: Any, params: PyTree, accumulates: bool, own_grads: bool = False, raw: list[str] | None = None
+) -> list[str]:
     """Return the problems of an optimizer for these parameters; nothing is compiled.
 
     Args:
@@ -104,11 +106,13 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
       accumulates: whether an optimizer step is a sum over micro-batches.
       own_grads: whether the train step says that it returns `TrainOutput`, so that its gradients may be those of each
         example.
+      raw: gets the names of parameters whose gradients the optimizer adds to them as they are; see
+        `raw_gradients_problem`.
     """
     if problem := not_a_function_of_the_rate(optimizer):
         return [Problem(problem, code="optimizer-type")]
     try:
-        (new_params, old_state, new_state), searched, raw = _try_update(optimizer, params, params)
+        (new_params, old_state, new_state), searched, names = _try_update(optimizer, params, params)
     except LearnerError as error:
         return [Problem(error, code=error.code, **error.fields)]
     except Exception as error:
@@ -140,18 +144,21 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
                 code="optimizer-changes-state",
             )
         ]
-    if raw and not own_grads:  # a step of one's own may return what is to be added
-        return [
-            Problem(
-                f"the optimizer ({name_of(optimizer)}) adds the gradients of {join_names(raw, MOST_NAMED)} to them as "
-                "they are, which raises the loss: optax.masked hands on what its mask leaves out. Freeze these "
-                "parameters (freeze, or trainable=), or use optax.partition or learner.optimizers.Groups, and end "
-                "chains in optax.scale_by_learning_rate(lr)",
-                code="optimizer-adds-gradients",
-                parameters=raw,
-            )
-        ]
+    if raw is not None:
+        raw.extend(names)
     return problems_of(named_leaves(old_state))
+
+
+def raw_gradients_problem(optimizer: Any, names: Sequence[str]) -> Problem:
+    """Return the problem of an optimizer that adds the gradients of these parameters to them as they are."""
+    return Problem(
+        f"the optimizer ({name_of(optimizer)}) adds the gradients of {join_names(names, MOST_NAMED)} to them as they "
+        "are, which raises the loss: optax.masked hands on what its mask leaves out. Freeze these parameters (freeze, "
+        "or trainable=), or use optax.partition or learner.optimizers.Groups, and end chains in "
+        "optax.scale_by_learning_rate(lr)",
+        code="optimizer-adds-gradients",
+        parameters=list(names),
+    )
 
 
 def unfit(opt_state: PyTree) -> str | None:

@@ -123,8 +123,12 @@ def optimizer_definition(optimizer: Any, lr: Any, has_update: bool) -> tuple[Opt
     return OptimizerDefinition(optimizer, value), []
 
 
-def problems_of_optimizer(optimizer: Any, adapter: ModelAdapter, train: StepFn | None, options: Options) -> list[str]:
-    """Return the problems of an optimizer with the parameters of the model; nothing is compiled."""
+def problems_of_optimizer(
+    optimizer: Any, adapter: ModelAdapter, train: StepFn | None, options: Options, raw: list[str]
+) -> list[str]:
+    """Return the problems of an optimizer with the parameters of the model; nothing is compiled. `raw`: see
+    `check_optimizer`.
+    """
     own_grads = train is not None and train.returns_gradients
     params = (
         jax.eval_shape(options.precision.to_param_dtype, adapter.params) if options.precision.casts else adapter.params
@@ -134,7 +138,7 @@ def problems_of_optimizer(optimizer: Any, adapter: ModelAdapter, train: StepFn |
         if problems := optimizer_problems(options.population, resolved, params):
             return problems
         resolved = options.population.members[0].optimizer(resolved)
-    return check_optimizer(resolved, params, options.accumulates, own_grads)
+    return check_optimizer(resolved, params, options.accumulates, own_grads, raw)
 
 
 def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Options) -> list[str]:

@@ -159,7 +159,8 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
     # First, as it defines the step anew, with schedules of a known length, and drops what was traced of it.
     problems = definition.resolve(inputs.source("train").batches)
     shapes, plateau = definition.shapes(), definition.optimizer.plateau
-    step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems)
+    raw = definition.optimizer.raw
+    step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems, raw)
     # Only where it differs, as each change drops the traced shapes of the first state.
     if step.own_grads != definition.step.own_grads:
         definition.change(own_grads=step.own_grads)
@@ -223,11 +224,13 @@ def checked_step(
     plateau: ReduceOnPlateau | None,
     strategy: Strategy,
     known: Sequence[str] = (),
+    raw: Sequence[str] = (),
 ) -> StepFunctions:
     """Trace the steps on the first batches and report all problems in one error.
 
     Args:
       known: what is known to be wrong already.
+      raw: see `OptimizerDefinition`.
 
     Returns:
       The step, which now knows whether it computes its own gradients. `inputs` gets the traced steps.
@@ -241,7 +244,7 @@ def checked_step(
         problems.append(Problem(no_step("train_step"), code="model-train-step-missing"))
     else:
         with _collecting(problems):
-            traced = trace_train(step, state, inputs.first_batches["train"])
+            traced = trace_train(step, state, inputs.first_batches["train"], raw)
             problems += traced.problems
             inputs.programs["train"] = traced.program
             inputs.warnings.extend(_warnings_of(traced))

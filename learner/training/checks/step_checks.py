@@ -17,6 +17,7 @@ from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
 from learner.steps import batch_transforms
 from learner.steps.measure import MetricCollection
+from learner.steps.optimizer import raw_gradients_problem
 from learner.steps.outputs import OF_LABELS, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
@@ -87,8 +88,8 @@ class TracedTrainStep:
     activation: str | None = None
 
 
-def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> TracedTrainStep:
-    """Return the traced train step with its problems; see `check_train`."""
+def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
+    """Return the traced train step with its problems; see `check_train`. `raw`: see `OptimizerDefinition`."""
     own: list[bool] = []  # not the outputs: no tracer may outlive its trace (`jax.checking_leaks`)
     replaced: list[bool] = []
     assigned: list[str] = []
@@ -148,10 +149,19 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> Traced
     activation = activations(program.jaxpr)[logits[0]] if logits else None
     if losses and not own_grads and step.update is None:
         paths = jax.tree_util.tree_leaves_with_path((state, batch))
-        of_params = [getattr(path[1] if path[1:] else None, "name", None) == "params" for path, _ in paths]
-        is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
         of_batch = [path[0].idx == 1 for path, _ in paths]
+        of_params = [path[0].idx == 0 and path[1].name == "params" for path, _ in paths]
+        is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
         broadcast = broadcast_rows(program.jaxpr, of_params, of_batch, rows_of(batch))[losses[0]]
+        places = [place for place, is_param in enumerate(of_params) if is_param]
+        # A parameter behind `stop_gradient`, say, has a gradient of 0, which may be added.
+        added = [
+            name
+            for name, place in zip(named_leaves(state.params), places, strict=True)
+            if name in raw and dependent_outputs(program.jaxpr, [i == place for i in range(len(of_params))])[losses[0]]
+        ]
+        if added:
+            problems.append(raw_gradients_problem(step.optimizer, added))
     # Only without problems, which each further trace would append again.
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
