@@ -870,10 +870,10 @@ class LearnerBuilder:
         options, parts = self._options, ModelParts()
         if options.population is not None:
             options = dataclasses.replace(options, devices=spread_members(options.devices))
-        # Of a run that is there `fit` checks it: evaluating needs no directory that can be written.
         wrong_place = wrong_name(options.directory) or wrong_name(options.checkpoint_place)
-        if not wrong_place and not holds_run(options.directory):
-            wrong_place = problem_with(options.directory)
+        if not wrong_place and (unwritable := problem_with(options.directory)):
+            # Of a run that is there `fit` checks it: evaluating needs no directory that can be written.
+            wrong_place = None if holds_run(options.directory) else unwritable
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         # A population has nothing but `fit`, which refuses a learner without an optimizer.
         only_evaluates = optimizer is None and update is None and options.population is None

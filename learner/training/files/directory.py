@@ -31,6 +31,8 @@ EPOCH = re.compile(r"epoch-\d+")
 
 def holds_run(directory: Path) -> bool:
     """Return True if a run was started here, or remains of one exist."""
+    if not os.access(directory, os.X_OK):
+        return False  # none is there, or none that can be reached
     if (directory / MARK).exists() or any(not (directory / path).is_symlink() for path in metric_files(directory)):
         return True
     return any(_checkpoints(place / "checkpoint") for place in (directory, *_set_aside(directory)))
@@ -41,7 +43,7 @@ def problem_with(directory: Path) -> str | None:
     existing = directory.absolute()
     if wrong := wrong_name(existing):
         return wrong
-    while not existing.exists() and existing != existing.parent:
+    while not os.path.exists(existing) and existing != existing.parent:  # `Path.exists` raises where it may not look
         existing = existing.parent
     if not existing.is_dir():
         return f"the directory {directory} cannot be made: {existing} is a file"

@@ -230,6 +230,14 @@ def test_a_directory_that_is_really_not_writable(tmp_path):
         build_line(quiet(tmp_path / "locked" / "run"))
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look anywhere")
+@pytest.mark.parametrize("name", ["", "run"])
+def test_a_directory_that_is_closed(tmp_path, name):
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(LearnerError, match="is not writable"):
+        build_line(quiet(tmp_path / "closed" / name))
+
+
 def test_a_file_that_comes_between_build_and_fit(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     write(tmp_path, "run")
