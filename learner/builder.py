@@ -872,7 +872,7 @@ class LearnerBuilder:
             options = dataclasses.replace(options, devices=spread_members(options.devices))
         wrong_place = wrong_name(options.directory) or wrong_name(options.checkpoint_place)
         if not wrong_place and (unwritable := problem_with(options.directory)):
-            # Of a run that is there `fit` checks it: evaluating needs no directory that can be written.
+            # Evaluating a run needs no writable directory, and `fit` checks it again.
             wrong_place = None if holds_run(options.directory) else unwritable
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         # A population has nothing but `fit`, which refuses a learner without an optimizer.

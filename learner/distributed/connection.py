@@ -311,6 +311,8 @@ def _come_to_coordinator(coordinator: str, process_id: int, count: int, timeout:
             if (answer and not answer.isascii()) or answer.startswith(b"\0"):
                 return True
             if answer.startswith(b"process"):
+                if b" was started as one of " in answer:
+                    raise LearnerError(answer.decode(), code="process-count-differs")
                 raise LearnerError(answer.decode(), code="process-start-missing")
             if answer not in (b"", WAIT):
                 problem = ConnectionError(f"something else answers there: {answer[:60].decode()!r}")

@@ -44,6 +44,7 @@ def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list
 def warning_of_carried(names: str) -> str:
     """Return the warning about state that a valid step carries."""
     return (
-        f"valid_step reads and changes {names} of its model, which is discarded: each validation batch begins with the "
-        "state of the training. Pass whole sequences as rows of a batch, or begin with a state of its own in each"
+        f"valid_step reads and changes {names} of its model, and the changes are discarded: each validation batch "
+        "begins with the state that training has left. Pass whole sequences as rows of a batch, or begin valid_step "
+        "with a fresh state"
     )
