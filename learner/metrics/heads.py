@@ -36,9 +36,13 @@ class Head(Metric):
     Accuracy of genre 0.5
     """
 
-    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, metric: Metric | CollectingMetric, head: str) -> Any:
         """Return the variant for collected rows if the metric collects rows."""
-        return _CollectedHead(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+        return _CollectedHead(metric, head) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return the arguments of `__new__`, for copies."""
+        return self._metric, self._head
 
     def __init__(self, metric: Metric, head: str) -> None:
         _copy_attributes(self, metric, head)

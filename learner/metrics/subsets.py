@@ -37,11 +37,15 @@ class Subset(Metric):
     Accuracy of cats 1.0
     """
 
-    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, metric: Metric | CollectingMetric, by: str, value: int, name: str | None = None) -> Any:
         """Return the variant for collected rows if the metric collects rows."""
-        return (
-            _CollectedSubset(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
-        )
+        if isinstance(metric, CollectingMetric):
+            return _CollectedSubset(metric, by, value, name)
+        return super().__new__(cls)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return the arguments of `__new__`, for copies."""
+        return self._metric, self._by, self._of
 
     def __init__(self, metric: Metric, by: str, value: int, name: str | None = None) -> None:
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
@@ -95,9 +99,13 @@ class By(Metric):
 
     numeric = False
 
-    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> Any:
         """Return the variant for collected rows if the metric collects rows."""
-        return _CollectedBy(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+        return _CollectedBy(metric, by, names) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return the arguments of `__new__`, for copies."""
+        return self._metric, self._by, self._names
 
     def __init__(self, metric: Metric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
         self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)

@@ -1,5 +1,8 @@
 """Metrics of one head of a model with several."""
 
+import copy
+import inspect
+import pickle
 import types
 
 import jax.numpy as jnp
@@ -134,6 +137,19 @@ def test_it_is_described_as_its_metric():
 def test_metrics_without_an_output_are_refused(metric):
     with raises_code("metric-head-type"):
         Head(metric, "genre")
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), AUROC()], ids=str)
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
+def test_wrappers_can_be_copied(metric, make):
+    for wrapper in (Head(metric, "genre"), Subset(metric, "group", 1, "one"), By(metric, "group", ["a", "b"])):
+        copied = make(wrapper)
+        assert (type(copied), copied.name, copied.fields) == (type(wrapper), wrapper.name, wrapper.fields)
+
+
+def test_the_arguments_of_wrappers_are_shown():
+    shown = [list(inspect.signature(wrapper).parameters) for wrapper in (Head, Subset, By)]
+    assert shown == [["metric", "head"], ["metric", "by", "value", "name"], ["metric", "by", "names"]]
 
 
 def test_the_loss_of_a_head_has_no_groups():
