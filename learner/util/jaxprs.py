@@ -46,9 +46,9 @@ def _equation_sources(equation: Any) -> list[int | None]:
     return [None] * len(equation.outvars) if program is None else forwarded_inputs(program)
 
 
-def dependent_outputs(jaxpr: Any, inputs: Sequence[bool], through_stop_gradient: bool = False) -> list[bool]:
-    """Return, for each output of a traced program, True if it may depend on one of the marked inputs, by default other
-    than through `stop_gradient`.
+def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+    """Return, for each output of a traced program, True if it may depend on one of the marked inputs, other than
+    through `stop_gradient`.
 
     >>> import jax
     >>> program = jax.make_jaxpr(lambda x, y: (x * y, y + 1, y * jax.lax.stop_gradient(x)))(1.0, 2.0)
@@ -62,13 +62,11 @@ def dependent_outputs(jaxpr: Any, inputs: Sequence[bool], through_stop_gradient:
 
     for equation in jaxpr.eqns:
         given = [of(var) for var in equation.invars]
-        if not any(given) or (equation.primitive.name == "stop_gradient" and not through_stop_gradient):
+        if not any(given) or equation.primitive.name == "stop_gradient":
             continue
         # Custom derivatives are not those of the function.
         program = None if equation.primitive.name.startswith("custom_") else called_program(equation)
-        found = [True] * len(equation.outvars)
-        if program is not None:
-            found = dependent_outputs(program, given, through_stop_gradient)
+        found = [True] * len(equation.outvars) if program is None else dependent_outputs(program, given)
         marked.update(var for var, is_found in zip(equation.outvars, found, strict=True) if is_found)
         # What is written into a reference is read from it later.
         marked.update(var for var in equation.invars if "Ref" in type(getattr(var, "aval", None)).__name__)

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import partial_eval
 
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
-from learner.util.jaxprs import dependent_outputs, forwarded_inputs
+from learner.util.jaxprs import forwarded_inputs
 from learner.util.trees import named_leaves
 
 PyTree = Any
@@ -33,12 +34,9 @@ def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list
     (count,) = outputs
     sources = forwarded_inputs(program)[count:]
     changed = [index for index, source in enumerate(sources) if source != index]
-    marks = range(len(program.invars))
-    return [
-        names[index]
-        for index in changed
-        if any(dependent_outputs(program, [mark == index for mark in marks], through_stop_gradient=True)[:count])
-    ]
+    # Of a scan over layers, whose statistics are among its results, only this tells if the output needs them.
+    _, used = partial_eval.dce_jaxpr(program, [index < count for index in range(len(program.outvars))])
+    return [names[index] for index in changed if used[index]]
 
 
 def warning_of_carried(names: str) -> str:

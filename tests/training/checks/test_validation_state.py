@@ -53,6 +53,27 @@ def test_state_that_a_valid_step_reads_and_changes_is_named(tmp_path):
     assert carried(tmp_path, Model(writes=())) == []
 
 
+class Layers(nnx.Module):
+    """Layers of a loop with statistics that it only writes, also in validation."""
+
+    def __init__(self):
+        make = nnx.vmap(lambda rngs: nnx.BatchNorm(3, rngs=rngs), in_axes=0, out_axes=0)
+        self.layers = make(nnx.Rngs(0).split(2))
+
+    def train_step(self, batch):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def run(x, layer):
+            return layer(x, use_running_average=False)
+
+        return RegressionOutput.from_predictions(run(batch["x"], self.layers)[:, 0], batch["y"])
+
+    valid_step = train_step
+
+
+def test_statistics_that_a_loop_only_writes_are_not_named(tmp_path):
+    assert carried(tmp_path, Layers()) == []
+
+
 class Adding(nnx.Module):
     """Has a valid step that adds variables, as a decoder makes its cache."""
 
