@@ -153,7 +153,7 @@ def raw_gradients_problem(optimizer: Any, names: Sequence[str]) -> Problem:
     """Return the problem of an optimizer that adds the gradients of these parameters to them as they are."""
     return Problem(
         f"the optimizer ({name_of(optimizer)}) adds the gradients of {join_names(names, MOST_NAMED)} to them as they "
-        "are, which raises the loss: optax.masked hands on what its mask leaves out. Freeze these parameters (freeze, "
+        "are, which raises the loss: optax.masked passes on what its mask leaves out. Freeze these parameters (freeze, "
         "or trainable=), or use optax.partition or learner.optimizers.Groups, and end chains in "
         "optax.scale_by_learning_rate(lr)",
         code="optimizer-adds-gradients",
