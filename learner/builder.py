@@ -900,20 +900,24 @@ class LearnerBuilder:
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
                 self._add(kind, loss)
-        # Copies, as a run changes the state of its early stopping and its plateau, and the builder may build again.
-        copied = {
-            name: copy.deepcopy(getattr(self._options, name)) for name in ("early_stopping", "halving", "exploit")
-        }
-        options = dataclasses.replace(self._options, devices=options.devices, **copied)
-        if options.num_epochs is None and options.num_steps is None:
-            options = dataclasses.replace(options, num_epochs=1)
-        if options.population is not None:
-            options = dataclasses.replace(options, population=options.population.with_seed(options.seed))
-        if options.exploit is not None:
-            options = dataclasses.replace(options, exploit=dataclasses.replace(options.exploit, seed=options.seed))
+        options = _complete_options(dataclasses.replace(self._options, devices=options.devices))
         make: type[Learner[Any]] = options.learner_class or Learner
         step = parts.define(parts.adapter, options, update)
         return make(TrainingDefinition(options, step, copy.deepcopy(definition)), train, valid)
+
+
+def _complete_options(options: Options) -> Options:
+    """Return the options of a learner, with the values that follow from others."""
+    # Copies, as a run changes the state of its early stopping and its plateau, and the builder may build again.
+    copied = {name: copy.deepcopy(getattr(options, name)) for name in ("early_stopping", "halving", "exploit")}
+    options = dataclasses.replace(options, **copied)
+    if options.num_epochs is None and options.num_steps is None:
+        options = dataclasses.replace(options, num_epochs=1)
+    if options.population is not None:
+        options = dataclasses.replace(options, population=options.population.with_seed(options.seed))
+    if options.exploit is not None:
+        options = dataclasses.replace(options, exploit=dataclasses.replace(options.exploit, seed=options.seed))
+    return options
 
 
 def _integer(name: str, value: Any, least: int) -> int:

@@ -148,18 +148,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     is_constant, broadcast = False, None
     activation = activations(program.jaxpr)[logits[0]] if logits else None
     if losses and not own_grads and step.update is None:
-        paths = jax.tree_util.tree_leaves_with_path((state, batch))
-        of_batch = [path[0].idx == 1 for path, _ in paths]
-        of_params = [path[0].idx == 0 and path[1].name == "params" for path, _ in paths]
-        is_constant = not dependent_outputs(program.jaxpr, of_params)[losses[0]]
-        broadcast = broadcast_rows(program.jaxpr, of_params, of_batch, rows_of(batch))[losses[0]]
-        places = [place for place, is_param in enumerate(of_params) if is_param]
-        # A parameter behind `stop_gradient`, say, has a gradient of 0, which may be added.
-        added = [
-            name
-            for name, place in zip(named_leaves(state.params), places, strict=True)
-            if name in raw and dependent_outputs(program.jaxpr, [i == place for i in range(len(of_params))])[losses[0]]
-        ]
+        is_constant, broadcast, added = _facts_of_loss(program.jaxpr, losses[0], state, batch, raw)
         if added:
             problems.append(raw_gradients_problem(step.optimizer, added))
     # Only without problems, which each further trace would append again.
@@ -170,6 +159,27 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     return TracedTrainStep(
         problems, own_grads, program, names, is_constant, assigned, host_generators, broadcast, activation
     )
+
+
+def _facts_of_loss(
+    jaxpr: Any, loss: int, state: TrainState, batch: PyTree, raw: Sequence[str]
+) -> tuple[bool, str | None, list[str]]:
+    """Return three facts about the output `loss` of a traced train step: `is_constant` and `broadcast` of
+    `TracedTrainStep`, and the names among `raw` of the parameters that it depends on.
+    """
+    paths = jax.tree_util.tree_leaves_with_path((state, batch))
+    of_batch = [path[0].idx == 1 for path, _ in paths]
+    of_params = [path[0].idx == 0 and path[1].name == "params" for path, _ in paths]
+    is_constant = not dependent_outputs(jaxpr, of_params)[loss]
+    broadcast = broadcast_rows(jaxpr, of_params, of_batch, rows_of(batch))[loss]
+    places = [place for place, is_param in enumerate(of_params) if is_param]
+    # A parameter behind `stop_gradient`, say, has a gradient of 0, which may be added.
+    added = [
+        name
+        for name, place in zip(named_leaves(state.params), places, strict=True)
+        if name in raw and dependent_outputs(jaxpr, [index == place for index in range(len(paths))])[loss]
+    ]
+    return is_constant, broadcast, added
 
 
 def _trace_with_draws(
