@@ -8,11 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, CollectingMetric, Info, Metric, rows_mask
+from learner.metrics.base import CollectingMetric, Info, Metric, rows_mask
 from learner.metrics.rows import MaskedOutput, combine_masks
+from learner.metrics.wrapped import WrappedCollectingMetric, WrappedMetric
 
 
-class Head(Metric):
+class Head(WrappedMetric):
     """A metric of one head of a model with several: it reads the fields of an output inside of the step's output, and
     is called `Accuracy of genre`.
 
@@ -48,34 +49,14 @@ class Head(Metric):
         _copy_attributes(self, metric, head)
         self._metric, self._head = metric, head
 
-    def init(self) -> Any:
-        """Return the state of no rows."""
-        return self._metric.init()
-
     def update(self, state: Any, output: Any, info: Info) -> Any:
         """Add the head of a batch."""
         weight = getattr(part := _part(self.name, output, self._head), "weight", None)
         own = info if weight is None else dataclasses.replace(info, weight=jnp.asarray(weight, jnp.float32))
         return self._metric.update(state, part, own)
 
-    def merge(self, a: Any, b: Any) -> Any:
-        """Merge two states."""
-        return self._metric.merge(a, b)
 
-    def compute(self, state: Any) -> Array:
-        """Compute the wrapped metric."""
-        return self._metric.compute(state)
-
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return self._metric.text(value)
-
-    def arrays(self, value: Any) -> Any:
-        """Return the arrays of the wrapped metric."""
-        return self._metric.arrays(value)
-
-
-class _CollectedHead(CollectingMetric):
+class _CollectedHead(WrappedCollectingMetric):
     """A `Head` of a metric that collects rows."""
 
     def __init__(self, metric: CollectingMetric, head: str) -> None:
@@ -89,14 +70,6 @@ class _CollectedHead(CollectingMetric):
     def compute(self, rows: Any) -> Any:
         """Compute the wrapped metric."""
         return self._metric.compute(rows)
-
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return self._metric.text(value)
-
-    def arrays(self, value: Any) -> Any:
-        """Return the arrays of the wrapped metric."""
-        return self._metric.arrays(value)
 
 
 def _part(name: str, output: Any, head: str) -> Any:

@@ -12,9 +12,10 @@ from learner.errors import LearnerError
 from learner.metrics.adaptors import Adapted
 from learner.metrics.base import Array, CollectingMetric, Info, Metric, MetricBase, all_within, rows_mask
 from learner.metrics.rows import MaskedOutput, as_int32, combine_masks
+from learner.metrics.wrapped import WrappedCollectingMetric, WrappedMetric
 
 
-class Subset(Metric):
+class Subset(WrappedMetric):
     """A metric over the rows of which a field of the output has one value: `Accuracy of cats`.
 
     Args:
@@ -50,29 +51,9 @@ class Subset(Metric):
     def __init__(self, metric: Metric, by: str, value: int, name: str | None = None) -> None:
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
 
-    def init(self) -> Any:
-        """Return the state of no rows."""
-        return self._metric.init()
-
     def update(self, state: Any, output: Any, info: Info) -> Any:
         """Add the rows of a batch that are of the subset."""
         return self._metric.update(state, _part(self.name, output, self._by, self._of), info)
-
-    def merge(self, a: Any, b: Any) -> Any:
-        """Merge two states."""
-        return self._metric.merge(a, b)
-
-    def compute(self, state: Any) -> Any:
-        """Compute the wrapped metric; NaN if the subset has no rows."""
-        return self._metric.compute(state)
-
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return self._metric.text(value)
-
-    def arrays(self, value: Any) -> Any:
-        """Return the arrays of the wrapped metric."""
-        return self._metric.arrays(value)
 
 
 class By(Metric):
@@ -132,7 +113,7 @@ class By(Metric):
         return _texts(self._metric, self._names, value)
 
 
-class _CollectedSubset(CollectingMetric):
+class _CollectedSubset(WrappedCollectingMetric):
     """A `Subset` of a metric that collects rows; the host separates the groups."""
 
     def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
@@ -146,14 +127,6 @@ class _CollectedSubset(CollectingMetric):
     def compute(self, rows: Any) -> Any:
         """Compute the wrapped metric; NaN if the subset has no rows."""
         return _value_of(self._metric, rows, self._of)
-
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return self._metric.text(value)
-
-    def arrays(self, value: Any) -> Any:
-        """Return the arrays of the wrapped metric."""
-        return self._metric.arrays(value)
 
 
 class _CollectedBy(CollectingMetric):

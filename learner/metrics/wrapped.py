@@ -1,0 +1,45 @@
+"""Metrics that compute another metric of a part of what they get."""
+
+from typing import Any
+
+from learner.metrics.base import CollectingMetric, Metric
+
+
+class WrappedMetric(Metric):
+    """A metric with the states, the value and the text of another one, which gets other outputs."""
+
+    _metric: Metric
+
+    def init(self) -> Any:
+        """Return the state of no rows."""
+        return self._metric.init()
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """Merge two states."""
+        return self._metric.merge(a, b)
+
+    def compute(self, state: Any) -> Any:
+        """Compute the wrapped metric; NaN where it has got no rows."""
+        return self._metric.compute(state)
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return self._metric.text(value)
+
+    def arrays(self, value: Any) -> Any:
+        """Return the arrays of the wrapped metric."""
+        return self._metric.arrays(value)
+
+
+class WrappedCollectingMetric(CollectingMetric):
+    """A `WrappedMetric` of a metric that collects rows."""
+
+    _metric: CollectingMetric
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return self._metric.text(value)
+
+    def arrays(self, value: Any) -> Any:
+        """Return the arrays of the wrapped metric."""
+        return self._metric.arrays(value)
