@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,11 @@ def compilation_cache(platform: str, directory: str | None) -> Iterator[str | No
 def _cache_directory(directory: str | None) -> str:
     if directory is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return str(cache / "learner" / "compilations")
+        # One for each set of flags: XLA keeps its choice of kernels there, too, and uses it for any program, also for
+        # one that must be deterministic.
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        name = f"compilations-{zlib.crc32(' '.join(sorted(flags)).encode()):08x}" if flags else "compilations"
+        return str(cache / "learner" / name)
     # A relative path would be another directory once a hook or a notebook changes the working directory.
     return directory if "://" in directory else os.path.abspath(directory)
 

@@ -96,13 +96,25 @@ def test_on_a_cpu_nothing_is_kept_unless_it_is_asked_for(settings):
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_on_accelerators_compilations_are_kept_in_a_directory_of_the_user(settings, monkeypatch, tmp_path, platform):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     place, before = str(tmp_path / "learner" / "compilations"), settings()
     assert used(platform, None, settings) == (place, (place, 0.0, 0))  # JAX's own thresholds keep no small program
     assert settings() == before
 
 
+def test_programs_of_other_flags_are_kept_elsewhere(settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    places = []
+    for flags in ("", "--xla_gpu_deterministic_ops=true", "--b=1 --a=2", "--a=2  --b=1"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        places.append(used("gpu", None, settings)[0])
+    assert len(set(places)) == 3
+    assert places[2] == places[3]
+
+
 def test_without_xdg_it_is_in_the_home_directory(settings, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert used("gpu", None, settings)[0] == str(tmp_path / ".cache" / "learner" / "compilations")
 
