@@ -1,7 +1,10 @@
-"""Compile the programs of a run for TPUs that are not there, and print what XLA makes of them.
+"""Compile the programs of a run for TPUs or GPUs that are not there, and print what XLA makes of them.
 
     pip install "libtpu==0.0.42.*"
     python -m benchmarks.ahead --topology v5e:2x4
+
+    pip install "jax[cuda13]"
+    python -m benchmarks.ahead --topology h100:8
 
 For each workload, strategy and number of micro-batches: the loop of a training dispatch and that of a validation,
 compiled by `jax.experimental.topologies`. Nothing is trained, so there are no times: memory of each device, what is
@@ -19,6 +22,7 @@ import os
 import re
 import unittest.mock
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -82,6 +86,20 @@ def tpu_devices(topology: str) -> list[Any]:
     from jax.experimental import topologies
 
     return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
+
+
+def gpu_devices(count: int) -> list[Any]:
+    """Return so many devices of one host with H100 GPUs. Needs `jax[cuda13]`, and no GPU."""
+    from jax.experimental import topologies
+
+    config, shape = Path(__file__).with_name("h100.txtpb").read_text(), f"1x1x{count}"
+    return list(topologies.get_topology_desc("h100", "cuda", target_config=config, topology=shape).devices)
+
+
+def devices_of(topology: str) -> list[Any]:
+    """Return the devices of `h100:COUNT`, or of a topology of TPUs."""
+    kind, _, size = topology.partition(":")
+    return gpu_devices(int(size)) if kind == "h100" else tpu_devices(topology)
 
 
 @contextlib.contextmanager
@@ -180,13 +198,15 @@ def collectives(text: str) -> tuple[dict[str, float], dict[str, list[str]]]:
     sent: dict[str, float] = collections.defaultdict(float)
     results: dict[str, list[str]] = collections.defaultdict(list)
     computation, seen = "", set()
-    pattern = re.compile(rf" = (\S+|\(.*?\)) ({'|'.join(KINDS)})(?:-start)?\((.*)")
+    pattern = re.compile(rf" = (\S+|\(.*?\)) ({'|'.join(KINDS)})(-start)?\((.*)")
     for line in text.splitlines():
         if line.startswith(("%", "ENTRY")):
             computation = line
         if (found := pattern.search(line)) is None:
             continue
-        result, kind, rest = found.groups()
+        result, kind, start, rest = found.groups()
+        if start and kind != "all-reduce":
+            result = outputs_of(result)
         if computation.startswith("%all-reduce-scatter"):
             kind = "reduce-scatter"
         channel = re.search(r"channel_id=(\d+)", rest)
@@ -201,6 +221,16 @@ def collectives(text: str) -> tuple[dict[str, float], dict[str, list[str]]]:
         sent[kind] += bytes_of(result) * times * (1 if whole else n)
         results[kind].append(result)
     return dict(sent), dict(results)
+
+
+def outputs_of(shape: str) -> str:
+    """Return the second half of the shape of an asynchronous collective, which has its arguments first.
+
+    >>> outputs_of("(f32[1,4]{1,0}, f32[8,4]{1,0})"), outputs_of("((f32[2], f32[3]), (f32[16], f32[24]))")
+    ('f32[8,4]', 'f32[16], f32[24]')
+    """
+    arrays = re.findall(r"\b[a-z]+\d*[a-z\d]*\[[\d,]*\]", shape)
+    return ", ".join(arrays[len(arrays) // 2 :])
 
 
 def group_size(text: str) -> int:
@@ -266,7 +296,7 @@ def line_of(found: Facts) -> str:
 def main() -> None:
     """Compile, and print one line for each program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topology", default="v5e:2x4")
+    parser.add_argument("--topology", default="v5e:2x4", help="of TPUs, or h100:COUNT (default: v5e:2x4)")
     parser.add_argument("--workloads", nargs="+", default=["mlp", "transformer", "cnn"])
     parser.add_argument("--strategies", nargs="+", help="names as they are printed; default: all")
     parser.add_argument("--accumulate", type=int, nargs="+", default=[1, 4], help="micro-batches of a step")
@@ -274,7 +304,7 @@ def main() -> None:
     parser.add_argument("--json", help="write the facts into this file")
     parser.add_argument("--text", help="write the programs into this folder")
     options = parser.parse_args()
-    devices = tpu_devices(options.topology)
+    devices = devices_of(options.topology)
     title = "arguments | temporaries | state donated | collectives, kB sent | copies (MB) | loops known + not | host"
     print(f"MB on each of {len(devices)} devices of {options.topology}\n\n| program | {title} |\n{'|---' * 8}|")
     everything = {}

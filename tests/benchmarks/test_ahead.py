@@ -27,6 +27,11 @@ REDUCE_SCATTER = """\
 }
 """
 
+SCATTER_START = """\
+  %r = ((f32[128]), (f32[16])) reduce-scatter-start(%x), channel_id=2, replica_groups=mesh['a'=8] {'a'}, dimensions={0}
+  %s = f32[13]{0} all-reduce-start(%y), channel_id=3, replica_groups=mesh['a'=8] {'a'}, to_apply=%add
+"""
+
 
 @pytest.fixture
 def ahead(monkeypatch):
@@ -39,6 +44,17 @@ def test_collectives_are_read_as_tpus_have_them(ahead):
     sent, results = ahead.collectives(REDUCE_SCATTER)
     assert sent == {"reduce-scatter": 4 * 64 * 128 * 7 / 8, "all-gather": 4 * 128 * 128 * 7 / 8}
     assert {kind: len(each) for kind, each in results.items()} == {"reduce-scatter": 1, "all-gather": 1}
+
+
+def test_asynchronous_collectives_have_their_arguments_in_their_shape(ahead):
+    """XLA for GPUs merges those of all arrays, whose shape is the pair of arguments and results."""
+    start = " = ((f32[16], f32[16,64]), (f32[128], f32[128,64])) all-gather-start(%a, %b), channel_id=1, "
+    sent, _ = ahead.collectives(start + "replica_groups=mesh['a'=8] {'a'}\n" + SCATTER_START)
+    assert sent == {
+        "all-gather": 4 * 128 * 65 * 7 / 8,
+        "reduce-scatter": 4 * 128 * 7 / 8,
+        "all-reduce": 4 * 13 * 14 / 8,
+    }
 
 
 @pytest.fixture(scope="module")
