@@ -1,8 +1,9 @@
 """One measurement in a process of its own: `python -m benchmarks.child '{"workload": "digits", "variant": "hand"}'`.
 
 It prints one line of JSON: `seconds` (per epoch, over the epochs after the warm ones), `first` (seconds from after the
-imports to the end of the first step), `peak` (MiB, the most memory the process had), `losses` (train and validation
-loss of each epoch) and `device`.
+imports to the end of the first step), `peak` (MiB, the most memory the process had), `device_peak` (MiB, the most
+memory of the device in use, `None` where it does not count), `losses` (train and validation loss of each epoch) and
+`device`.
 """
 
 import dataclasses
@@ -88,12 +89,15 @@ def measure(case: Case) -> dict[str, Any]:
     else:
         losses = train_with_learner(work, case, epochs, clock)
     window = clock.epochs[-1 if case.variant == "limit" else -work.epochs :]
+    device = jax.devices()[0]
+    memory = device.memory_stats() or {}
     return {
         "seconds": None if case.first else (clock.epochs[-1] - clock.epochs[-1 - len(window)]) / work.epochs,
         "first": None if clock.first is None else clock.first - clock.begin,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "device_peak": memory["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in memory else None,
         "losses": losses,
-        "device": jax.devices()[0].device_kind,
+        "device": device.device_kind,
     }
 
 

@@ -19,6 +19,7 @@ import json
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.overhead import spawn, spread
@@ -62,14 +63,16 @@ def measure(what: Measurement) -> dict[str, Any]:
     return {"epochs": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def rounds_of(workload: str, members: int, devices: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
+def rounds_of(
+    workload: str, members: int, devices: int, rounds: int, platform: str | None
+) -> dict[str, list[dict[str, Any]]]:
     """Return what each way measured in each round."""
     results: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for number in range(rounds):
         for way in WAYS[:: -1 if number % 2 else 1]:
             case = json.dumps(dataclasses.asdict(Measurement(workload, way, members, devices)))
             began = time.perf_counter()
-            result = spawn(["-m", "benchmarks.population", "--case", case], None)
+            result = spawn(["-m", "benchmarks.population", "--case", case], platform)
             results[way].append({**result, "total": time.perf_counter() - began})
             print(f"{workload}, {members} members, round {number + 1}: {way}", file=sys.stderr)
     return results
@@ -94,14 +97,21 @@ def main() -> None:
     parser.add_argument("--members", default="1,4,16")
     parser.add_argument("--devices", type=int, default=1, help="that a population is spread over (default: 1)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         print(json.dumps(measure(Measurement(**json.loads(arguments.case)))))
         return
+    everything = {}
     for workload in arguments.workloads.split(","):
         for members in map(int, arguments.members.split(",")):
-            report(workload, members, rounds_of(workload, members, arguments.devices, arguments.rounds))
+            results = rounds_of(workload, members, arguments.devices, arguments.rounds, arguments.platform)
+            report(workload, members, results)
+            everything[f"{workload} {members}"] = results
+    if arguments.json:
+        arguments.json.write_text(json.dumps(everything))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ an entry of `x` and the same entry of `y`; a model maps a batch of `x` to logits
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,11 @@ class CNN(nnx.Module):
 class Block(nnx.Module):
     """Causal self-attention and a dense layer of four times the width, each added to its normalised input."""
 
-    def __init__(self, width: int, rngs: nnx.Rngs):
-        self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(4, width, decode=False, rngs=rngs)
-        self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
+    def __init__(self, width: int, rngs: nnx.Rngs, heads: int = 4, dtype: Any = None):
+        linear = functools.partial(nnx.Linear, dtype=dtype, rngs=rngs)
+        self.norm1, self.norm2 = (nnx.LayerNorm(width, dtype=dtype, rngs=rngs) for _ in range(2))
+        self.attention = nnx.MultiHeadAttention(heads, width, dtype=dtype, decode=False, rngs=rngs)
+        self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         x = x + self.attention(self.norm1(x), mask=mask)
@@ -118,11 +120,20 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """A character model: 4 blocks of width 128 over 128 tokens of 96 kinds."""
+    """A character model: 4 blocks of width 128 over 128 tokens of 96 kinds. `dtype` is that of the blocks' products."""
 
-    def __init__(self, rngs: nnx.Rngs, width: int = 128, blocks: int = 4, length: int = 128, kinds: int = 96):
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        width: int = 128,
+        blocks: int = 4,
+        length: int = 128,
+        kinds: int = 96,
+        heads: int = 4,
+        dtype: Any = None,
+    ):
         self.tokens, self.places = nnx.Embed(kinds, width, rngs=rngs), nnx.Embed(length, width, rngs=rngs)
-        self.blocks = nnx.List([Block(width, rngs) for _ in range(blocks)])
+        self.blocks = nnx.List([Block(width, rngs, heads, dtype) for _ in range(blocks)])
         self.norm, self.head = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, kinds, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -154,12 +165,14 @@ def images(train: int = 6400, valid: int = 1024) -> tuple[Rows, Rows]:
     return _rows(rows, slice(train)), _rows(rows, slice(train, None))
 
 
-def characters(train: int = 128, valid: int = 32, length: int = 128) -> tuple[Rows, Rows]:
-    """Windows of source text from the standard library: `x` the characters, `y` the ones that follow them."""
+def characters(train: int = 128, valid: int = 32, length: int = 128, repeat: int = 1) -> tuple[Rows, Rows]:
+    """Windows of source text from the standard library: `x` the characters, `y` the ones that follow them. Those to
+    train on are there `repeat` times.
+    """
     text = np.frombuffer(Path(dataclasses.__file__).read_bytes(), np.uint8)
     text = np.where((text >= 32) & (text < 127), text - 31, 0).astype(np.int32)[: (train + valid) * length + 1]
     rows = {"x": text[:-1].reshape(-1, length), "y": text[1:].reshape(-1, length)}
-    return _rows(rows, slice(train)), _rows(rows, slice(train, None))
+    return _repeated(_rows(rows, slice(train)), repeat), _rows(rows, slice(train, None))
 
 
 def _repeated(rows: Rows, times: int) -> Rows:
@@ -193,6 +206,15 @@ WORKLOADS = {
             8,
             32,
             epochs=3,
+            warm=1,
+        ),
+        Workload(
+            "gpt",
+            lambda rngs: Transformer(rngs, width=1024, blocks=6, length=512, heads=16, dtype=jnp.bfloat16),
+            lambda: characters(96, 16, length=512, repeat=16),
+            32,
+            16,
+            epochs=2,
             warm=1,
         ),
         Workload("equinox", equinox_mlp, digits, 32, 256, epochs=400, warm=20, library="equinox"),

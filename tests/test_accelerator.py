@@ -1,5 +1,10 @@
 """On whatever accelerator there is: `pytest -m accelerator`. Other tests run on the CPU."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +12,21 @@ import optax
 import pytest
 from flax import nnx
 
+from learner import RegressionOutput
 from learner.errors import OutOfMemoryError
 from learner.strategies import SingleDevice
 from learner.training.programs.oom import OomContext
-from tests.support.runs import build_line, build_net, quiet, shuffled, valid_data
+from tests.support.runs import (
+    Net,
+    build_line,
+    build_net,
+    checkpoint_bits,
+    model_bits,
+    quiet,
+    saved_steps,
+    shuffled,
+    valid_data,
+)
 from tests.support.spread import Cnn, Mlp, labelled
 from tests.support.stopped import all_of, same
 
@@ -34,11 +50,12 @@ def cpu():
 
 
 def test_the_numbers_are_those_of_the_cpu(tmp_path, device, cpu):
+    """With SGD: Adam makes a whole step of a gradient that is rounding noise, such as a bias's before BatchNorm."""
     left = []
     with jax.default_matmul_precision("highest"):
         for name, where in (("here", device), ("cpu", cpu)):
             builder = quiet(tmp_path / name).num_epochs(3).strategy(SingleDevice(where))
-            left.append(build_net(builder).fit(shuffled(), valid_data()))
+            left.append(builder.build(Net(), optax.sgd, 0.05).fit(shuffled(), valid_data()))
     for key, values in left[1].history.items():
         np.testing.assert_allclose(left[0].history[key], values, rtol=1e-3, atol=1e-5, err_msg=key)
     trained = [jax.tree.leaves(nnx.state(result.model, nnx.Param)) for result in left]
@@ -51,7 +68,8 @@ def test_steps_with_a_convolution_run_in_a_loop(tmp_path):
     build = quiet(tmp_path / "run").num_epochs(2).build(Cnn(0.0), optax.sgd, 0.1)
     result = build.fit([labelled((5, 5, 1), 16, seed) for seed in range(4)])
     assert result.history["train/Loss"][-1] < result.history["train/Loss"][0]
-    (line,) = [line for line in (tmp_path / "run" / "experiment.log").open() if "dispatch of train: " in line]
+    lines = (tmp_path / "run" / "experiment.log").read_text().splitlines()
+    (line,) = [line for line in lines if "dispatch of train: " in line]
     assert "in one loop" in line
     assert "convolution" not in line
 
@@ -96,6 +114,60 @@ def test_a_run_goes_on_to_the_bit(tmp_path):
     result = build_net(make("run", 4).resume()).fit(shuffled(), valid_data())
     whole = build_net(make("whole", 4)).fit(shuffled(), valid_data())
     same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", whole))
+
+
+@pytest.mark.parametrize("dispatch", [1, 4])
+def test_the_bits_do_not_depend_on_the_dispatch(tmp_path, dispatch):
+    left = []
+    for count in (32, dispatch):
+        builder = quiet(tmp_path / str(count)).num_epochs(3).steps_per_dispatch(count)
+        left.append(build_net(builder).fit(shuffled(), valid_data()))
+    assert model_bits(left[0].model) == model_bits(left[1].model)
+    assert left[0].history.to_json() == left[1].history.to_json()
+
+
+def test_another_process_resumes_to_the_bit(tmp_path):
+    """With the flag that docs/scaling.md names, also where a run without it has left its choice of kernels."""
+    place = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+    def fit(name, epochs, flags="--xla_gpu_deterministic_ops=true"):
+        config = Path(__file__).parent.parent / "configs/digits_cnn.yaml"
+        words = [config, f"--directory={tmp_path / name}", f"--num_epochs={epochs}", "--resume=true"]
+        subprocess.run(
+            [sys.executable, "-m", "learner", "fit", *map(str, words)],
+            env=os.environ | place | {"XLA_FLAGS": flags},
+            check=True,
+        )
+
+    fit("other", 1, flags="")
+    fit("run", 1)
+    fit("run", 2)
+    fit("whole", 2)
+    last = saved_steps(tmp_path / "whole")[-1]
+    assert checkpoint_bits(tmp_path / "run", last) == checkpoint_bits(tmp_path / "whole", last)
+
+
+def test_a_batch_that_does_not_fit_is_split(tmp_path, device):
+    layers, width = 24, 1024
+    rows = device.memory_stats()["bytes_limit"] // (4 * width * layers)  # whose activations fill the memory
+
+    def step(model, batch):
+        x = batch["x"] @ model["first"]
+        for weights in model["layers"]:
+            x = jnp.tanh(x @ weights)
+        return RegressionOutput.from_predictions(x.mean(axis=1), batch["y"])
+
+    keys = jax.random.split(jax.random.key(0), layers)
+    hidden = [jax.random.normal(key, (width, width), jnp.float32) / width**0.5 for key in keys]
+    model = {"first": jnp.ones((1, width), jnp.float32), "layers": hidden}
+    data = [{"x": np.ones((rows, 1), np.float32), "y": np.zeros(rows, np.float32)}]
+    learner = (
+        quiet(tmp_path / "run").num_epochs(2).grads_accumulation("auto").build(model, optax.sgd, 0.1, train_step=step)
+    )
+    losses = learner.fit(data).history["train/Loss"]
+    assert losses[1] < losses[0]
+    log = (tmp_path / "run/experiment.log").read_text()
+    assert any(f"each in {parts} parts" in log for parts in (2, 4, 8))
 
 
 def test_a_line_is_found(tmp_path):

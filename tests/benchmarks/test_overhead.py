@@ -72,18 +72,25 @@ def test_ratios(benchmarks):
     overhead = benchmarks("overhead")
 
     def rounds(*seconds):
-        return [{"seconds": s, "peak": 100 * s, "losses": [[0.5, 0.25]], "device": "cpu"} for s in seconds]
+        return [
+            {"seconds": s, "peak": 100 * s, "device_peak": 10 * s, "losses": [[0.5, 0.25]], "device": "cpu"}
+            for s in seconds
+        ]
 
     results = {"hand gather": rounds(9, 9, 9), "hand slice": rounds(2, 4, 8), "learner": rounds(1, 4, 2)}
     text = "\n".join(overhead.report(overhead.WORKLOADS["digits"], results))
     for label, numbers in {
         "speed: learner / hand slice": "2 (1 to 4)   goal >= 1.4",
         "peak memory: learner / hand slice": "0.5 (0.25 to 1)   goal <= 1.15",
+        "peak memory of the device: learner / hand slice": "0.5 (0.25 to 1)",
         "learner: ms per epoch": "2e+03 (1e+03 to 4e+03)",
         "learner: last train and valid loss": "0.5, 0.25",
     }.items():
         assert f"  {label:<52} {numbers}\n" in text + "\n"
     assert "limit" not in text
+    for measured in results["hand slice"]:
+        measured["device_peak"] = None
+    assert "of the device" not in "\n".join(overhead.report(overhead.WORKLOADS["digits"], results))
     assert "(cpu): 45 steps of 32, 2 valid batches of 256" in text
 
 
