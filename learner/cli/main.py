@@ -169,12 +169,31 @@ def _fail(error: Exception) -> int:
     return the exit code. Raises an error of a library.
     """
     text = own_traceback(error)
+    if isinstance(error, RuntimeError | AssertionError) and (problem := _device_problem()) is not None:
+        print(problem, file=sys.stderr)
+        return 2
     if text is None and isinstance(error, OSError) and error.errno in UNWRITABLE and not os.environ.get(FULL):
         text = "\n  ".join(map(printable, [f"learner: {error}", *getattr(error, "__notes__", ())]))
     if text is None:
         raise error
     print(text, file=sys.stderr)
     return 1
+
+
+def _device_problem() -> str | None:
+    """Return a message if JAX has no devices, such as under `JAX_PLATFORMS=cuda` without a driver: JAX fails at the
+    first use of them, wherever it is.
+    """
+    try:
+        sys.modules["jax"].devices()
+    except KeyError:
+        return None
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that one of several platforms has devices
+        asked = os.environ.get("JAX_PLATFORMS")
+        lines = ["learner: JAX finds no devices", *str(error).splitlines()[:1]]
+        lines += [f"JAX_PLATFORMS is {asked!r}; without it JAX chooses"] if asked else []
+        return "\n  ".join(map(printable, lines))
+    return None
 
 
 def _open_standard_streams() -> None:

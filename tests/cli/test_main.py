@@ -206,6 +206,18 @@ def test_a_place_that_cannot_be_written_is_told_without_a_traceback(capsys):
     assert capsys.readouterr().err == "learner: [Errno 30] Read-only file system: 'model.safetensors'\n"
 
 
+@pytest.mark.parametrize("platform", ["cuda", "nosuch"])
+def test_a_platform_without_devices_is_told_without_a_traceback(config, tmp_path, platform):
+    """Where a driver or a plugin of JAX is missing. JAX fails wherever a device is used first."""
+    if platform == "cuda" and Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, "-m", "learner", "fit", str(config)]
+    ended = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": platform}, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert f"JAX_PLATFORMS is '{platform}'" in ended.stderr
+
+
 def test_a_mistake_in_the_users_code_shows_the_users_frames(learner, config, monkeypatch):
     words = "fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step"
     code, _, err = learner(*words)
