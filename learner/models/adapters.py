@@ -144,7 +144,7 @@ class ModelAdapter(abc.ABC):
         return []
 
     def attributes(self, model: Any) -> dict[str, Any]:
-        """Return by path what a model holds beside arrays and modules, as far as a step may assign it."""
+        """Return by path what a model holds beside variables and modules, as far as a step may assign it."""
         return {}
 
     def grads(self, grads: Any) -> PyTree:
@@ -258,12 +258,18 @@ class NnxAdapter(ModelAdapter):
 
     def attributes(self, model: Any) -> dict[str, Any]:
         """See `ModelAdapter`."""
-        others = (self._nnx.Pytree, self._nnx.Variable, jax.Array)
-        return {
-            ".".join(map(str, path)): value
-            for path, value in self._nnx.iter_graph(model)
-            if path and not isinstance(value, others) and not str(path[-1]).startswith("_pytree")  # flax's own
-        }
+        nodes = (self._nnx.Pytree, self._nnx.Variable)
+        found: dict[str, Any] = {}
+        for place, module in self._nnx.iter_graph(model):
+            if not isinstance(module, self._nnx.Pytree):
+                continue
+            # Of the modules' own dicts, as `iter_graph` yields an object once, and None or 0 is one wherever it is.
+            own = {name: x for name, x in vars(module).items() if not name.startswith("_pytree")}  # flax's own
+            for path, value in jax.tree_util.tree_leaves_with_path(own, lambda x: x is None or isinstance(x, nodes)):
+                if not isinstance(value, nodes):
+                    name = jax.tree_util.keystr(path, simple=True, separator=".")
+                    found[".".join((*map(str, place), name))] = value
+        return found
 
     def grads(self, grads: Any) -> PyTree:
         """See `ModelAdapter`. Takes what `nnx.grad` returns."""

@@ -71,12 +71,15 @@ def _kind_of(value: Any) -> str:
 
 
 def _assigned(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the values that a step has changed. New ones are scratch, which the same step may read.
-    Flags are not among them: a step may set the mode of a part of its model, such as a teacher's, each time.
+    """Return the names of the values that a step has changed. New ones are scratch, which the same step may read, and
+    arrays are state. Flags are not among them: a step may set the mode of a part of its model each time.
     """
-    pairs = {name: (before[name], value) for name, value in after.items() if name in before}
-    flags = {name for name, pair in pairs.items() if all(isinstance(value, bool) for value in pair)}
-    return [name for name, pair in pairs.items() if name not in flags and not _are_same(*pair)]
+    constants = {name: value for name, value in before.items() if not isinstance(value, jax.Array)}
+    pairs = {name: (value, after[name]) for name, value in constants.items() if name in after}
+    flags = {name for name, pair in pairs.items() if all(isinstance(value, bool | None) for value in pair)}
+    replaced = {name for name in constants.keys() - after.keys() if any(x.startswith(f"{name}.") for x in after)}
+    changed = {name for name, pair in pairs.items() if name not in flags and not _are_same(*pair)}
+    return [name for name in before if name in replaced | changed]
 
 
 def _are_same(a: Any, b: Any) -> bool:

@@ -824,6 +824,42 @@ def test_attributes_that_a_step_assigns_are_named():
     assert assigned(Layers()) == []
 
 
+class Stateful(nnx.Module):
+    """Assigns attributes whose values, such as None and 1, it also holds elsewhere."""
+
+    def __init__(self, **held):
+        self.attention = nnx.MultiHeadAttention(1, 3, decode=False, rngs=nnx.Rngs(0))  # with both
+        self.head, self.kept = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.data((jnp.zeros(3), jnp.zeros(3)))
+        self.names = tuple(held)
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def __call__(self, x):
+        self.attention.eval()
+        x = self.attention(x[:, None])[:, 0]
+        self.kept = nnx.data((x[0], x[1]))
+        values = {"array": x, "carry": (x, {"c": x}), "number": 2, "pair": (1, 2)}
+        for name in self.names:
+            setattr(self, name, values[name])
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"array": None}, ["array"]),
+        ({"carry": None}, ["carry"]),
+        ({"number": 1}, ["number"]),
+        ({"pair": (1, 1)}, ["pair.1"]),
+        ({"number": 2, "pair": (1, 2)}, []),
+        ({}, []),
+    ],
+)
+def test_attributes_that_share_their_value_with_others_are_named(attributes, names):
+    """nnx visits an object once, and None is one object wherever it stands: a carry that begins as None was missed."""
+    assert assigned(Stateful(**attributes)) == names
+
+
 def test_the_run_warns_of_attributes_that_a_step_assigns(tmp_path):
     """The count is the same at each step: the loss of a warm-up that reads it would never change."""
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
