@@ -918,12 +918,24 @@ def call_with_key(make: Callable[..., Any], key: Array) -> Any:
 
 
 def _mark_traced(model: Any) -> None:
-    """Mark arrays that are attributes without a variable: nnx knows them as data, but not while they are traced."""
+    """Mark arrays that are attributes without a variable: nnx knows them as data, but not while they are traced.
+
+    Raises:
+      TypeError: there are some in a container that is no data for nnx, which refuses it where nothing is traced.
+    """
     from flax import nnx
 
+    nodes = (nnx.Pytree, nnx.Variable)
     for node in [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Pytree)]:
         for name in [name for name, x in vars(node).items() if isinstance(x, jax.core.Tracer)]:
             setattr(node, name, nnx.data(getattr(node, name)))
+        if jax.tree_util.all_leaves([node]):  # of a class with pytree=False, all of whose attributes nnx reads
+            continue
+        data = {id(x) for x in jax.tree.leaves(node)}
+        for name, x in vars(node).items():
+            leaves = jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, nodes))
+            if any(isinstance(leaf, jax.core.Tracer) and id(leaf) not in data for leaf in leaves):
+                raise TypeError(f"its attribute {name} holds arrays that are no data")
 
 
 def refuse_abstract(model: Any) -> None:

@@ -744,6 +744,25 @@ def test_arrays_that_were_there_before_are_no_part_of_a_program() -> None:
     assert small.fresh is not None
 
 
+class Holding(nnx.Module):
+    def __init__(self, hold: Any) -> None:
+        self.out, self.pair = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), hold((jnp.ones(2), jnp.zeros(2)))
+
+
+class Graph(Holding, pytree=False):
+    pass
+
+
+def test_arrays_in_containers_that_are_no_data_are_refused_by_nnx() -> None:
+    """As in a model that is passed itself: tracers that outlive their trace failed in the fingerprint of the run."""
+    with pytest.raises(ValueError, match="static attribute 'pair'"):
+        abstract_adapter(lambda: Holding(tuple))
+    assert abstract_adapter(lambda: Graph(tuple))[0].fresh is not None
+    adapter, _ = abstract_adapter(lambda: Holding(nnx.data))
+    assert adapter.fresh is not None
+    assert {path: x.shape for path, x in named_leaves(adapter.model_state).items()} == {"pair.0": (2,), "pair.1": (2,)}
+
+
 def test_what_is_wrong_with_a_model_is_said_before_it_is_made() -> None:
     with raises_code("model-nothing-to-train", "has no parameters to train"):
         abstract_adapter(lambda: {"n": jnp.arange(3)})
