@@ -82,6 +82,14 @@ class _OfClasses(Metric):
                 "(scores become some by argmax, or by > 0)",
                 code="metric-overlap-shapes",
             )
+        scores: tuple[int, ...] = getattr(getattr(output, "logits", None), "shape", ())
+        if scores[:-1] == true.shape and scores[-1] > self._classes:
+            raise LearnerError(
+                f"{self.name} got logits of {scores[-1]} classes, and has classes={self._classes}; it needs the number "
+                "of all, as the others would count nowhere",
+                code="metric-classes-mismatch",
+                classes=self._classes,
+            )
         counted = kept_rows(self.name, output, true.shape)
         true = as_int32(true)
         if self.ignore_label is not None:
@@ -136,7 +144,8 @@ class Dice(_Dice):
       ignore_label: pixels that are labelled so do not count. The name is then `Dice ignoring 255`.
 
     Raises:
-      LearnerError: for a number of classes below 1; when updated with other than integers of one shape.
+      LearnerError: for a number of classes below 1; when updated with other than integers of one shape, or with
+        `logits` of more classes.
 
     >>> from learner.steps.outputs import SegmentationOutput
     >>> out = SegmentationOutput.from_logits(jax.nn.one_hot(jnp.array([[[0, 1, 1]]]), 2), jnp.array([[[0, 0, 1]]]))

@@ -123,6 +123,14 @@ def test_scores_are_refused():
         value(Dice(2), types.SimpleNamespace(predictions=jnp.ones((1, 2), int), targets=jnp.ones((1, 1), int)))
 
 
+def test_fewer_classes_than_logits_are_refused():
+    """Each pixel of the third class would count nowhere, and the mean over the others look good."""
+    made = SegmentationOutput.from_logits(jnp.zeros((1, 1, 2, 3)), jnp.array([[[0, 2]]]))
+    with raises_code("metric-classes-mismatch", "IoU", "3", "classes=2"):
+        value(IoU(2), made)
+    assert value(IoU(4), made) == pytest.approx((1 / 2 + 0) / 2)
+
+
 @pytest.mark.full
 def test_as_scikit_learn():
     rng = np.random.default_rng(1)
