@@ -89,6 +89,12 @@ def test_what_is_no_sample(make, code):
         make()
 
 
+def test_the_range_of_a_picture_that_is_refused_is_named():
+    """Samples of a generative model are often from -1 to 1."""
+    with raises_code("sample-image-values", "-1 to 0.5", lowest=-1.0, highest=0.5):
+        Image([[-1.0, 0.5]])
+
+
 def test_histograms_of_complex_numbers_have_both_parts():
     histogram = Histogram(np.complex64([0 + 3j, 1 + 1j]), bins=3)  # of 0, 3, 1 and 1
     assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 2, 1], [0.0, 1.0, 2.0, 3.0])
