@@ -20,9 +20,11 @@ from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.extra import accepting
 from learner.steps.optimizer import check_schedule, no_schedule
 from learner.util.number_checks import is_number
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 REST = "rest"
+MOST_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Groups(OptimizerFactory):
         """Return the tree of the parameters' groups: `"0"`, `"1"`, ... in their order, `"rest"`."""
         leaves = named_leaves(params)
         paths_of_group = {
-            number: chosen(group.match, leaves, f"group {number} of Groups,") for number, group in self._numbered()
+            number: chosen(group.match, leaves, f"among the trained parameters, group {number} of Groups,")
+            for number, group in self._numbered()
         }
         label: dict[str, str] = {}
         twice: dict[tuple[str, str], list[str]] = {}
@@ -147,7 +150,9 @@ class Groups(OptimizerFactory):
                     twice.setdefault((label[path], str(number)), []).append(path)
                 label.setdefault(path, str(number))
         if twice:
-            rows = "; ".join(f"{', '.join(paths)} in groups {a} and {b}" for (a, b), paths in twice.items())
+            rows = "; ".join(
+                f"{join_names(paths, MOST_NAMED)} in groups {a} and {b}" for (a, b), paths in twice.items()
+            )
             raise LearnerError(
                 f"the groups of Groups overlap: {rows}. A parameter can be in one only",
                 code="optimizer-groups-overlap",

@@ -84,6 +84,15 @@ def test_groups_that_do_not_fit_are_named_when_the_learner_is_built(tmp_path, gr
         quiet(tmp_path / "run").build(PARAMS, Groups(optax.sgd, groups), 0.1, train_step=step)
 
 
+def test_of_a_frozen_parameter_and_of_many_the_errors_are_short(tmp_path):
+    frozen = quiet(tmp_path / "run").freeze("^conv")
+    with raises_code("params-pattern-unmatched", "among the trained parameters", "'^conv'"):
+        frozen.build(PARAMS, Groups(optax.sgd, [Group("^conv")]), 0.1, train_step=line_step)
+    params = {f"w{n:03}": jnp.ones(1) for n in range(100)}
+    with raises_code("optimizer-groups-overlap", "w007 and 92 more in groups 0 and 1"):
+        Groups(optax.sgd, [Group("w"), Group("w0")])(1.0).init(params)
+
+
 @pytest.mark.parametrize(
     ("make", "code", "values"),
     [
