@@ -96,7 +96,16 @@ class Replicated(Strategy):
 
         def on_each(*given: Any) -> Any:
             own = [_without_axis(x) if _differs(kind) else x for x, kind in zip(given, arguments, strict=True)]
-            out = program(*own)
+            try:
+                out = program(*own)
+            except LearnerError:
+                raise
+            except (TypeError, ValueError) as error:  # a step that fits the whole batch may not fit a share of it
+                error.add_note(
+                    f"while tracing the program of each of {len(self.devices)} devices, which has its share of the "
+                    "rows of a batch: strategy(Sharded()) gives the step all rows"
+                )
+                raise
             if isinstance(results, str):
                 return _with_axis(out) if _differs(results) else out
             return tuple(_with_axis(x) if _differs(kind) else x for x, kind in zip(out, results, strict=True))

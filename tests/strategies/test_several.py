@@ -229,6 +229,16 @@ def test_replicas_refuse_steps_that_need_all_rows(tmp_path):
     assert "use strategy(Sharded())" in error.value.problems[0]
 
 
+def test_a_step_that_does_not_fit_the_rows_of_a_replica_gets_a_note(tmp_path):
+    """A carry of all rows, as of a recurrent model: the exception of JAX alone names shapes that the user has not."""
+    model = {"w": jnp.ones(3), "carry": jnp.ones(8)}
+    step = lambda model, batch: {"loss": (batch["x"] @ model["w"] * model["carry"]).mean()}  # noqa: E731
+    learner = LearnerBuilder(tmp_path / "run").devices(2).build(model, optax.sgd, 0.1, train_step=step)
+    with pytest.raises(TypeError) as error:
+        learner.fit([{"x": np.ones((8, 3), np.float32)}])
+    assert any("each of 2 devices" in note and "strategy(Sharded())" in note for note in error.value.__notes__)
+
+
 def test_what_is_no_strategy_is_refused():
     with raises_code("strategy-type"):
         LearnerBuilder("unused").strategy("Sharded")
