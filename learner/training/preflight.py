@@ -317,7 +317,7 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             f"train_step assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
             "attributes that are not variables are constants of the compiled program, and each step starts with the "
             "original ones. Hold state in a variable that __init__ makes, such as nnx.Variable(jnp.array(0)); on_batch "
-            "gets the number of the step. For values that only the same step reads nothing is wrong"
+            "gets the number of the step. It is harmless where only the same step reads the value"
         )
     if traced.host_generators:
         warnings.append(
