@@ -6,14 +6,14 @@ learning rate, and makes whole steps of them.
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.models.adapters import OF_GRADIENTS, ModelAdapter, same_structure
+from learner.models.adapters import OF_GRADIENTS, ModelAdapter, same_structure, same_tree
 from learner.steps.axis import Axis
 from learner.steps.batch_transforms import BatchTransform, transformed
 from learner.steps.eval_params import eval_params
@@ -68,6 +68,18 @@ class StepFn:
 
 def _kind_of(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+
+
+def _is_model(returned: Any, model: Any) -> bool:
+    """Return True if the second element of what a step returned is a model like the one that it was given. It may have
+    further variables: a valid step adds some, such as caches.
+    """
+    if isinstance(model, Mapping):
+        return isinstance(returned, Mapping) and model.keys() <= returned.keys()
+    if isinstance(model, jax.Array | list | tuple):
+        shapes = [[*map(jnp.shape, jax.tree.leaves(tree))] for tree in (returned, model)]
+        return same_tree(returned, model) and shapes[0] == shapes[1]
+    return type(returned) is type(model)
 
 
 def _assigned(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -261,7 +273,10 @@ class StepDefinition:
                 "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output",
                 code="step-output-without-loss",
             )
-        if hasattr(new_model, "loss") and type(new_model) is not type(model):
+        dicts = isinstance(new_model, Mapping) and isinstance(model, Mapping)
+        if (dicts and model.keys().isdisjoint(new_model)) or (
+            hasattr(new_model, "loss") and type(new_model) is not type(model)
+        ):
             raise LearnerError(
                 f"{self.train.name} returned a pair of outputs, {type(returned).__name__} and "
                 f"{type(new_model).__name__}; a step returns one output, or (output, model). The outputs of several "
@@ -342,6 +357,14 @@ class StepDefinition:
             parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
             model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
             output, returned = step(model, self.policy.to_compute_dtype(batch), key)
+        if returned is not None and not _is_model(returned, model):
+            if step is not self.predict:
+                raise LearnerError(
+                    f"{step.name} returned a pair whose second element, {_kind_of(returned)}, is not the model; a step "
+                    "returns one output, whose fields metrics read and predict returns, or (output, model)",
+                    code="step-output-pair",
+                )
+            output, returned = (output, returned), None
         if written is not None:
             after = model if self.adapter.changes_in_place else returned
             is_model = bool(jax.tree.structure(after) == jax.tree.structure(model))  # type: ignore[operator]

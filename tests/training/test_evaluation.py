@@ -413,6 +413,31 @@ def test_a_model_brings_its_step_for_predictions(tmp_path, precision):
     np.testing.assert_allclose(np.concatenate([output["half"] for output in outputs]), X / 2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("model", [line(), jnp.array([[1.0], [2.0], [3.0]]), nnx.Linear(3, 1, rngs=nnx.Rngs(0))])
+def test_a_pair_of_predictions_is_returned_whole(tmp_path, model):
+    step = lambda model, batch: (batch["x"][:, 0], {"half": batch["x"] / 2})  # noqa: E731
+    learner = quiet(tmp_path).build(model, predict_step=step)
+    first, second = zip(*learner.predict(unlabelled()), strict=True)
+    np.testing.assert_array_equal(np.concatenate(first), X[:, 0])
+    np.testing.assert_allclose(np.concatenate([output["half"] for output in second]), X / 2)
+
+
+@pytest.mark.parametrize("model", [line(), jnp.array([[1.0], [2.0], [3.0]]), Halves()], ids=["dict", "array", "nnx"])
+def test_a_model_beside_the_predictions_is_discarded(tmp_path, model):
+    learner = quiet(tmp_path).build(model, predict_step=lambda model, batch: (batch["x"], model))
+    np.testing.assert_array_equal(np.concatenate([*learner.predict(unlabelled())]), X)
+
+
+def test_a_pair_without_a_model_is_no_output_of_a_valid_step(tmp_path):
+    def pair(model, batch):
+        return line_step(model, batch), batch["x"]
+
+    learner = quiet(tmp_path).build(line(), optax.sgd, 0.1, train_step=line_step, valid_step=pair)
+    for use in (learner.fit, learner.evaluate, lambda data: list(learner.predict(data))):
+        with raises_code("step-output-pair", "float32", "(output, model)"):
+            use(*[batches()] * (2 if use == learner.fit else 1))
+
+
 def test_a_valid_step_that_needs_labels_names_the_one_that_does_not(tmp_path):
     learner = build(quiet(tmp_path))
     with raises_code("batch-missing-key", "predict_step", key="t"):

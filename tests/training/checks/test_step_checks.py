@@ -358,6 +358,11 @@ def test_a_pair_of_outputs_is_refused():
         checked(both)
 
 
+def test_a_pair_of_dicts_is_refused():
+    with raises_code("step-output-pair", "(output, model)"):
+        checked(lambda model, batch: ({"loss": loss_of(model)}, {"loss": loss_of(model), "logits": batch["x"]}))
+
+
 def test_errors_of_the_step_come_as_they_are():
     def train(model, batch):
         raise RuntimeError("mine")

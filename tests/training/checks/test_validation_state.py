@@ -107,7 +107,7 @@ def test_state_of_a_returned_model_is_named(tmp_path, jitted):
         return functional(model, batch)[0], jax.jit(lambda x: x)(model)
 
     def other(model, batch):
-        return functional(model, batch)[0], {"w": batch["x"]}
+        return functional(model, batch)[0], {**model, "cache": batch["x"]}
 
     assert carried(tmp_path, model, train_step=step, valid_step=same) == []
     assert carried(tmp_path, model, train_step=step, valid_step=other) == []
