@@ -7,7 +7,7 @@ import numpy as np
 
 from learner.metrics.base import Array, CollectingMetric
 from learner.metrics.class_arguments import refuse
-from learner.metrics.moments import Moments
+from learner.metrics.moments import Moments, measurable
 from learner.metrics.pairs import PairMetric, outputs_problem, read_pairs
 
 
@@ -36,7 +36,7 @@ class PearsonCorrelation(PairMetric):
 
     def value(self, moments: Moments) -> Array:
         """Return float32 `[outputs]`. One root for each factor: their product may have no room in a float32."""
-        spread = [jnp.sqrt(jnp.where(variance > 0, variance, jnp.nan)) for variance in (moments.xx, moments.yy)]
+        spread = [jnp.sqrt(measurable(squares, moments.count)) for squares in (moments.xx, moments.yy)]
         return jnp.clip(moments.xy / spread[0] / spread[1], -1, 1)
 
 

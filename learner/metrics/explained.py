@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from learner.metrics.base import Array
 from learner.metrics.class_arguments import choice_problem, metric_name, refuse
-from learner.metrics.moments import Moments
+from learner.metrics.moments import Moments, measurable
 from learner.metrics.pairs import PairMetric, outputs_problem
 
 AVERAGES = ("uniform", "variance")
@@ -21,7 +21,10 @@ class ExplainedMetric(PairMetric):
       LearnerError: for arguments that are none of these; when updated with another number of outputs.
     """
 
-    undefined = "the targets are constant, or a target or a prediction that counts is not a finite number"
+    undefined = (
+        "the targets are constant, their distances have no squares in float32, or a target or a prediction that counts "
+        "is not a finite number"
+    )
 
     def __init__(self, outputs: int = 1, average: str = "uniform") -> None:
         what = type(self).__name__
@@ -40,11 +43,9 @@ class ExplainedMetric(PairMetric):
 
     def value(self, moments: Moments) -> Array:
         """Return float32 `[outputs]`, or one for all."""
-        left, total = self.unexplained(moments), moments.xx
-        scores = 1 - left / jnp.where(total > 0, total, jnp.nan)
-        if self._average == "uniform":
-            return scores
-        return (jnp.where(total > 0, scores * (total / total.sum()), jnp.nan)).sum(keepdims=True)
+        left, total = self.unexplained(moments), measurable(moments.xx, moments.count)
+        scores = 1 - left / total
+        return scores if self._average == "uniform" else (scores * (total / total.sum())).sum(keepdims=True)
 
 
 class R2(ExplainedMetric):

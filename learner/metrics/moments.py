@@ -5,11 +5,14 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from learner.metrics.base import Array, CompensatedSum
 
 # The rows of the state: how many pairs, their means, and sums of products of distances from the means.
 COUNT, MEAN_X, MEAN_Y, XX, YY, XY = range(6)
+# A mean square, 1000 times the smallest normal float32: below it squares that are zero are more than a thousandth.
+LEAST = 1000 * float(np.finfo(np.float32).tiny)
 
 
 @jax.tree_util.register_dataclass
@@ -100,6 +103,16 @@ class Moments:
     def xy(self) -> Array:
         """float32 `[outputs]`: `Σ(x - x̄)(y - ȳ)`."""
         return self.rows.value()[XY]
+
+
+def measurable(squares: Array, count: Array) -> Array:
+    """Return sums of squares of `count` distances, and NaN for those that float32 does not hold: of constant numbers,
+    and where squares are infinite or zero though the distances are not.
+
+    >>> measurable(jnp.float32([4.0, 0.0, 1e-36, jnp.inf]), jnp.float32(2)).tolist()
+    [4.0, nan, nan, nan]
+    """
+    return jnp.where((squares > LEAST * count) & jnp.isfinite(squares), squares, jnp.nan)
 
 
 def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, CompensatedSum]:

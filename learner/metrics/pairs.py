@@ -27,7 +27,10 @@ class PairMetric(Metric, abc.ABC):
     unit = ""
     higher_is_better = True
     fields = ("predictions", "targets")
-    undefined = "the targets or the predictions are constant, or one of them that counts is not a finite number"
+    undefined = (
+        "the targets or the predictions are constant, their distances have no squares in float32, or one of them that "
+        "counts is not a finite number"
+    )
 
     def __init__(self, outputs: int = 1) -> None:
         refuse(type(self).__name__, [outputs_problem(type(self).__name__, outputs)])

@@ -81,6 +81,23 @@ def test_what_is_constant_is_nan(constant: float) -> None:
     assert METRICS[0].compute(moments(other, np.zeros(ROWS, np.float32))) == 1
 
 
+@pytest.mark.parametrize(("scale", "is_nan"), [(1e-19, True), (1e-15, False), (1e15, False), (1e20, True)])
+def test_distances_without_squares_in_float32_are_nan(scale: float, is_nan: bool) -> None:
+    """Most squares of 1e-38 are 0 and have few digits, and those of 1e40 are infinite."""
+    targets = RNG.normal(size=ROWS).astype(np.float32) * np.float32(scale)
+    predictions = targets + RNG.normal(size=ROWS).astype(np.float32) * np.float32(scale * 0.3)
+    exact = targets.astype(np.float64), predictions.astype(np.float64)
+    expected = [
+        sklearn_metrics.r2_score(*exact),
+        sklearn_metrics.explained_variance_score(*exact),
+        stats.pearsonr(*exact)[0],
+    ]
+    second = targets - predictions, targets - predictions, predictions
+    for metric, y, value in zip(METRICS, second, expected, strict=True):
+        wanted = np.nan if is_nan else value
+        np.testing.assert_allclose(metric.compute(moments(targets, y)), wanted, rtol=1e-5)
+
+
 def test_one_row_and_none_are_nan() -> None:
     state = Moments.zero(1)
     for _ in range(2):
