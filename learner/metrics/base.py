@@ -288,7 +288,8 @@ class CompensatedSum:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeightedMean:
-    """A weighted mean, `Σ(value·weight) / Σweight`. A value of weight 0 does not count, even if it is NaN.
+    """A weighted mean, `Σ(value·weight) / Σweight`. A value of weight 0 does not count, even if it is NaN; a negative
+    weight makes the mean NaN.
 
     >>> m = WeightedMean.zero().add(jnp.array([1.0, 5.0, jnp.nan]), jnp.array([1, 3, 0]))
     >>> print(m.value())
@@ -327,8 +328,9 @@ class WeightedMean:
                 code="metric-weights-shape",
             )
         weights = jnp.broadcast_to(weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), values.shape)
+        unweighted = jnp.where(weights < 0, jnp.nan, 0)
         return type(self)(
-            self.total.add(jnp.where(weights > 0, values * weights, 0).sum()), self.weight.add(weights.sum())
+            self.total.add(jnp.where(weights > 0, values * weights, unweighted).sum()), self.weight.add(weights.sum())
         )
 
     def merge(self, other: Self) -> Self:

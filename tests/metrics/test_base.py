@@ -219,3 +219,11 @@ def test_what_is_strange_is_wrong_where_only_counts_are_missed(name: str) -> Non
 def test_the_reasons(metric: Any, reason: str) -> None:
     assert math.isnan(strange(metric))
     assert reason in metric.undefined
+
+
+@pytest.mark.parametrize("weights", [[2.0, -1.0], [-2.0, -1.0]])
+def test_a_negative_weight_has_no_mean(weights: list[float]) -> None:
+    values = jnp.array([1.0, 5.0])
+    together = WeightedMean.zero().add(values, jnp.array(weights))
+    one_by_one = WeightedMean.zero().add(values[0], jnp.float32(weights[0])).add(values[1], jnp.float32(weights[1]))
+    assert np.isnan([together.value(), one_by_one.value()]).all()

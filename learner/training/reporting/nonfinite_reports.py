@@ -68,7 +68,7 @@ class NonFiniteReports(ThreadOwned):
         if split == "train":
             self._warn(
                 f"the loss of train is {loss} in epoch {epoch}, and that of each step is finite: no row had a weight, "
-                "or weights were negative, so nothing was learned. Look for masks that keep nothing"
+                "or weights were negative, and nothing is learned of such batches. Look for masks that keep nothing"
             )
             return
         self._warn(
