@@ -22,7 +22,7 @@ def activations(jaxpr: Any) -> list[str | None]:
 
 
 def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
-    """Return what the outputs are, also the exponentials and sums of these that a softmax is made of."""
+    """Return what the outputs are, also the parts that a softmax is made of: exponentials, their sums, logarithms."""
     kinds = dict(zip(jaxpr.invars, given, strict=True))
 
     def of(x: Any) -> str | None:
@@ -41,8 +41,14 @@ def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
             kinds[equation.outvars[0]] = next(filter(None, inputs))
         elif (name, *inputs) == ("div", "exp", "sum"):
             kinds[equation.outvars[0]] = "softmax"
-        elif name in ("exp", "logistic"):
-            kinds[equation.outvars[0]] = "exp" if name == "exp" else "sigmoid"
+        elif (name, *inputs) == ("log", "sum"):
+            kinds[equation.outvars[0]] = "log sum"
+        elif name == "sub" and inputs[1] == "log sum":
+            kinds[equation.outvars[0]] = "log softmax"
+        elif name == "exp":
+            kinds[equation.outvars[0]] = "softmax" if inputs[0] == "log softmax" else "exp"
+        elif name == "logistic":
+            kinds[equation.outvars[0]] = "sigmoid"
     return [of(x) for x in jaxpr.outvars]
 
 

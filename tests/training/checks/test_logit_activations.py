@@ -53,6 +53,8 @@ FOUND = {
     "by hand": (classify(by_hand), "softmax"),
     "half precision": (classify(lambda x: nnx.softmax(x.astype(jnp.bfloat16)).astype(jnp.float32)), "softmax"),
     "clipped": (classify(lambda x: jnp.clip(jax.nn.softmax(x) + 1e-7, 1e-7, 1.0)), "softmax"),
+    "exponential of its logarithm": (classify(lambda x: jnp.exp(jax.nn.log_softmax(x))), "softmax"),
+    "its logarithm": (classify(jax.nn.log_softmax), None),
     "over rows": (classify(lambda x: jax.nn.softmax(x, axis=0)), None),
     "added": (classify(lambda x: jax.nn.softmax(x) + x), None),
     "sigmoid": (labels(jax.nn.sigmoid), "sigmoid"),
