@@ -274,10 +274,11 @@ def checked_step(
 def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str]) -> None:
     """Trace the valid step on the first batch of each split, and append what it finds to `inputs` and `problems`."""
     carried: list[str] = []
+    drawn: list[str] = []
     for split in inputs.valid:
         batch = inputs.first_batches[split]
         with _collecting(problems):
-            new, inputs.programs[split] = trace_valid(step, state, batch, split, carried)
+            new, inputs.programs[split] = trace_valid(step, state, batch, split, carried, drawn)
             problems += new
             if not new and drops_in_eval_mode(step, inputs.programs[split], state, batch):
                 inputs.warnings.append(
@@ -288,6 +289,9 @@ def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, p
                 )
     if carried:
         inputs.warnings.append(warning_of_carried(join_names(list(dict.fromkeys(carried)), MOST_NAMED)))
+    if drawn:
+        remedy = "Take a key, valid_step(model, batch, rng), and draw with jax.random"
+        inputs.warnings.append(_of_draws("valid_step", drawn, remedy))
 
 
 def _warnings_of(traced: TracedTrainStep) -> list[str]:
@@ -320,14 +324,27 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             "gets the number of the step. It is harmless where only the same step reads the value"
         )
     if traced.host_generators:
+        remedy = (
+            "Take a key, train_step(model, batch, rng) or on_batch(batch, rng), and draw with jax.random; augment(fn) "
+            "gives items of a dataset a NumPy generator"
+        )
+        warnings.append(_of_draws("train_step (or on_batch)", traced.host_generators, remedy))
+    if traced.has_constant_key:
         warnings.append(
-            f"train_step (or on_batch) draws random numbers from {join_names(traced.host_generators, MOST_NAMED)} "
-            "when it is traced, so they are constants of the compiled program: each step has the same ones, and a "
-            "resumed run others. Take a key, train_step(model, batch, rng) or on_batch(batch, rng), and draw with "
-            "jax.random; "
-            "augment(fn) gives items of a dataset a NumPy generator"
+            "train_step (or on_batch) draws random numbers for each row from a key that is the same in all steps, as "
+            "jax.random.key(0) inside of it is: each step has the same ones. Take a key, train_step(model, batch, rng) "
+            "or on_batch(batch, rng), and draw from it. For numbers that are to stay the same nothing is wrong"
         )
     return warnings
+
+
+def _of_draws(name: str, generators: Sequence[str], remedy: str) -> str:
+    """Return the warning about a step that draws from generators of the host."""
+    return (
+        f"{name} draws random numbers from {join_names(list(dict.fromkeys(generators)), MOST_NAMED)} when it is "
+        "traced, so they are constants of the compiled program: each step has the same ones, and a resumed run "
+        f"others. {remedy}"
+    )
 
 
 def _of_written(names: Sequence[str]) -> str:

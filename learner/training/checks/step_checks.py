@@ -23,6 +23,7 @@ from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
+from learner.training.checks.constant_keys import draws_of_constant_keys
 from learner.training.checks.logit_activations import activations
 from learner.training.checks.row_broadcasts import broadcast_rows
 from learner.training.checks.validation_state import carried_state
@@ -75,6 +76,7 @@ class TracedTrainStep:
       broadcast: the operation of the loss that combines each prediction with the targets of all rows; see
         `broadcast_rows`.
       activation: `softmax` or `sigmoid` if the logits of the output are the result of one.
+      has_constant_key: True if the loss needs random numbers of a key that is a constant; see `draws_of_constant_keys`.
     """
 
     problems: list[str]
@@ -86,6 +88,7 @@ class TracedTrainStep:
     host_generators: Sequence[str] = ()
     broadcast: str | None = None
     activation: str | None = None
+    has_constant_key: bool = False
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
@@ -147,6 +150,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     own_grads = own[-1]
     is_constant, broadcast = False, None
     activation = activations(program.jaxpr)[logits[0]] if logits else None
+    has_constant_key = bool(losses) and draws_of_constant_keys(program.jaxpr, losses[0], rows_of(batch))
     if losses and not own_grads and step.update is None:
         is_constant, broadcast, added = _facts_of_loss(program.jaxpr, losses[0], state, batch, raw)
         if added:
@@ -157,7 +161,16 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     names = _written(step, state, batch) if any(replaced) and not problems else []
     assigned = list(dict.fromkeys(assigned))
     return TracedTrainStep(
-        problems, own_grads, program, names, is_constant, assigned, host_generators, broadcast, activation
+        problems,
+        own_grads,
+        program,
+        names,
+        is_constant,
+        assigned,
+        host_generators,
+        broadcast,
+        activation,
+        has_constant_key,
     )
 
 
@@ -219,10 +232,15 @@ def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
 
 
 def trace_valid(
-    step: StepFunctions, state: TrainState, batch: PyTree, split: str, carried: list[str] | None = None
+    step: StepFunctions,
+    state: TrainState,
+    batch: PyTree,
+    split: str,
+    carried: list[str] | None = None,
+    drawn: list[str] | None = None,
 ) -> tuple[list[str], Any]:
     """Return the result of `check_valid` and the traced valid step; see `trace_train`. Appends to `carried` the names
-    of `carried_state`.
+    of `carried_state`, and to `drawn` those of the host's generators that the step draws from.
     """
     problems: list[str] = []
     changed: list[bool] = []
@@ -235,7 +253,15 @@ def trace_valid(
         problems.extend(_problems(step, output, step.valid_metrics, "valid_step", traced, batch, state))
         return _arrays(output)
 
-    program = _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
+    def trace() -> Any:
+        # JAX caches traces by function; a new lambda is traced again.
+        return _trace(lambda *given: once(*given), (state, batch), f"valid_step (on {split})", batch, split)
+
+    if drawn is None or step.valid is None:
+        program = trace()
+    else:
+        program, names = _trace_with_draws(trace, [step.valid.fn], problems)
+        drawn.extend(names)
     if carried is not None and any(changed) and not problems:
         carried.extend(carried_state(step, state, batch))
     return problems, program

@@ -954,6 +954,16 @@ def test_the_run_warns_of_numbers_that_the_host_draws(tmp_path):
     assert "draws random numbers from np.random" in (tmp_path / "experiment.log").read_text()
 
 
+@pytest.mark.parametrize("noise", [np.random.rand, lambda: 0.5])
+def test_the_run_warns_of_numbers_that_the_host_draws_in_validation(tmp_path, noise):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    noisy = lambda model, batch: classify(model, {**batch, "x": batch["x"] + noise()})  # noqa: E731
+    data = {"valid": [BATCH], "other": [BATCH]}
+    builder.build(model(), optax.sgd, 0.1, train_step=classify, valid_step=noisy).fit([BATCH], data)
+    log = (tmp_path / "experiment.log").read_text()
+    assert log.count("valid_step draws random numbers from np.random when") == (noise is np.random.rand)
+
+
 # -- what is not trained -----------------------------------------------------------------------------------------------
 
 
