@@ -30,6 +30,11 @@ class WrappedMetric(Metric):
         """Return the arrays of the wrapped metric."""
         return self._metric.arrays(value)
 
+    @property
+    def picture(self) -> Any:
+        """The function of the wrapped metric that draws its value; None if it has none."""
+        return getattr(self._metric, "picture", None)
+
 
 class WrappedCollectingMetric(CollectingMetric):
     """A `WrappedMetric` of a metric that collects rows."""
@@ -43,3 +48,8 @@ class WrappedCollectingMetric(CollectingMetric):
     def arrays(self, value: Any) -> Any:
         """Return the arrays of the wrapped metric."""
         return self._metric.arrays(value)
+
+    @property
+    def picture(self) -> Any:
+        """The function of the wrapped metric that draws its value; None if it has none."""
+        return getattr(self._metric, "picture", None)

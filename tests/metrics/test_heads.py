@@ -12,6 +12,8 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from learner import ClassificationOutput, LearnerBuilder, Output, RegressionOutput
+from learner.events import SplitEnded
+from learner.loggers import MemoryLogger
 from learner.metrics import (
     AUROC,
     R2,
@@ -170,3 +172,12 @@ def test_fields_that_a_head_does_not_have_are_named(tmp_path, metric, missing):
 
     with raises_code("metric-missing-field", missing):
         fit(tmp_path, Head(metric, "genre"), step=without)
+
+
+def test_pictures_are_those_of_the_metric(tmp_path):
+    memory, metrics = MemoryLogger(), (ConfusionMatrix(3), Accuracy(), AUROC())
+    fit(tmp_path, *(Head(metric, "genre") for metric in metrics), metric_loggers=memory)
+    _, valid = memory.of(SplitEnded)
+    assert list(valid.pictures) == ["Confusion Matrix of genre"]
+    assert valid.pictures["Confusion Matrix of genre"]().shape == (384, 384)
+    assert callable(Head(Subset(ConfusionMatrix(3), "group", 1), "genre").picture)
