@@ -407,6 +407,10 @@ BUILDS = {
     "something long": ({"optimizer": ["adamw"] * 1000}, ["the optimizer is ['adamw', ", "…"]),
     "its name": ({"optimizer": "adamw"}, ["the optimizer is 'adamw'"]),
     "no function of a rate": ({"optimizer": lambda: optax.sgd(0.1)}, ["cannot be called with a learning rate"]),
+    "what takes an optimizer": (
+        {"optimizer": partial(optax.MultiSteps, every_k_schedule=2)},
+        ["(MultiSteps) takes an optimizer", "lambda lr: MultiSteps(optax.adamw(lr), ...)"],
+    ),
     "no transformation": ({"optimizer": lambda lr: (lr,)}, ["returned tuple for a rate, not an optax transformation"]),
     "a state that does not fit": (
         {"optimizer": growing},

@@ -330,6 +330,11 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
         if isinstance(optimizer, type) and any("__call__" in vars(base) for base in optimizer.__mro__):
             name = optimizer.__name__
             return f"the optimizer is the class {name}: make one of it, {name}(...); or {right}"
+        if isinstance(error, AttributeError) and error.name in ("init", "update"):
+            return (
+                f"the optimizer ({name_of(optimizer)}) takes an optimizer, and gets a learning rate: pass a function "
+                f"of the rate, lambda lr: {name_of(optimizer)}(optax.adamw(lr), ...)"
+            )
         return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
     if isinstance(transformation, jax.Array | float | int):
         return (
