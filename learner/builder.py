@@ -772,7 +772,9 @@ class LearnerBuilder:
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 
     def every(self, steps: int, fn: Callable[..., Any]) -> Self:
-        """Call `fn(info, model)` every `steps` optimizer steps; see `on_epoch_end`."""
+        """Call `fn(info, model)` every `steps` optimizer steps; see `on_epoch_end`. `info.values` has those of the last
+        epoch and validation that have ended, and none before.
+        """
         return self._set(every=(*self._options.every, (_integer("every(steps=)", steps, 1), _hook("every", fn))))
 
     def learner_class(self, kind: type[Learner[Any]]) -> Self:

@@ -31,7 +31,8 @@ class EpochInfo:
     Attributes:
       epoch: the epoch that ended, or the current one.
       step: optimizer steps so far.
-      values: the newest value of every metric, by key.
+      values: the newest value of every metric, by key: that of the last split that ended. Empty before the first
+        epoch or validation has ended.
     """
 
     epoch: int
