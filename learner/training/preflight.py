@@ -22,7 +22,7 @@ from learner.training.checks.agreement import description, digest, refuse_togeth
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.checks.step_checks import TracedTrainStep, drops_in_eval_mode, no_step, trace_train, trace_valid
-from learner.training.checks.validation_state import warning_of_carried
+from learner.training.checks.validation_state import carried_state, warning_of_carried
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, read_inputs
 from learner.training.files.directory import problem_with
@@ -273,14 +273,18 @@ def checked_step(
 
 def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str]) -> None:
     """Trace the valid step on the first batch of each split, and append what it finds to `inputs` and `problems`."""
-    carried: list[str] = []
-    drawn: list[str] = []
+    carried: dict[str, None] = {}
+    drawn: dict[str, None] = {}
     for split in inputs.valid:
         batch = inputs.first_batches[split]
         with _collecting(problems):
-            new, inputs.programs[split] = trace_valid(step, state, batch, split, carried, drawn)
-            problems += new
-            if not new and drops_in_eval_mode(step, inputs.programs[split], state, batch):
+            traced = trace_valid(step, state, batch, split)
+            inputs.programs[split] = traced.program
+            problems += traced.problems
+            drawn |= dict.fromkeys(traced.host_generators)
+            if traced.changes_state and not traced.problems:
+                carried |= dict.fromkeys(carried_state(step, state, batch))
+            if not traced.problems and drops_in_eval_mode(step, traced.program, state, batch):
                 inputs.warnings.append(
                     "valid_step draws from the random stream 'dropout' of its linen module, so validation has dropout: "
                     "give the mode to the call, such as model(x, train=model.train), or, where it is a field of the "
@@ -288,10 +292,10 @@ def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, p
                     "dropout that you want there nothing is wrong"
                 )
     if carried:
-        inputs.warnings.append(warning_of_carried(join_names(list(dict.fromkeys(carried)), MOST_NAMED)))
+        inputs.warnings.append(warning_of_carried(join_names(list(carried), MOST_NAMED)))
     if drawn:
         remedy = "Take a key, valid_step(model, batch, rng), and draw with jax.random"
-        inputs.warnings.append(_of_draws("valid_step", drawn, remedy))
+        inputs.warnings.append(_of_draws("valid_step", list(drawn), remedy))
 
 
 def _warnings_of(traced: TracedTrainStep) -> list[str]:
@@ -341,7 +345,7 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
 def _of_draws(name: str, generators: Sequence[str], remedy: str) -> str:
     """Return the warning about a step that draws from generators of the host."""
     return (
-        f"{name} draws random numbers from {join_names(list(dict.fromkeys(generators)), MOST_NAMED)} when it is "
+        f"{name} draws random numbers from {join_names(generators, MOST_NAMED)} when it is "
         "traced, so they are constants of the compiled program: each step has the same ones, and a resumed run "
         f"others. {remedy}"
     )

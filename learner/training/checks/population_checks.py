@@ -117,7 +117,7 @@ def _explain(step: StepFunctions, state: TrainState, inputs: Inputs, split: str,
     traced: Callable[[StepFunctions], Any] = (
         (lambda step: trace_train(step, state, batch).program)
         if kind == "train"
-        else (lambda step: trace_valid(step, state, batch, split)[1])
+        else (lambda step: trace_valid(step, state, batch, split).program)
     )
 
     def fails(metrics: list[MetricBase]) -> bool:

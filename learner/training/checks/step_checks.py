@@ -26,7 +26,6 @@ from learner.steps.tree_math import rows_of, same_leaves, weight_of
 from learner.training.checks.constant_keys import draws_of_constant_keys
 from learner.training.checks.logit_activations import activations
 from learner.training.checks.row_broadcasts import broadcast_rows
-from learner.training.checks.validation_state import carried_state
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
 from learner.util.host_random import generator_states
@@ -89,6 +88,21 @@ class TracedTrainStep:
     broadcast: str | None = None
     activation: str | None = None
     has_constant_key: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedValidStep:
+    """A valid step that was traced on a batch.
+
+    Attributes:
+      problems, program, host_generators: see `TracedTrainStep`.
+      changes_state: True if it writes to its model.
+    """
+
+    problems: list[str]
+    program: Any
+    changes_state: bool
+    host_generators: Sequence[str]
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
@@ -228,20 +242,11 @@ def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]
 
 def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> list[str]:
     """Return the problems of the valid step on the first batch of a split."""
-    return trace_valid(step, state, batch, split)[0]
+    return trace_valid(step, state, batch, split).problems
 
 
-def trace_valid(
-    step: StepFunctions,
-    state: TrainState,
-    batch: PyTree,
-    split: str,
-    carried: list[str] | None = None,
-    drawn: list[str] | None = None,
-) -> tuple[list[str], Any]:
-    """Return the result of `check_valid` and the traced valid step; see `trace_train`. Appends to `carried` the names
-    of `carried_state`, and to `drawn` those of the host's generators that the step draws from.
-    """
+def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> TracedValidStep:
+    """Return the valid step, traced on the first batch of a split."""
     problems: list[str] = []
     changed: list[bool] = []
 
@@ -253,18 +258,13 @@ def trace_valid(
         problems.extend(_problems(step, output, step.valid_metrics, "valid_step", traced, batch, state))
         return _arrays(output)
 
-    def trace() -> Any:
+    program, host_generators = _trace_with_draws(
         # JAX caches traces by function; a new lambda is traced again.
-        return _trace(lambda *given: once(*given), (state, batch), f"valid_step (on {split})", batch, split)
-
-    if drawn is None or step.valid is None:
-        program = trace()
-    else:
-        program, names = _trace_with_draws(trace, [step.valid.fn], problems)
-        drawn.extend(names)
-    if carried is not None and any(changed) and not problems:
-        carried.extend(carried_state(step, state, batch))
-    return problems, program
+        lambda: _trace(lambda *given: once(*given), (state, batch), f"valid_step (on {split})", batch, split),
+        [] if step.valid is None else [step.valid.fn],
+        problems,
+    )
+    return TracedValidStep(problems, program, any(changed), host_generators)
 
 
 def drops_in_eval_mode(step: StepFunctions, program: Any, state: TrainState, batch: PyTree) -> bool:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from learner import LearnerBuilder, RegressionOutput
 from learner.training.checks.step_checks import trace_valid
+from learner.training.checks.validation_state import carried_state
 
 BATCH = {"x": np.ones((4, 3), np.float32), "y": np.zeros(4, np.float32)}
 
@@ -42,9 +43,8 @@ def functional(model, batch):
 def carried(directory, model, **steps):
     trainable = (lambda path, _: path == "w") if steps else None
     learner = LearnerBuilder(directory).build(model, optax.sgd, 0.1, trainable=trainable, **steps)
-    names = []
-    trace_valid(learner.definition.step, jax.eval_shape(learner.init), BATCH, "valid", names)
-    return names
+    step, state = learner.definition.step, jax.eval_shape(learner.init)
+    return carried_state(step, state, BATCH) if trace_valid(step, state, BATCH, "valid").changes_state else []
 
 
 def test_state_that_a_valid_step_reads_and_changes_is_named(tmp_path):
