@@ -56,7 +56,7 @@ class MixtureDraws:
         total = sum(weights)
         self.probabilities = tuple(weight / total for weight in weights)
         bounds = [size * bound for bound in itertools.accumulate(self.probabilities)]
-        self._whole = np.array([int(bound) for bound in bounds], np.int64)
+        self._integers = np.array([int(bound) for bound in bounds], np.int64)
         self._rest = np.array([float(bound - int(bound)) for bound in bounds])
 
     def counts(self, epoch: int) -> np.ndarray:
@@ -104,7 +104,7 @@ class MixtureDraws:
         return np.concatenate(rows), np.concatenate(walks)
 
     def _bounds(self) -> list[tuple[int, float]]:
-        return list(zip(self._whole.tolist(), self._rest.tolist(), strict=True))
+        return list(zip(self._integers.tolist(), self._rest.tolist(), strict=True))
 
     def _generator(self, *key: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(*key, *self._key))))

@@ -130,7 +130,7 @@ class StreamMixtureIterator(Iterator[Any]):
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch returned last."""
         places = {name: stream.place() for name, stream in zip(self._mixture.names, self._streams, strict=True)}
-        return {"epoch": self._epoch, "draw": self._draw, "made": self._made, "sources": places}
+        return {"epoch": self._epoch, "draw": self._draw, "made": self._count, "sources": places}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue after the batch after which `get_state` returned this. Sources are opened when a row is drawn."""
@@ -142,7 +142,7 @@ class StreamMixtureIterator(Iterator[Any]):
                 f"the mixture has the sources {', '.join(names)}, and had {', '.join(state['sources'])}",
                 code="data-mixture-state-differs",
             )
-        self._epoch, self._draw, self._made = state["epoch"], state["draw"], state["made"]
+        self._epoch, self._draw, self._count = state["epoch"], state["draw"], state["made"]
         self._streams = [
             Stream(name, source, state["sources"][name], self._mixture.warn)
             for name, source in zip(names, self._mixture.sources, strict=True)
@@ -161,7 +161,7 @@ class StreamMixtureIterator(Iterator[Any]):
 
     def _row(self) -> tuple[Any] | None:
         """Return the next row, in a tuple; None at the end of the epoch."""
-        while not self._over and self._made != self._mixture.size:
+        while not self._over and self._count != self._mixture.size:
             number = self._source_of(self._draw)
             stream = self._streams[number]
             item = None if stream.ended else stream.read(repeats=self._mixture.exhausted == "repeat")
@@ -172,7 +172,7 @@ class StreamMixtureIterator(Iterator[Any]):
             if not self._over:
                 self._draw += 1  # an epoch that is over stays so where it resumes
             if item is not None:
-                self._made += 1
+                self._count += 1
                 return (self._checked(number, item[0]),)
         return None
 

@@ -76,14 +76,14 @@ def _part(name: str, output: Any, head: str) -> Any:
     """Return the output of a head, with the rows masked that the whole output masks."""
     part = getattr(output, head)
     part = types.SimpleNamespace(**part) if isinstance(part, Mapping) else part
-    whole, own = rows_mask(output), rows_mask(part)
-    if whole is None:
+    outer, own = rows_mask(output), rows_mask(part)
+    if outer is None:
         return part
     if own is None:
-        return MaskedOutput(part, whole)
-    if (mask := combine_masks(whole, own)) is None:
+        return MaskedOutput(part, outer)
+    if (mask := combine_masks(outer, own)) is None:
         raise LearnerError(
-            f"{name} got a mask of the output of shape {whole.shape} and one of {head} of shape {own.shape}; they do "
+            f"{name} got a mask of the output of shape {outer.shape} and one of {head} of shape {own.shape}; they do "
             "not fit",
             code="metric-head-mask-shape",
             name=name,

@@ -211,12 +211,12 @@ def _texts(metric: Metric | CollectingMetric, names: Mapping[int, str], values: 
 def _part(name: str, output: Any, by: str, value: int) -> MaskedOutput:
     """Return the output with the rows (or tokens) masked that are of another group."""
     own = _groups(name, output, by, most=2) == value
-    whole = rows_mask(output)
-    if whole is None:
+    outer = rows_mask(output)
+    if outer is None:
         return MaskedOutput(output, own)
-    if (mask := combine_masks(own, whole)) is None:
+    if (mask := combine_masks(own, outer)) is None:
         raise LearnerError(
-            f"{name} got {by} of shape {own.shape} and a mask of shape {whole.shape}; they do not fit",
+            f"{name} got {by} of shape {own.shape} and a mask of shape {outer.shape}; they do not fit",
             code="metric-group-mask-shape",
             name=name,
             by=by,

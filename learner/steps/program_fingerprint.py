@@ -77,7 +77,7 @@ class _Canonical:
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
-        self._held: list[Any] = []  # an identity is given again when its object is gone
+        self._referenced: list[Any] = []  # an identity is given again when its object is gone
         self._dtypes: dict[Any, str] = {}
 
     def program(self, closed: Any) -> str:
@@ -125,7 +125,7 @@ class _Canonical:
         """Return the text of a value, looked up by its identity."""
         text = self._known.get(id(value))
         if text is None:
-            self._held.append(value)
+            self._referenced.append(value)
             text = self._known[id(value)] = self.value(value)
         return text
 

@@ -50,8 +50,8 @@ def fit_waves(
     began, options = time.monotonic(), definition.options
     sizes = wave_sizes(definition, train, valid)
     if len(sizes) == 1:
-        whole = dataclasses.replace(options.population, waves=False)
-        return fit(_with(definition, dataclasses.replace(options, population=whole)))
+        population = dataclasses.replace(options.population, waves=False)
+        return fit(_with(definition, dataclasses.replace(options, population=population)))
     of_waves = [_wave_options(options, wave) for wave in options.population.in_waves(sizes)]
     if options.start is None:
         directory.refuse_run(options.directory, overwrite=options.overwrite)

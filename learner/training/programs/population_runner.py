@@ -133,12 +133,12 @@ class PopulationRunner(Runner):
         for member, (source, factor) in replaced.items():
             lane = self.lanes.index(member)
             sources[lane], factors[lane] = self.lanes.index(source), factor
-        taken = _picked(state, sources)
-        rates = np.asarray(taken.lr_scale) * factors
-        extra = {**taken.extra, ACTIVE: state.extra[ACTIVE]}
-        taken = dataclasses.replace(taken, rng=state.rng, extra=extra, lr_scale=self.strategy.place_members(rates))
-        self.leaves = jax.tree.leaves(self._placed(taken))
-        numbers = {"lr_scale": rates, **jax.device_get(taken.extra.get(HYPERPARAMETERS, {}))}
+        new = _picked(state, sources)
+        rates = np.asarray(new.lr_scale) * factors
+        extra = {**new.extra, ACTIVE: state.extra[ACTIVE]}
+        new = dataclasses.replace(new, rng=state.rng, extra=extra, lr_scale=self.strategy.place_members(rates))
+        self.leaves = jax.tree.leaves(self._placed(new))
+        numbers = {"lr_scale": rates, **jax.device_get(new.extra.get(HYPERPARAMETERS, {}))}
         return {m: {name: float(x[self.lanes.index(m)]) for name, x in numbers.items()} for m in replaced}
 
 
