@@ -20,6 +20,7 @@ from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import init_optimizer, no_loss, update_params
 from learner.steps.population import Start
 from learner.training.options import Options
+from learner.util.jax_internals import distributed_state
 from learner.util.number_checks import is_finite
 from learner.util.text import first_line, name_of
 
@@ -401,8 +402,8 @@ def option_problems(
         refuse("writes no records beside its checkpoints", "save_model(result[i].model, path) does")
     if devices is not None and devices.splits:
         refuse("has no rules of Sharded", "leave them out; the axis member of the mesh spreads the members")
-    elif devices is not None and devices.share is not None:
-        refuse("trains in one process", "leave strategy out, or start one process")
+    elif distributed_state().num_processes > 1:
+        refuse("trains in one process", "start one process")
     shares = 1 if devices is None else devices.member_shares
     if len(population) % shares:
         counts = [n for n in range(1, shares) if len(population) % n == 0]

@@ -38,6 +38,7 @@ from learner.training.preflight import read_checked
 from learner.training.selection import Exploit
 from learner.training.setup import assembly
 from learner.training.setup.dispatch_plan import planned
+from learner.util.jax_internals import distributed_state
 from tests.support.codes import raises_code
 from tests.support.runs import (
     LastRow,
@@ -1227,6 +1228,14 @@ def test_members_that_do_not_divide_over_the_devices(tmp_path):
     builder, build = lines(tmp_path / "run", lr=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     with raises_code("population-unsupported", "[1, 2, 3]"):
         build(builder.devices(4))
+
+
+def test_a_population_of_several_processes_is_refused(tmp_path, monkeypatch):
+    """Also without a strategy, as the default one of several processes is chosen only by `fit`."""
+    monkeypatch.setattr(distributed_state(), "num_processes", 2)
+    builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+    with raises_code("population-unsupported", what="trains in one process"):
+        build(builder)
 
 
 def test_a_population_of_which_no_member_is_finite_fails(tmp_path):
