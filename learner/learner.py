@@ -4,6 +4,7 @@ There is one loop, for every model, every device and every kind of data: `loop` 
 operations that it calls, and `learner.steps` what they compute.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -183,7 +184,8 @@ class Learner(Generic[ModelT]):
         with propagate_failures(processes), stages, own_context(), dropped_signals() as raise_dropped:
             enter_stage("checking the step")
             plan = preflight(definition, train, valid, processes)  # reads and checks; writes nothing
-            with locked_directory(options, processes):
+            # A run that begins closes its data by itself. This is for one that is refused, or over already.
+            with contextlib.closing(plan.inputs), locked_directory(options, processes):
                 checkpoint = find_checkpoint(plan)  # None: the run begins at its first step
                 if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
                     self._fitted = True

@@ -111,9 +111,10 @@ class Evaluator:
         if split is None and checkpoint is None:
             processes = hosts()
             with propagate_failures(processes), own_context():
-                runner, inputs = self._loaded(processes), self._read(data)
-                _warn_of_labels(self.labels, data)
-                return evaluate(self._definition, runner, inputs, processes)
+                runner = self._loaded(processes)
+                with contextlib.closing(self._read(data)) as inputs:
+                    _warn_of_labels(self.labels, data)
+                    return evaluate(self._definition, runner, inputs, processes)
         return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
 
     def choice(self, checkpoint: int | str | None = None) -> dict[str, Any]:
@@ -145,8 +146,7 @@ class Evaluator:
                 directory=definition.options.directory,
             )
         processes = hosts()
-        with propagate_failures(processes), own_context():
-            inputs = self._read(data)
+        with propagate_failures(processes), own_context(), contextlib.closing(self._read(data)) as inputs:
 
             def read(store: CheckpointStore, entry: Entry) -> tuple[Runner, Evaluation]:
                 runner, is_best = self._with_model(entry, store), entry == store.best()
@@ -220,12 +220,12 @@ class Evaluator:
         with propagate_failures(processes):
             if self._definition.step.predict is None:
                 self._require_valid_step()
-            inputs = read_valid(self._definition.options, data, None)
-            _warn_of_rows(inputs, predicts=True)
-            with own_context():
-                runner = self._loaded(processes)
-            _warn_of_labels(self.labels, data)
-            yield from predict(self._definition, runner, inputs, processes)
+            with contextlib.closing(read_valid(self._definition.options, data, None)) as inputs:
+                _warn_of_rows(inputs, predicts=True)
+                with own_context():
+                    runner = self._loaded(processes)
+                _warn_of_labels(self.labels, data)
+                yield from predict(self._definition, runner, inputs, processes)
 
     def _read(self, data: Any) -> Inputs:
         self._require_valid_step()
@@ -316,8 +316,6 @@ def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, pro
             reporter.wait()
     finally:
         reporter.close()
-        for source in inputs.valid.values():
-            source.close()
     values = {_name(key): values[-1] for key, values in reporter.history.items()}
     return MetricValues(values, {_name(key): arrays() for key, arrays in reporter.arrays.items()})
 
@@ -338,16 +336,13 @@ def predict(
     check_predict(definition.step, runner.state, next(iter(inputs.first_batches.values())))
     (source,) = inputs.valid.values()
     number = 0
-    try:
-        for number, batch in enumerate(source.open(1), 1):
-            arrays = batch_arrays(batch, "given")
-            refuse_wrapped(arrays, "given")
-            # Before the devices, which wait for those of all processes.
-            processes.record_read("given", 1, number, ended=False)
-            with own_context():  # not of the code between two batches
-                outputs = jax.device_get(runner.outputs(arrays, number - 1))
-            yield len(jax.tree.leaves(arrays)[0]), outputs
-        processes.record_read("given", 1, number, ended=True)
-        processes.agree(f"the end of the given data after {number} batches", True)
-    finally:
-        source.close()
+    for number, batch in enumerate(source.open(1), 1):
+        arrays = batch_arrays(batch, "given")
+        refuse_wrapped(arrays, "given")
+        # Before the devices, which wait for those of all processes.
+        processes.record_read("given", 1, number, ended=False)
+        with own_context():  # not of the code between two batches
+            outputs = jax.device_get(runner.outputs(arrays, number - 1))
+        yield len(jax.tree.leaves(arrays)[0]), outputs
+    processes.record_read("given", 1, number, ended=True)
+    processes.agree(f"the end of the given data after {number} batches", True)

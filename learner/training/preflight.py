@@ -24,7 +24,7 @@ from learner.training.checks.population_checks import data_order_problems, memor
 from learner.training.checks.step_checks import TracedTrainStep, drops_in_eval_mode, no_step, trace_train, trace_valid
 from learner.training.checks.validation_state import carried_state, warning_of_carried
 from learner.training.definition import TrainingDefinition
-from learner.training.feed.inputs import Inputs, read_inputs
+from learner.training.feed.inputs import Inputs, closed_on_error, read_inputs
 from learner.training.files.directory import problem_with
 from learner.training.files.run_directory import may_resume, refuse_links
 from learner.training.monitors import set_directions
@@ -96,6 +96,17 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
     if not resumes:
         definition.take_initial()
     inputs = read_checked(definition, train, valid)
+    with closed_on_error(inputs):
+        plan = _plan(definition, inputs, resumes, processes, began)
+        processes.run_on_primary(lambda: refuse_links(options, inputs))
+    return plan
+
+
+def _plan(
+    definition: TrainingDefinition, inputs: Inputs, resumes: bool, processes: ProcessGroup, began: float
+) -> RunPlan:
+    """Return the plan of a run whose steps are checked, which all processes agree on."""
+    options = definition.options
     _refuse_unused(options, inputs)
     # Without checkpoints nobody asks the data for its state.
     if options.checkpoints is not None:
@@ -126,7 +137,6 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)
         fingerprint = functools.cache(lambda: of_first)
-    processes.run_on_primary(lambda: refuse_links(options, inputs))
     return RunPlan(definition, inputs, resumes, processes, fingerprint, began)
 
 
@@ -154,8 +164,17 @@ def _refuse_unused(options: Options, inputs: Inputs) -> None:
 
 def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inputs:
     """Read the data, resolve the schedules for its length, and check the steps on the first batches."""
+    inputs = read_inputs(definition.options, train, valid, definition.strategy)
+    with closed_on_error(inputs):
+        _check_inputs(definition, inputs)
+    return inputs
+
+
+def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
+    """Resolve the schedules for the length of the data, and check the steps on its first batches. `inputs` gets the
+    warnings.
+    """
     options, strategy = definition.options, definition.strategy
-    inputs = read_inputs(options, train, valid, strategy)
     # First, as it defines the step anew, with schedules of a known length, and drops what was traced of it.
     problems = definition.resolve(inputs.source("train").batches)
     shapes, plateau = definition.shapes(), definition.optimizer.plateau
@@ -190,7 +209,6 @@ def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inpu
             f"the model annotates {join_names(names, MOST_NAMED)} with axes of the mesh, and the strategy places them "
             "otherwise: it goes by its rules, such as Sharded(mesh, [{'kernel': (None, 'model')}])"
         )
-    return inputs
 
 
 def _ignored_annotations(definition: TrainingDefinition) -> list[str]:

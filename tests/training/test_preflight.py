@@ -22,6 +22,7 @@ from learner import (
 )
 from learner.data import ArrayDataset, DataLoaderBuilder, csv
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
+from learner.runs.lock import locked
 from learner.training.monitors import default_monitor
 from learner.training.options import Options
 from learner.training.programs.compilation import CompileTimes
@@ -654,3 +655,56 @@ def test_a_validation_that_goes_on_and_on_is_warned_of_once(tmp_path, monkeypatc
     assert len(texts) == 2  # one for each validation
     for text in texts:
         assert "the valid data has given 10 batches and has not ended, and training 1 since the last" in text
+
+
+class Reading:
+    """Data that counts its iterators that are open, as those with worker processes are."""
+
+    def __init__(self, data):
+        self.data, self.open = data, 0
+
+    def __call__(self):
+        self.open += 1
+        try:
+            yield from self.data
+        finally:
+            self.open -= 1
+
+
+WRONG = [{"x": np.zeros((4, 7), np.float32), "y": np.zeros(4, np.float32)}]
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "build"),
+    [
+        (WRONG, None, build_line),
+        (batches(), ["text"], build_line),
+        (batches(), WRONG, build_line),
+        (batches(), batches(), lambda builder: build_line(builder.valid_every(steps=2, split="other"))),
+        (batches(), batches(), lambda builder: build_line(builder.valid_batches(1, shuffle=True))),
+        (batches(), batches(), lambda builder: builder.build(line(), optax.sgd, 0.1, train_step=line_step)),
+    ],
+)
+def test_a_run_that_is_refused_closes_its_data(train, valid, build, tmp_path):
+    """While the error is kept, as a notebook keeps it."""
+    train, valid = Reading(train), None if valid is None else Reading(valid)
+    learner = build(quiet(tmp_path / "run").num_epochs(1))
+    with pytest.raises(LearnerError) as error:
+        learner.fit(train, valid)
+    assert (train.open, valid and valid.open) == (0, valid and 0), error
+
+
+def test_a_directory_in_use_closes_the_data(tmp_path):
+    train = Reading(batches())
+    (tmp_path / "run").mkdir()
+    with locked(tmp_path / "run"), raises_code("run-in-use") as error:
+        build_line(quiet(tmp_path / "run")).fit(train)
+    assert train.open == 0, error
+
+
+def test_an_evaluation_that_is_refused_closes_its_data(tmp_path):
+    data, learner = Reading(WRONG), build_line(quiet(tmp_path / "run"))
+    for use in (learner.evaluate, lambda data: list(learner.predict(data))):
+        with pytest.raises(LearnerError) as error:
+            use(data)
+        assert data.open == 0, error

@@ -1,7 +1,8 @@
 """The data of a run, read as far as the first batch of each split."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -71,6 +72,16 @@ class Inputs:
         return source
 
 
+@contextlib.contextmanager
+def closed_on_error(data: Source | Inputs) -> Iterator[None]:
+    """Close the data if the block raises: its worker processes would live as long as the traceback."""
+    try:
+        yield
+    except BaseException:
+        data.close()
+        raise
+
+
 def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) -> Inputs:
     """Read the data of a run and the first batch of each split."""
     if train is None:
@@ -80,18 +91,21 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
         )
     share = _share(strategy)
     source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
-    first = batch_arrays(source.peek(1), "train")
-    inputs = read_valid(options, valid, strategy, options.seed if options.valid_shuffle else None, "validation data")
-    if options.valid_shuffle:
-        _refuse_unshuffled(inputs)
-    if options.valid_batches is not None:
-        for split in inputs.valid:
-            inputs.source(split).limit(options.valid_batches)
-    refuse_endless(inputs)
-    first_batches = {"train": first, **inputs.first_batches}
-    labels = _labels(train)
-    warnings = [] if valid is None else label_warnings(labels, valid)
-    return Inputs(source, inputs.valid, first_batches, warnings=warnings, labels=labels)
+    with closed_on_error(source):
+        first = batch_arrays(source.peek(1), "train")
+        shuffle = options.seed if options.valid_shuffle else None
+        read = read_valid(options, valid, strategy, shuffle, "validation data")
+        labels = _labels(train)
+    inputs = Inputs(source, read.valid, {"train": first, **read.first_batches}, labels=labels)
+    with closed_on_error(inputs):
+        if options.valid_shuffle:
+            _refuse_unshuffled(inputs)
+        if options.valid_batches is not None:
+            for split in inputs.valid:
+                inputs.source(split).limit(options.valid_batches)
+        refuse_endless(inputs)
+        inputs.warnings.extend([] if valid is None else label_warnings(labels, valid))
+    return inputs
 
 
 def _refuse_unshuffled(inputs: Inputs) -> None:
@@ -147,7 +161,10 @@ def read_valid(
       what: the data, for errors.
     """
     sources = valid_sources(options, valid, _share(strategy), shuffle, what)
-    return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
+    inputs = Inputs(None, sources, {})
+    with closed_on_error(inputs):
+        inputs.first_batches.update({split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
+    return inputs
 
 
 def has_several(valid: Any) -> bool:
