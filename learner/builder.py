@@ -680,8 +680,8 @@ class LearnerBuilder:
         return self._set(time_limit=float(seconds), job_ends=None)
 
     def on_sigterm(self, what: str) -> Self:
-        """Set how `fit` ends after SIGTERM, once the current dispatch has ended, a checkpoint is complete and the logs
-        are written: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns the result so far.
+        """Set how `fit` ends after SIGTERM or SIGHUP, once the current dispatch has ended, a checkpoint is complete and
+        the logs are written: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns the result so far.
         """
         return self._set(on_sigterm=_one_of("on_sigterm", what, ("exit", "return")))
 

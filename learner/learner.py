@@ -39,7 +39,7 @@ from learner.training.run import Run
 from learner.training.session import open_run
 from learner.training.setup.preparation import prepare_programs
 from learner.training.setup.startup import check_recordable
-from learner.training.signals import TERMINATED, dropped_signals
+from learner.training.signals import TERMINATED, TERMINATING, dropped_signals
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
 from learner.util.stages import enter_stage, stage_line
@@ -163,8 +163,7 @@ class Learner(Generic[ModelT]):
           NonFiniteError: a loss or a gradient is not finite; see `LearnerBuilder.on_nonfinite`.
           OutOfMemoryError: the device has no room for a step, a validation or the copy that a checkpoint is made from.
             Its cause is the error of JAX, and its message names the options to set. Earlier checkpoints are intact.
-          SystemExit: with the code 143, after SIGTERM and its checkpoint; see
-            `LearnerBuilder.on_sigterm`.
+          SystemExit: with the code 143, after SIGTERM or SIGHUP and its checkpoint; see `LearnerBuilder.on_sigterm`.
         """
         check_process()
         if self._fitted:
@@ -215,7 +214,7 @@ class Learner(Generic[ModelT]):
                     ):
                         run.stop.finish(self.loop(run))
             # Asked once the run is closed, as SIGTERM may have come during the last save.
-            if run.stop.ended_by != "sigterm" or options.on_sigterm != "exit":
+            if run.stop.ended_by not in TERMINATING or options.on_sigterm != "exit":
                 return run_result(definition, run)
         # Behind the block, which would report the exit to the other processes as a failure.
         sys.exit(TERMINATED)

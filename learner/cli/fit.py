@@ -18,7 +18,7 @@ from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError
 from learner.records.hub import SOURCE as PULLED
 from learner.runs.layout import MARK, read_summary
-from learner.training.signals import TERMINATED
+from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.stages import end_stages, enter_stage
 
@@ -119,7 +119,7 @@ def _train(config: RunConfig) -> int:
             longer = f"--{limit}={before.get(count, 0) + 1} or more makes it longer"
             print("--early_stopping=null resumes it" if stops_early else longer)
         return 0
-    codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
+    codes = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
     reason = result.stopped_by.partition(":")[0]
     return _interrupted(config.directory, codes[reason]) if reason in codes else 0
 

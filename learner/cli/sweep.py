@@ -16,12 +16,12 @@ from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
 from learner.errors import NonFiniteError, OutOfMemoryError
 from learner.events import Listener
-from learner.training.signals import TERMINATED
+from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.stages import end_stages
 from learner.util.text import count, duration, first_line, printable, short
 
-INTERRUPTED = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
+INTERRUPTED = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
 """The exit code for each reason of a run that ends the sweep."""
 
 

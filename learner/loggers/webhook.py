@@ -15,7 +15,7 @@ from learner.util.retries import Retries
 from learner.util.urls import refuse_url, without_user
 
 KINDS = ("start", "best", "end", "preemption", "failure")
-PREEMPTED = ("sigterm", "time limit")
+PREEMPTED = ("sigterm", "sighup", "time limit")
 
 
 class Webhook(Listener):

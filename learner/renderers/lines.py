@@ -40,7 +40,7 @@ def ended(event: RunEnded) -> str:
     """Return how far the run came, why it ended, and how to resume one that was started from Python and stopped."""
     at = f"epoch {event.epoch}, step {event.step}, {duration(event.seconds)}"
     text = f"{end_word(event.stopped_by)} at {at}: {event.stopped_by}"
-    is_stopped = event.stopped_by in ("ctrl-c", "sigterm", "time limit")
+    is_stopped = event.stopped_by in ("ctrl-c", "sigterm", "sighup", "time limit")
     from_python = "config.yaml" not in event.summary.get("artifacts", ())
     resume = "; builder.resume() resumes it" if is_stopped and from_python and event.summary.get("checkpoints") else ""
     return printable(text + resume)

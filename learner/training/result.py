@@ -47,8 +47,8 @@ class LearningResult(Generic[ModelT]):
       model: the trained model as it was given: the same type, a new object, in eval mode. After
         `LearnerBuilder.restore_best`, the best model.
       history: what every metric was, epoch by epoch.
-      stopped_by: why the run ended: `num_epochs`, `num_steps`, `ctrl-c`, `sigterm`, or what stopped it and its
-        reason.
+      stopped_by: why the run ended: `num_epochs`, `num_steps`, `ctrl-c`, `sigterm`, `sighup`, or what stopped it and
+        its reason.
       summary: the content of `summary.json`.
     """
 

@@ -1,6 +1,6 @@
 """Signals: SIGINT (Ctrl-C) and SIGTERM end a run in order, once; a second one ends it at once. SIGUSR1 saves.
 
-SIGHUP of a terminal that is closed counts as SIGTERM, unless `nohup` ignores it or the user's code handles it.
+SIGHUP of a terminal that is closed does what SIGTERM does, unless `nohup` ignores it or the user's code handles it.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from learner.util.device_threads import exit_with
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
+TERMINATING = ("sigterm", "sighup")
 HANGUP = getattr(signal, "SIGHUP", None)
 HANGUPS = () if HANGUP is None else (HANGUP,)
 Handler = Callable[[int, FrameType | None], Any]
@@ -22,8 +23,8 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterator[None]:
-    """Call `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` at the first SIGTERM or SIGHUP, `save()` at each
-    SIGUSR1.
+    """Call `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` or `stop("sighup")` at the first SIGTERM or SIGHUP,
+    `save()` at each SIGUSR1.
 
     After the first of these, SIGINT raises `KeyboardInterrupt`, and SIGTERM `SystemExit(143)`. An earlier handler is
     called after the new one, and restored at the end. Outside the main thread Python accepts no handlers, and it cannot
@@ -115,7 +116,7 @@ def dropped_signals() -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def first_signal(report: Callable[[str], None]) -> Iterator[None]:
-    """Call `report("ctrl-c")` or `report("sigterm")` from a thread at the first of these signals.
+    """Call `report("ctrl-c")`, `report("sigterm")` or `report("sighup")` from a thread at the first of these signals.
 
     Handlers have to wait for the main thread, which may be compiling for minutes. Python writes the number of a signal
     to a file descriptor at once. Outside the main thread this does nothing.
@@ -199,7 +200,7 @@ def _replaceable(handlers: Iterable[int]) -> dict[int, Any]:
 
 
 def _name_of(number: int) -> str:
-    return NAMES.get(signal.Signals(number), NAMES[signal.SIGTERM])
+    return NAMES.get(signal.Signals(number), "sighup")
 
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:

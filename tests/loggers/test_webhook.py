@@ -88,7 +88,13 @@ def test_what_is_posted_of_a_run(server, tmp_path):
 
 @pytest.mark.parametrize(
     ("stopped_by", "event"),
-    [("sigterm", "preemption"), ("time limit", "preemption"), ("ctrl-c", "end"), ("early stopping: enough", "end")],
+    [
+        ("sigterm", "preemption"),
+        ("sighup", "preemption"),
+        ("time limit", "preemption"),
+        ("ctrl-c", "end"),
+        ("early stopping: enough", "end"),
+    ],
 )
 def test_preemption_is_told_apart(server, tmp_path, stopped_by, event):
     play(Webhook(server.url), begin(tmp_path), RunEnded(9.0, 1, 3, stopped_by, {}, 8.0, False))
