@@ -373,3 +373,31 @@ def test_the_commands_of_several_processes(tmp_path):
     assert "coordinator" not in saved
     assert "process_id" not in saved
     assert saved_steps(directory)[-1] == 2 * -(-1437 // 256)
+
+
+MODEL = """
+import os
+import signal
+
+import jax
+from learner.examples.models import MLP
+
+
+def model(rngs):
+    if jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return MLP([64, 8, 10], rngs=rngs)
+"""
+
+
+@pytest.mark.full
+def test_a_command_that_is_interrupted_before_it_trains_ends_the_others(tmp_path):
+    """JAX would hold it until the others are lost, and then abort it."""
+    config = tmp_path / "digits.yaml"
+    (tmp_path / "interrupted.py").write_text(MODEL)
+    config.write_text(re.sub("model: .*", "model: interrupted.model", CONFIG))
+    process = ["--coordinator", "localhost:{port}", "--num_processes", "{count}", "--process_id", "{index}"]
+    command = ["-m", "learner", "fit", config, f"--directory={tmp_path / 'run'}", *process]
+    first, second = start(command, 2, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (first.code, second.code) == (2, 143), first.err + second.err
+    assert "process 1 failed: interrupted by a signal" in first.err

@@ -15,11 +15,13 @@ from learner.cli.help import key_help, topic_paragraphs
 from learner.cli.processes import connected, process_options
 from learner.cli.trust import require_trust
 from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
+from learner.distributed.process_group import leave
 from learner.errors import LearnerError
 from learner.records.hub import SOURCE as PULLED
 from learner.runs.layout import MARK, read_summary
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
+from learner.util.device_threads import Terminated
 from learner.util.stages import end_stages, enter_stage
 
 
@@ -102,9 +104,11 @@ def _train(config: RunConfig) -> int:
     try:
         learner = config.learner()
         result = learner.fit()
-    except KeyboardInterrupt:
-        return _interrupted(config.directory)
-    except SystemExit as ended:
+    except (KeyboardInterrupt, Terminated) as error:
+        code = _interrupted(config.directory, TERMINATED if isinstance(error, Terminated) else 130)
+        leave("interrupted by a signal")  # of this process alone, for which the others would wait
+        return code
+    except SystemExit as ended:  # of all processes, which have saved
         if ended.code != TERMINATED:
             raise
         return _interrupted(config.directory, TERMINATED)

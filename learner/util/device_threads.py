@@ -62,10 +62,14 @@ def _flush() -> None:
                 stream.flush()
 
 
+class Terminated(SystemExit):
+    """A signal ends the process in the middle of whatever it does."""
+
+
 def exit_with(code: int) -> None:
-    """Raise `SystemExit`, and end with this code even if a thread is left behind."""
+    """Raise `Terminated`, and end with this code even if a thread is left behind."""
     _exit_codes.append(code)
-    sys.exit(code)
+    raise Terminated(code)
 
 
 @atexit.register
