@@ -13,7 +13,7 @@ import pytest
 from learner.runs import lock
 from learner.runs.lock import locked
 from tests.support.codes import raises_code
-from tests.support.runs import batches, build_line, quiet, tree_of
+from tests.support.runs import STEPS, batches, build_line, quiet, tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -144,3 +144,23 @@ def test_two_runs_same_dir(tmp_path, resumes, code):
     build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).on_epoch_end(begin_another)).fit(batches())
     assert len(errors) == 1
     assert not (tmp_path / "run" / "run.lock").exists()
+
+
+def test_two_runs_with_one_directory_of_checkpoints(tmp_path):
+    """The second one would remove the checkpoints of the first one, which trains."""
+    place, errors = tmp_path / "saved", []
+
+    def learner(name, hook=lambda info, model: None):
+        builder = quiet(tmp_path / name, overwrite=True).with_file_checkpointer(directory=str(place))
+        return build_line(builder.num_epochs(2).on_epoch_end(hook))
+
+    def begin_another(info, model):
+        with raises_code("run-in-use", path=str(place / "run.lock")) as caught:
+            learner("second").fit(batches())
+        errors.append(caught.value)
+        assert tree_of(tmp_path / "second") == {}
+
+    learner("first", begin_another).fit(batches())
+    assert len(errors) == 2
+    assert sorted(path.name for path in place.iterdir()) == sorted([str(STEPS), str(2 * STEPS)])
+    learner("second").fit(batches())

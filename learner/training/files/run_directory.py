@@ -70,8 +70,8 @@ def refuse_links(options: Options, inputs: Inputs) -> None:
 
 @contextlib.contextmanager
 def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None]:
-    """Hold the lock of the directory in the first process, and those of the members of a population. Requests to a run
-    that ended earlier are removed.
+    """Hold the lock of the directory in the first process, and those of the members of a population and of a directory
+    of checkpoints elsewhere. Requests to a run that ended earlier are removed.
     """
     with contextlib.ExitStack() as locks:
         for path in _directories(options):
@@ -81,7 +81,18 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
                 locks.enter_context(locked(path))
                 # Under the lock: a request to a run that trains here would be lost.
                 control_files.forget(path)
+        # Two runs with directories of their own may save into one: each would remove the checkpoints of the other.
+        if processes.index == 0 and (place := _checkpoints_elsewhere(options)) is not None:
+            make_directory(place)
+            locks.enter_context(locked(place))
         yield
+
+
+def _checkpoints_elsewhere(options: Options) -> Path | None:
+    """Return the directory of the checkpoints if it is on a disk, and not in the run's."""
+    place = options.checkpoint_place
+    is_own = options.checkpoints is None or options.checkpoints.directory is None or place == options.directory
+    return place if isinstance(place, Path) and not is_own else None
 
 
 def prepare(options: Options, *, keep: bool) -> None:
