@@ -130,7 +130,9 @@ class RunFiles:
         Raises:
           LearnerError: the run directory was removed.
         """
-        self.flush()
+        # An error may be that metric logs cannot be written. A line of the journal often fits into its last block.
+        with contextlib.suppress(LearnerError, OSError) if event == "error" else contextlib.nullcontext():
+            self.flush()
         self._refuse_loss()
         if self._journal is None:
             self._journal = self._open_journal()

@@ -13,7 +13,9 @@ import pytest
 
 from learner.errors import LearnerError
 from learner.loggers import RunFiles, file_name
+from learner.runs.appended import AppendedFile
 from learner.runs.file_names import refuse_same_files
+from learner.runs.journal import read_journal
 from tests.support.codes import raises_code
 
 HOSTILE = [
@@ -316,6 +318,24 @@ def test_a_log_that_is_opened_again_is_as_it_was_left(files, tmp_path, change, c
         files.flush()
     path.unlink(missing_ok=True)
     path.write_text("1.0,8\n")  # so that closing finds it as it was
+
+
+def test_the_journal_names_the_error_of_a_disk_that_is_full_for_metric_logs(clock, tmp_path, monkeypatch):
+    """The last block of the journal has room where no other file gets a block."""
+    files, written = RunFiles(tmp_path, clock), AppendedFile.write
+
+    def write(file):
+        if file.path.endswith(".log"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(file)
+
+    files.journal("start")
+    monkeypatch.setattr(AppendedFile, "write", write)
+    files.steps("train", 1, {"Loss": np.float32([0.5])}, np.float32([32]))
+    with raises_code("run-disk-full"):
+        files.journal("epoch", epoch=1, step=1, values={})
+    files.journal("error", epoch=1, step=1, error="the disk is full")
+    assert [entry["event"] for _, entry in read_journal(tmp_path)] == ["start", "error"]
 
 
 def test_a_full_disk_is_tried_again_when_there_is_room(clock, tmp_path, monkeypatch):
