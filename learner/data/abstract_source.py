@@ -140,6 +140,13 @@ class Source(abc.ABC):
         return None
 
     @property
+    def arrays(self) -> PyTree | None:
+        """Return the arrays in the memory of this process that its batches are rows of; None for streams. Each access
+        gathers the arrays of views.
+        """
+        return None
+
+    @property
     def has_rows(self) -> bool:
         """Return True if `rows` is not None."""
         return False

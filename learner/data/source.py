@@ -76,8 +76,7 @@ class LoaderSource(Source):
     @property
     def has_rows(self) -> bool:
         """See `Source`."""
-        shared = self.share is not None and self.share.count > 1
-        return not shared and self._loader.nbytes is not None and self._loader.nbytes <= RESIDENT_BYTES
+        return self.shares == 1 and self._is_small
 
     @property
     def rows(self) -> tuple[PyTree, Callable[..., np.ndarray], int] | None:
@@ -87,6 +86,15 @@ class LoaderSource(Source):
         size = self._loader.batch_size
         most = None if self._most is None else self._most * size
         return self._loader.arrays, lambda epoch, seed=None: self._loader.order(epoch, seed)[:most], size
+
+    @property
+    def arrays(self) -> PyTree | None:
+        """See `Source`."""
+        return self._loader.arrays if self._is_small else None
+
+    @property
+    def _is_small(self) -> bool:
+        return self._loader.nbytes is not None and self._loader.nbytes <= RESIDENT_BYTES
 
 
 def source_of(

@@ -114,17 +114,22 @@ class Feeder:
         return None if self._rows is None else self._rows.data
 
     def bad_rows(self) -> str | None:
-        """Return the fields of data in memory that are not finite, with their rows, for messages; None for streams."""
-        rows = self._source.rows
-        if rows is None:
+        """Return the fields of data in memory that are not finite, with their rows, for messages; None for streams, and
+        where other processes have data of their own that this one does not see.
+        """
+        arrays = self._source.arrays
+        if arrays is None:
             return None
-        found = nonfinite_rows(rows[0])
-        return " and ".join(f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items())
+        found = nonfinite_rows(arrays)
+        text = " and ".join(f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items())
+        if not self._source.own or self._source.shares == 1:
+            return text
+        return f"{text} of process {jax.process_index()}" if found else None
 
     def integers(self) -> str:
         """Return the ranges of the integers of data in memory, for messages; empty for streams."""
-        rows = self._source.rows
-        ranges = {} if rows is None else integer_ranges(rows[0])
+        arrays = self._source.arrays
+        ranges = {} if arrays is None else integer_ranges(arrays)
         return join_names([f"{name} is from {low} to {high}" for name, (low, high) in ranges.items()], 8)
 
     def example(self) -> Feed:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from learner.data import DataLoaderBuilder
+from learner.data import DataLoaderBuilder, PerProcess
 from learner.data import source as source_module
 from learner.data.batch_arrays import batch_arrays
+from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
 from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer
@@ -815,3 +816,20 @@ def test_a_limit_is_no_claim():
     source.limit(10)
     first = batch_arrays(source.peek(1), "valid")
     assert taken(Feeder(source, Host(), plan_of(), first, pytest.fail))
+
+
+def test_rows_that_are_not_finite_are_found_in_each_process():
+    """Data that is the same in all has rows of the same numbers; of others' own data, a process knows nothing."""
+    half = ProcessShard(0, 2, 2)
+    good, bad = np.ones((8, 1), np.float32), np.float32([[1], [np.inf], [1], [np.nan], [1], [1], [1], [1]])
+
+    def found(data, share=half):
+        source = source_of(data, "train", batch_size=4, share=share)
+        first = batch_arrays(source.peek(1), "train")
+        return Feeder(source, Host(), plan_of(), first, pytest.fail).bad_rows()
+
+    assert found({"x": bad}) == found({"x": bad}, None) == "x (row 1, 3)"
+    assert found({"x": good}) == ""
+    assert found(PerProcess({"x": bad})) == "x (row 1, 3) of process 0"
+    assert found(PerProcess({"x": good})) is None
+    assert found([{"x": bad}]) is None
