@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError, near_path
 from learner.training.signals import TERMINATED
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -59,7 +59,7 @@ def import_path(path: str, key: str) -> Any:
             found = _module(".".join(parts[: depth + 1]), key, path)
         if found is None:
             raise LearnerError(
-                f"{key} is {path!r}, but {'.'.join(parts[:depth])} has no {part!r}: {near(part, _names(value))}"
+                f"{key} is {path!r}, but {'.'.join(parts[:depth])} has no {part!r}: {near_path(part, _names(value))}"
                 f"{_shadowed(parts[0])}",
                 code="config-name-missing",
                 key=key,

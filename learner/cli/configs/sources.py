@@ -23,6 +23,7 @@ What `learner.data` has needs no import path.
 
 import dataclasses
 import glob
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -188,7 +189,9 @@ def _data(value: Any, key: str) -> Recipe:
     try:
         found = recipe(value, key, names())
     except LearnerError as error:
-        if error.code in ("config-module-missing", "config-path-malformed") and reader_of(str(value)):
+        no_name = error.code in ("config-module-missing", "config-path-malformed")
+        # A file test.npz may be there beside a module of Python's, `test`, which has no `npz`.
+        if (no_name or os.path.exists(str(value))) and reader_of(str(value)):
             refuse_path(str(value), key)
         raise
     if is_config(found.target) or is_config(type(found.target)):

@@ -55,6 +55,16 @@ def test_a_generator_function_is_read_anew_in_each_epoch(importable):
     assert made.config() == {"class_path": "stream", "init_args": {"items": given, "size": None}}
 
 
+def test_a_file_that_is_called_as_a_module(importable):
+    """Python's own package `test`, which has hundreds of names."""
+    with raises_code("config-name-missing", "and others") as raised:
+        source({"dataset": "test.npz", "batch_size": 4}, "train", 0)
+    assert len(str(raised.value)) < 300
+    (importable / "test.npz").write_bytes(b"")
+    with raises_code("data-path-unread", "class_path: numpy_arrays"):
+        source({"dataset": "test.npz", "batch_size": 4}, "train", 0)
+
+
 @pytest.mark.parametrize(("path", "reader"), [("nope.npz", "numpy_arrays"), ("data/nope.csv.gz", "csv")])
 def test_a_file_in_place_of_data(importable, path, reader):
     """A missing one is named, not a module; for one that is there, what reads it."""
