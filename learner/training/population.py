@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -357,14 +357,14 @@ def option_problems(
     """Return the options and arguments of `build` that do not go together with the population."""
     population = options.population
     assert population is not None
-    problems: list[str] = []
-
-    def refuse(what: str, instead: str) -> None:
-        problems.append(Problem(f"a population {what}: {instead}", code="population-unsupported", what=what))
-
-    devices = options.devices
-    if population.data_order == "own" and devices is not None and (devices.member_shares > 1 or not devices.resident):
-        refuse("on several devices has data_order='shared' only", "leave data_order or devices out")
+    problems: list[str] = [
+        Problem(f"a population {what}: {instead}", code="population-unsupported", what=what)
+        for what, instead in (
+            *_unsupported_devices(options, population),
+            *_unsupported_rates(options, population, lr, update),
+            *_unsupported_options(options),
+        )
+    ]
     if len({member.seed for member in population.members}) > 1 and not (adapter.seeded and adapter.fresh):
         problems.append(
             Problem(
@@ -374,56 +374,72 @@ def option_problems(
                 code="population-model-not-a-function",
             )
         )
-    if options.on_epoch_end or options.every:
-        refuse("has no hooks (on_epoch_end, every)", "read the history of each member in the result")
-    for logger in options.loggers:
-        if logger.place is not None:
-            refuse(
-                f"shares no place that {name_of(logger)} writes to",
-                "leave its path or the logger out; each member writes into its own directory",
-            )
-        elif reason := _not_copyable(logger):
-            refuse(f"copies its loggers for each member, and {name_of(logger)} cannot be copied ({reason})", COPY)
-    if isinstance(lr, ReduceOnPlateau) and options.exploit is not None:
-        refuse("with exploit has no ReduceOnPlateau", "both set the rate of a member; leave one of them out")
-    elif isinstance(lr, ReduceOnPlateau) and min(s.lr_scale for s in population.starts(lr.lr)) < lr.settings["min_lr"]:
-        refuse("has rates below min_lr of its ReduceOnPlateau", "which would raise them; lower it")
-    if options.restore_best:
-        refuse("has no restore_best", "the best epoch differs between members; leave it out")
-    if options.learner_class is not None:
-        refuse("has no learner_class", "leave it out")
-    if options.config_text is not None:
-        refuse("cannot be trained from a config", "build it in Python")
-    if options.profile is not None:
-        refuse("cannot be profiled", "profile a run of one member")
-    if update is not None and any(member.hyperparameters for member in population.members):
-        refuse("with update= has no keywords of the optimizer", "seed and lr may differ")
-    if options.checkpoints is not None and options.checkpoints.record is not None:
-        refuse("writes no records beside its checkpoints", "save_model(result[i].model, path) does")
-    if devices is not None and devices.splits:
-        refuse("has no rules of Sharded", "leave them out; the axis member of the mesh spreads the members")
-    elif distributed_state().num_processes > 1:
-        refuse("trains in one process", "start one process")
+    return problems
+
+
+def _unsupported_devices(options: Options, population: Population) -> Iterator[tuple[str, str]]:
+    """Yield what a population does not do on the devices of the run, and what to do instead."""
+    devices = options.devices
     shares = 1 if devices is None else devices.member_shares
+    if population.data_order == "own" and devices is not None and (shares > 1 or not devices.resident):
+        yield "on several devices has data_order='shared' only", "leave data_order or devices out"
+    if devices is not None and devices.splits:
+        yield "has no rules of Sharded", "leave them out; the axis member of the mesh spreads the members"
+    elif distributed_state().num_processes > 1:
+        yield "trains in one process", "start one process"
     if len(population) % shares:
         counts = [n for n in range(1, shares) if len(population) % n == 0]
         mapped = devices is not None and devices.members_are_mapped
         over, choose = ("devices", "devices(n)") if mapped else ("groups of devices", "an axis member of the mesh")
-        refuse(f"of {len(population)} does not divide over {shares} {over}", f"choose {choose} of {counts}")
+        yield f"of {len(population)} does not divide over {shares} {over}", f"choose {choose} of {counts}"
     elif population.waves > len(population) // shares:
         on = f" on {shares} devices" if shares > 1 else ""
-        refuse(
-            f"of {len(population)}{on} does not divide into {population.waves} waves",
-            f"choose at most {len(population) // shares}",
-        )
+        most = len(population) // shares
+        yield f"of {len(population)}{on} does not divide into {population.waves} waves", f"choose at most {most}"
+
+
+def _unsupported_rates(
+    options: Options, population: Population, lr: Any, update: Callable[..., Any] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield what a population does not do with its learning rates and keywords of the optimizer."""
+    if isinstance(lr, ReduceOnPlateau) and options.exploit is not None:
+        yield "with exploit has no ReduceOnPlateau", "both set the rate of a member; leave one of them out"
+    elif isinstance(lr, ReduceOnPlateau):
+        if min(start.lr_scale for start in population.starts(lr.lr)) < float(lr.settings["min_lr"]):
+            yield "has rates below min_lr of its ReduceOnPlateau", "which would raise them; lower it"
+    if update is not None and any(member.hyperparameters for member in population.members):
+        yield "with update= has no keywords of the optimizer", "seed and lr may differ"
     if population.waves and (options.halving is not None or options.exploit is not None):
-        refuse(
+        yield (
             "in waves has no halving and no exploit",
             "they compare members that train at the same time; leave waves out",
         )
+
+
+def _unsupported_options(options: Options) -> Iterator[tuple[str, str]]:
+    """Yield what a population does not do with the other options."""
+    if options.on_epoch_end or options.every:
+        yield "has no hooks (on_epoch_end, every)", "read the history of each member in the result"
+    for logger in options.loggers:
+        if logger.place is not None:
+            yield (
+                f"shares no place that {name_of(logger)} writes to",
+                "leave its path or the logger out; each member writes into its own directory",
+            )
+        elif reason := _not_copyable(logger):
+            yield f"copies its loggers for each member, and {name_of(logger)} cannot be copied ({reason})", COPY
+    if options.restore_best:
+        yield "has no restore_best", "the best epoch differs between members; leave it out"
+    if options.learner_class is not None:
+        yield "has no learner_class", "leave it out"
+    if options.config_text is not None:
+        yield "cannot be trained from a config", "build it in Python"
+    if options.profile is not None:
+        yield "cannot be profiled", "profile a run of one member"
+    if options.checkpoints is not None and options.checkpoints.record is not None:
+        yield "writes no records beside its checkpoints", "save_model(result[i].model, path) does"
     if str(jax.config.values["jax_default_prng_impl"]) != "threefry2x32":
-        refuse(
+        yield (
             "needs the random keys of threefry2x32, whose numbers do not depend on the other members",
             "set jax_default_prng_impl to it",
         )
-    return problems
