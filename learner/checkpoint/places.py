@@ -209,7 +209,8 @@ class DiskPlace(Place):
 
     def target(self, step: int) -> Path:
         """See `Place`."""
-        return self.root / f"{step}.partial"
+        root = self.root.resolve() if ".." in self.root.parts else self.root  # TensorStore writes to no path with ".."
+        return root / f"{step}.partial"
 
     def begin(self, step: int, is_known: bool, arrays: Mapping[str, Any]) -> None:
         """See `Place`."""

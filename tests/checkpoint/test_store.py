@@ -75,6 +75,20 @@ def test_every_bit_comes_back(tmp_path, opened):
     assert reader.metrics(6) is None
 
 
+@pytest.mark.parametrize("parent", ["here", "link"])
+def test_a_path_with_dots(tmp_path, opened, parent):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    directory = tmp_path / parent / ".." / "c"
+    store = opened(directory, ALL)
+    save(store, 3)
+    assert store.path(3) == directory / "3"  # as it was given
+    written = tmp_path / ("far" if parent == "link" else "") / "c"  # as the system reads the path
+    assert steps_in(written) == [3]
+    assert bits(opened(written).restore(3, SMALL)) == bits(SMALL)
+
+
 def test_restored_arrays_are_placed_as_requested(tmp_path, opened):
     opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
     device = jax.devices()[3]
