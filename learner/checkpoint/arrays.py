@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 
+from learner.checkpoint.manifest import ITEMS
 from learner.checkpoint.pytree import write_pytree
 from learner.checkpoint.quiet import quiet_orbax
 from learner.util.disk import FULL, is_full
 
 STATE = "state"
-ITEMS = ("model", "optim", "scheduler", "in_flight")
 UNFINISHED = ".orbax-checkpoint-tmp"
 WAIT_FOR_ORBAX = 30.0  # seconds, for the threads of a save that failed
 

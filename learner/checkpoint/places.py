@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from learner.checkpoint.arrays import ITEMS, STATE, UNFINISHED
+from learner.checkpoint.arrays import STATE, UNFINISHED
 from learner.checkpoint.manifest import (
+    ITEMS,
     MARK,
     NAME,
     NUMBERED,

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoint.manifest import DamagedError, refuse_damage
+from learner.checkpoint.stored_files import is_local
 from learner.cli.configs.importing import import_order
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError
@@ -52,7 +54,7 @@ def summary(words: Sequence[str]) -> int:
     if line.json:
         print(json.dumps(encode(_everything(RunReader(directory))), indent=2, allow_nan=False))
         return 0
-    ended = read_summary(directory)
+    ended = _ended(directory)
     if ended is not None:
         try:
             print_summary({**ended, "seconds": _time_parts(directory)}, directory=directory)
@@ -69,6 +71,32 @@ def summary(words: Sequence[str]) -> int:
         return 0
     write_lines(summary_lines({"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": []}))
     return 0
+
+
+def _ended(directory: Path) -> dict[str, Any] | None:
+    """Return the content of `summary.json`, with a mark at each checkpoint that is missing or damaged."""
+    summary = read_summary(directory)
+    if summary is not None and isinstance(summary.get("checkpoints"), list):
+        summary["checkpoints"] = [_marked(entry, directory) for entry in summary["checkpoints"]]
+    return summary
+
+
+def _marked(entry: Any, directory: Path) -> Any:
+    """Return the entry of a checkpoint, marked if its files are missing or have other sizes than were written. Their
+    bytes, which may be gigabytes, are not read.
+    """
+    path = entry.get("path") if isinstance(entry, dict) else None
+    if not isinstance(path, str) or not is_local(path):
+        return entry
+    try:
+        if not (directory / path).is_dir():
+            return {**entry, "missing": True}
+        refuse_damage(directory / path, contents=False)
+    except DamagedError:
+        return {**entry, "damaged": True}
+    except OSError:  # what another user may not read proves nothing
+        return entry
+    return entry
 
 
 def _time_parts(directory: Path) -> dict[str, float]:
@@ -117,7 +145,7 @@ def _everything(run: RunReader) -> dict[str, Any]:
     """Return the status, metrics and config of a run, which may still be training."""
     status = {"status": run.status.word, "why": run.status.why}
     length = {"epochs": run.epochs, "steps": run.step, "seconds": round(run.seconds, 3), "spent": run.time_parts}
-    ended = read_summary(run.directory) or {}
+    ended = _ended(run.directory) or {}
     return {
         **status,
         **length,

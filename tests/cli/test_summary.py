@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +62,35 @@ def test_beside_a_run_that_is_there(learner, trained):
     assert learner("summary", trained)[0] == 0
     assert learner("summary", "run/config.yaml")[0] == 0
     assert tree_of("run") == before
+
+
+@pytest.mark.parametrize(
+    ("harm", "mark"),
+    [
+        (lambda path: None, None),
+        (lambda path: os.truncate(path / "progress" / "metadata", 1), "damaged"),
+        (lambda path: (path / "state" / "_METADATA").unlink(), "damaged"),
+        (lambda path: (path / "manifest.json").write_text("{"), "damaged"),
+        (shutil.rmtree, "missing"),
+    ],
+)
+def test_checkpoints_are_marked(learner, trained, harm, mark):
+    harm(max(Path("run/checkpoint").glob("[0-9]*"), key=lambda path: int(path.name)))
+    code, out, _ = learner("summary", "run")
+    (line,) = (line for line in out.splitlines() if line.startswith("checkpoints: "))
+    assert code == 0
+    assert [word for word in ("missing", "damaged") if word in line] == [mark] * (mark is not None)
+    *others, newest = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
+    assert {word for word in ("missing", "damaged") if newest.get(word)} == {mark} - {None}
+    assert not any("missing" in entry or "damaged" in entry for entry in others)
+
+
+@pytest.mark.parametrize("entry", [None, 3, {}, {"path": 3}, {"path": "\0"}, {"path": "gs://bucket/run/checkpoint/3"}])
+def test_an_entry_that_names_no_checkpoint(learner, trained, entry):
+    path = Path("run/summary.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "checkpoints": [entry]}))
+    (found,) = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
+    assert found == ({**entry, "missing": True} if entry == {"path": "\0"} else entry)
 
 
 @pytest.mark.parametrize(
