@@ -153,6 +153,12 @@ def test_options_may_come_before_the_config_and_without_one(learner, config, lin
     assert yaml.safe_load(learner("fit", *words, "--print_config")[1]) == yaml.safe_load(out) | {"seed": 0}
 
 
+def test_print_config_checks_the_options_of_the_data(learner, config):
+    code, out, err = learner("fit", config, "--train.batch_size=0", "--valid.batch_size=-3", "--print_config")
+    assert (code, out) == (2, "")
+    assert all(key in err for key in ("train.batch_size", "valid.batch_size"))
+
+
 def test_print_config_is_complete_and_can_be_fed_back(learner, config, workplace):
     code, out, err = learner("fit", config, "--optimizer.momentum=0.5", "--overwrite=true", "--print_config")
     assert (code, err) == (0, "")
