@@ -96,7 +96,7 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
         if isinstance(value, Mapping) and len(parameters) > 1 and "class_path" not in value:
             return _lists(name, method, [each.name for each in parameters[1:]], value, key)
         items = value if several else [] if value is None else [value]
-        read = predicate if name in PREDICATES else lambda v, place: _object(v, place, names)
+        read = predicate if name in PREDICATES else lambda v, place: _object(v, place, names, alone=True)
         given = _objects(items, lambda i, v: read(v, f"{key}.{i}"))
         return Option(name, (Recipe(name, method, positional=given),), mapped(given, Recipe.config))
     if several and (names is not None or not REPEATED.isdisjoint(p.name for p in parameters)):
@@ -201,7 +201,8 @@ def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] 
     return str in typing.get_args(parameter.annotation)
 
 
-def _object(value: Any, key: str, names: Mapping[str, str] | None) -> Any:
-    if isinstance(value, str) and names is not None:
+def _object(value: Any, key: str, names: Mapping[str, str] | None, alone: bool = False) -> Any:
+    """Return `value` with its objects as recipes. `alone`: it is nothing but an object, if there are names for it."""
+    if names is not None and (alone or isinstance(value, str)):
         return recipe(value, key, names)
     return nested(value, key, names)
