@@ -142,9 +142,11 @@ def source(value: Any, key: str, seed: int) -> DataSource:
     """
     from learner.data.loader import DataLoaderBuilder
 
+    known = methods(DataLoaderBuilder)
     if not isinstance(value, Mapping) or "class_path" in value:
+        _refuse_loader_options(value, key, [*PARTS, *known])
         return DataSource(key, _data(value, key), is_bare=True)
-    known, problems, found = methods(DataLoaderBuilder), Problems(order=value), dict[str, Recipe]()
+    problems, found = Problems(order=value), dict[str, Recipe]()
     for name in value:
         with problems.collect(key=name):
             if name not in known and name not in PARTS:
@@ -178,6 +180,22 @@ def source(value: Any, key: str, seed: int) -> DataSource:
             _refuse_missing_file(found["dataset"], f"{key}.dataset")
     problems.raise_all()
     return DataSource(key, found["dataset"], found.get("batcher"), tuple(options), tuple(views))
+
+
+def _refuse_loader_options(value: Any, key: str, known: list[str]) -> None:
+    """Raise `LearnerError` for options of a loader in the mapping of the dataset itself."""
+    problems = Problems()
+    for name in value if isinstance(value, Mapping) else ():
+        with problems.collect():
+            if name in known:
+                raise LearnerError(
+                    f"{key} has {name!r} beside class_path: an argument belongs under init_args, and an option of the "
+                    f"loader beside the dataset, as in {key}: {{dataset: {{class_path: ...}}, {name}: ...}}",
+                    code="config-argument-beside-class-path",
+                    key=key,
+                    name=name,
+                )
+    problems.raise_all()
 
 
 def names() -> dict[str, str]:

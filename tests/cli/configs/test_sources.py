@@ -255,6 +255,11 @@ def test_what_is_no_source(importable):
             ["train.shuffle", "'yes'"],
         ),
         (3, "config-recipe-type", ["is 3"]),
+        (
+            {"class_path": "digits", "batch_size": 4, "views": []},
+            "config-argument-beside-class-path",
+            ["'batch_size'", "'views'", "train: {dataset: {class_path: ...}, batch_size: ...}"],
+        ),
         ({"dataset": "digts", "batch_size": 4}, "config-name-unknown", ["train.dataset", "'digts'", "'digits'"]),
         ({"dataset": DATASET, "batcher": "pad"}, "config-name-unknown", ["train.batcher", "'pad'", "'Pad'"]),
         (
