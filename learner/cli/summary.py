@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.manifest import DamagedError, refuse_damage
+from learner.checkpoint.manifest import DamagedError, read_manifest, refuse_damage
 from learner.checkpoint.stored_files import is_local
 from learner.cli.configs.importing import import_order
 from learner.cli.parsing import Parser
@@ -69,7 +69,8 @@ def summary(words: Sequence[str]) -> int:
     if not run.history:
         print("no epoch has ended yet")
         return 0
-    write_lines(summary_lines({"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": []}))
+    entries = _saved(directory)
+    write_lines(summary_lines({"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": entries}))
     return 0
 
 
@@ -79,6 +80,17 @@ def _ended(directory: Path) -> dict[str, Any] | None:
     if summary is not None and isinstance(summary.get("checkpoints"), list):
         summary["checkpoints"] = [_marked(entry, directory) for entry in summary["checkpoints"]]
     return summary
+
+
+def _saved(directory: Path) -> list[dict[str, Any]]:
+    """Return the checkpoints in the directory of a run that has not ended, oldest first, as `summary.json` has them."""
+    entries: list[dict[str, Any]] = []
+    for path in (directory / "checkpoint").glob("[0-9]*"):
+        if path.name.isdecimal():  # the others are being written
+            with contextlib.suppress(DamagedError):
+                epoch = read_manifest(path).get("ends_epoch")
+                entries.append({"epoch": epoch, "step": int(path.name), "path": f"checkpoint/{path.name}"})
+    return [_marked(entry, directory) for entry in sorted(entries, key=lambda entry: entry["step"])]
 
 
 def _marked(entry: Any, directory: Path) -> Any:
@@ -145,11 +157,11 @@ def _everything(run: RunReader) -> dict[str, Any]:
     """Return the status, metrics and config of a run, which may still be training."""
     status = {"status": run.status.word, "why": run.status.why}
     length = {"epochs": run.epochs, "steps": run.step, "seconds": round(run.seconds, 3), "spent": run.time_parts}
-    ended = _ended(run.directory) or {}
+    ended = _ended(run.directory)
     return {
         **status,
         **length,
         "metrics": _metrics(run),
-        "checkpoints": ended.get("checkpoints", []),
+        "checkpoints": _saved(run.directory) if ended is None else ended.get("checkpoints", []),
         "config": run.config,
     }

@@ -85,6 +85,18 @@ def test_checkpoints_are_marked(learner, trained, harm, mark):
     assert not any("missing" in entry or "damaged" in entry for entry in others)
 
 
+def test_checkpoints_of_a_run_that_was_killed(learner, trained):
+    saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
+    assert saved
+    Path("run/summary.json").unlink()
+    Path("run/checkpoint/90.partial").mkdir()
+    Path("run/checkpoint/100").mkdir()  # of others: no manifest
+    expected = [{key: entry[key] for key in ("epoch", "step", "path")} for entry in saved]
+    assert json.loads(learner("summary", "run", "--json")[1])["checkpoints"] == expected
+    (line,) = (line for line in learner("summary", "run")[1].splitlines() if line.startswith("checkpoints: "))
+    assert all(entry["path"] in line for entry in expected)
+
+
 @pytest.mark.parametrize("entry", [None, 3, {}, {"path": 3}, {"path": "\0"}, {"path": "gs://bucket/run/checkpoint/3"}])
 def test_an_entry_that_names_no_checkpoint(learner, trained, entry):
     path = Path("run/summary.json")
