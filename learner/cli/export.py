@@ -1,6 +1,7 @@
 """`learner export`: the model of a run's checkpoint, or its numbers, in a file."""
 
 import dataclasses
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -156,7 +157,8 @@ def _numbers(line: Namespace) -> int:
     if kind == TENSORBOARD:
         records = write_events(output, run)
         written_bytes = sum(path.stat().st_size for path in output.glob("*.exported"))
-        print(printable(f"{output}: {size(written_bytes)}, {count(records, 'record')}: tensorboard --logdir {output}"))
+        command = f"tensorboard --logdir {shlex.quote(str(output))}"
+        print(printable(f"{output}: {size(written_bytes)}, {count(records, 'record')}: {command}"))
         return 0
     written = write_table(output, run, kind)
     print(printable(f"{output}: {size(output.stat().st_size)}, {count(written, 'row')}"))

@@ -1,5 +1,6 @@
 """`learner fetch`: a run whose copy `RunMirror` keeps in an object store, on this machine."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,5 +39,6 @@ def fetch(words: Sequence[str]) -> int:
     with bar:
         task = bar.add_task(remote.url)
         remote.download(directory, lambda copied, total: bar.update(task, completed=copied, total=total))
-    print(f"{directory}\nnext:\n  learner summary {directory}\n  learner resume {directory}")
+    quoted = shlex.quote(str(directory))
+    print(f"{directory}\nnext:\n  learner summary {quoted}\n  learner resume {quoted}")
     return 0

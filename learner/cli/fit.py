@@ -1,5 +1,6 @@
 """`learner fit` and `learner resume`."""
 
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -130,7 +131,8 @@ def _train(config: RunConfig) -> int:
 
 
 def _interrupted(directory: str, code: int = 130) -> int:
-    going_on = f"; resume with: learner resume {directory}" if Path(directory, "config.yaml").is_file() else ""
+    has_config = Path(directory, "config.yaml").is_file()
+    going_on = f"; resume with: learner resume {shlex.quote(directory)}" if has_config else ""
     end_stages()
     print(f"learner: interrupted{going_on}", file=sys.stderr)
     return code

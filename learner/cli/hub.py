@@ -1,5 +1,6 @@
 """`learner push` and `learner pull`: the model of a run on the Hugging Face Hub."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,8 @@ def pull(words: Sequence[str]) -> int:
     path = hub.pull_model(line.repository, directory, revision=line.revision)
     print(path)
     if (path / hub.CONFIG).exists():
-        print(f"next:\n  learner evaluate {path} --trust   # runs the code that {path / hub.CONFIG} names")
+        command = f"learner evaluate {shlex.quote(str(path))} --trust"
+        print(f"next:\n  {command}   # runs the code that {path / hub.CONFIG} names")
     return 0
 
 

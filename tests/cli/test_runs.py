@@ -123,7 +123,7 @@ def test_numbers_for_tensorboard(two, learner):
     assert out.startswith("runs/a/numbers.tensorboard: ")
     assert out.endswith("records: tensorboard --logdir runs/a/numbers.tensorboard\n")
     assert scalars("runs/a/numbers.tensorboard")["valid/epoch/Loss"][0] == (2, pytest.approx(0.8))
-    assert learner("export", "runs/a", "--format=tensorboard", "-o", "out")[0] == 0
+    assert learner("export", "runs/a", "--format=tensorboard", "-o", "of a")[1].endswith("--logdir 'of a'\n")
     code, _, err = learner("export", "runs/a", "--format=tensorboard", "-o", "no/where")
     assert code == 2
     assert "it needs a name in a directory that exists" in err
