@@ -22,7 +22,8 @@ class ArrayDataset(Dataset):
         columns. Memory-mapped arrays stay on the disk. None is copied: do not change them while they are trained on.
 
     Raises:
-      LearnerError: a path, no arrays, no rows, a scalar among the arrays, masked values, or different lengths.
+      LearnerError: a path, a lazy frame, no arrays, no rows, a scalar among the arrays, masked values, or different
+        lengths.
 
     >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
     >>> data
@@ -34,6 +35,11 @@ class ArrayDataset(Dataset):
     def __init__(self, arrays: Any) -> None:
         if isinstance(arrays, str | os.PathLike):
             refuse_path(arrays, "ArrayDataset")
+        if _is_lazy_frame(arrays):
+            raise LearnerError(
+                f"a {type(arrays).__name__} has no rows before it is collected: give frame.collect()",
+                code="data-frame-lazy",
+            )
         if is_data_frame(arrays):
             arrays = {str(name): np.asarray(arrays[name]) for name in _column_names(arrays)}
         refuse_keys(arrays)
@@ -224,9 +230,18 @@ def adapt_arrays(data: Any) -> Any:
 
 
 def is_data_frame(data: Any) -> bool:
-    """Return True for a data frame of pandas or polars, or a table of PyArrow, none of which is imported."""
+    """Return True for a data frame of pandas or polars, or a table of PyArrow, none of which is imported. A lazy one
+    counts, too, which `ArrayDataset` refuses.
+    """
+    if _is_lazy_frame(data):
+        return True
     frame = hasattr(data, "to_numpy") and hasattr(data, "columns")
     return hasattr(data, "__getitem__") and (frame or (hasattr(data, "column_names") and hasattr(data, "to_pydict")))
+
+
+def _is_lazy_frame(data: Any) -> bool:
+    """Return True for a lazy frame of polars."""
+    return hasattr(data, "collect") and hasattr(data, "collect_schema")
 
 
 def _column_names(frame: Any) -> Iterable[Any]:

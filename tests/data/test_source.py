@@ -611,6 +611,29 @@ def test_a_data_frame_is_a_dict_of_its_columns(tmp_path, library, make):
     np.testing.assert_allclose(learner.fit(frame).model["w"], 7 / 3, rtol=1e-6)
 
 
+class LazyFrame:
+    """A lazy frame of polars, as far as it can be told from a data frame."""
+
+    columns = ("x",)
+
+    def __getitem__(self, name):
+        raise TypeError("'LazyFrame' object is not subscriptable")
+
+    def collect(self):
+        return {"x": [1.0]}
+
+    def collect_schema(self):
+        return {"x": float}
+
+
+def test_a_lazy_frame_is_refused(tmp_path):
+    learner = LearnerBuilder(tmp_path).renderer(None).with_batch_size(1)
+    learner = learner.build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
+    for use in (ArrayDataset, DataLoaderBuilder().batch_size(1).build, learner.fit):
+        with raises_code("data-frame-lazy", "LazyFrame", "collect()"):
+            use(LazyFrame())
+
+
 def test_a_column_has_its_rows_in_their_order():
     column = pytest.importorskip("pandas").Series([1.0, 2.0, 3.0], index=[2, 1, 7])
     batches = DataLoaderBuilder().batch_size(2).build(column)
