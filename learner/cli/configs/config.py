@@ -76,6 +76,7 @@ class RunConfig:
         self.sources: dict[str, DataSource | dict[str, DataSource]] = {}
         self._options: list[Option] = []
         self._check_keys(beside, needed)
+        self._check_values()
         seed = self._content["seed"]
         self._seed: int = seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
         self._read_parts()
@@ -96,6 +97,13 @@ class RunConfig:
                         code="config-key-missing",
                         key=key,
                     )
+
+    def _check_values(self) -> None:
+        with self._problems.collect(key="directory"):
+            if isinstance(self._content.get("directory"), bool | list | Mapping):
+                raise LearnerError(
+                    f"directory is {self._content['directory']!r}: it needs a path", code="config-directory-type"
+                )
         with self._problems.collect(key="overwrite"):
             if not isinstance(self._content.get("overwrite", False), bool):
                 raise LearnerError(

@@ -185,6 +185,13 @@ def test_patterns_and_directories_are_no_missing_files(importable, line_config):
             RunConfig(line_config | {"train": train, "num_epochs": "many"}).learner()
 
 
+def test_values_that_are_no_directory(importable, line_config):
+    for directory in (["a"], {"a": 1}, True):
+        with named_case(directory), raises_code("config-directory-type", repr(directory)):
+            RunConfig(line_config | {"directory": directory}).text()
+    assert RunConfig(line_config | {"directory": 2024}).directory == "2024"
+
+
 def test_values_that_are_no_rates(importable, line_config):
     for lr, code in (
         ("fast", "config-name-unknown"),
