@@ -36,7 +36,7 @@ from learner.checkpoint.manifest import (
 from learner.checkpoint.records import is_record
 from learner.checkpoint.stored_files import NoAnswerError, is_local
 from learner.errors import LearnerError
-from learner.util.disk import make_directory, to_disk
+from learner.util.disk import make_directory, problem_with_name, to_disk
 from learner.util.retries import Retries
 from learner.util.urls import one_line
 
@@ -169,6 +169,10 @@ class DiskPlace(Place):
 
     def prepare(self) -> None:
         """See `Place`."""
+        if problem := problem_with_name(self.root):
+            raise LearnerError(
+                f"the directory {os.fspath(self.root)!a} cannot be made: {problem}", code="checkpoint-directory-name"
+            )
         make_directory(self.root)
         # Before anything is removed: a complete checkpoint that lacks only its name must not be taken for a leftover.
         self.recover()

@@ -162,6 +162,8 @@ def problem_with_name(path: Path) -> str | None:
         return "it is not UTF-8"
     if b"\0" in b"".join(names):
         return "it contains a null character"
+    if b"\\" in b"".join(names):
+        return "it contains a backslash, which the library that writes checkpoints takes for a slash"
     if (longest := max(map(len, names), default=0)) > LONGEST_NAME:
         return f"a name in it has {longest} bytes, and {LONGEST_NAME} are the most"
     if (length := len(os.fspath(path).encode())) > LONGEST_PATH:

@@ -89,6 +89,12 @@ def test_a_path_with_dots(tmp_path, opened, parent):
     assert bits(opened(written).restore(3, SMALL)) == bits(SMALL)
 
 
+def test_a_path_with_a_backslash(tmp_path, opened):
+    with raises_code("checkpoint-directory-name", "backslash"):
+        opened(tmp_path / "runs\\c", ALL)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_restored_arrays_are_placed_as_requested(tmp_path, opened):
     opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
     device = jax.devices()[3]

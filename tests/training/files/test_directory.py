@@ -413,7 +413,13 @@ def test_a_save_is_not_made_where_something_of_others_has_its_name(tmp_path):
 
 # -- names, and working directories that change ------------------------------------------------------------------------
 
-NAMES = {"a" * 300: "has 300 bytes", "é" * 128: "has 256 bytes", "\udcff": "is not UTF-8", "a\0b": "null character"}
+NAMES = {
+    "a" * 300: "has 300 bytes",
+    "é" * 128: "has 256 bytes",
+    "\udcff": "is not UTF-8",
+    "a\0b": "null character",
+    "a\\b": "backslash",
+}
 
 
 @pytest.mark.parametrize("name", [*NAMES, "/".join(["d" * 200] * 25)])
