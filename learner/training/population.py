@@ -404,9 +404,8 @@ def _unsupported_rates(
     """Yield what a population does not do with its learning rates and keywords of the optimizer."""
     if isinstance(lr, ReduceOnPlateau) and options.exploit is not None:
         yield "with exploit has no ReduceOnPlateau", "both set the rate of a member; leave one of them out"
-    elif isinstance(lr, ReduceOnPlateau):
-        if min(start.lr_scale for start in population.starts(lr.lr)) < float(lr.settings["min_lr"]):
-            yield "has rates below min_lr of its ReduceOnPlateau", "which would raise them; lower it"
+    elif isinstance(lr, ReduceOnPlateau) and _least_rate(population, lr) < float(lr.settings["min_lr"]):
+        yield "has rates below min_lr of its ReduceOnPlateau", "which would raise them; lower it"
     if update is not None and any(member.hyperparameters for member in population.members):
         yield "with update= has no keywords of the optimizer", "seed and lr may differ"
     if population.waves and (options.halving is not None or options.exploit is not None):
@@ -414,6 +413,10 @@ def _unsupported_rates(
             "in waves has no halving and no exploit",
             "they compare members that train at the same time; leave waves out",
         )
+
+
+def _least_rate(population: Population, lr: ReduceOnPlateau) -> float:
+    return min(start.lr_scale for start in population.starts(lr.lr))
 
 
 def _unsupported_options(options: Options) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import textwrap
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -142,7 +141,9 @@ def cell_width(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def join_names(names: Sequence[str], most: int) -> str:
