@@ -2,7 +2,7 @@
 
 Each part is a benchmark of its own, run in a process of its own with one JSON file; this one has all of them, the
 devices, the machine and the versions. It is written after each part, so that what was measured is there if time runs
-out. On an accelerator: `python -m benchmarks.all --platform cuda --minutes 15`.
+out. On an accelerator: `python -m benchmarks.all --platform gpu --minutes 15`.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts_of(1), help="default: all")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no part after so many (default: 60)")
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"), help="default: benchmarks.json")
     args = parser.parse_args(argv)

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["10 MB", "500 MB"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     args = parser.parse_args(argv)
     print(f"{machine()}\n{args.rounds} rounds: median (least to greatest)", flush=True)

@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kind", nargs="+", choices=HAND, default=list(HAND))
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 8])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--only", choices=("speed", "host"), help="only one of the two parts")
     parser.add_argument("--quick", action="store_true", help="one epoch each: whether all runs, not how fast")
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, nargs="+", default=[10**3, 10**5], help="that listeners are told of")
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="only cases whose name begins so")
     parser.add_argument("--quick", action="store_true", help="two epochs each: whether all runs, not how fast")
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--epochs", type=int, help="instead of the run's own")
     parser.add_argument("--logger", help="a logger besides the files, such as JsonLines")
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--child", choices=RUNS, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child:

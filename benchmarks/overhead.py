@@ -85,7 +85,7 @@ def spawn(command: Sequence[str], platform_name: str | None, cache: str | None =
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }  # fmt: skip
     if platform_name is not None:
-        env["JAX_PLATFORMS"] = platform_name
+        env["JAX_PLATFORMS"] = {"gpu": "cuda"}.get(platform_name, platform_name)  # JAX would ask for ROCm, too
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # or Python compiles each module each time that it is imported
     process = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True)
     if process.returncode != 0:
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(GOALS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="only cases whose name begins so")
     parser.add_argument("--checkpoints", choices=("default", "off"), default="default", help="of learner")
     parser.add_argument("--quick", action="store_true", help="two epochs each: whether all runs, not how fast")

@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--members", default="1,4,16")
     parser.add_argument("--devices", type=int, default=1, help="that a population is spread over (default: 1)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

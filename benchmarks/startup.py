@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", action="store_true", help="each case also with a warm compilation cache")
     parser.add_argument("--metrics", nargs="+", type=int, default=[], help="instead of the cases: numbers of metrics")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--platform", help="cpu, cuda, ...; by default JAX chooses")
+    parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")
     parser.add_argument("--child", nargs=2, metavar=("WORKLOAD", "CASE"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child:
