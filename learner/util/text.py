@@ -125,25 +125,8 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of texts as aligned lines: the first column to the left, the others to the right."""
-    widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
-    padded = [[" " * (width - cell_width(x)) for x, width in zip(row, widths, strict=True)] for row in rows]
-    return [
-        "  ".join([row[0] + pads[0], *map(str.__add__, pads[1:], row[1:])]).rstrip()
-        for row, pads in zip(rows, padded, strict=True)
-    ]
-
-
-def cell_width(text: str) -> int:
-    """Return the number of columns that a text takes on a terminal.
-
-    >>> cell_width("run"), cell_width("漢字"), cell_width("e\u0301")
-    (3, 4, 1)
-    """
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def join_names(names: Sequence[str], most: int) -> str:
