@@ -164,3 +164,10 @@ def test_two_runs_with_one_directory_of_checkpoints(tmp_path):
     assert len(errors) == 2
     assert sorted(path.name for path in place.iterdir()) == sorted([str(STEPS), str(2 * STEPS)])
     learner("second").fit(batches())
+
+
+def test_a_run_that_saves_into_its_own_directory_by_another_name(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    builder = quiet(tmp_path / "run").with_file_checkpointer(directory=str(tmp_path / "link" / "run"))
+    build_line(builder.num_epochs(1)).fit(batches())
+    assert (tmp_path / "run" / str(STEPS)).is_dir()

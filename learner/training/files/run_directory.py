@@ -91,8 +91,9 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
 def _checkpoints_elsewhere(options: Options) -> Path | None:
     """Return the directory of the checkpoints if it is on a disk, and not in the run's."""
     place = options.checkpoint_place
-    is_own = options.checkpoints is None or options.checkpoints.directory is None or place == options.directory
-    return place if isinstance(place, Path) and not is_own else None
+    if options.checkpoints is None or options.checkpoints.directory is None or not isinstance(place, Path):
+        return None
+    return None if place.resolve() in [path.resolve() for path in _directories(options)] else place
 
 
 def prepare(options: Options, *, keep: bool) -> None:
