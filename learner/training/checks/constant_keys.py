@@ -40,6 +40,6 @@ def _draws(jaxpr: Any, given: Sequence[bool], rows: int) -> tuple[bool, list[boo
             inside, outputs = _draws(program, inputs, rows)
             found |= inside
         elif equation.primitive.name == "random_bits":
-            found |= not any(inputs) and equation.params["shape"][:1] == (rows,)
+            found |= not any(inputs) and equation.outvars[0].aval.shape[:1] == (rows,)
         varies.update(zip(equation.outvars, outputs, strict=True))
     return found, [of(x) for x in jaxpr.outvars]

@@ -173,14 +173,16 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
     names = _written(step, state, batch) if any(replaced) and not problems else []
-    assigned = list(dict.fromkeys(assigned))
+    found = list(problems)  # the further trace below appends them again
+    if has_constant_key:
+        has_constant_key = _draws_follow_rows(lambda *given: once(*given), losses, state, batch)
     return TracedTrainStep(
-        problems,
+        found,
         own_grads,
         program,
         names,
         is_constant,
-        assigned,
+        list(dict.fromkeys(assigned)),
         host_generators,
         broadcast,
         activation,
@@ -207,6 +209,24 @@ def _facts_of_loss(
         if name in raw and dependent_outputs(jaxpr, [index == place for index in range(len(paths))])[loss]
     ]
     return is_constant, broadcast, added
+
+
+def _draws_follow_rows(once: Any, losses: Sequence[int], state: TrainState, batch: PyTree) -> bool:
+    """Return True if a traced train step has draws of constant keys for each row of a batch that is twice as long, too,
+    or takes no other length. Otherwise their number is that of the rows by accident, such as in a fixed projection.
+
+    Args:
+      losses: the index of the loss among the outputs, once `once` is traced.
+    """
+    rows = rows_of(batch)
+    longer = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((2 * rows, *x.shape[1:]) if x.shape[:1] == (rows,) else x.shape, x.dtype), batch
+    )
+    try:
+        program = jax.make_jaxpr(once)(state, longer)
+    except Exception:  # of any kind: the code is the user's
+        return True
+    return draws_of_constant_keys(program.jaxpr, losses[0], 2 * rows)
 
 
 def _trace_with_draws(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from learner import LearnerBuilder, RegressionOutput
 from learner.training.checks.step_checks import trace_train
@@ -33,6 +34,22 @@ def projected(model, batch):
     return RegressionOutput.from_predictions(batch["x"] @ (model["w"] * jax.random.normal(KEY, (3,))), batch["y"])
 
 
+def featured(model, batch):
+    """Fixed features, as many as there are rows."""
+    features = jnp.cos(batch["x"] @ jax.random.normal(KEY, (4, 3)).T)
+    return RegressionOutput.from_predictions(features @ jnp.ones((4, 3)) @ model["w"], batch["y"])
+
+
+def for_four_rows(model, batch):
+    return RegressionOutput.from_predictions((batch["x"] + jax.random.normal(KEY, (4, 3))) @ model["w"], batch["y"])
+
+
+def mapped(model, batch):
+    """Noise of a row from a key of its own, as layers of Equinox draw it."""
+    noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(jax.random.split(KEY, len(batch["x"])))
+    return RegressionOutput.from_predictions((batch["x"] + noise) @ model["w"], batch["y"])
+
+
 def jitted(model, batch):
     drawn = jax.jit(lambda x: jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, x.shape), x, 0))(batch["x"])
     return RegressionOutput.from_predictions(drawn @ model["w"], batch["y"])
@@ -42,10 +59,13 @@ FOUND = {
     "made": (noisy(lambda rng: jax.random.key(0)), True),
     "split": (noisy(lambda rng: jax.random.split(KEY)[1]), True),
     "jitted": (jitted, True),
+    "mapped": (mapped, True),
+    "of a fixed length": (for_four_rows, True),
     "given": (noisy(lambda rng: rng), False),
     "folded": (noisy(lambda rng: jax.random.fold_in(KEY, jax.random.bits(rng))), False),
     "not of the loss": (noisy(lambda rng: KEY, dropped=True), False),
     "not of rows": (projected, False),
+    "as many as rows": (featured, False),
 }
 
 
@@ -70,3 +90,19 @@ def test_the_run_warns(tmp_path, name, warned):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(model(), optax.sgd, 0.1, train_step=FOUND[name][0]).fit([BATCH])
     assert ("a key that is the same in all steps" in (tmp_path / "experiment.log").read_text()) == warned
+
+
+def test_what_else_is_found_is_found_once():
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.layer, self.count = nnx.Linear(3, 1, rngs=nnx.Rngs(0)), 0
+
+    def step(model, batch):
+        model.count += 1
+        noisy = batch["x"] + jax.random.normal(KEY, batch["x"].shape)
+        return {"loss": RegressionOutput.from_predictions(model.layer(noisy)[:, 0], batch["y"]).loss[None]}
+
+    learner = LearnerBuilder("unused").build(Counting(), optax.sgd, 0.1, train_step=step)
+    traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH)
+    assert traced.has_constant_key
+    assert (traced.assigned, [problem.code for problem in traced.problems]) == (["count"], ["step-loss-shape"])
