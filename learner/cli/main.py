@@ -169,7 +169,7 @@ def _fail(error: Exception) -> int:
     return the exit code. Raises an error of a library.
     """
     text = own_traceback(error)
-    if isinstance(error, RuntimeError | AssertionError) and (problem := _device_problem()) is not None:
+    if isinstance(error, RuntimeError | AssertionError) and (problem := _device_problem(error)) is not None:
         print(problem, file=sys.stderr)
         return 2
     if text is None and isinstance(error, OSError) and error.errno in UNWRITABLE and not os.environ.get(FULL):
@@ -180,15 +180,17 @@ def _fail(error: Exception) -> int:
     return 1
 
 
-def _device_problem() -> str | None:
-    """Return a message if JAX has no devices, such as under `JAX_PLATFORMS=cuda` without a driver: JAX fails at the
-    first use of them, wherever it is.
+def _device_problem(raised: Exception) -> str | None:
+    """Return a message if JAX raised the error because it has no devices, such as under `JAX_PLATFORMS=cuda` without a
+    driver: JAX fails at the first use of them, wherever it is, and at each further one.
     """
     try:
         sys.modules["jax"].devices()
     except KeyError:
         return None
     except (RuntimeError, AssertionError) as error:  # JAX asserts that one of several platforms has devices
+        if str(error) != str(raised):
+            return None
         asked = os.environ.get("JAX_PLATFORMS")
         lines = ["learner: JAX finds no devices", *str(error).splitlines()[:1]]
         lines += [f"JAX_PLATFORMS is {asked!r}; without it JAX chooses"] if asked else []

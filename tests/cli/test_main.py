@@ -224,6 +224,16 @@ def test_a_platform_without_devices_is_told_without_a_traceback(config, tmp_path
     assert f"JAX_PLATFORMS is '{platform}'" in ended.stderr
 
 
+def test_an_error_of_the_users_code_is_shown_where_there_are_no_devices(config, workplace):
+    (workplace / "ours.py").write_text("def rows():\n    raise RuntimeError('no such rows')\n")
+    command = [sys.executable, "-m", "learner", "fit", str(config), "--train=ours.rows"]
+    ended = subprocess.run(
+        command, env=os.environ | {"JAX_PLATFORMS": "nosuch"}, cwd=workplace, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "RuntimeError: no such rows" in ended.stderr
+
+
 def test_a_mistake_in_the_users_code_shows_the_users_frames(learner, config, monkeypatch):
     words = "fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step"
     code, _, err = learner(*words)
