@@ -113,8 +113,8 @@ def _cache_directory(directory: str | None) -> str:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         # One for each set of flags: XLA keeps its choice of kernels there, too, and uses it for any program, also for
         # one that must be deterministic.
-        flags = os.environ.get("XLA_FLAGS", "").split()
-        name = f"compilations-{zlib.crc32(' '.join(sorted(flags)).encode()):08x}" if flags else "compilations"
+        flags = " ".join(os.environ.get("XLA_FLAGS", "").split())
+        name = f"compilations-{zlib.crc32(flags.encode()):08x}" if flags else "compilations"
         return str(cache / "learner" / name)
     # A relative path would be another directory once a hook or a notebook changes the working directory.
     return directory if "://" in directory else os.path.abspath(directory)

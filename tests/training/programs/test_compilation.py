@@ -105,11 +105,11 @@ def test_on_accelerators_compilations_are_kept_in_a_directory_of_the_user(settin
 def test_programs_of_other_flags_are_kept_elsewhere(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     places = []
-    for flags in ("", "--xla_gpu_deterministic_ops=true", "--b=1 --a=2", "--a=2  --b=1"):
+    for flags in ("", "--xla_gpu_deterministic_ops=true", "--a=1 --a=2", " --a=1  --a=2", "--a=2 --a=1"):
         monkeypatch.setenv("XLA_FLAGS", flags)
         places.append(used("gpu", None, settings)[0])
-    assert len(set(places)) == 3
-    assert places[2] == places[3]
+    assert len(set(places)) == 4
+    assert places[2] == places[3]  # and the last of two that are the same counts
 
 
 def test_without_xdg_it_is_in_the_home_directory(settings, monkeypatch, tmp_path):
