@@ -191,6 +191,7 @@ class NnxAdapter(ModelAdapter):
         from flax import nnx  # costs 0.1 s, and whoever has such a model has paid it
 
         self._nnx = nnx
+        _refuse_numbers(nnx.state(model), nnx)
         self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
         parts: Any = nnx.split(model, *self._kinds)
         self._graph, params, keys, counts, rest = parts
@@ -726,6 +727,22 @@ def _refuse_same_names(names: list[str]) -> None:
             "give them other names",
             code="model-leaf-name-twice",
         )
+
+
+def _refuse_numbers(state: Any, nnx: Any) -> None:
+    """Raise `LearnerError` for Python numbers in the place of trained or plain arrays, such as `nnx.Param(1.0)`."""
+    for path, x in jax.tree_util.tree_leaves_with_path(state, lambda x: isinstance(x, nnx.Variable)):
+        if isinstance(x, nnx.Variable) and not isinstance(x, nnx.Param):
+            continue
+        value = x.get_value() if isinstance(x, nnx.Param) else x
+        if isinstance(value, int | float | complex):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise LearnerError(
+                f"{name} of the model is {value!r}, a Python number: give an array, such as jnp.float32({value!r})",
+                code="model-leaf-number",
+                name=name,
+                value=value,
+            )
 
 
 def _refuse_shared(names: list[str], leaves: list[Any]) -> None:

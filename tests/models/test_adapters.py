@@ -145,6 +145,16 @@ def test_the_given_model_is_neither_changed_nor_donated(case, tmp_path):
     assert any(not np.array_equal(x, before[name]) for name, x in case.arrays(trained).items())
 
 
+@pytest.mark.parametrize("wrap", [nnx.Param, nnx.data])
+def test_a_number_of_python_is_no_array_of_a_module(wrap):
+    class Scaled(nnx.Module):
+        def __init__(self):
+            self.scale, self.count = wrap(2.0), nnx.Variable(0)  # the second is state, which JAX makes an array
+
+    with raises_code("model-leaf-number", name="scale", value=2.0):
+        adapter_of(Scaled())
+
+
 def test_shared_parameters_stay_shared():
     step, _, after = after_one_step("nnx")
     assert "layers.1.kernel" not in named_leaves(step.adapter.params)
