@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.distributed.connection import init_distributed
     from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
     from learner.learner import Learner
-    from learner.models.adapters import Linen
+    from learner.models.linen import Linen
     from learner.models.params import eval_mode, partition_params, train_mode, trainable_params, with_parameters
     from learner.records import load_model, save_model
     from learner.runs.history import History
@@ -148,7 +148,7 @@ _MODULES = {
     "LearnerBuilder": "learner.builder",
     "LearnerError": "learner.errors",
     "LearningResult": "learner.training.result",
-    "Linen": "learner.models.adapters",
+    "Linen": "learner.models.linen",
     "LoadedCheckpoint": "learner.checkpoint.load",
     "LossScale": "learner.steps.precision",
     "MetricEarlyStopping": "learner.training.stopping",

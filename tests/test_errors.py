@@ -11,7 +11,8 @@ import pytest
 from learner.data.batcher import ItemError
 from learner.errors import LearnerError, OutOfMemoryError, Problem, near, one_error
 from learner.loggers.posts import RefusedError
-from learner.models.adapters import NothingToTrainError, adapter_of
+from learner.models.adapters import adapter_of
+from learner.models.base import NothingToTrainError
 from tests.support.codes import MESSAGES, documented, messages, raises_code
 
 

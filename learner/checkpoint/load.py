@@ -24,8 +24,10 @@ from learner.checkpoint.manifest import NAME, DamagedError
 from learner.checkpoint.member_store import member_store, names_of_members, store_beside
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, near, one_error
-from learner.models.adapters import Linen, ModelAdapter, adapter_of, call_with_key
+from learner.models.adapters import adapter_of, call_with_key
+from learner.models.base import ModelAdapter
 from learner.models.freezing import trained_of
+from learner.models.linen import Linen
 from learner.models.matching import Match
 from learner.optimizers.schedule_resolution import with_placeholder_schedules
 from learner.records.fitting import Rename, origins_of, rename_paths

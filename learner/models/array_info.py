@@ -7,8 +7,9 @@ from typing import Any
 import jax
 
 from learner.events import ArrayInfo
-from learner.models.adapters import PARAMS, LinenAdapter, ModelAdapter
+from learner.models.base import PARAMS, ModelAdapter
 from learner.models.freezing import frozen_leaves
+from learner.models.linen import LinenAdapter
 from learner.util.trees import named_leaves
 
 PyTree = Any

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, Problem
-from learner.models.adapters import LinenAdapter, ModelAdapter, by_path, check_trainable
+from learner.models.adapters import check_trainable
+from learner.models.base import ModelAdapter
+from learner.models.linen import LinenAdapter
 from learner.models.matching import Match, chosen, match_text, matcher
+from learner.models.nnx_modules import by_path
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
 from learner.util.trees import named_leaves

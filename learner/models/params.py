@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, near, one_error
-from learner.models.adapters import Linen, Trainable, TreeAdapter, adapter_of, equinox_of, inference_mode
+from learner.models.adapters import adapter_of
+from learner.models.base import Trainable
+from learner.models.linen import Linen
+from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves, path_name
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.models.adapters import Linen
+from learner.models.linen import Linen
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves
 

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.models.adapters import OF_GRADIENTS, Trainable, adapter_of, same_structure, same_tree
+from learner.models.adapters import adapter_of
+from learner.models.base import OF_GRADIENTS, Trainable, same_structure, same_tree
 from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import step_fn
 from learner.steps.tree_math import like

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.metrics.base import Info
-from learner.models.adapters import same_structure
+from learner.models.base import same_structure
 from learner.steps.finite import mark_overflow
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at, update_params
 from learner.steps.outputs import as_output, has_wrong_labels

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.models.adapters import OF_GRADIENTS, ModelAdapter, same_structure, same_tree
+from learner.models.base import OF_GRADIENTS, ModelAdapter, same_structure, same_tree
 from learner.steps.axis import Axis
 from learner.steps.batch_transforms import BatchTransform, transformed
 from learner.steps.eval_params import eval_params

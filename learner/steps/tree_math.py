@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.models.adapters import same_structure, same_tree
+from learner.models.base import same_structure, same_tree
 from learner.util.trees import named_leaves
 
 Array = Any

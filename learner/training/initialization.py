@@ -10,7 +10,7 @@ from learner.checkpoint.items import from_items
 from learner.checkpoint.load import SHOWN, PathMatch, blank_state, evaluated_item, has_averages, read_items, store_of
 from learner.checkpoint.store import CheckpointStore
 from learner.errors import LearnerError
-from learner.models.adapters import ModelAdapter
+from learner.models.base import ModelAdapter
 from learner.models.freezing import frozen_leaves
 from learner.training.options import Options
 from learner.util.text import count, join_names, printable

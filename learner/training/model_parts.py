@@ -9,7 +9,8 @@ import jax
 
 from learner.checkpoint.load import makes_model
 from learner.errors import LearnerError, Problem
-from learner.models.adapters import ModelAdapter, NothingToTrainError, abstract_adapter, adapter_of, refuse_abstract
+from learner.models.adapters import abstract_adapter, adapter_of, refuse_abstract
+from learner.models.base import ModelAdapter, NothingToTrainError
 from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, trained_of
 from learner.optimizers.schedule_resolution import OptimizerDefinition, with_placeholder_schedules
 from learner.schedules.base import needs_run_length

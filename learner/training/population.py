@@ -14,7 +14,7 @@ import numpy as np
 
 from learner.config.distributions import Distribution
 from learner.errors import LearnerError, Problem, near, one_error
-from learner.models.adapters import ModelAdapter
+from learner.models.base import ModelAdapter
 from learner.runs.population import member_index
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import init_optimizer, no_loss, update_params

@@ -14,7 +14,8 @@ import pytest
 from flax import nnx
 
 from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
-from learner.models.adapters import MOST_CONSTANT, ModelAdapter, abstract_adapter, adapter_of
+from learner.models.adapters import MOST_CONSTANT, abstract_adapter, adapter_of
+from learner.models.base import ModelAdapter
 from learner.steps.measure import MetricCollection
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import step_fn

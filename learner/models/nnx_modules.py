@@ -1,0 +1,210 @@
+"""Modules of `flax.nnx`, which is never imported without one."""
+
+import types
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.models.base import ARRAYS, PARAMS, ModelAdapter, Trainable
+from learner.util.optional import is_instance_of
+from learner.util.trees import named_leaves
+
+Array = Any
+PyTree = Any
+
+
+class NnxAdapter(ModelAdapter):
+    """`flax.nnx` modules. Their random streams are not state: each step makes them from its key."""
+
+    kind = "flax.nnx"
+
+    def __init__(self, model: Any, trainable: Trainable = None):
+        from flax import nnx  # costs 0.1 s, and whoever has such a model has paid it
+
+        self._nnx = nnx
+        _refuse_numbers(nnx.state(model), nnx)
+        self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
+        parts: Any = nnx.split(model, *self._kinds)
+        self._graph, params, keys, counts, rest = parts
+        self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
+        variables = jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        frozen = [
+            isinstance(x, nnx.Param) or not isinstance(x, nnx.Variable) for x in variables for _ in jax.tree.leaves(x)
+        ]
+        self.frozen = jax.tree.unflatten(jax.tree.structure(self.model_state), frozen)
+        kinds = [variable_kind(x) for x in variables for _ in jax.tree.leaves(x)]
+        self.kinds = jax.tree.unflatten(jax.tree.structure(self.model_state), kinds)
+        self.streams = tuple(jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
+        trained = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        found = zip(named_leaves(self.params), map(_annotation, trained), strict=True)
+        self.annotations = {name: axes for name, axes in found if axes}
+
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
+        """See `ModelAdapter`. A stream that was split over an axis stays split."""
+        streams = self.streams if key is None else self._streams_from(key)
+        model = self._nnx.merge(self._graph, params, *streams, model_state)
+        model.train() if train else model.eval()
+        return model
+
+    def _streams_from(self, key: Array) -> tuple[PyTree, PyTree]:
+        old_keys, old_counts = self.streams
+        leaves, tree = jax.tree.flatten(old_keys)
+        folded = [jax.random.fold_in(key, i) for i in range(len(leaves))]
+        keys = [k if old.shape == () else jax.random.split(k, old.shape) for k, old in zip(folded, leaves, strict=True)]
+        return jax.tree.unflatten(tree, keys), jax.tree.map(jnp.zeros_like, old_counts)
+
+    def streams_of(self, model: Any) -> PyTree:
+        """See `ModelAdapter`."""
+        parts: Any = self._nnx.split(model, *self._kinds)
+        _, _, keys, counts, _ = parts
+        return self._nnx.as_pure(keys), self._nnx.as_pure(counts)
+
+    def put(self, model: Any, model_state: PyTree, streams: PyTree) -> Any:
+        """See `ModelAdapter`."""
+        for part in (*streams, model_state):
+            self._nnx.update(model, part)
+        return model
+
+    def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
+        """See `ModelAdapter`."""
+        parts: Any = self._nnx.split(model, *self._kinds)
+        _, params, _, _, rest = parts
+        return self._nnx.as_pure(params), self._nnx.as_pure(rest)
+
+    def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
+        """See `ModelAdapter`. The random streams are those of the model that was given."""
+        model = self._nnx.merge(self._graph, params, *jax.tree.map(_copy, self.streams), model_state)
+        model.eval()
+        return model
+
+    def sync_batch_norm(self, model: Any, axis: str) -> None:
+        """See `ModelAdapter`."""
+        for _, node in self._nnx.iter_graph(model):
+            if isinstance(node, self._nnx.BatchNorm) and node.axis_name is None:
+                node.axis_name = axis
+
+    def is_synced(self, model: Any) -> bool:
+        """See `ModelAdapter`."""
+        nodes = (node for _, node in self._nnx.iter_graph(model))
+        return any(isinstance(node, self._nnx.BatchNorm) and node.axis_name is not None for node in nodes)
+
+    def attributes(self, model: Any) -> dict[str, Any]:
+        """See `ModelAdapter`."""
+        nodes = (self._nnx.Pytree, self._nnx.Variable)
+        found: dict[str, Any] = {}
+        for place, module in self._nnx.iter_graph(model):
+            if not isinstance(module, self._nnx.Pytree):
+                continue
+            # Of the modules' own dicts, as `iter_graph` yields an object once, and None or 0 is one wherever it is.
+            own = {name: x for name, x in vars(module).items() if not name.startswith("_pytree")}  # flax's own
+            for path, value in jax.tree_util.tree_leaves_with_path(own, lambda x: x is None or isinstance(x, nodes)):
+                if not isinstance(value, nodes):
+                    name = jax.tree_util.keystr(path, simple=True, separator=".")
+                    found[".".join((*map(str, place), name))] = value
+        return found
+
+    def grads(self, grads: Any) -> PyTree:
+        """See `ModelAdapter`. Takes what `nnx.grad` returns."""
+        return self._nnx.as_pure(grads) if isinstance(grads, self._nnx.State) else grads
+
+
+def _annotation(variable: Any) -> tuple[Any, ...]:
+    metadata = variable.get_metadata() if hasattr(variable, "get_metadata") else {}
+    given = metadata.get("out_sharding") or metadata.get("sharding_names") or ()
+    return tuple(getattr(given, "spec", given))
+
+
+def _nnx_filter(trainable: Trainable) -> Any:
+    from flax import nnx
+
+    chosen = nnx.Param if trainable is None else trainable
+    if isinstance(trainable, types.FunctionType | types.MethodType | partial):
+        chosen = nnx.All(nnx.Param, by_path(trainable))
+    # A filter such as nnx.PathContains("head") takes in all that is there.
+    return nnx.All(chosen, nnx.Not(nnx.Any(nnx.RngState, nnx.BatchStat)), _is_inexact)
+
+
+def by_path(predicate: Callable[[str, Any], Any]) -> Callable[[Any, Any], bool]:
+    """Return a predicate of paths and arrays as a filter of nnx, which gives it variables."""
+
+    def matches(path: Any, value: Any) -> bool:
+        return bool(predicate(".".join(map(str, path)), value[...] if hasattr(value, "get_value") else value))
+
+    return matches
+
+
+def _is_inexact(path: Any, value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+def variable_kind(variable: Any) -> str:
+    """Return the kind of an nnx module's variable: the name that flax has for its type, or that of the type.
+
+    >>> from flax import nnx
+    >>> [variable_kind(nnx_type(0)) for nnx_type in (nnx.Param, nnx.LoRAParam, nnx.BatchStat, nnx.Intermediate)]
+    ['params', 'params', 'batch_stats', 'intermediates']
+    """
+    from flax import nnx
+
+    if not isinstance(variable, nnx.Variable):
+        return ARRAYS
+    if isinstance(variable, nnx.Param):
+        return PARAMS
+    try:
+        return nnx.variable_name_from_type(type(variable))
+    except ValueError:
+        return type(variable).__name__
+
+
+def nnx_modules(model: PyTree) -> list[Any]:
+    """Return the nnx modules of a pytree, without those inside of others. It never imports the library."""
+
+    def is_module(node: Any) -> bool:
+        return is_instance_of(node, "flax.nnx", "Module")
+
+    return list(filter(is_module, jax.tree.leaves(model, is_leaf=is_module)))
+
+
+def _refuse_numbers(state: Any, nnx: Any) -> None:
+    """Raise `LearnerError` for Python numbers in the place of trained or plain arrays, such as `nnx.Param(1.0)`."""
+    for path, x in jax.tree_util.tree_leaves_with_path(state, lambda x: isinstance(x, nnx.Variable)):
+        if isinstance(x, nnx.Variable) and not isinstance(x, nnx.Param):
+            continue
+        value = x.get_value() if isinstance(x, nnx.Param) else x
+        if isinstance(value, int | float | complex):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise LearnerError(
+                f"{name} of the model is {value!r}, a Python number: give an array, such as jnp.float32({value!r})",
+                code="model-leaf-number",
+                name=name,
+                value=value,
+            )
+
+
+def _copy(x: Array) -> Array:
+    return jnp.array(x, x.dtype, copy=True)
+
+
+def mark_traced(model: Any) -> None:
+    """Mark arrays that are attributes without a variable: nnx knows them as data, but not while they are traced.
+
+    Raises:
+      TypeError: there are some in a container that is no data for nnx, which refuses it where nothing is traced.
+    """
+    from flax import nnx
+
+    nodes = (nnx.Pytree, nnx.Variable)
+    for node in [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Pytree)]:
+        for name in [name for name, x in vars(node).items() if isinstance(x, jax.core.Tracer)]:
+            setattr(node, name, nnx.data(getattr(node, name)))
+        if jax.tree_util.all_leaves([node]):  # of a class with pytree=False, all of whose attributes nnx reads
+            continue
+        data = {id(x) for x in jax.tree.leaves(node)}
+        for name, x in vars(node).items():
+            leaves = jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, nodes))
+            if any(isinstance(leaf, jax.core.Tracer) and id(leaf) not in data for leaf in leaves):
+                raise TypeError(f"its attribute {name} holds arrays that are no data")

@@ -1,0 +1,219 @@
+"""Pytrees of arrays, and Equinox modules, which are pytrees."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.models.base import ARRAYS, ModelAdapter, Trainable, same_structure
+from learner.models.nnx_modules import nnx_modules, variable_kind
+from learner.util.optional import is_instance_of
+from learner.util.trees import path_name
+
+Array = Any
+PyTree = Any
+
+
+class _Axes(tuple[Any, ...]):
+    """Names of axes in place of the `given` ones: a leaf of a pytree, where JAX would take a tuple apart."""
+
+    given: Any
+
+
+class TreeAdapter(ModelAdapter):
+    """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
+
+    Inexact arrays are differentiated, also scalars of NumPy outside of modules; other arrays, everything inside an
+    Equinox `State` and the variables of nnx modules that are no `nnx.Param` are carried; the remaining leaves
+    (functions, strings, numbers) are fixed.
+    """
+
+    kind = "pytree"
+
+    def __init__(self, model: PyTree, trainable: Trainable = None, *, shared: bool = False):
+        self._equinox = equinox_of(model)
+        self.kind = "equinox" if self._equinox else "pytree"
+        self._in_place = bool(nnx_modules(model))
+        paths, tree = jax.tree_util.tree_flatten_with_path(model)
+        self._tree: Any = tree
+        self._names = [path_name(path) for path, _ in paths]
+        leaves = [leaf for _, leaf in paths]
+        _refuse_same_names(self._names)
+        if not shared:
+            _refuse_shared(self._names, leaves)
+        carried = self._carried(model)
+        is_trainable = trainable or (lambda name, leaf: True)
+        # A number of NumPy in a module is a setting, as `np.sqrt(width)` is, and in a tree of arrays a parameter.
+        of_arrays = not self._equinox and not self._in_place
+        array = jax.Array | np.ndarray | np.inexact if of_arrays else jax.Array | np.ndarray
+        self._arrays = [isinstance(leaf, array) for leaf in leaves]
+        self._trained = [
+            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(is_trainable(name, leaf))
+            for name, leaf, array, kind in zip(self._names, leaves, self._arrays, carried, strict=True)
+        ]
+        self._static = [None if array else leaf for leaf, array in zip(leaves, self._arrays, strict=True)]
+        self.params, self.model_state = self._divide(leaves)
+        kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
+        self.frozen = {name: kind is None for name, kind in kinds.items()}
+        self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
+
+    def _carried(self, model: PyTree) -> list[str | None]:
+        """Return, for each leaf that is state whatever its dtype is, its kind; None for the others."""
+        if not self._equinox and not self._in_place:
+            return [None] * len(self._names)
+        nodes = jax.tree.leaves(model, is_leaf=self._is_state)
+        return [self._kind(node) for node in nodes for _ in jax.tree.leaves(node)]
+
+    def _kind(self, node: Any) -> str | None:
+        if not self._is_state(node):
+            return None
+        return variable_kind(node) if is_instance_of(node, "flax.nnx", "Variable") else "state"
+
+    def _is_state(self, node: Any) -> bool:
+        if self._equinox and isinstance(node, self._equinox.nn.State):
+            return True
+        return is_instance_of(node, "flax.nnx", "Variable") and not is_instance_of(node, "flax.nnx", "Param")
+
+    def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
+        params = self._tree.unflatten(
+            [leaf if trained else None for leaf, trained in zip(leaves, self._trained, strict=True)]
+        )
+        rows = zip(self._names, leaves, self._arrays, self._trained, strict=True)
+        return params, {name: leaf for name, leaf, array, trained in rows if array and not trained}
+
+    def combine(self, params: PyTree, model_state: dict[str, Array]) -> PyTree:
+        """Return the tree with all its leaves."""
+        trained = iter(jax.tree.leaves(params))
+        rows = zip(self._names, self._static, self._arrays, self._trained, strict=True)
+        leaves = [next(trained) if t else model_state[name] if array else static for name, static, array, t in rows]
+        return self._tree.unflatten(leaves)
+
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
+        """See `ModelAdapter`. Randomness reaches these models through the step's `rng` argument."""
+        model = self.combine(params, model_state)
+        for module in nnx_modules(model):
+            module.train() if train else module.eval()
+        return inference_mode(model, not train) if self._equinox else model
+
+    def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
+        """See `ModelAdapter`. The model that was given stays as it is, but for the nnx modules in it."""
+        rebuilt = self.combine(self.params, model_state)
+        nnx: Any = sys.modules.get("flax.nnx")
+        for given, new in zip(nnx_modules(model), nnx_modules(rebuilt), strict=True):
+            nnx.update(given, nnx.state(new))
+        return rebuilt
+
+    def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
+        """See `ModelAdapter`."""
+        for norm in self._batch_norms(model):
+            object.__setattr__(norm, "axis_name", getattr(norm.axis_name, "given", norm.axis_name))
+        rows = jax.tree_util.tree_leaves_with_path(model)
+        if [path_name(path) for path, _ in rows] != self._names:
+            same_structure(model, self._tree.unflatten(self._names), "a step returned another model than it was given")
+        return self._divide([leaf for _, leaf in rows])
+
+    def rebuild(self, params: PyTree, model_state: PyTree) -> PyTree:
+        """See `ModelAdapter`."""
+        return self.merge(params, model_state, None, train=False)
+
+    def sync_batch_norm(self, model: PyTree, axis: str) -> None:
+        """See `ModelAdapter`. An Equinox layer has the axis of its `jax.vmap`, and gets this one beside it."""
+        for norm in self._batch_norms(model):
+            if getattr(norm, "mode", "batch") != "batch":
+                raise LearnerError(
+                    f"BatchNorm of Equinox in the mode {norm.mode!r} cannot be computed by replicas: make it with "
+                    'mode="batch", or use strategy(Sharded())',
+                    code="model-batch-norm-mode",
+                    mode=norm.mode,
+                )
+            given = norm.axis_name
+            axes = _Axes((*(given if isinstance(given, tuple | list) else (given,)), axis))
+            axes.given = given
+            # Modules are frozen; those of a merged model are copies.
+            object.__setattr__(norm, "axis_name", axes)
+
+    def is_synced(self, model: PyTree) -> bool:
+        """See `ModelAdapter`."""
+        return any(isinstance(norm.axis_name, _Axes) for norm in self._batch_norms(model))
+
+    def _batch_norms(self, model: PyTree) -> list[Any]:
+        if not self._equinox:
+            return []
+        is_norm = lambda node: isinstance(node, self._equinox.nn.BatchNorm)  # noqa: E731
+        return list(filter(is_norm, jax.tree.leaves(model, is_leaf=is_norm)))
+
+    @property
+    def changes_in_place(self) -> bool:
+        """See `ModelAdapter`."""
+        return self._in_place
+
+    @property
+    def constants(self) -> list[str]:
+        """See `ModelAdapter`. Those of modules are settings, such as the rate of a dropout."""
+        if self._equinox or self._in_place:
+            return []
+        return [name for name, leaf in zip(self._names, self._static, strict=True) if isinstance(leaf, float)]
+
+    def grads(self, grads: Any) -> PyTree:
+        """See `ModelAdapter`. Takes what `jax.grad` or `eqx.filter_grad` return."""
+        rows = jax.tree_util.tree_leaves_with_path(grads)
+        if [path_name(path) for path, _ in rows] != self._names:
+            return grads
+        return self._divide([leaf for _, leaf in rows])[0]
+
+
+def equinox_of(model: PyTree) -> Any:
+    """Return the equinox module, if the model holds anything of it. It never imports the library."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return None
+    is_module = lambda node: isinstance(node, equinox.Module | equinox.nn.State)  # noqa: E731
+    return equinox if any(map(is_module, jax.tree.leaves(model, is_leaf=is_module))) else None
+
+
+def inference_mode(model: PyTree, value: bool) -> PyTree:
+    """Return a tree with Equinox modules whose `inference` flags are `value`.
+
+    Unlike `eqx.nn.inference_mode` it takes the state of an optimizer, too: modules with `None` in the place of all
+    that is not trained, which stays.
+
+    >>> import equinox as eqx
+    >>> dropout = eqx.nn.Dropout(0.5)
+    >>> inference_mode((dropout, eqx.filter(dropout, eqx.is_inexact_array)), True)
+    (Dropout(p=0.5, inference=True), Dropout(p=None, inference=None))
+    """
+    import equinox
+
+    def flags(tree: PyTree) -> list[Any]:
+        has_flag = lambda node: hasattr(node, "inference") and node is not tree  # noqa: E731
+        own = [] if getattr(tree, "inference", None) is None else [tree.inference]
+        inner = filter(has_flag, jax.tree.leaves(tree, is_leaf=has_flag))
+        return own + [flag for node in inner for flag in flags(node)]
+
+    return equinox.tree_at(flags, model, replace_fn=lambda _: value)
+
+
+def _refuse_same_names(names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise LearnerError(
+            f"two leaves of the model are named {', '.join(twice)}, as {{'a.b': x}} and {{'a': {{'b': y}}}} would be; "
+            "give them other names",
+            code="model-leaf-name-twice",
+        )
+
+
+def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
+    seen: dict[int, str] = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(leaf, jax.Array | np.ndarray) and leaf.size and seen.setdefault(id(leaf), name) != name:
+            raise LearnerError(
+                f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these would "
+                "become two arrays that train apart. Hold it once and use it in both places (or copy it with "
+                "jnp.copy if they should be two)",
+                code="model-array-shared",
+                name=name,
+            )
