@@ -191,9 +191,9 @@ def _device_problem(raised: Exception) -> str | None:
     except (RuntimeError, AssertionError) as error:  # JAX asserts that one of several platforms has devices
         if str(error) != str(raised):
             return None
-        asked = os.environ.get("JAX_PLATFORMS")
+        platforms = os.environ.get("JAX_PLATFORMS")
         lines = ["learner: JAX finds no devices", *str(error).splitlines()[:1]]
-        lines += [f"JAX_PLATFORMS is {asked!r}; without it JAX chooses"] if asked else []
+        lines += [f"JAX_PLATFORMS is {platforms!r}; without it JAX chooses"] if platforms else []
         return "\n  ".join(map(printable, lines))
     return None
 

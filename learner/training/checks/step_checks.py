@@ -105,88 +105,110 @@ class TracedValidStep:
     host_generators: Sequence[str]
 
 
-def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
-    """Return the traced train step with its problems; see `check_train`. `raw`: see `OptimizerDefinition`."""
-    own: list[bool] = []  # not the outputs: no tracer may outlive its trace (`jax.checking_leaks`)
-    replaced: list[bool] = []
-    assigned: list[str] = []
-    name = "update=" if step.update is not None else "train_step"
+class _TrainTrace:
+    """Traces a train step, and notes what the traces have found.
 
-    def once(state: TrainState, batch: PyTree) -> PyTree:
-        key = jax.random.fold_in(state.rng, 0)
+    JAX caches traces by function, so `fresh` returns a new one for each trace.
+
+    Attributes:
+      name: of the function, in messages.
+      problems: of the step; each trace adds its own.
+      own_grads: True if the step computes its own gradients.
+      replaces: True if a step has replaced parameters of its model.
+      assigned: the names of attributes that a step assigned.
+      losses: where the loss is among the outputs of the last trace, or nothing.
+      logits: where the logits are.
+    """
+
+    def __init__(self, step: StepFunctions, batch: PyTree) -> None:
+        self._step, self._batch = step, batch
+        self.name = "update=" if step.update is not None else "train_step"
+        self.problems: list[str] = []
+        self.own_grads = self.replaces = False  # no outputs: no tracer may outlive its trace (`jax.checking_leaks`)
+        self.assigned: list[str] = []
+        self.losses: list[int] = []
+        self.logits: list[int] = []
+
+    def fresh(self) -> Callable[[TrainState, PyTree], PyTree]:
+        """Return a function of the state and a batch whose results are those of the step."""
+        return lambda state, batch: self._run(state, batch)
+
+    def with_gradients(self, state: TrainState, batch: PyTree) -> PyTree:
+        """Return the results of the step and its gradients."""
+        step, key = self._step, jax.random.fold_in(state.rng, 0)
+        changed = step.train_batch(state, batch, key)
+        loss = lambda params: step.run_train(params, state.model_state, changed, key)[0].loss  # noqa: E731
+        return self._run(state, batch), jax.grad(loss)(state.params)
+
+    def _run(self, state: TrainState, batch: PyTree) -> PyTree:
+        step, key = self._step, jax.random.fold_in(state.rng, 0)
         changed = step.train_batch(state, batch, key)
         if isinstance(batch, _WatchedDict):  # a function of on_batch returns dicts of its own
             changed = _watched(changed, batch.misses)
-        if step.update is not None:
-            model = step.adapter.merge(state.params, state.model_state, key, train=True)
-            result = step.update(model, changed, state.lr_scale, key)
-            if not (isinstance(result, tuple) and len(result) == 2):
-                raise LearnerError(
-                    f"update= returned {type(result).__name__}; it needs to return (state, output)",
-                    code="step-update-returns",
-                )
-            after = step.updated(result[0], state)
-            returned = as_output(result[1])
-        else:
-            written: list[tuple[PyTree, PyTree]] = []
-            returned, after = step.run_train(
-                state.params, state.model_state, changed, key, written=written, assigned=assigned
-            )
-            replaced.append(not all(same_leaves(*pair) for pair in written))
-        own.append(isinstance(returned, TrainOutput))
-        if own[-1] and step.update is None:
+        returned, after = self._train(state, changed, key) if step.update is None else self._update(state, changed, key)
+        self.own_grads = isinstance(returned, TrainOutput)
+        if self.own_grads and step.update is None:
             step.grads_like(state.params, returned.grads)
-            problems.extend(_own_grads_problems(step))
-        output = returned.output if own[-1] else returned
-        problems.extend(_problems(step, output, step.train_metrics, name, batch, values, state))
+            self.problems.extend(_own_grads_problems(step))
+        output = returned.output if self.own_grads else returned
+        self.problems.extend(_problems(step, output, step.train_metrics, self.name, batch, self._batch, state))
         arrays = _arrays((returned, after))
-        # Those of the last trace, as `once` may be traced again.
-        losses[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "loss", None)]
-        logits[:] = [index for index, x in enumerate(arrays) if x is getattr(output, "logits", None)]
+        self.losses = [index for index, x in enumerate(arrays) if x is getattr(output, "loss", None)]
+        self.logits = [index for index, x in enumerate(arrays) if x is getattr(output, "logits", None)]
         return arrays
 
-    def gradients(state: TrainState, batch: PyTree) -> PyTree:
-        key = jax.random.fold_in(state.rng, 0)
-        changed = step.train_batch(state, batch, key)
-        loss = lambda params: step.run_train(params, state.model_state, changed, key)[0].loss  # noqa: E731
-        return once(state, batch), jax.grad(loss)(state.params)
+    def _train(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
+        written: list[tuple[PyTree, PyTree]] = []
+        returned, after = self._step.run_train(
+            state.params, state.model_state, batch, key, written=written, assigned=self.assigned
+        )
+        self.replaces |= not all(same_leaves(*pair) for pair in written)
+        return returned, after
 
-    problems: list[str] = []
-    losses: list[int] = []
-    logits: list[int] = []
-    values = batch
+    def _update(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
+        step: Any = self._step
+        model = step.adapter.merge(state.params, state.model_state, key, train=True)
+        result = step.update(model, batch, state.lr_scale, key)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise LearnerError(
+                f"update= returned {type(result).__name__}; it needs to return (state, output)",
+                code="step-update-returns",
+            )
+        after = step.updated(result[0], state)
+        return as_output(result[1]), after
+
+
+def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
+    """Return the traced train step with its problems; see `check_train`. `raw`: see `OptimizerDefinition`."""
+    trace = _TrainTrace(step, batch)
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
-    # JAX caches traces by function; a new lambda is traced again.
     program, host_generators = _trace_with_draws(
-        lambda: _trace(lambda *given: once(*given), (state, batch), name, batch, "train"), functions, problems
+        lambda: _trace(trace.fresh(), (state, batch), trace.name, batch, "train"), functions, trace.problems
     )
-    own_grads = own[-1]
+    own_grads, losses = trace.own_grads, trace.losses
     is_constant, broadcast = False, None
-    activation = activations(program.jaxpr)[logits[0]] if logits else None
+    activation = activations(program.jaxpr)[trace.logits[0]] if trace.logits else None
     has_constant_key = bool(losses) and draws_of_constant_keys(program.jaxpr, losses[0], rows_of(batch))
     if losses and not own_grads and step.update is None:
         is_constant, broadcast, added = _facts_of_loss(program.jaxpr, losses[0], state, batch, raw)
         if added:
-            problems.append(raw_gradients_problem(step.optimizer, added))
-    # Only without problems, which each further trace would append again.
+            trace.problems.append(raw_gradients_problem(step.optimizer, added))
+    problems = list(trace.problems)  # each further trace adds them again
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
-        program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
-    names = _written(step, state, batch) if any(replaced) and not problems else []
-    found = list(problems)  # the further trace below appends them again
-    if has_constant_key:
-        has_constant_key = _draws_follow_rows(lambda *given: once(*given), losses, state, batch)
+        # The rules are traced with them alone.
+        program = _trace(trace.with_gradients, (state, batch), trace.name, batch, "train")
     return TracedTrainStep(
-        found,
+        problems,
         own_grads,
         program,
-        names,
+        _written(step, state, batch) if trace.replaces and not problems else [],
         is_constant,
-        list(dict.fromkeys(assigned)),
+        list(dict.fromkeys(trace.assigned)),
         host_generators,
         broadcast,
         activation,
-        has_constant_key,
+        has_constant_key and _draws_follow_rows(trace, state, batch),
     )
 
 
@@ -211,22 +233,19 @@ def _facts_of_loss(
     return is_constant, broadcast, added
 
 
-def _draws_follow_rows(once: Any, losses: Sequence[int], state: TrainState, batch: PyTree) -> bool:
+def _draws_follow_rows(trace: _TrainTrace, state: TrainState, batch: PyTree) -> bool:
     """Return True if a traced train step has draws of constant keys for each row of a batch that is twice as long, too,
     or takes no other length. Otherwise their number is that of the rows by accident, such as in a fixed projection.
-
-    Args:
-      losses: the index of the loss among the outputs, once `once` is traced.
     """
     rows = rows_of(batch)
     longer = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((2 * rows, *x.shape[1:]) if x.shape[:1] == (rows,) else x.shape, x.dtype), batch
     )
     try:
-        program = jax.make_jaxpr(once)(state, longer)
+        program = jax.make_jaxpr(trace.fresh())(state, longer)
     except Exception:  # of any kind: the code is the user's
         return True
-    return draws_of_constant_keys(program.jaxpr, losses[0], 2 * rows)
+    return draws_of_constant_keys(program.jaxpr, trace.losses[0], 2 * rows)
 
 
 def _trace_with_draws(
