@@ -25,6 +25,13 @@ def pytest_addoption(parser):
     parser.addoption("--fewer-passes", action="store_true", help="compile faster, also with -m full")
 
 
+def pytest_xdist_auto_num_workers(config):
+    """One worker more than processors: for a quarter of its time the default suite waits for processes and disks."""
+    if "not full" not in config.option.markexpr or not hasattr(os, "sched_getaffinity"):
+        return None
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_configure(config):
     """Only tests of accelerators look for one; `JAX_PLATFORMS` says otherwise. A test sets what a terminal is to be.
 
