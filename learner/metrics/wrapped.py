@@ -5,7 +5,27 @@ from typing import Any
 from learner.metrics.base import CollectingMetric, Metric
 
 
-class WrappedMetric(Metric):
+class _Shown:
+    """The value of a wrapped metric, shown as that metric shows it."""
+
+    _metric: Any
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        text: str = self._metric.text(value)
+        return text
+
+    def arrays(self, value: Any) -> Any:
+        """Return the arrays of the wrapped metric."""
+        return self._metric.arrays(value)
+
+    @property
+    def picture(self) -> Any:
+        """The function of the wrapped metric that draws its value; None if it has none."""
+        return getattr(self._metric, "picture", None)
+
+
+class WrappedMetric(_Shown, Metric):
     """A metric with the states, the value and the text of another one, which gets other outputs."""
 
     _metric: Metric
@@ -22,34 +42,8 @@ class WrappedMetric(Metric):
         """Compute the wrapped metric; NaN where it has got no rows."""
         return self._metric.compute(state)
 
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return self._metric.text(value)
 
-    def arrays(self, value: Any) -> Any:
-        """Return the arrays of the wrapped metric."""
-        return self._metric.arrays(value)
-
-    @property
-    def picture(self) -> Any:
-        """The function of the wrapped metric that draws its value; None if it has none."""
-        return getattr(self._metric, "picture", None)
-
-
-class WrappedCollectingMetric(CollectingMetric):
+class WrappedCollectingMetric(_Shown, CollectingMetric):
     """A `WrappedMetric` of a metric that collects rows."""
 
     _metric: CollectingMetric
-
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return self._metric.text(value)
-
-    def arrays(self, value: Any) -> Any:
-        """Return the arrays of the wrapped metric."""
-        return self._metric.arrays(value)
-
-    @property
-    def picture(self) -> Any:
-        """The function of the wrapped metric that draws its value; None if it has none."""
-        return getattr(self._metric, "picture", None)
