@@ -103,15 +103,17 @@ class HostCPU(_Reading):
 
     def _read(self) -> float:
         now = _core_seconds()
-        passed = now[0] - self._last[0], now[1] - self._last[1]
-        if passed[1] <= 0:
+        seconds = now[1] - self._last[1]
+        if seconds <= 0:
             return self._now
+        # The difference of two large sums is rounded, and Linux's clock of waiting for disks can run backwards.
+        busy = min(max(now[0] - self._last[0], 0.0), seconds)
         self._last = now
         if self._first is None:
-            self._first = passed
+            self._first = busy, seconds
         else:
-            self._total = self._total[0] + passed[0], self._total[1] + passed[1]
-        return passed[0] / passed[1]
+            self._total = self._total[0] + busy, self._total[1] + seconds
+        return busy / seconds
 
     def compute(self) -> float:
         """Return the mean over the epoch so far; NaN before the first reading."""

@@ -58,6 +58,22 @@ def test_a_guest_is_not_counted_twice_and_a_clock_that_stands_is_no_zero(clock):
     assert metric.update(1, 0.1) == 0.5
 
 
+def test_no_more_than_all_cores_are_busy(clock):
+    metric = HostCPU(every=0)
+    clock[0] = Times(20.0, 0.0, 90.0, -1.0, 0.0)  # Linux's iowait may run backwards
+    assert (metric.update(1, 0.1), metric.compute()) == (1.0, 1.0)
+    clock[0] = Times(19.0, 0.0, 95.0, -1.0, 0.0)
+    assert (metric.update(1, 0.1), metric.compute()) == (0.0, 0.0)
+
+
+def test_rounding_makes_no_more_than_all_cores(clock):
+    clock[0] = Times(58142.03, 1680.0, 24795.32, 9876.25, 0.0)
+    metric = HostCPU(every=0)
+    clock[0] = Times(58142.10, 1680.0, 24795.32, 9876.25, 0.0)  # the difference of sums is 1.0000000002 of the other
+    assert 0.99 < metric.update(1, 0.1) <= 1
+    assert metric.compute() <= 1
+
+
 def test_this_machine_says_something():
     busy = lambda: psutil.cpu_times().user + getattr(psutil.cpu_times(), "nice", 0)  # noqa: E731
     metric = HostCPU(every=0)
