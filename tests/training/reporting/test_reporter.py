@@ -10,7 +10,6 @@ import queue
 import threading
 import traceback
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -298,8 +297,8 @@ class Known(StepTimeEstimator):
 @pytest.fixture
 def reads(monkeypatch):
     """How many dispatches were read at once, each time."""
-    counts, read = queue.SimpleQueue(), jax.device_get
-    monkeypatch.setattr(jax, "device_get", lambda tree: counts.put(len(tree)) or read(tree))
+    counts, read = queue.SimpleQueue(), step_reader.fetch
+    monkeypatch.setattr(step_reader, "fetch", lambda dispatched: counts.put(len(dispatched)) or read(dispatched))
     return counts
 
 
@@ -908,8 +907,8 @@ def test_the_worker_measures_the_pace(start):
 
 
 def test_one_read_for_all_dispatches_that_are_queued(start, monkeypatch):
-    reads, read = [], jax.device_get
-    monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(len(tree)) or read(tree))
+    reads, read = [], step_reader.fetch
+    monkeypatch.setattr(step_reader, "fetch", lambda dispatched: reads.append(len(dispatched)) or read(dispatched))
     worker = start()
     gate = held(worker)
     for first in range(1, 11):
