@@ -29,8 +29,9 @@ from learner.training.checkpoints.resume import changes_since_end, find_checkpoi
 from learner.training.checks.agreement import propagate_failures
 from learner.training.checks.fingerprints import saved_labels
 from learner.training.definition import TrainingDefinition
-from learner.training.evaluation import Evaluator, MetricValues
+from learner.training.evaluation import Evaluator
 from learner.training.files.run_directory import locked_directory, prepare
+from learner.training.inference import MetricValues
 from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
 from learner.training.pure_steps import PureSteps

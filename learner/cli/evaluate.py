@@ -23,9 +23,10 @@ from learner.learner import Learner
 from learner.records import hub
 from learner.renderers import lines
 from learner.renderers.summary_text import place_of
-from learner.training.evaluation import Evaluator, MetricValues
+from learner.training.evaluation import Evaluator
 from learner.training.files.directory import holds_run
 from learner.training.follow import follow
+from learner.training.inference import MetricValues
 from learner.util.json_values import encode
 from learner.util.text import aligned, printable
 

@@ -11,44 +11,25 @@ from typing import Any
 import jax
 
 from learner.checkpoint.store import CheckpointStore, Entry
-from learner.data.batch_arrays import batch_arrays, refuse_wrapped
 from learner.distributed.process_group import ProcessGroup, hosts
-from learner.errors import LearnerError, one_error
+from learner.errors import LearnerError
 from learner.events import MetricInfo
 from learner.loggers.application import close_application_log, open_application_log
 from learner.runs.evaluations import check_split, record_evaluation
-from learner.runs.history import History
 from learner.strategies.own_context import own_context
 from learner.training.checkpoints.model_loading import load_model_state, trained_until
 from learner.training.checkpoints.resume import read_checkpoint
 from learner.training.checks.agreement import propagate_failures
 from learner.training.checks.fingerprints import saved_labels
-from learner.training.checks.step_checks import check_predict, check_valid, no_step
+from learner.training.checks.step_checks import no_step
 from learner.training.definition import TrainingDefinition
-from learner.training.feed.group import bytes_of
-from learner.training.feed.inputs import Inputs, has_several, label_warnings, read_valid, refuse_endless
+from learner.training.feed.inputs import Inputs, has_several, label_warnings, read_valid
 from learner.training.files.directory import holds_run
 from learner.training.files.run_directory import read_found, resumes
+from learner.training.inference import MetricValues, evaluate, predict
 from learner.training.programs.executor import Runner
-from learner.training.programs.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.progress.restore import restore
-from learner.training.reporting.reporter import Reporter
-from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
-from learner.training.setup.dispatch_plan import build_feeder, in_flight_limit, make_runner
-from learner.training.validation import validate_split
-
-
-class MetricValues(dict[str, float | str]):
-    """The metrics of an evaluation by name: numbers, and the texts of those that are tables.
-
-    Attributes:
-      arrays: the values of the latter by name, as NumPy arrays: `[classes]`, or `[classes, classes]` of a
-        `ConfusionMatrix`; for metrics of your own, what their `arrays` returns.
-    """
-
-    def __init__(self, values: Mapping[str, float | str], arrays: Mapping[str, Any]):
-        super().__init__(values)
-        self.arrays = dict(arrays)
+from learner.training.setup.dispatch_plan import make_runner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,62 +268,3 @@ def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:
         if predicts and facts.get("order") == "shuffled":
             text = f"{name} is shuffled, and its predictions come in that order: build its loader without shuffle"
             warnings.warn(text, stacklevel=5)
-
-
-def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> MetricValues:
-    """Return the metrics of the valid step over all batches of all processes, by name."""
-    refuse_endless(inputs)
-    sizes = {split: [inputs.batch_shapes(split), source.batches] for split, source in inputs.valid.items()}
-    # Before any program runs, as the devices of all processes take part in each.
-    processes.agree("what they evaluate", sizes)
-    options, step = definition.options, definition.step
-    first_batches = inputs.first_batches.items()
-    if problems := [p for split, first in first_batches for p in check_valid(step, runner.state, first, split)]:
-        raise one_error(problems, "this cannot be evaluated", code="learner-untrainable")
-    needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
-    metrics = {split: options.metrics_of(split) for split in inputs.valid}
-    timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
-    limiter = in_flight_limit(runner.strategy)
-    reporter = Reporter(metrics, None, History(), (), timer.estimator, limiter=limiter, now=timer.now)
-    try:
-        for split, source in inputs.valid.items():
-            feeder, _ = build_feeder(runner, inputs, split, options)
-            if processes.count > 1:
-                feeder.compare_lengths(processes)
-            with explain_oom(needs, lambda: reporter.failure), OomContext(split):
-                validate_split(runner, feeder, reporter, timer, split, source.batches)
-        with explain_oom(needs):
-            # Inside of the context: a program that has run out of memory raises when its values are read.
-            reporter.wait()
-    finally:
-        reporter.close()
-    values = {_name(key): values[-1] for key, values in reporter.history.items()}
-    return MetricValues(values, {_name(key): arrays() for key, arrays in reporter.arrays.items()})
-
-
-def _name(key: str) -> str:
-    return key.removeprefix("valid/").removeprefix("valid-")
-
-
-def predict(
-    definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup
-) -> Iterator[tuple[int, Any]]:
-    """Yield the number of rows of each batch, and the outputs of the step that predicts, on the host."""
-    if len(inputs.valid) > 1:
-        raise LearnerError(
-            f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",
-            code="learner-predict-several-loaders",
-        )
-    check_predict(definition.step, runner.state, next(iter(inputs.first_batches.values())))
-    (source,) = inputs.valid.values()
-    number = 0
-    for number, batch in enumerate(source.open(1), 1):
-        arrays = batch_arrays(batch, "given")
-        refuse_wrapped(arrays, "given")
-        # Before the devices, which wait for those of all processes.
-        processes.record_read("given", 1, number, ended=False)
-        with own_context():  # not of the code between two batches
-            outputs = jax.device_get(runner.outputs(arrays, number - 1))
-        yield len(jax.tree.leaves(arrays)[0]), outputs
-    processes.record_read("given", 1, number, ended=True)
-    processes.agree(f"the end of the given data after {number} batches", True)
