@@ -18,6 +18,7 @@ from learner.cli.configs.sources import source
 from learner.cli.parsing import PROCESSES, Parser, check_output
 from learner.cli.processes import connected, process_options
 from learner.cli.trust import require_trust
+from learner.config.limits import SUFFIXES
 from learner.errors import LearnerError
 from learner.learner import Learner
 from learner.records import hub
@@ -46,15 +47,6 @@ options of the process:
 TRUSTED = "\nIt trusts config.yaml: the code that it names is imported and run."
 
 BATCH_SIZE = 256
-SOURCES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "json_lines",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".npy": "numpy_arrays",
-}
-"""The source in `learner.data` for files with a suffix, of those that are not read directly."""
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -241,20 +233,22 @@ def _checkpoint_line(entry: Entry | None) -> list[str]:
 def _loader(path: str) -> Any:
     """Return the rows to predict, in order: an iterable of batches, or a function that returns one."""
     from learner.data.dataset import Dataset
+    from learner.data.input_files import present, reader_of
     from learner.data.loader import DataLoaderBuilder
     from learner.data.npz import read_npz
 
-    if (source_name := SOURCES.get(Path(path).suffix)) is not None:
+    file = present(path, "DATA")
+    if file.suffix not in (".npz", *SUFFIXES) and (source_name := reader_of(file)) is not None:
         raise LearnerError(
             f"{path} is neither an .npz file nor a YAML file; a YAML file names other data, as `valid` in a config "
             f"does: dataset: {{class_path: {source_name}, init_args: {{path: {path}}}}}",
             code="cli-data-file",
             path=path,
         )
-    if path.endswith(".npz"):
-        data = read_npz(path)
+    if file.suffix == ".npz":
+        data = read_npz(file)
     else:
-        content = read_yaml(path)
+        content = read_yaml(file)
         if "dataset" not in content and not {"train", "valid"}.isdisjoint(content):
             raise LearnerError(
                 f"{path} is the config of a run; it needs the content of `valid` alone, such as "

@@ -699,9 +699,10 @@ def test_predict(learner, trained, workplace):
         weights = np.linalg.lstsq(x, outputs["predictions"], rcond=None)[0]
         np.testing.assert_allclose(x @ weights, outputs["predictions"], rtol=1e-4)
         first = outputs["predictions"]
-    code, _, err = learner("predict", "run", "data.csv", "-o", "again.npz")
-    assert (code, "dataset: {class_path: csv, init_args: {path: data.csv}}" in err) == (2, True)
-    assert "{class_path: parquet, init_args" in learner("predict", "run", "data.parquet", "-o", "again.npz")[2]
+    for name, reader in {"data.csv": "csv", "data.csv.gz": "csv", "data.parquet": "parquet"}.items():
+        (workplace / name).touch()
+        code, _, err = learner("predict", "run", name, "-o", "again.npz")
+        assert (code, f"dataset: {{class_path: {reader}, init_args: {{path: {name}}}}}" in err) == (2, True)
     code, _, err = learner("predict", "run", "run/config.yaml", "-o", "again.npz")
     assert (code, "run/config.yaml is the config of a run; it needs the content of `valid` alone" in err) == (2, True)
     np.savez(workplace / "unlabelled.npz", x=x)
@@ -765,16 +766,22 @@ def test_a_run_that_never_started_is_not_evaluated(learner, trained):
     assert "run holds no run" in err
 
 
+def test_predict_from_a_file_that_is_missing(learner, trained):
+    for name in ("data.npz", "data.csv", "data.yaml", "run"):
+        code, _, err = learner("predict", "run", name, "-o", "out.npz")
+        missing = f"DATA: {name} is a directory" if name == "run" else f"DATA: there is no file {name}"
+        assert (code, missing in err, "Errno" in err) == (2, True, False), err
+
+
 def test_predict_from_what_is_no_data(learner, trained, workplace):
     for content, message in (
-        (None, "data.npz cannot be read as .npz"),
         (b"not a zip file", "data.npz cannot be read as .npz"),
         ({"x": np.array([object()])}, "data.npz cannot be read as .npz"),
         ({"x": np.zeros((3, 3), np.float32), "y": np.zeros(2, np.float32)}, "x [3, 3], y [2]"),
     ):
         if isinstance(content, dict):
             np.savez(workplace / "data.npz", **content)
-        elif content is not None:
+        else:
             (workplace / "data.npz").write_bytes(content)
         code, _, err = learner("predict", "run", "data.npz", "-o", "out.npz")
         assert (code, message in err) == (2, True), err
