@@ -218,9 +218,9 @@ def test_logs_that_lost_something(inside, lost):
 
 
 def test_allow_knows_four_words(tmp_path):
-    with raises_code("builder-choice-unknown", name="allow=", value="everything"):
+    with raises_code("builder-choice-unknown", name="allow", value="everything"):
         quiet(tmp_path).resume(allow="everything")
-    with raises_code("builder-choice-unknown", name="allow=", value=True):
+    with raises_code("builder-choice-unknown", name="allow", value=True):
         quiet(tmp_path).resume(True)
 
 

@@ -11,7 +11,7 @@ A method that the builder gets later is a key without a change here.
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learner.cli.configs.problems import Problems, problems_of, read_each, read_list
@@ -89,8 +89,8 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
     """
     method = methods(builder)[name]
     parameters = list(inspect.signature(method).parameters.values())[1:]
-    if not parameters or (name in SWITCHES and isinstance(value, bool)):
-        return _switch(name, value, key)
+    if not parameters or (name in SWITCHES and not isinstance(value, Mapping | list)):
+        return _switch(name, value, key, [each.name for each in parameters])
     several = isinstance(value, list)
     if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
         if isinstance(value, Mapping) and len(parameters) > 1 and "class_path" not in value:
@@ -147,9 +147,12 @@ def _objects(items: list[Any], read: Callable[[int, Any], Any]) -> list[Any]:
     return objects
 
 
-def _switch(name: str, value: Any, key: str) -> Option:
+def _switch(name: str, value: Any, key: str, arguments: Sequence[str]) -> Option:
     if not isinstance(value, bool):
-        raise LearnerError(f"{key} is {value!r}: it needs true or false", code="config-argument-not-bool", key=key)
+        or_arguments = "".join(f", or {{{each}: ...}}" for each in arguments)
+        raise LearnerError(
+            f"{key} is {value!r}: it needs true or false{or_arguments}", code="config-argument-not-bool", key=key
+        )
     return Option(name, (Recipe(name, None),) if value else (), value)
 
 

@@ -147,7 +147,7 @@ def recipe(
     path, given = _parts(value, key)
     if path not in (names or {}):
         refuse_other(kind, path, key)
-    target = named(path, key, names)
+    target = named(path, key, names, kind)
     refuse_other(kind, path, key, target)
     check_target(target, path, key)
     if not given and not inspect.isclass(target) and (alone or not callable(target)):
@@ -245,17 +245,19 @@ def make_model(model: Recipe, seeds: Seeds) -> Any:
     return instance.init(**{name: getattr(seeds, name) for name in random_parameters(instance.init)})
 
 
-def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
-    """Return the object with an import path or a short name.
+def named(path: str, key: str, names: Mapping[str, str] | None = None, kind: str | None = None) -> Any:
+    """Return the object with an import path or a short name, which is of a kind unless that is None.
 
     Raises:
       LearnerError: there is no such thing.
     """
-    if "." in path or not names:
+    is_path = "." in path and (kind != "lr" or all(map(str.isidentifier, path.split("."))))  # "0.1x" is a wrong number
+    if is_path or not names:
         return import_path(path, key)
     if path not in names:
+        problem = f"{path!r} is neither a number nor a schedule" if kind == "lr" else f"there is no {path!r}"
         raise LearnerError(
-            f"{key}: there is no {path!r}: {_hint(path, names)} (your own by import path)",
+            f"{key}: {problem}: {_hint(path, names)} (your own by import path)",
             code="config-name-unknown",
             key=key,
             path=path,

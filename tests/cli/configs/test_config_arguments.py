@@ -166,4 +166,4 @@ def test_configs_that_make_no_model_are_refused(importable, learner, line_config
     code, _, err = learner("fit", "run.yaml", "--lr=fast")
     assert code == 2
     assert "model is lines.Scale, a config without a method init(rngs) that makes the model" in err
-    assert "lr: there is no 'fast'" in err
+    assert "lr: 'fast' is neither" in err

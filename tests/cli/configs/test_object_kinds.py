@@ -152,6 +152,10 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
         ({"lerning_rate": 0.1}, "no option 'lerning_rate': the learning rate, a number or a schedule, is lr"),
         ({"weight_decy": 0.1}, "no option 'weight_decy': it is an argument of the optimizer, as in --optimizer=AdamW"),
         ({"metric": "Accuracy"}, "no option 'metric': did you mean 'metrics'"),
+        ({"lr": "fast"}, "lr: 'fast' is neither a number nor a schedule: choose from 'Constant'"),
+        ({"lr": "0.1x"}, "lr: '0.1x' is neither a number nor a schedule: choose from 'Constant'"),
+        ({"lr": "my.schedule"}, "lr is 'my.schedule', but there is no module 'my'"),
+        ({"resume": "ture"}, "resume is 'ture': it needs true or false, or {allow: ...}"),
     ]
     for changed, message in cases:
         with named_case((changed, message)):
