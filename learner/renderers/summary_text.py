@@ -31,7 +31,7 @@ def heading(summary: Mapping[str, Any]) -> str:
     """Return the length of the run and why it ended."""
     length = f"{count(summary['epochs'], 'epoch')}, {count(summary['steps'], 'step')}"
     reason = str(summary["stopped_by"])
-    return f"{length}, {end_word(reason)} by: {printable(reason)}"
+    return f"{length}, {end_word(reason)}: {printable(reason)}"
 
 
 def table(summary: Mapping[str, Any]) -> list[list[str]]:

@@ -988,7 +988,7 @@ def test_a_run_goes_on_without_its_output(config, streams):
     assert (done.returncode, done.stderr) == (0, "")
     assert summary()["epochs"] == 2
     log = Path("run/experiment.log").read_text()
-    assert "ended by num_epochs" in log
+    assert ": num_epochs (" in log
     assert ("PlainRenderer failed and is detached; training continues" in log) == ("full" in streams)
     for line in Path("run/journal.jsonl").read_text().splitlines():
         json.loads(line)  # nothing that was printed stands in a file that got a standard stream's number

@@ -13,7 +13,7 @@ from learner.renderers.summary_text import _checkpoint
 from learner.util.json_values import encode
 
 SUMMARY = [
-    "2 epochs, 90 steps, ended by: num_epochs",
+    "2 epochs, 90 steps, ended: num_epochs",
     "metric                  best  epoch   last",
     "valid/Speed (steps/s)  16824      2  16824",
     "train/Loss              0.25      1    nan",

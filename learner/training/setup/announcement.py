@@ -13,6 +13,7 @@ from learner.models.array_info import array_infos, model_json
 from learner.optimizers.schedule_resolution import schedules_in
 from learner.runs.evaluations import read_evaluations, summaries
 from learner.runs.history import summarize
+from learner.runs.layout import end_word
 from learner.schedules.resolve import early_end, not_reached
 from learner.training.checks.population_checks import state_bytes
 from learner.training.feed.inputs import run_length
@@ -194,7 +195,8 @@ def announce_end(run: Run, spec: RunSpec, outputs: Outputs) -> None:
         reporter.notify(text, log=True)
     _announce_end(run, spec, run.options, None, rounded, seconds)
     text = format_breakdown(parts)
-    reporter.log.info("ended by %s at epoch %d, step %d, after %.1f s (%s)", reason, epoch, step, seconds, text)
+    place = f"epoch {epoch}, step {step}, after {seconds:.1f} s"
+    reporter.log.info("%s at %s: %s (%s)", end_word(reason), place, reason, text)
 
 
 def best_text(run: Run, spec: RunSpec) -> str | None:
