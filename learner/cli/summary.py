@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import os
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def summary(words: Sequence[str]) -> int:
     if not run.history:
         print("no epoch has ended yet")
         return 0
-    entries = _saved(directory)
+    entries = _saved(run)
     write_lines(summary_lines({"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": entries}))
     return 0
 
@@ -82,15 +83,24 @@ def _ended(directory: Path) -> dict[str, Any] | None:
     return summary
 
 
-def _saved(directory: Path) -> list[dict[str, Any]]:
-    """Return the checkpoints in the directory of a run that has not ended, oldest first, as `summary.json` has them."""
+def _saved(run: RunReader) -> list[dict[str, Any]]:
+    """Return the checkpoints of a run that has not ended, oldest first, as `summary.json` has them."""
+    saved = [entry.get("path") for entry in run.journal if entry.get("event") == "save"]
+    elsewhere = [os.path.dirname(path) for path in saved[-1:] if isinstance(path, str) and is_local(path)]
     entries: list[dict[str, Any]] = []
-    for path in (directory / "checkpoint").glob("[0-9]*"):
+    for place in ("checkpoint", *elsewhere):  # in this order: a run that was copied has a journal with the old paths
+        with contextlib.suppress(OSError, ValueError):
+            entries = entries or list(_entries(run.directory, place))
+    return [_marked(entry, run.directory) for entry in sorted(entries, key=lambda entry: entry["step"])]
+
+
+def _entries(directory: Path, place: str) -> Iterator[dict[str, Any]]:
+    """Yield the complete checkpoints in a place, which is relative to the directory of the run."""
+    for path in (directory / place).glob("[0-9]*"):
         if path.name.isdecimal():  # the others are being written
             with contextlib.suppress(DamagedError):
                 epoch = read_manifest(path).get("ends_epoch")
-                entries.append({"epoch": epoch, "step": int(path.name), "path": f"checkpoint/{path.name}"})
-    return [_marked(entry, directory) for entry in sorted(entries, key=lambda entry: entry["step"])]
+                yield {"epoch": epoch, "step": int(path.name), "path": os.path.join(place, path.name)}
 
 
 def _marked(entry: Any, directory: Path) -> Any:
@@ -162,6 +172,6 @@ def _everything(run: RunReader) -> dict[str, Any]:
         **status,
         **length,
         "metrics": _metrics(run),
-        "checkpoints": _saved(run.directory) if ended is None else ended.get("checkpoints", []),
+        "checkpoints": _saved(run) if ended is None else ended.get("checkpoints", []),
         "config": run.config,
     }

@@ -97,6 +97,16 @@ def test_checkpoints_of_a_run_that_was_killed(learner, trained):
     assert all(entry["path"] in line for entry in expected)
 
 
+def test_checkpoints_elsewhere_of_a_run_that_was_killed(learner, config, workplace):
+    assert learner("fit", config, "--with_file_checkpointer.directory=elsewhere")[0] == 0
+    Path("run/summary.json").unlink()
+    saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
+    assert [entry["path"] for entry in saved] == [str(workplace / "elsewhere" / name) for name in ("3", "6")]
+    shutil.copytree("elsewhere", "run/checkpoint")  # as in a copy of a run, whose journal has the old paths
+    saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
+    assert [entry["path"] for entry in saved] == ["checkpoint/3", "checkpoint/6"]
+
+
 @pytest.mark.parametrize("entry", [None, 3, {}, {"path": 3}, {"path": "\0"}, {"path": "gs://bucket/run/checkpoint/3"}])
 def test_an_entry_that_names_no_checkpoint(learner, trained, entry):
     path = Path("run/summary.json")
