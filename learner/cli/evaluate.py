@@ -39,19 +39,18 @@ KEYS = """\
 keys of the config:
   --checkpoint=best       use the best checkpoint instead, or that of an epoch
 """
-OTHER_DATA = f"""\
-  --valid.KEY=VALUE       use other data
-
+OTHER_DATA = "  --valid.KEY=VALUE       use other data\n"
+FURTHER = f"""
 options of the process:
-{PROCESSES}"""
-TRUSTED = "\nIt trusts config.yaml: the code that it names is imported and run."
+{PROCESSES}
+It trusts config.yaml: the code that it names is imported and run."""
 
 BATCH_SIZE = 256
 
 
 def evaluate(words: Sequence[str]) -> int:
     """`learner evaluate DIR [--KEY=VALUE ...]`."""
-    parser = Parser("evaluate", EVALUATE, "DIR [--KEY=VALUE ...]", KEYS + OTHER_DATA + TRUSTED, keys=True)
+    parser = Parser("evaluate", EVALUATE, "DIR [--KEY=VALUE ...]", KEYS + OTHER_DATA + FURTHER, keys=True)
     parser.add_run()
     parser.add_processes()
     parser.add_argument("--data", metavar="FILE", help="use the data in FILE, as learner predict does")
@@ -127,12 +126,13 @@ def _plain(array: Any) -> Any:
 
 def predict(words: Sequence[str]) -> int:
     """`learner predict DIR DATA -o FILE`."""
-    parser = Parser("predict", PREDICT, "DIR DATA -o FILE [--KEY=VALUE ...]", KEYS + TRUSTED, keys=True)
+    parser = Parser("predict", PREDICT, "DIR DATA -o FILE [--KEY=VALUE ...]", KEYS + FURTHER, keys=True)
     parser.add_run()
     about = (
         "an .npz file with the arrays of a batch, for all rows; or a YAML file with the content of `valid` in a config"
     )
     parser.add_argument("data", metavar="DATA", help=about)
+    parser.add_processes()
     about = "the .npz file: one array for each field of the output that has a row for each row of DATA"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=about)
     line = parser.read(words)
@@ -140,15 +140,17 @@ def predict(words: Sequence[str]) -> int:
     check_output(output, "the name of an .npz file", [".npz"])
     refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
-    content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
-    config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
-    learner = config.learner(with_data=False, weights=_pulled(directory))
-    learner.definition.refuse_population("predict")
-    evaluator = Evaluator(learner.definition)
-    arrays = joined(evaluator.predictions(_loader(line.data)))
-    _write_arrays(output, arrays)
-    table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
-    print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table)]))
+    with connected(process_options(line)):
+        content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
+        config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
+        learner = config.learner(with_data=False, weights=_pulled(directory))
+        learner.definition.refuse_population("predict")
+        evaluator = Evaluator(learner.definition)
+        arrays = joined(evaluator.predictions(_loader(line.data)))
+        if jax.process_index() == 0:  # each process has all rows
+            _write_arrays(output, arrays)
+            table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
+            print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table)]))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -50,7 +51,9 @@ def test_one_process_is_not_connected(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("words", [["fit", "line.yaml"], ["resume", "run"], ["evaluate", "run"]])
+@pytest.mark.parametrize(
+    "words", [["fit", "line.yaml"], ["resume", "run"], ["evaluate", "run"], ["predict", "run", "x.npz", "-o", "y.npz"]]
+)
 def test_some_of_the_options_are_not_enough(learner, workplace, line_config, words):
     Path("run").mkdir(mode=0o700)
     for path in ("line.yaml", "run/config.yaml"):
@@ -70,15 +73,32 @@ def test_the_config_does_not_have_them(learner, workplace, line_config):
     for key in ("distributed", "coordinator"):
         Path("wrong.yaml").write_text(yaml.safe_dump({**line_config, key: True}))
         code, _, err = learner("fit", "wrong.yaml")
-        assert (code, key in err) == (2, True)
+        assert (code, f"there is no option '{key}': it is an option of the commands fit, " in err) == (2, True)
 
 
-@pytest.mark.parametrize("words", [["fit", "--help=processes"], ["resume", "--help"], ["evaluate", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["fit", "--help=processes"], ["resume", "--help"], ["evaluate", "--help"], ["predict", "--help"]]
+)
 def test_help_says_what_they_are(learner, words):
     code, out, _ = learner(*words)
     assert code == 0
     assert "--distributed" in out
     assert "--coordinator HOST:PORT --num_processes N --process_id I" in out
+
+
+@pytest.mark.full
+def test_one_of_several_processes_writes_the_predictions(learner, trained, workplace):
+    x = np.arange(21, dtype=np.float32).reshape(7, 3)
+    np.savez("data.npz", x=x, y=x.sum(1))
+    assert learner("predict", "run", "data.npz", "-o", "alone.npz")[0] == 0
+    common = ["-m", "learner", "predict", "run", "data.npz", "-o", "out.npz", "--strategy=Sharded"]
+    common += ["--coordinator", f"localhost:{free_port()}", "--num_processes=2"]
+    first, other = together([[*common, f"--process_id={index}"] for index in (0, 1)])
+    assert (first.code, other.code, other.out) == (0, 0, ""), first.err + other.err
+    assert first.out.splitlines()[0].startswith("checkpoint: step 6")
+    with np.load("alone.npz") as alone, np.load("out.npz") as outputs:
+        assert set(outputs) == set(alone)
+        np.testing.assert_allclose(outputs["predictions"], alone["predictions"], rtol=1e-6)
 
 
 MODEL = """

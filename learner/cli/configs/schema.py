@@ -37,11 +37,13 @@ OBJECTS: dict[str, dict[str, bool]] = {
 _RATE = "the learning rate, a number or a schedule, is lr"
 _ARGUMENT = "it is an argument of the optimizer, as in --optimizer=AdamW --optimizer."
 _AVERAGE = "an optimizer averages the parameters, as in --optimizer=%s --optimizer.optimizer=AdamW "
+_PROCESS = "it is an option of the commands fit, resume, evaluate and predict, and not a key of the config"
 
 COMMON_GUESSES = {
     **dict.fromkeys(("ema", "ema_decay"), _AVERAGE % "Ema" + "--optimizer.decay=0.999"),
     "swa": _AVERAGE % "Swa" + "--optimizer.start=1000",
     **dict.fromkeys(("grad_clip", "grad_clip_norm", "gradient_clip_val", "max_grad_norm"), f"{_ARGUMENT}clip_norm=..."),
+    **dict.fromkeys(("distributed", "coordinator", "num_processes", "process_id"), _PROCESS),
     "batch_size": "it is a key of the data, as in --train.batch_size=...",
     **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
     **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},
