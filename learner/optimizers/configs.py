@@ -61,8 +61,12 @@ class OptimizerConfig:
                 limit=limit,
             )
 
-    def __call__(self, learning_rate: Any) -> Any:
-        """Return the optimizer at this rate, a float or a traced scalar."""
+    def __call__(self, learning_rate: Any, **changed: Any) -> Any:
+        """Return the optimizer at this rate, a float or a traced scalar, with `changed` settings, as of the members of
+        a population.
+        """
+        if changed:
+            return dataclasses.replace(self, **changed)(learning_rate)  # type: ignore[type-var]
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         clip_norm = settings.pop("clip_norm")
         if settings.pop("weight_decay_on", "all") == "kernels":

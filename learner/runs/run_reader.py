@@ -220,7 +220,7 @@ class RunReader:
     @property
     def optimizer(self) -> dict[str, Any]:
         """The optimizer of the newest start by dotted keys, which are alike however it was given: `{"optimizer":
-        "adamw", "optimizer.b1": 0.9}`. Runs of old versions and members of populations have none.
+        "adamw", "optimizer.b1": 0.9}`. Runs of old versions have none.
         """
         settings = self._recorded("fingerprint").get("settings")
         described = settings.get("optimizer") if isinstance(settings, Mapping) else None

@@ -11,12 +11,11 @@ import yaml
 from flax import nnx
 
 from learner.cli.configs.recipes import Seeds
-from learner.cli.configs.sweep_groups import TracedSeeds, groups_of, with_keywords
+from learner.cli.configs.sweep_groups import TracedSeeds, groups_of
 from learner.cli.sweeps.sweep_plan import sweep_plan
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepSpace
 from learner.errors import LearnerError
-from learner.optimizers.configs import SGD
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
@@ -109,6 +108,10 @@ def test_members_compute_what_they_do_one_after_another(learner, write, changes)
     assert len({each[0] for each in alone.values()}) == 3
     np.testing.assert_allclose(list(together.values()), list(alone.values()), rtol=1e-5)
     assert read_summary(Path("together"))["stopped_by"] == "num_epochs"
+    for one, of_one in zip(find_runs(["together"]), find_runs(["alone"]), strict=True):
+        assert one.optimizer == of_one.optimizer
+        assert [one.fingerprint[key] for key in ("lr", "seed")] == [of_one.fingerprint[key] for key in ("lr", "seed")]
+    assert [run.optimizer["optimizer.momentum"] for run in find_runs(["together"])] == [0.5, 0.9, 0.9]
 
 
 @pytest.mark.full
@@ -383,16 +386,3 @@ def test_traced_seeds_are_those_of_a_seed():
     assert jax.random.key_data(alone.rngs.params()).tolist() == jax.random.key_data(traced.rngs.params()).tolist()
     with raises_code("sweep-together-seed"):
         _ = traced.seed
-
-
-def test_an_optimizer_takes_its_arguments_as_keywords():
-    optimizer = with_keywords(SGD(momentum=0.9))
-    params, grads = {"w": np.ones(2, np.float32)}, {"w": np.ones(2, np.float32)}
-
-    def second_update(made):
-        _, state = made.update(grads, made.init(params), params)
-        return made.update(grads, state, params)[0]["w"].tolist()
-
-    assert second_update(optimizer(0.1, momentum=0.5)) == second_update(SGD(momentum=0.5)(0.1))
-    assert second_update(optimizer(0.1)) != second_update(SGD(momentum=0.5)(0.1))
-    assert with_keywords(optimizer) is optimizer

@@ -74,3 +74,15 @@ def test_it_is_the_optimizer_of_optax():
     with jax.numpy_dtype_promotion("standard"):
         updates = [each.update(grads, each.init(params), params)[0]["w"] for each in (ours, theirs)]
     np.testing.assert_array_equal(*updates)
+
+
+def test_settings_may_change_beside_the_rate():
+    optimizer = SGD(momentum=0.9)
+    params, grads = {"w": np.ones(2, np.float32)}, {"w": np.ones(2, np.float32)}
+
+    def second_update(transformation):
+        _, state = transformation.update(grads, transformation.init(params), params)
+        return transformation.update(grads, state, params)[0]["w"].tolist()
+
+    assert second_update(optimizer(0.1, momentum=0.5)) == second_update(optax.sgd(0.1, momentum=0.5))
+    assert second_update(optimizer(0.1)) == second_update(optax.sgd(0.1, momentum=0.9))

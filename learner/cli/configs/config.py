@@ -30,7 +30,7 @@ from learner.cli.configs.schema import (
     names_for,
 )
 from learner.cli.configs.sources import DataSource, source, sources
-from learner.cli.configs.sweep_groups import TracedSeeds, with_keywords
+from learner.cli.configs.sweep_groups import TracedSeeds
 from learner.config.mappings import yaml_text
 from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
@@ -264,7 +264,6 @@ class RunConfig:
         objects = {key: part.make() for key, part in self._recipes.items() if key != "model"}
         objects |= {key: self.data(key) for key in self.sources if with_data}
         objects = {"lr": self._content["lr"], "optimizer": None, **objects}
-        objects["optimizer"] = with_keywords(objects["optimizer"])
         return builder.build(lambda rngs: make_model(self._recipes["model"], TracedSeeds(rngs)), **objects)
 
     def rate(self) -> tuple[Any, Any, RunLength]:

@@ -9,7 +9,6 @@ from typing import Any
 from learner.cli.configs.recipes import Seeds
 from learner.config.sweep_space import SweepMember, directory_name
 from learner.errors import LearnerError
-from learner.optimizers.configs import OptimizerConfig
 from learner.training.population import LR, SEED, Population, population_of
 from learner.training.waves import wave_name
 from learner.util.json_values import encode
@@ -174,16 +173,3 @@ class TracedSeeds(Seeds):
             "leave together out",
             code="sweep-together-seed",
         )
-
-
-def with_keywords(optimizer: Any) -> Any:
-    """Return an optimizer that takes its arguments as keywords beside the rate."""
-    if not isinstance(optimizer, OptimizerConfig):
-        return optimizer
-    config: Any = optimizer
-
-    def factory(learning_rate: Any, **keywords: Any) -> Any:
-        return dataclasses.replace(config, **keywords)(learning_rate)
-
-    factory.__name__ = type(optimizer).__name__  # for error messages
-    return factory

@@ -6,10 +6,12 @@ import math
 import operator
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from learner.events import Message, MetricInfo, RunEnded, RunStarted
 from learner.models.array_info import array_infos, model_json
+from learner.optimizers.description import describe_optimizer
 from learner.optimizers.schedule_resolution import schedules_in
 from learner.runs.evaluations import read_evaluations, summaries
 from learner.runs.history import summarize
@@ -21,7 +23,7 @@ from learner.training.files.run_metadata import run_metadata
 from learner.training.files.run_outputs import Outputs
 from learner.training.monitors import monitor_of
 from learner.training.options import Options
-from learner.training.population import Member
+from learner.training.population import LR, SEED, Member
 from learner.training.reporting.messages import MemberStop
 from learner.training.reporting.timing import format_breakdown
 from learner.training.run import Run
@@ -76,7 +78,7 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
     metadata = _metadata(spec, options, member) if spec.processes.index == 0 else {}
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
     fields = {"epoch": epoch, "step": step, "resumed": resumed, "metrics": metrics, **metadata}
-    fields |= {"steps_per_epoch": reporter.steps_per_epoch, "fingerprint": spec.fingerprint}
+    fields |= {"steps_per_epoch": reporter.steps_per_epoch, "fingerprint": _fingerprint(spec, member)}
     reporter.write_model(
         model_json(array_infos(spec.step.adapter, spec.member_state.params, spec.member_state.model_state)), index
     )
@@ -119,6 +121,18 @@ def _metadata(spec: RunSpec, options: Options, member: Member | None) -> dict[st
             name: [m.values[name] for m in spec.members] for name in spec.members[0].values
         }
     return metadata
+
+
+def _fingerprint(spec: RunSpec, member: Member | None) -> Mapping[str, Any]:
+    """Return the fingerprint of a run, for a member of a population with its own seed, optimizer and learning rate."""
+    if member is None:
+        return spec.fingerprint
+    settings = {**spec.fingerprint["settings"], SEED: member.seed}
+    if spec.step.optimizer is not None:
+        settings["optimizer"] = describe_optimizer(member.optimizer(spec.step.optimizer))
+    if settings["learning rate"] is not None:  # there is no schedule, of which the member's would be a factor
+        settings["learning rate"] = member.values.get(LR, settings["learning rate"])
+    return {**spec.fingerprint, "settings": settings}
 
 
 def _metric_infos(spec: RunSpec, member: Member | None = None) -> tuple[MetricInfo, ...]:
