@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from learner.errors import LearnerError
@@ -157,9 +158,15 @@ def _name_of(hook: Callable[..., Any]) -> str:
 
 
 def _shown(returned: Any) -> str:
-    """Return the result of a hook for an error message: Python refuses to print integers of thousands of digits."""
+    """Return the result of a hook for an error message, with shapes in place of arrays. Python refuses to print
+    integers of thousands of digits.
+    """
+
+    def short(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, np.ndarray | jax.Array) and x.ndim else x
+
     try:
-        text = repr(returned)
+        text = repr(jax.tree.map(short, returned))
         return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
     except Exception:  # from a `__repr__` of the user's
         return f"a {type(returned).__name__} that cannot be written out"
