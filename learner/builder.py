@@ -13,7 +13,7 @@ import jax
 
 from learner.checkpoint.load import refuse_unknown
 from learner.checkpoint.retention import CheckpointOptions
-from learner.errors import LearnerError, Problem, near, one_error
+from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
 from learner.learner import Learner
 from learner.loggers.exactly_once import ExactlyOnceLogger
@@ -586,7 +586,7 @@ class LearnerBuilder:
         if epoch is not None and epoch not in ("best", "latest"):
             if isinstance(epoch, str):
                 raise LearnerError(
-                    f"checkpoint is {epoch!r}: {near(epoch, ['best', 'latest'])} Or the number of an epoch",
+                    f"checkpoint is {epoch!r}; it needs 'best', 'latest', or the number of an epoch",
                     code="checkpoint-which-unknown",
                     name=epoch,
                 )

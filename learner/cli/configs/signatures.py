@@ -17,6 +17,18 @@ from learner.config.safe_yaml import ConfigLoader
 from learner.config.types import in_words, shown
 from learner.errors import LearnerError, Problem, near, one_error
 
+OF_TYPES = (
+    "Expected a <class",
+    "Expected a typing",
+    "Does not validate against any",
+    "Expected an import path",
+    "Not a valid subclass",
+    "are required",
+)
+"""The beginnings of jsonargparse's messages about values of another type."""
+MODULES = re.compile(r"(?<!['\w.])(?:[A-Za-z_]\w*[.])+")
+"""The modules before the name of a type, but no texts of a `Literal`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
@@ -188,10 +200,12 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
     if match is None or (match[1] or match[4]) not in given:
         return "", f"{key}: {' '.join(text.split())}"
     name, reason = match[1] or match[4], match[2] or match[3]  # null is as good as missing where it is required
-    if reason.startswith(("Expected a <class", "Expected a typing", "Does not validate against any", "are required")):
+    if reason.startswith("Expected a dot import path"):
+        reason = "it needs an import path such as 'package.module.Name'"
+    elif reason.startswith(OF_TYPES):
         annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        reason = f"it needs {in_words(re.sub(r'collections[.]abc[.]|typing[.]', '', expected))}"
+        reason = f"it needs {in_words(MODULES.sub('', expected))}"
         if given[name] in ("nan", "inf", "-inf"):  # texts in YAML
             reason += f" (YAML writes {given[name].replace('nan', '.nan').replace('inf', '.inf')})"
     return name, f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"

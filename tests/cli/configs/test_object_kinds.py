@@ -158,6 +158,13 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
         ({"lr": "fast"}, "lr: 'fast' is neither a number nor a schedule: choose from 'Constant'"),
         ({"lr": "0.1x"}, "lr: '0.1x' is neither a number nor a schedule: choose from 'Constant'"),
         ({"lr": "my.schedule"}, "lr is 'my.schedule', but there is no module 'my'"),
+        ({"early_stopping": 3}, "early_stopping is 3: it needs MetricEarlyStopping"),
+        (
+            {"with_file_checkpointer": True},
+            "with_file_checkpointer is True: it needs a whole number or Recorder or null",
+        ),
+        ({"learner_class": "Mine"}, "learner_class is 'Mine': it needs an import path such as 'package.module.Name'"),
+        ({"learner_class": "math.sqrt"}, "learner_class is 'math.sqrt': it needs type[Learner[Any]]"),
         ({"resume": "ture"}, "resume is 'ture': it needs true or false, or {allow: ...}"),
     ]
     for changed, message in cases:
