@@ -61,6 +61,9 @@ COMMANDS = {
 }
 """For each command its module, its arguments and what it does."""
 
+COMMON_GUESSES = {"train": "fit CONFIG", "stop": "ask stop DIR", "save": "ask save DIR", "test": "evaluate DIR"}
+"""Commands of other programs, and those for the same here."""
+
 USAGES: dict[str, Callable[[], str]] = {
     "fit": fit_usage,
     "resume": lambda: resume_parser().format_help(),
@@ -270,6 +273,14 @@ def _command_lines(width: int) -> str:
     )
 
 
+def _command_hint(command: str) -> str:
+    """Return the command for what many would guess, or a similar one, or how to list all of them."""
+    if command in COMMON_GUESSES:
+        return f"learner {COMMON_GUESSES[command]}"
+    hint = near(command, [*COMMANDS, "help", "version"])
+    return hint if hint.startswith("did you mean") else "learner help lists all commands"
+
+
 def _run(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command == "help" and rest:
@@ -282,7 +293,7 @@ def _run(words: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise LearnerError(
-            f"there is no command {command!r}: {near(command, list(COMMANDS))}",
+            f"there is no command {command!r}: {_command_hint(command)}",
             code="cli-command-unknown",
             command=command,
         )

@@ -5,6 +5,7 @@ jsonargparse's own parser refuses options that it does not know (its `parse_know
 """
 
 import argparse
+import difflib
 import os
 import re
 import shutil
@@ -146,6 +147,8 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             known = [option for option in self._option_string_actions if option.startswith("--")]
             hint = near(name, known) if name.startswith("-") else f"see {self.prog} --help"
+            if self._keys and re.match("-[a-z]", word):
+                hint = f"keys of the config begin with two dashes: -{word}"
             raise LearnerError(f"{self.prog} takes no {word!r}: {hint}", code="cli-word-unexpected", word=word)
         if self._keys:
             found.overrides = overrides
@@ -167,7 +170,9 @@ class Parser(argparse.ArgumentParser):
                 if not equals and rest and not rest[0].startswith("--"):
                     value = rest.pop(0)
                 elif not equals and not name.endswith(".help"):
-                    raise LearnerError(f"--{name} has no value: --{name}=VALUE", code="cli-option-without-value")
+                    close = difflib.get_close_matches(f"--{name}", self._option_string_actions, n=1, cutoff=0.8)
+                    hint = "".join(f", or did you mean {option}?" for option in close)
+                    raise LearnerError(f"--{name} has no value: --{name}=VALUE{hint}", code="cli-option-without-value")
                 overrides.append((name, value))
             elif equals and action.nargs == 0:
                 if value not in ("true", "false"):

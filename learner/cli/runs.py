@@ -159,14 +159,16 @@ def report(words: Sequence[str]) -> int:
 def ask(words: Sequence[str]) -> int:
     """`learner ask stop|save DIR...`."""
     parser = Parser("ask", ASK)
-    parser.add_argument("what", choices=asking.WHAT, help="stop: save and end, as Ctrl-C would; save: a checkpoint now")
+    about = "stop: save and end, as Ctrl-C would; save: a checkpoint now"
+    parser.add_argument("what", metavar="stop|save", choices=asking.WHAT, help=about)
     parser.add_argument("directories", metavar="DIR", nargs="+", help="of a run")
     line = parser.read(words)
     problems = []
     for place in line.directories:
         inside = [Path(place)] if is_locked(Path(place)) is not False else _under_way(place)
         if not inside:
-            problems.append(f"no run is training in {place}")
+            is_there = Path(place).is_dir()
+            problems.append(f"no run is training in {place}" if is_there else f"there is no directory {place}")
         for directory in inside:
             try:
                 asking.ask(directory, line.what)

@@ -107,6 +107,17 @@ def test_version(learner):
 def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace):
     cases = [
         (["fti"], "there is no command 'fti': did you mean 'fit'?"),
+        (["hlep"], "there is no command 'hlep': did you mean 'help'?"),
+        (["stop", "run"], "there is no command 'stop': learner ask stop DIR"),
+        (["nothing"], "there is no command 'nothing': learner help lists all commands"),
+        (["ask", "stop", "nowhere"], "there is no directory nowhere"),
+        (["fit", "line.yaml", "--hepl"], "--hepl has no value: --hepl=VALUE, or did you mean --help?"),
+        (
+            ["fit", "line.yaml", "-seed", "3"],
+            "learner fit takes no '-seed': keys of the config begin with two dashes: --seed",
+        ),
+        (["fit", "seed=3"], "there is no config file seed=3: options begin with two dashes, --seed=3"),
+        (["fit", "config/digit.yaml"], "did you mean 'configs/digits.yaml'"),
         (["fit"], "learner fit needs a config file"),
         (["fit", "a.yaml", "b.yaml"], "there is no config file a.yaml"),
         (["fit", "a.yaml"], "there is no config file a.yaml"),

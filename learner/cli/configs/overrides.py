@@ -15,8 +15,8 @@ from learner.config.limits import DEEPEST
 from learner.config.mappings import is_deep, read_mapping
 from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
 from learner.config.types import shown
-from learner.errors import LearnerError
-from learner.examples import bundled_config
+from learner.errors import LearnerError, near
+from learner.examples import CONFIGS, bundled_config
 from learner.runs.journal import OBSERVER_KEYS
 from learner.util.stages import end_stages
 
@@ -33,18 +33,33 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise LearnerError(
             "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
         )
+    name = os.fspath(path)
     if os.path.isdir(path):
+        of_run = os.path.join(name, "config.yaml")
+        example = f", such as {of_run}" if os.path.isfile(of_run) else ""
         raise LearnerError(
-            f"{os.fspath(path)} is a directory, and a config is a file; learner resume {os.fspath(path)} continues a "
-            "run",
+            f"{name} is a directory, and a config is a file{example}; learner resume {name} continues a run",
             code="cli-config-directory",
-            path=os.fspath(path),
+            path=name,
         )
-    if not os.path.lexists(path) and (bundled := bundled_config(path)) is not None:
-        end_stages()
-        print(f"learner: there is no {os.fspath(path)} here; using {bundled}", file=sys.stderr)
-        path = bundled
+    if not os.path.lexists(path):
+        bundled = bundled_config(path)
+        hint = f": options begin with two dashes, --{name}" if "=" in name else _bundled_hint(name)
+        if bundled is None and hint:
+            raise LearnerError(f"there is no config file {name}{hint}", code="config-file-missing")
+        if bundled is not None:
+            end_stages()
+            print(f"learner: there is no {name} here; using {bundled}", file=sys.stderr)
+            path = bundled
     return read_mapping(path, includes=True)
+
+
+def _bundled_hint(name: str) -> str:
+    """Return a hint to a config that comes with learner, if there are no files beside a missing one."""
+    if os.path.isdir(os.path.dirname(name) or "."):
+        return ""
+    hint = near(name, [f"configs/{path.name}" for path in CONFIGS.glob("*.yaml")])
+    return f": {hint}" if hint.startswith("did you mean") else ""
 
 
 def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:

@@ -201,7 +201,8 @@ def test_no_file(tmp_path):
     (tmp_path / "digit.yaml").write_text("a: 1")
     with raises_code("config-file-missing", "digit.yaml"):
         read_yaml(tmp_path / "digits.yaml")
-    with raises_code("cli-config-directory", f"learner resume {tmp_path}"):
+    (tmp_path / "config.yaml").write_text("a: 1")
+    with raises_code("cli-config-directory", f"learner resume {tmp_path}", f"such as {tmp_path}/config.yaml"):
         read_yaml(tmp_path)
 
 
