@@ -17,7 +17,7 @@ from typing import Any
 from learner.cli.configs.config_arguments import config_kinds, import_config_classes, parameters_of
 from learner.cli.configs.importing import import_path
 from learner.cli.configs.kind_checks import OURS, check_target, package_of
-from learner.cli.configs.object_kinds import GROUP, PREDICATE, argument_kinds, refuse_other
+from learner.cli.configs.object_kinds import GROUP, PREDICATE, argument_kinds, kind_of, refuse_other
 from learner.cli.configs.problems import Problems, read_each, read_list
 from learner.cli.configs.schema import OBJECTS, names_for
 from learner.cli.configs.signatures import Arguments, check, random_parameters
@@ -150,7 +150,8 @@ def recipe(
     target = named(path, key, names, kind)
     refuse_other(kind, path, key, target)
     check_target(target, path, key)
-    if not given and not inspect.isclass(target) and (alone or not callable(target)):
+    makes_schedule = kind == "lr" and inspect.isfunction(target) and kind_of(target) == "lr"  # one of optax
+    if not given and not inspect.isclass(target) and not makes_schedule and (alone or not callable(target)):
         return Recipe(path, target)
     if not callable(target):
         raise LearnerError(

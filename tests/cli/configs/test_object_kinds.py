@@ -158,6 +158,7 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
         ({"lr": "fast"}, "lr: 'fast' is neither a number nor a schedule: choose from 'Constant'"),
         ({"lr": "0.1x"}, "lr: '0.1x' is neither a number nor a schedule: choose from 'Constant'"),
         ({"lr": "my.schedule"}, "lr is 'my.schedule', but there is no module 'my'"),
+        ({"lr": "optax.constant_schedule"}, "lr.init_args: optax.constant_schedule needs 'value'"),
         ({"early_stopping": 3}, "early_stopping is 3: it needs MetricEarlyStopping"),
         (
             {"with_file_checkpointer": True},
