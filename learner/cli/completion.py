@@ -9,7 +9,7 @@ from typing import Any
 
 from learner.cli.configs.schema import CONTEXT
 from learner.cli.parsing import PROCESSES, Parser
-from learner.cli.usage import option_names
+from learner.cli.usage import dotted_names, names_in_topic, option_names
 from learner.util.distribution import install_hint
 from learner.util.optional import import_optional
 
@@ -26,6 +26,36 @@ HELP, VERSION = "show more about a command", "show the version"
 WITH_KEYS = ("fit", "resume", "sweep", "evaluate", "plot-lr", "profile", "find-lr", "doctor")
 """Commands whose options are keys of a config, too."""
 
+NAMES = {
+    "optimizer": "optimizers",
+    "lr": "schedules",
+    "metrics": "metrics",
+    "metric_loggers": "loggers",
+    "renderer": "renderers",
+    "strategy": "strategies",
+    "train.dataset": "datasets",
+    "valid.dataset": "datasets",
+}
+"""Options whose values have short names, and the topics of the help that list them."""
+
+BASH = """\
+_learner() {  # bash makes each "=" a word, and shtab expects options and values side by side
+  local words=() index=$COMP_CWORD i
+  for i in "${!COMP_WORDS[@]}"; do
+    if [[ "${COMP_WORDS[i]}" != "=" ]]; then
+      words+=("${COMP_WORDS[i]}")
+    elif [[ "$i" -eq "$COMP_CWORD" ]]; then
+      words+=("")
+    elif [[ "$i" -lt "$COMP_CWORD" ]]; then
+      index=$((index - 1))
+    fi
+  done
+  COMP_WORDS=("${words[@]}")
+  COMP_CWORD=$index
+  _shtab_learner
+}
+complete -o bashdefault -F _learner learner"""
+
 
 def completion(words: Sequence[str]) -> int:
     """`learner completion SHELL`."""
@@ -34,6 +64,8 @@ def completion(words: Sequence[str]) -> int:
     line = parser.read(words)
     shtab = import_optional("shtab", "completion", "learner completion")
     print(shtab.complete(_commands(shtab.FILE), line.shell))
+    if line.shell == "bash":
+        print(BASH)
     return 0
 
 
@@ -46,7 +78,8 @@ def _commands(file: Any) -> argparse.ArgumentParser:
     for name, (_, _, about) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
         for option in sorted({*_options(name)}):
-            command.add_argument(f"--{option}")
+            names = names_in_topic(NAMES[option]) if option in NAMES else None
+            command.add_argument(f"--{option}", choices=names)
         command.add_argument("paths", nargs="*").complete = file  # type: ignore[attr-defined]
     commands.add_parser("help", help=HELP).add_argument("command", choices=list(COMMANDS))
     commands.add_parser("version", help=VERSION)
@@ -62,4 +95,4 @@ def _options(command: str) -> Iterator[str]:
     text = printed.getvalue() + (PROCESSES if command == "fit" else "")
     yield from (option for option in re.findall(r"--([a-z][a-z_]+)\b(?!=)", text) if option != "help")
     if command in WITH_KEYS:
-        yield from (*CONTEXT, *option_names())
+        yield from (*CONTEXT, *option_names(), *dotted_names())

@@ -193,10 +193,33 @@ def requested_help(words: Sequence[str]) -> str | None:
 
 def option_names() -> list[str]:
     """Return the options: the public methods of `LearnerBuilder` except `build`, read from its source."""
-    module = ast.parse((Path(__file__).parents[1] / "builder.py").read_text())
-    (builder,) = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "LearnerBuilder")
-    names = [node.name for node in builder.body if isinstance(node, ast.FunctionDef)]
-    return [name for name in names if not name.startswith("_") and name != "build"]
+    return list(_methods("builder.py", "LearnerBuilder"))
+
+
+def dotted_names() -> list[str]:
+    """Return the keys of the data, and those of options with several arguments, read from the source likewise."""
+    loading = ("dataset", "views", "batcher", *_methods("data/loader.py", "DataLoaderBuilder"))
+    inner = {"train": loading, "valid": loading, **_methods("builder.py", "LearnerBuilder")}
+    return [f"{key}.{name}" for key, names in inner.items() if len(names) > 1 for name in names]
+
+
+def _methods(path: str, name: str) -> dict[str, tuple[str, ...]]:
+    """Return the public methods of a builder except `build`, with their parameters."""
+    module = ast.parse((Path(__file__).parents[1] / path).read_text())
+    (builder,) = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
+    methods = (node for node in builder.body if isinstance(node, ast.FunctionDef))
+    found = {each.name: tuple(argument.arg for argument in each.args.args[1:]) for each in methods}
+    return {name: names for name, names in found.items() if not name.startswith("_") and name != "build"}
+
+
+def names_in_topic(topic: str) -> list[str]:
+    """Return the short names that a topic of the help lists.
+
+    >>> "AdamW" in names_in_topic("optimizers")
+    True
+    """
+    stored = json.loads(STORED.read_text(encoding="utf-8"))["topics"][topic]
+    return [start.strip(" (") for _, start, _ in stored if start.endswith("(")]
 
 
 def stored_topic(topic: str) -> str | None:

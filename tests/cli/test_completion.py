@@ -23,15 +23,19 @@ def script(tmp_path_factory):
     [
         (["learner", "fi"], ["fit", "find-lr"]),
         (["learner", "fit", "--num_"], ["--num_epochs", "--num_processes", "--num_steps"]),
-        (["learner", "resume", "--with_f"], ["--with_file_checkpointer"]),
+        (["learner", "resume", "--resto"], ["--restore_best"]),
         (["learner", "compare", "--s"], ["--sort"]),
         (["learner", "he"], ["help"]),
         (["learner", "ver"], ["version"]),
         (["learner", "help", "ev"], ["evaluate"]),
+        (["learner", "fit", "--train.b"], ["--train.batch_size", "--train.batcher"]),
+        (["learner", "fit", "--optimizer", "AdamW"], ["AdamW"]),
+        (["learner", "fit", "--optimizer", "=", "AdaB"], ["AdaBelief"]),
+        (["learner", "fit", "--seed", "=", "3", "--strategy", "="], ["Replicated", "Sharded", "SingleDevice", "fsdp"]),
     ],
 )
 def test_bash_completes(script, words, expected):
-    line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_learner; "
+    line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _learner; "
     done = subprocess.run(["bash", "-c", f"{line} echo ${{COMPREPLY[@]}}"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == expected
 
