@@ -421,7 +421,7 @@ class LearnerBuilder:
         """
         if not isinstance(strategy, Strategy):
             raise LearnerError(
-                f"strategy got {strategy!r}; it needs Replicated(), Sharded(mesh, rules) or the like",
+                f"strategy got {strategy!r}; it needs Replicated(), Sharded(rules=fsdp()) or the like",
                 code="strategy-type",
             )
         return self._set(devices=strategy)
