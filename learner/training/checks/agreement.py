@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import JaxRuntimeError
 
 from learner.distributed.peer_monitor import peers_monitored
 from learner.distributed.process_group import ProcessGroup
@@ -18,6 +17,7 @@ from learner.strategies.base import Strategy
 from learner.training.checks.fingerprints import FIRST_ROW
 from learner.training.feed.inputs import Inputs
 from learner.training.options import Options
+from learner.util.device_errors import is_device_error
 from learner.util.text import first_line, name_of
 from learner.util.trees import named_leaves
 
@@ -112,18 +112,16 @@ def propagate_failures(group: ProcessGroup) -> Iterator[None]:
     except (ProcessError, GeneratorExit):  # an iterator that is closed has not failed
         # A `ProcessError` is about a failure that the other processes know already.
         raise
-    except JaxRuntimeError as error:
-        if group.count > 1:
+    except BaseException as error:
+        lost = group.count > 1 and is_device_error(error)
+        if lost:
             # First: the devices' error is only the effect of what the peer has reported.
             group.raise_if_peer_failed()
         group.fail(first_line(error))
-        if group.count > 1:
+        if lost:
             raise ProcessError(
                 f"the devices of the other processes could not be reached: one of them may have died, or its machine. "
                 f"JAX says: {first_line(error)}",
                 code="process-devices-lost",
             ) from error
-        raise
-    except BaseException as error:
-        group.fail(first_line(error))
         raise

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import JaxRuntimeError
 from jax.interpreters import partial_eval
 
 from learner.errors import LearnerError, Problem
@@ -28,6 +27,7 @@ from learner.training.checks.logit_activations import activations
 from learner.training.checks.row_broadcasts import broadcast_rows
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
+from learner.util.device_errors import is_device_error
 from learner.util.host_random import generator_states
 from learner.util.jaxprs import dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
@@ -449,8 +449,8 @@ class Tracing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         """Add the batch to the error."""
-        # What a device raises is about memory or hardware, and not about the step.
-        if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
+        # What a device raises is about memory, hardware or other processes, and not about the step.
+        if not isinstance(error, Exception) or isinstance(error, LearnerError) or is_device_error(error):
             return
         if isinstance(error, OF_VALUES):
             raise LearnerError(

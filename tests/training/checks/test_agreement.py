@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from learner.training.checks.agreement import digest
+from learner import LearnerError
+from learner.training.checks.agreement import digest, propagate_failures
+from learner.training.checks.step_checks import Tracing
 
 
 def test_the_digest_of_arrays_covers_each_value():
@@ -22,3 +25,34 @@ def test_the_digest_of_arrays_covers_each_value():
 def test_the_digest_covers_numbers_of_python():
     """nnx.Variable(0.5) holds one."""
     assert digest({"w": 0.5}) == digest({"w": 0.5}) != digest({"w": 0.25})
+
+
+class Peers:
+    """Two processes, of which the other one has reported no failure."""
+
+    count, index = 2, 0
+
+    def __init__(self):
+        self.reported = []
+
+    def raise_if_peer_failed(self):
+        pass
+
+    compare_passes = raise_if_peer_failed
+
+    def fail(self, text):
+        self.reported.append(text)
+
+
+def test_a_lost_process_is_not_an_error_of_the_step():
+    """On CPUs JAX raises a ValueError if the connection breaks off within the call of a program."""
+    peers, error = Peers(), ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer")
+    with (
+        pytest.raises(LearnerError) as raised,
+        propagate_failures(peers),
+        Tracing("valid_step", "valid", lambda: {"x": np.zeros(2)}),
+    ):
+        raise error
+    assert raised.value.code == "process-devices-lost"
+    assert raised.value.__cause__ is error
+    assert peers.reported == [f"ValueError: {error}"]
