@@ -68,6 +68,19 @@ class ArrayDataset(Dataset):
         """
         return self._structure.unflatten(self._take(rows))
 
+    def window_spans(self) -> list[tuple[np.ndarray, int, int]]:
+        """Return for each array whose rows are windows that overlap: the addresses at which they begin, the size of
+        one, and the distance between two of its items, in bytes.
+        """
+        spans = []
+        for leaf in self._leaves:
+            row, item = (*leaf.strides, 0)[:2]
+            # Rows of other arrays lie one behind the other, or item by item in columns.
+            if item > 0 and row % item == 0 and 0 < row < leaf.shape[1] * item:
+                starts = leaf.__array_interface__["data"][0] + row * np.arange(len(leaf))
+                spans.append((starts, leaf.shape[1] * item, item))
+        return spans
+
     def __len__(self) -> int:
         return self._rows
 
@@ -139,6 +152,10 @@ class ArrayRows(_ArrayView):
         """See `ArrayDataset`."""
         return self._data.nbytes // len(self._data) * len(self)
 
+    def window_spans(self) -> list[tuple[np.ndarray, int, int]]:
+        """See `ArrayDataset`."""
+        return [(starts[self._index], size, item) for starts, size, item in self._data.window_spans()]
+
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self._data[int(self._index[item_number(index, len(self), "an ArrayDataset")])]
 
@@ -179,6 +196,10 @@ class ArrayConcat(_ArrayView):
     def nbytes(self) -> int:
         """See `ArrayDataset`."""
         return sum(part.nbytes for part in self._parts)
+
+    def window_spans(self) -> list[tuple[np.ndarray, int, int]]:
+        """See `ArrayDataset`; those of several datasets are not compared."""
+        return []
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         row = item_number(index, len(self), "an ArrayDataset")

@@ -545,6 +545,27 @@ def test_a_batch_size_that_is_not_used_is_warned_of(tmp_path, kind):
     assert warnings_of(tmp_path / "5") == []
 
 
+def test_windows_that_training_has_seen_are_warned_of(tmp_path):
+    series = ArrayDataset({"x": np.arange(60, dtype=np.float32)})
+
+    def step(model, batch):
+        return {"loss": ((model["w"].sum() - batch["x"]) ** 2).mean()}
+
+    def fit(name, train, *valid):
+        builder = quiet(tmp_path / name).num_epochs(1).with_batch_size(BATCH)
+        builder.build(line(), optax.sgd, 1e-6, train_step=step, valid_step=step).fit(train, *valid)
+        return warnings_of(tmp_path / name)
+
+    train, valid = series.windows(5, stride=1).split([0.8, 0.2], seed=0)
+    loader = DataLoaderBuilder().batch_size(BATCH).build(train)
+    (text,) = fit(
+        "drawn", loader, {"a": valid, "b": DataLoaderBuilder().batch_size(BATCH).build({"x": np.ones((8, 5))})}
+    )
+    assert "windows of valid-a consist of values that windows of train have" in text
+    assert fit("by time", series.slice(0, 48).windows(5, stride=1), series.slice(44, 60).windows(5, stride=1)) == []
+    assert fit("alone", train) == []
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_texts_with_other_numbers_in_validation_are_warned_of(tmp_path, several):
     """As those of two files of which one lacks a text. Views of a table and longer lists have the same numbers."""

@@ -16,6 +16,7 @@ from learner.data.label_names import label_names
 from learner.data.loader import DataLoader
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
+from learner.data.window_overlap import contained_windows
 from learner.errors import LearnerError
 from learner.runs.file_names import refuse_same_files
 from learner.schedules.base import RunLength
@@ -104,8 +105,21 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
             for split in inputs.valid:
                 inputs.source(split).limit(options.valid_batches)
         refuse_endless(inputs)
-        inputs.warnings.extend([] if valid is None else label_warnings(labels, valid))
+        if valid is not None:
+            inputs.warnings.extend([*label_warnings(labels, valid), *_window_warnings(train, valid)])
     return inputs
+
+
+def _window_warnings(train: Any, valid: Any) -> list[str]:
+    """Return a warning for each validation split whose windows are made of values of training windows."""
+    warnings = []
+    for split, each in _splits(valid).items():
+        if count := contained_windows(_dataset(train), _dataset(each)):
+            warnings.append(
+                f"{count} of {len(_dataset(each))} windows of {split} consist of values that windows of train have as "
+                "well, so that its metrics are too good: split the series by time before it is cut into windows"
+            )
+    return warnings
 
 
 def _refuse_unshuffled(inputs: Inputs) -> None:
@@ -229,9 +243,8 @@ def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "v
     >>> label_warnings({"kind": ["cat", "dog"]}, valid)[0].partition(":")[0]
     "'kind' numbers its texts differently in valid than in train"
     """
-    splits = {f"{name}-{part}": each for part, each in data.items()} if has_several(data) else {name: data}
     warnings = []
-    for split, each in splits.items():
+    for split, each in _splits(data, name).items():
         for field, names in _labels(each).items():
             numbered = zip(known.get(field, ()), names, strict=False)
             number, pair = next(((i, pair) for i, pair in enumerate(numbered) if pair[0] != pair[1]), (0, None))
@@ -244,8 +257,18 @@ def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "v
     return warnings
 
 
+def _splits(data: Any, name: str = "valid") -> dict[str, Any]:
+    """Return the validation data of each split."""
+    return {f"{name}-{part}": each for part, each in data.items()} if has_several(data) else {name: data}
+
+
 def _labels(data: Any) -> Mapping[str, Sequence[str]]:
-    return label_names(data.dataset if isinstance(data, DataLoader) else data)
+    return label_names(_dataset(data))
+
+
+def _dataset(data: Any) -> Any:
+    """Return the dataset of a loader, and other data unchanged."""
+    return data.dataset if isinstance(data, DataLoader) else data
 
 
 def _is_arrays(data: PyTree) -> bool:

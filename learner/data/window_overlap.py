@@ -1,0 +1,36 @@
+"""Windows of a series that two splits share, which they do if windows that overlap are split at random."""
+
+from typing import Any
+
+import numpy as np
+
+from learner.data.array_dataset import ArrayDataset
+
+
+def contained_windows(train: Any, valid: Any) -> int:
+    """Return how many rows of `valid` are windows of which each value is in windows of `train`, too.
+
+    Windows share memory, whose addresses tell which values are the same. Windows that begin in the training part, to
+    forecast what follows it, do not count. Other data has none.
+
+    >>> series = ArrayDataset(np.arange(100.0))
+    >>> len(series.windows(10, stride=1)), contained_windows(*series.windows(10, stride=1).split([0.8, 0.2], seed=0))
+    (91, 17)
+    >>> contained_windows(series.slice(0, 80).windows(10, stride=1), series.slice(75, 100).windows(10, stride=1))
+    0
+    """
+    if not (isinstance(train, ArrayDataset) and isinstance(valid, ArrayDataset)):
+        return 0
+    both = zip(train.window_spans(), valid.window_spans(), strict=False)
+    return max(
+        (_contained(starts, size, *span[:2]) for (starts, size, item), span in both if item == span[2]), default=0
+    )
+
+
+def _contained(starts: np.ndarray, size: int, others: np.ndarray, other_size: int) -> int:
+    """Return how many of the other spans lie within the union of the spans."""
+    starts = np.unique(starts)
+    gaps = np.flatnonzero(np.diff(starts) > size)
+    firsts, ends = starts[np.r_[0, gaps + 1]], starts[np.r_[gaps, len(starts) - 1]] + size
+    runs = np.searchsorted(firsts, others, side="right") - 1
+    return int(((runs >= 0) & (others + other_size <= ends[runs])).sum())

@@ -1,0 +1,49 @@
+"""Windows of validation that training has seen are counted as by hand, and other rows never."""
+
+import numpy as np
+import pytest
+
+from learner.data import ArrayDataset
+from learner.data.window_overlap import contained_windows
+
+SERIES = np.arange(200.0)
+
+
+def by_hand(train, valid):
+    seen = set(np.ravel(train.arrays))
+    return sum(seen.issuperset(window) for window in valid.arrays)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_windows_in_windows_are_counted(stride, share):
+    windows = ArrayDataset(SERIES).windows(9, stride=stride)
+    parts = [windows.split([share, 1 - share], seed=0), windows.split([share, 1 - share], seed=None)]
+    counts = [contained_windows(train, valid) for train, valid in parts]
+    assert counts == [by_hand(*each) for each in parts]
+    assert counts[1] == 0 < by_hand(*windows.split([0.8, 0.2], seed=0))
+
+
+def test_windows_of_two_sizes_and_of_several_arrays():
+    series = ArrayDataset({"x": np.zeros((200, 3), np.float32), "y": SERIES})
+    train, valid = series.slice(0, 100).windows(10, stride=1), series.slice(90, 200).windows(4, stride=1)
+    assert contained_windows(train, valid) == 7  # those that begin at 90 to 96
+
+
+ROWS = {
+    "windows that only begin in training": [
+        ArrayDataset(SERIES).slice(0, 100).windows(10, stride=1),
+        ArrayDataset(SERIES).slice(91, 200).windows(10, stride=1),
+    ],
+    "windows of another series": [ArrayDataset(SERIES + n).windows(10, stride=1) for n in range(2)],
+    "windows that do not overlap": ArrayDataset(SERIES).windows(10).split([0.5, 0.5], seed=0),
+    "columns in the order of Fortran": ArrayDataset(np.asfortranarray(SERIES.reshape(50, 4))).split([0.5, 0.5], seed=0),
+    "rows of one number": ArrayDataset(SERIES).split([0.5, 0.5], seed=0),
+    "a broadcast array": ArrayDataset(np.broadcast_to(SERIES, (4, 200))).split([0.5, 0.5], seed=0),
+    "no arrays": [range(10), range(5, 10)],
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_other_rows_have_none(kind):
+    assert contained_windows(*ROWS[kind]) == 0
