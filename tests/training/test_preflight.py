@@ -545,6 +545,15 @@ def test_a_batch_size_that_is_not_used_is_warned_of(tmp_path, kind):
     assert warnings_of(tmp_path / "5") == []
 
 
+def test_ids_that_float32_rounds_are_warned_of(tmp_path):
+    for name, first in (("run", 2.0**24 + 1), ("small", 1.0)):
+        train = {**arrays(), "id": first + np.arange(len(X))}
+        build_line(quiet(tmp_path / name).num_epochs(1).with_batch_size(BATCH)).fit(train)
+    (text,) = warnings_of(tmp_path / "run")
+    assert "'id' of a train batch holds 167772" in text
+    assert warnings_of(tmp_path / "small") == []
+
+
 def test_windows_that_training_has_seen_are_warned_of(tmp_path):
     series = ArrayDataset({"x": np.arange(60, dtype=np.float32)})
 

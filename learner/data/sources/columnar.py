@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.data.input_files import MemoryBudget, PathLike
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.table_arrays import Table, read_files, table
+from learner.data.sources.table_arrays import DATE_HINT, Table, read_files, table
 from learner.errors import LearnerError
 from learner.util.optional import import_optional
 
@@ -238,8 +238,9 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        hint = DATE_HINT if types.is_temporal(kind) else ""
         raise LearnerError(
-            f"column {name!r} has the type {column.type}; fields are made of numbers, texts and lists of numbers",
+            f"column {name!r} has the type {column.type}; fields are made of numbers, texts and lists of numbers{hint}",
             code="data-column-type",
             name=name,
         )

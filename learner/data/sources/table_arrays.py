@@ -1,6 +1,7 @@
 """Tables in memory: columns as arrays, and texts as numbers of labels."""
 
 import dataclasses
+import datetime
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from learner.errors import LearnerError, near, one_error
 
 MOST_PROBLEMS = 5
 DEEPEST = 32  # lists in each other, which are the axes of an array
+
+DATE_HINT = ": of dates make numbers first, such as the days since the first one"
 
 Place = Callable[[int], str]
 
@@ -257,6 +260,7 @@ class Column:
                 self._add_problem(row, "it is missing (missing= says which number takes its place)")
             elif isinstance(value, str):
                 hint = "" if any_number else f" (labels={{{self.field!r}: null}} numbers the texts)"
+                hint = DATE_HINT if _is_date(value) else hint
                 self._add_problem(row, f"{value[:40]!r} is not a number{hint}")
             elif type(value) not in (bool, int, float):
                 self._add_problem(row, f"a {type(value).__name__} is not a number")
@@ -288,6 +292,13 @@ class Column:
         # Only the first ones are shown: the messages of millions of rows would take more memory than the rows.
         shown = len(self.problems) < MOST_PROBLEMS
         self.problems.append(f"{self.place(row)}: column {self.name!r}: {problem}" if shown else "")
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(datetime.datetime.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _all_numbers(value: list[Any], depth: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.data.abstract_source import Source
 from learner.data.array_dataset import is_data_frame
-from learner.data.batch_arrays import batch_arrays
+from learner.data.batch_arrays import batch_arrays, rounding_warnings
 from learner.data.dataset import Dataset
 from learner.data.label_names import label_names
 from learner.data.loader import DataLoader
@@ -105,6 +105,7 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
             for split in inputs.valid:
                 inputs.source(split).limit(options.valid_batches)
         refuse_endless(inputs)
+        inputs.warnings.extend(rounding_warnings(first, "train"))
         if valid is not None:
             inputs.warnings.extend([*label_warnings(labels, valid), *_window_warnings(train, valid)])
     return inputs

@@ -114,7 +114,7 @@ def test_what_is_wrong_is_named(kind):
         "q": ("data-columns-unreadable", "a.file", "'q'"),
         "s": ("data-columns-unreadable", "a.file", "1", "'s'", "'y'"),
         "n": ("data-columns-unreadable", "a.file", "2", "'n'"),
-        "t": ("data-file-unreadable", "'t'", "timestamp[us]"),
+        "t": ("data-file-unreadable", "'t'", "timestamp[us]", "of dates make numbers"),
     }.items():
         with raises_code(*expected):
             read(path, {"x": fields})

@@ -115,3 +115,12 @@ def test_a_float_may_be_rounded_by_its_type():
     array = made({"a": [0.1, float("nan")]}, dtypes={"a": "float16"}).arrays["a"]
     np.testing.assert_array_equal(array, np.float16([0.1, np.nan]))
     assert made({"a": [1, None]}, missing=0, dtypes={"a": "uint8"}).arrays["a"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("2024-01-31", "of dates"), ("2024-01-31 12:00", "of dates"), ("north", "labels=")]
+)
+def test_texts_that_are_no_numbers_have_a_remedy(text, hint):
+    """To number dates like labels would lose their order."""
+    with raises_code("data-columns-unreadable", repr(text), hint):
+        made({"a": [text]})
