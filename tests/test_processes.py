@@ -185,6 +185,14 @@ def test_sigterm_one_of_n_processes(tmp_path):
 
 
 @pytest.mark.full
+def test_sigterm_while_a_logger_closes_ends_all(tmp_path):
+    """The run is over, and the script would go on without it."""
+    ended = processes(tmp_path / "run", 2, epochs=1, at={"process": 0, "step": "close", "what": "SIGTERM"})
+    assert [process.code for process in ended] == [143, 143]
+    assert saved_steps(tmp_path / "run") == [6]
+
+
+@pytest.mark.full
 def test_one_that_fails_ends_the_others_with_its_error(tmp_path):
     """They save no best epoch without it."""
     directory = tmp_path / "run"

@@ -25,7 +25,7 @@ def train(coordinator, count, index, directory, kind, given):
     from learner import LearnerBuilder, LearnerError
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.process_group import leave
-    from learner.loggers import JsonLines
+    from learner.loggers import JsonLines, MetricLogger
     from learner.metrics import Accuracy, GradientNorm, HostMetric, Perplexity
     from learner.strategies import Sharded, fsdp
     from learner.training.stopping import MetricEarlyStopping
@@ -49,6 +49,14 @@ def train(coordinator, count, index, directory, kind, given):
         def reset(self):
             pass
 
+    class Last(MetricLogger):
+        def log(self, split, name, value, epoch, step):
+            pass
+
+        def close(self):
+            if at.get("process") == index and at.get("step") == "close":
+                os.kill(os.getpid(), getattr(signal, at["what"]))
+
     options = {"accumulate": 1, "epochs": 2, "batch": 24, "rows": 125, "rules": None, "lr": 0.2, **given}
     case = spread.KINDS[kind]
     at = options.get("at") or {}
@@ -66,7 +74,7 @@ def train(coordinator, count, index, directory, kind, given):
 
     builder = LearnerBuilder(directory).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(None)
     builder.num_epochs(options["epochs"]).grads_accumulation(options["accumulate"]).every(1, hook)
-    builder.metric_loggers(JsonLines(every_steps=1)).seed(options.get("seeds", [0] * 9)[index])
+    builder.metric_loggers(JsonLines(every_steps=1), Last()).seed(options.get("seeds", [0] * 9)[index])
     builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **options.get("save", {})})
     if options["rules"] == "fsdp":
         builder.strategy(Sharded(rules=fsdp(1)))
