@@ -12,7 +12,7 @@ from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import generators_of, generators_of_function, restore, set_epoch, states_of
 from learner.data.sharding import Batches, ProcessShard, digest_of, refuse_small, rows_of, shards_itself
-from learner.data.workers import forks_workers
+from learner.data.workers import allow_grain_workers, forks_workers
 from learner.errors import LearnerError
 
 GENERATORS = "generators"  # the key of a state that has those of random generators
@@ -194,6 +194,8 @@ class IterableSource(StatefulSource):
         before = self._before_call | states_of(generators)  # making an iterator may draw the order of its epoch
         if self._before_call:
             generators |= generators_of_function(self._data)
+        if _is_of_grain(data):
+            allow_grain_workers()
         iterator = iter(data)
         holder = data if _state_methods(iterator) is None else iterator
         positioned = state is not None and _state_methods(holder) is not None
@@ -284,7 +286,7 @@ class IterableSource(StatefulSource):
             return None
         data = self._make()
         anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size
-        if type(data).__module__.partition(".")[0] == "grain" or is_stream(data) or anew:
+        if _is_of_grain(data) or is_stream(data) or anew:
             return None  # its iterators carry no state into the next; workers or a network take seconds to start
         try:
             batches, positioned = self._iterator(data, epoch, self.batches or 0, state)
@@ -299,6 +301,10 @@ class IterableSource(StatefulSource):
         if positioned:
             next(batches, None)
         return batches.between if positioned else None
+
+
+def _is_of_grain(data: Any) -> bool:
+    return type(data).__module__.partition(".")[0] == "grain"
 
 
 def _is_of_beginning(state: Any) -> bool:

@@ -20,14 +20,13 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from absl import flags
 
 from learner.data.batch_arrays import field_name
 from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import is_epoch_dependent, read_item
 from learner.data.plan import Plan
 from learner.data.sharding import ProcessShard
-from learner.data.workers import check_main_script, end_with_parent
+from learner.data.workers import allow_grain_workers, check_main_script, end_with_parent
 from learner.errors import LearnerError
 
 
@@ -80,8 +79,7 @@ class Pipeline:
             waiting, self._waiting = self._waiting[2], None
             return waiting
         check_main_script()
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # Grain 0.2.18 reads one of its flags here, parsed or not
+        allow_grain_workers()
         no_threads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(self._num_workers, per_worker_buffer_size=max(1, self._prefetch))
         endless = grain.MapDataset.range(first, sys.maxsize).map(self._batch_maker(share))

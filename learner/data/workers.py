@@ -50,6 +50,14 @@ def check_process() -> None:
     )
 
 
+def allow_grain_workers() -> None:
+    """Let Grain start worker processes, in which Grain 0.2.18 reads one of its flags, parsed or not."""
+    from absl import flags  # takes 20 ms, which Grain has taken already
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
 def end_with_parent() -> None:
     """In a worker, end once the process that started it has ended. A process that is killed ends no worker, which would
     keep its memory and wait for a reader that no longer exists.

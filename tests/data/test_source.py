@@ -1,5 +1,6 @@
 """What users pass as data: batches, and in which order, whatever they come from."""
 
+import contextlib
 import itertools
 import json
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from absl import flags
 
 from learner import LearnerBuilder
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
@@ -137,6 +139,13 @@ def test_a_shuffled_dataset_has_a_new_order_in_each_epoch_and_validation_keeps_i
 
 
 # -- iterators that can be read once -----------------------------------------------------------------------------------
+
+
+def test_grain_starts_its_workers_in_a_script_that_parses_no_flags():
+    flags.FLAGS.unparse_flags()
+    workers = grain.multiprocessing.MultiprocessingOptions(num_workers=1)
+    with contextlib.closing(source_of(grain_map().to_iter_dataset().mp_prefetch(workers), "train")) as source:
+        assert [batch["x"].tolist() for batch in source.open(1)] == [batch["x"].tolist() for batch in grain_map()]
 
 
 def test_a_grain_dataset_that_repeats_for_ever_has_no_length():
