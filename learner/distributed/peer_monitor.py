@@ -15,6 +15,7 @@ from learner.distributed.process_group import ProcessGroup, leave
 from learner.errors import ProcessError
 
 POLL_SECONDS = 1.0
+NOTICE_SECONDS = 3.0  # within which most processes raise; process 0 leaves after a few more, and JAX aborts the others
 GRACE_SECONDS = 20.0  # to raise, and to write what a run writes when it fails
 
 
@@ -22,16 +23,17 @@ GRACE_SECONDS = 20.0  # to raise, and to write what a run writes when it fails
 def peers_monitored(
     group: ProcessGroup,
     poll: float = POLL_SECONDS,
+    notice: float = NOTICE_SECONDS,
     grace: float = GRACE_SECONDS,
     end: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
-    """End this process if another has failed and the block is not left within `grace` seconds. A single process has no
-    thread for this.
+    """End this process if another has failed and the block is not left within `grace` seconds. After `notice` seconds,
+    print the reason. A single process has no thread for this.
 
     Args:
       group: the processes.
       poll: seconds between two questions.
-      grace: seconds.
+      notice, grace: seconds.
       end: called with the reason; default: print it, and end the process with the exit code 1.
     """
     if group.count == 1:
@@ -45,8 +47,10 @@ def peers_monitored(
                 group.raise_if_peer_failed()  # first: one process reports a difference, rather than both
                 group.compare_passes()
             except ProcessError as error:
-                if not ended.wait(grace):
-                    (end or _end_process)(f"process {group.index} ends: {error}")
+                if not ended.wait(notice):
+                    print(f"learner: {error}", file=sys.stderr, flush=True)
+                    if not ended.wait(grace - notice):
+                        (end or _end_process)(f"process {group.index} ends: {error}")
                 return
 
     thread = threading.Thread(target=watch, name="learner-peers", daemon=True)

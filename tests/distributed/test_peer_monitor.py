@@ -30,30 +30,34 @@ class Group(SingleProcess):
 
 
 @pytest.mark.parametrize("differs", [False, True])
-def test_a_process_that_does_not_raise_is_ended_with_the_reason(differs):
+def test_a_process_that_does_not_raise_is_ended_with_the_reason(differs, capsys):
+    """It is printed before, as JAX may abort the process meanwhile."""
     group, ended, reasons = Group(differs), threading.Event(), []
+    printed = []
 
     def end(reason):
         reasons.append(reason)
+        printed.append(capsys.readouterr().err)
         ended.set()
 
-    with peers_monitored(group, SOON, SOON, end):
+    with peers_monitored(group, SOON, SOON, 2 * SOON, end):
         group.failed.set()
         assert ended.wait(10)  # this thread does not notice, as one in C++ would not
     assert reasons in (
         ["process 0 ends: process 1 failed: no coffee"],
         ["process 0 ends: the data of process 1 ended"],
     )
+    assert reasons[0].removeprefix("process 0 ends: ") in printed[0]
 
 
-def test_a_process_that_raises_in_time_is_not_ended():
+def test_a_process_that_raises_in_time_is_not_ended(capsys):
     group, reasons = Group(), []
-    with peers_monitored(group, SOON, 10, reasons.append):
+    with peers_monitored(group, SOON, 10, 10, reasons.append):
         assert group.asked.wait(10)
         (thread,) = [each for each in threading.enumerate() if each.name == "learner-peers"]
         group.failed.set()
     thread.join(10)
-    assert (thread.is_alive(), reasons) == (False, [])
+    assert (thread.is_alive(), reasons, capsys.readouterr().err) == (False, [], "")
 
 
 def test_nothing_is_asked_without_peers():
