@@ -317,6 +317,13 @@ def test_a_one_shot_iterator_is_one_epoch(tmp_path):
     assert len(result.history["valid/Loss"]) == 1
 
 
+def test_a_generator_loses_no_batch_to_a_fit_that_is_refused(tmp_path):
+    data = (batch for batch in batches())
+    with raises_code("learner-valid-every-without-data"):
+        build_line(quiet(tmp_path / "refused").valid_every(steps=1)).fit(data)
+    assert build_line(quiet(tmp_path / "run")).fit(data).summary["steps"] == STEPS
+
+
 def test_validation_inside_epochs(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4)
     result = build_line(builder, RATE).fit(batches(), batches(8))

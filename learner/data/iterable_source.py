@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -330,10 +331,17 @@ def _has_one_order(data: Iterable[Any]) -> bool:
 class OneShotSource(StatefulSource):
     """A one-shot iterator: it has one epoch, and cannot be read again from its start."""
 
+    # By iterator, the batch that a refused run has read of it: first of the next run. Not of `map`, `zip` and others of
+    # C, to which there are no weak references.
+    _unread: weakref.WeakKeyDictionary[Iterator[Any], Any] = weakref.WeakKeyDictionary()
+
     def __init__(self, split: str, share: ProcessShard | None, own: bool, iterator: Iterator[Any]):
         super().__init__(split, None, share, own)
         self._data = self._iterator = iterator
         self._used = False
+        self._peeked: list[Any] = []
+        with contextlib.suppress(KeyError, TypeError):
+            self._peeked = [self._unread.pop(iterator)]
 
     _kind = "iterator"
 
@@ -356,6 +364,7 @@ class OneShotSource(StatefulSource):
         if start:
             self.refuse_position(epoch, start, state)
             self._restore(self._iterator, epoch, start, state)
+            self._peeked = []
         elif self._used:
             again = f"epoch {epoch}" if self.split == "train" else "another validation"
             raise LearnerError(
@@ -365,7 +374,21 @@ class OneShotSource(StatefulSource):
                 code="data-exhausted",
             )
         self._used = True
-        return self._sharded(self._iterator, self._where(self._iterator))
+        return self._sharded(self._batches(), self._where(self._iterator))
+
+    def _batches(self) -> Iterator[Any]:
+        if not self._peeked:
+            self._peeked = [*itertools.islice(self._iterator, 1)]
+        yield from self._peeked
+        self._peeked = []
+        yield from self._iterator
+
+    def close(self) -> None:
+        """See `Source`."""
+        if self._kept is not None:
+            with contextlib.suppress(TypeError):
+                self._unread[self._iterator] = self._peeked[0]
+        super().close()
 
 
 def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:

@@ -164,6 +164,26 @@ def test_a_one_shot_iterator_has_one_epoch_and_peek_loses_nothing(make):
         source.open(2)
 
 
+def test_the_batch_that_a_refused_run_has_read_of_an_iterator_is_the_first_of_the_next_run():
+    data = generator_function()
+    for _ in range(2):  # two runs that are refused
+        refused = source_of(data, "train")
+        assert numbers_of([refused.peek(1)]) == EPOCH[:1]
+        refused.close()
+    source = source_of(data, "train")
+    source.peek(1)
+    assert numbers_of(source.open(1)) == EPOCH
+    source.close()
+    with raises_code("data-without-batches"):
+        source_of(data, "train").peek(1)
+
+
+def test_an_iterator_keeps_its_states_after_a_refused_run():
+    data = iter(Orders())
+    kept(data).close()
+    assert with_states(kept(data), 1) == with_states(kept(iter(Orders())), 1)
+
+
 def test_a_one_shot_iterator_without_a_peek():
     source = source_of(generator_function(), "train")
     assert numbers_of(source.open(1)) == EPOCH
