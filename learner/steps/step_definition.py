@@ -328,10 +328,10 @@ class StepDefinition:
         line.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
-        batch = self.train_batch(state, batch, key)
 
         def value(params: PyTree) -> Array:
-            output, _ = self.run_train(params, state.model_state, batch, key)
+            changed = self.train_batch(state, batch, key)  # here, as most optimizers never evaluate the loss again
+            output, _ = self.run_train(params, state.model_state, changed, key)
             loss = self.policy.to_output_dtype(output.output if self.own_grads else output).loss
             return jnp.asarray(loss, loss_dtype(params))  # as the loss of the step: a search compares the two
 

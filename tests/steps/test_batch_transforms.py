@@ -172,3 +172,34 @@ def test_the_steps_of_a_learner_change_batches_as_well(tmp_path):
         state, _ = learner.train_step(state, batch)
     np.testing.assert_allclose(learner.model_of(state)["w"], by_hand(growing, 3)["w"], rtol=1e-5)
     assert arrays(4)["x"].dtype == np.float32
+
+
+def test_a_batch_is_changed_once_in_a_step_and_again_only_where_the_loss_is_searched(tmp_path):
+    def traced_with(optimizer):
+        calls = []
+
+        def counted(batch, rng):
+            calls.append(batch)
+            return noisy(batch, rng)
+
+        builder = quiet(tmp_path / "run").on_batch(counted)
+        learner = builder.build(line(), optimizer, 1.0, train_step=line_step)
+        first = learner.init()
+        state, _ = learner.train_step(first, batches()[0])  # checks the step, too
+        calls.clear()
+        jax.eval_shape(learner.train_step, first, batches()[0])
+        return learner.model_of(state), len(calls)
+
+    assert traced_with(optax.sgd)[1] == 1
+    model, _ = traced_with(optax.lbfgs)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
+    changed = noisy(batches()[0], jax.random.fold_in(jax.random.fold_in(key, 2), 0))
+
+    def loss(params):
+        return line_step(params, changed).loss
+
+    optimizer, first = optax.lbfgs(1.0), line()
+    value, grads = jax.value_and_grad(loss)(first)
+    given = grads, optimizer.init(first), first
+    updates, _ = optimizer.update(*given, value=value, grad=grads, value_fn=loss)
+    np.testing.assert_allclose(model["w"], optax.apply_updates(first, updates)["w"], rtol=1e-4)
