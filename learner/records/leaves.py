@@ -36,8 +36,8 @@ def leaves_of(model: Any) -> Leaves:
     """Return the arrays of a model, which is not changed.
 
     Args:
-      model: an `nnx.Module`, a `Linen`, or any pytree with arrays (an Equinox module, a dict). Shapes in the place of
-        arrays, as `nnx.eval_shape` gives them, are arrays that are to come.
+      model: an `nnx.Module` or `nnx.State`, a `Linen`, or any pytree with arrays (an Equinox module, a dict). Shapes in
+        the place of arrays, as `nnx.eval_shape` gives them, are arrays that are to come.
 
     Raises:
       LearnerError: it is not a model, or two of its arrays have the same path.
@@ -77,6 +77,11 @@ def _pure(model: Any) -> tuple[PyTree, Callable[[PyTree], Any], str]:
 
         graph, state = nnx.split(model)
         return nnx.as_pure(state), lambda tree: nnx.merge(graph, tree), "flax.nnx"
+    if is_instance_of(model, "flax.nnx", "State"):
+        from flax import nnx
+
+        structure: Any = jax.tree.structure(model)  # of variables, whose paths would end in `.value`
+        return nnx.as_pure(model), lambda tree: structure.unflatten(jax.tree.leaves(tree)), "flax.nnx"
     if isinstance(model, Linen):
         return model.variables, lambda tree: Linen(model.module, tree, model.rngs), "flax.linen"
     if is_instance_of(model, "flax.linen", "Module"):

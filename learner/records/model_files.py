@@ -29,7 +29,8 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
     Args:
       path: it ends with `.mpk`, `.json`, `.safetensors` or `.bin`, which chooses the format, and with `.gz` behind it
         where it is to be compressed. A recorder adds its extension to a path that has none.
-      model: an `nnx.Module`, a `Linen`, an Equinox module (with its `State` in a tuple), or any pytree with arrays.
+      model: an `nnx.Module`, or a part of one (`nnx.state(model, nnx.LoRAParam)`), a `Linen`, an Equinox module (with
+        its `State` in a tuple), or any pytree with arrays.
       recorder: default: the recorder of the extension, in full precision.
 
     Raises:

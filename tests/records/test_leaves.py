@@ -75,3 +75,19 @@ def test_arrays_of_several_devices_are_gathered():
 
     split = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.P("x")))
     assert JsonRecorder().to_bytes({"w": split}) == JsonRecorder().to_bytes({"w": np.arange(8, dtype=np.float32)})
+
+
+def test_a_state_of_nnx_has_the_paths_of_its_model():
+    def adapted(seed):
+        rngs = nnx.Rngs(seed)
+        return nnx.LoRA(3, 2, 3, base_module=nnx.Linear(3, 3, rngs=rngs), rngs=rngs)
+
+    model, other = adapted(0), adapted(1)
+    parts = leaves_of(nnx.state(model, nnx.LoRAParam))
+    assert list(parts.arrays) == ["lora_a", "lora_b"]
+    assert list(leaves_of(nnx.state(model)).arrays) == list(leaves_of(model).arrays)
+    kept = jnp.array(other.lora_a[...])
+    state = leaves_of(nnx.state(other, nnx.LoRAParam)).build(parts.arrays)
+    np.testing.assert_array_equal(other.lora_a[...], kept)  # a state is not changed either
+    nnx.update(other, state)
+    np.testing.assert_array_equal(other.lora_a[...], model.lora_a[...])
