@@ -49,8 +49,8 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayInfo:
-    """An array of a model. `kind` is `params`, or the name of its collection or type of variable (`batch_stats`);
-    `bytes` is the size of all of it.
+    """An array of a model. `kind` is `params`, the name of its collection or type of variable (`batch_stats`), or
+    `optimizer` in the state of `update=`; `bytes` is the size of all of it.
     """
 
     path: str

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from learner.models.array_info import optimizer_paths
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.preflight import read_checked
@@ -122,7 +123,7 @@ def build_sharding_report(definition: TrainingDefinition, train: Any, valid: Any
 
 def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
     """Return the arrays of a state, or of its shapes with their shardings."""
-    parameters = named_leaves(state.params)
+    parameters, of_optimizers = named_leaves(state.params), optimizer_paths(state.params)
     arrays = []
     for field in dataclasses.fields(state):
         part = PARTS.get(field.name, OTHER)
@@ -130,9 +131,10 @@ def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
             total = _bytes(leaf.shape, leaf.dtype)
             per_device = _bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
             name = path if part != OTHER else ".".join(filter(None, (field.name, path)))
+            array_part = PARTS["opt_state"] if field.name == "params" and path in of_optimizers else part
             of = _parameter_of(path, leaf, parameters) if field.name == "opt_state" else None
             spec = tuple(getattr(leaf.sharding, "spec", ()))
-            arrays.append(PlacedArray(part, name, leaf.shape, str(leaf.dtype), spec, total, per_device, of))
+            arrays.append(PlacedArray(array_part, name, leaf.shape, str(leaf.dtype), spec, total, per_device, of))
     return tuple(sorted(arrays, key=lambda array: array.part == OTHER))
 
 

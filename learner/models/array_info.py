@@ -10,9 +10,10 @@ from learner.events import ArrayInfo
 from learner.models.base import PARAMS, ModelAdapter
 from learner.models.freezing import frozen_leaves
 from learner.models.linen import LinenAdapter
-from learner.util.trees import named_leaves
+from learner.util.trees import named_leaves, path_name
 
 PyTree = Any
+OPTIMIZER = "optimizer"
 
 
 def array_infos(adapter: ModelAdapter, params: PyTree, model_state: PyTree) -> tuple[ArrayInfo, ...]:
@@ -31,13 +32,35 @@ def array_infos(adapter: ModelAdapter, params: PyTree, model_state: PyTree) -> t
     w (2, 3) float32 params True 24
     seen () int32 arrays False 4
     """
-    frozen = set(frozen_leaves(adapter, model_state))
-    infos = [_info(path, x, PARAMS, True) for path, x in named_leaves(params).items()]
+    frozen, of_optimizers = set(frozen_leaves(adapter, model_state)), optimizer_paths(params)
+    kinds = {path: OPTIMIZER if path in of_optimizers else PARAMS for path in named_leaves(params)}
+    infos = [_info(path, x, kinds[path], True) for path, x in named_leaves(params).items()]
     rest = zip(named_leaves(model_state).items(), jax.tree.leaves(adapter.kinds), strict=True)
     for (name, x), kind in rest:
         path = _path(name) if isinstance(adapter, LinenAdapter) else name
         infos.append(_info(path, x, PARAMS if path in frozen else kind, False))
     return tuple(infos)
+
+
+def optimizer_paths(params: PyTree) -> set[str]:
+    """Return the paths of arrays in states of optimizers, which the state of `update=` may hold beside parameters.
+
+    >>> import optax
+    >>> w = jax.numpy.ones(2)
+    >>> sorted(optimizer_paths({"w": w, "opt": optax.sgd(0.1, momentum=0.9).init(w)}))
+    ['opt.0.trace']
+    """
+
+    def is_state(node: Any) -> bool:
+        return hasattr(node, "_fields") and type(node).__module__.startswith(("optax.", "learner.optimizers."))
+
+    states = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_state)
+    return {
+        path_name((*path, *inner))
+        for path, node in states
+        if is_state(node)
+        for inner, _ in jax.tree_util.tree_leaves_with_path(node)
+    }
 
 
 def _path(name: str) -> str:

@@ -10,10 +10,13 @@ import optax
 import pytest
 from flax import nnx
 
-from learner import LearnerError
+from learner import LearnerError, Optimizer
+from learner.events import RunStarted
+from learner.loggers import MemoryLogger
 from learner.models.adapters import abstract_adapter, adapter_of
 from learner.models.array_info import array_infos, model_json
 from learner.models.freezing import trained_of
+from learner.optimizers import Ema
 from tests.support.codes import raises_code
 from tests.support.runs import Net, batches, build_line, line, line_step, quiet
 from tests.support.small_models import CASES, Everything, make_dict, make_linen, make_normed
@@ -161,3 +164,28 @@ def test_frozen_parts_and_dtypes_of_a_run(tmp_path):
         {"path": "w", "shape": [3, 1], "dtype": "float32", "kind": "params", "trainable": True},
         {"path": "b", "shape": [1], "dtype": "bfloat16", "kind": "params", "trainable": False},
     ]
+
+
+def test_the_optimizers_in_the_state_of_an_update_are_no_parameters(tmp_path):
+    optimizers = {"ema": Optimizer(Ema(optax.sgd)), "adam": Optimizer(optax.adam)}
+
+    def update(state, batch, lr, rng):
+        grads = jax.grad(lambda model: line_step(model, batch).loss)(state["model"])
+        model, opt = optimizers["adam"].step(lr, state["model"], grads, state["adam"])
+        return {**state, "model": model, "adam": opt}, line_step(model, batch)
+
+    state = {"model": line()} | {name: opt.init(line()) for name, opt in optimizers.items()}
+    listener = MemoryLogger()
+    learner = quiet(tmp_path / "run").metric_loggers(listener).build(state, None, 0.1, update=update)
+    memory = learner.overview(batches()).memory
+    assert (memory["parameters"], memory["optimizer"]) == (4 * 4, 4 * (4 + 2 * 4))
+    learner.fit(batches())
+    written = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert written["parameters"] == 4
+    kinds = {row["path"]: row["kind"] for row in written["arrays"]}
+    assert [kinds[path] for path in ("model.w", "adam.0.mu.w", "ema.1.averaged_params.w")] == [
+        "params",
+        *["optimizer"] * 2,
+    ]
+    (started,) = [event for event in listener.events if isinstance(event, RunStarted)]
+    assert started.parameters == 4

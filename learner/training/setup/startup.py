@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
+from learner.models.array_info import optimizer_paths
 from learner.models.freezing import frozen_leaves
 from learner.steps.eval_params import has_eval_params
 from learner.steps.step import StepFunctions
@@ -30,8 +31,10 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     if jax.device_count() > 1 and options.devices is None and len(strategy.devices) == 1:
         log.info("there are %d devices and one is used: devices('all') uses all", jax.device_count())
     leaves = named_leaves(state.params)
-    count = sum(int(x.size) for x in leaves.values())
-    log.info("model: %s, %d parameters in %d arrays", step.adapter.kind, count, len(leaves))
+    of_optimizers = optimizer_paths(state.params)
+    sizes = {name: int(x.size) for name, x in leaves.items() if name not in of_optimizers}
+    count = sum(sizes.values())
+    log.info("model: %s, %d parameters in %d arrays", step.adapter.kind, count, len(sizes))
     if constants := step.adapter.constants:
         names = join_names(constants, MOST_NAMED)
         log.info("not trained: %s, which Python has as numbers; jnp.asarray makes parameters of them", names)
