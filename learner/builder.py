@@ -867,7 +867,8 @@ class LearnerBuilder:
             model's method of that name, or else the valid step.
           update: replaces the whole update: `(state, batch, lr, rng) -> (state, output)`, where `model` is the first
             state.
-          trainable: the parameters to differentiate, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
+          trainable: the parameters to differentiate, a predicate `(path, array) -> bool` or a tree of booleans; for
+            nnx also an nnx filter.
         """
         options, parts = self._options, ModelParts()
         if options.population is not None:

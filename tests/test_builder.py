@@ -425,7 +425,7 @@ BUILDS = {
     "a pattern as trainable": ({"trainable": "^w"}, ["trainable is '^w'", "such as lambda path, x: 'head' in path"]),
     "a filter for a dict": ({"trainable": nnx.Param}, ["trainable is <class", "Param'>; it needs a predicate"]),
     "a pattern for an nnx model": ({"model": Odd(), "trainable": "^w"}, ["or of an nnx model a filter"]),
-    "a dict as trainable": ({"model": Odd(), "trainable": {"w": True}}, ["trainable is {'w': True}"]),
+    "a dict as trainable": ({"model": Odd(), "trainable": {"w": "yes"}}, ["trainable is {'w': 'yes'}"]),
     "a NaN parameter": (
         {"model": bad(w=jnp.full((3, 1), jnp.nan))},
         ["initial parameters have NaN or infinite values in w"],

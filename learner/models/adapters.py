@@ -14,6 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from learner.errors import LearnerError
 from learner.models.base import ModelAdapter, NothingToTrainError, Trainable
 from learner.models.linen import Linen, LinenAdapter
+from learner.models.masks import without_masks
 from learner.models.nnx_modules import NnxAdapter, mark_traced
 from learner.models.pytrees import TreeAdapter
 from learner.util.executables import share
@@ -32,8 +33,8 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
     Args:
       model: an `nnx.Module`, a `Linen`, or any pytree with arrays (an Equinox module, a dict).
       trainable: what is differentiated: a predicate `(path, array) -> bool` such as `lambda path, x: "head" in path`,
-        or for nnx also a filter such as `nnx.LoRAParam`. Default: `nnx.Param`, linen's `params`, inexact arrays
-        elsewhere.
+        a tree of booleans, or for nnx also a filter such as `nnx.LoRAParam`. Default: `nnx.Param`, linen's `params`,
+        inexact arrays elsewhere.
       shared: whether a pytree may hold one array in several places, which become arrays of their own. The state of an
         `update=` may: the first states of some optimizers hold the parameters.
 
@@ -53,6 +54,7 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
             "with variables = module.init(key, example_input)",
             code="model-linen-without-variables",
         )
+    trainable = without_masks(trainable)
     check_trainable(trainable, takes_filters=kind is NnxAdapter)
     adapter = kind(model, trainable)
     adapter.name = type(model.module if isinstance(model, Linen) else model).__name__
@@ -66,10 +68,10 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
     """Raise `LearnerError` unless `trainable` is a predicate or, for nnx, a filter. A text would be a tag for nnx, and
     is more likely to be meant as a pattern, as in `freeze`.
     """
-    if is_instance_of(trainable, "equinox", "Module"):  # of booleans, for `eqx.partition`; it may be callable
+    if is_instance_of(trainable, "equinox", "Module"):  # it may be callable
         raise LearnerError(
-            f"trainable is a {type(trainable).__name__}, as eqx.partition takes it; it needs a predicate of the paths "
-            "that experiment.log lists, such as lambda path, x: path.startswith('layers.2')",
+            f"trainable is a {type(trainable).__name__} whose leaves are not all booleans; it needs such a tree, or a "
+            "predicate of the paths that experiment.log lists, such as lambda path, x: path.startswith('layers.2')",
             code="model-trainable-type",
         )
     is_predicate = trainable is None or (callable(trainable) and not isinstance(trainable, type))
@@ -77,7 +79,8 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
     if not is_predicate and not is_filter:
         filters = ", or of an nnx model a filter such as nnx.LoRAParam or nnx.WithTag('x')" if takes_filters else ""
         raise LearnerError(
-            f"trainable is {trainable!r}; it needs a predicate such as lambda path, x: 'head' in path{filters}",
+            f"trainable is {trainable!r}; it needs a predicate such as lambda path, x: 'head' in path, a tree of "
+            f"booleans{filters}",
             code="model-trainable-type",
         )
 

@@ -17,7 +17,7 @@ from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
-Trainable = Any  # a predicate (path, array) -> bool; for nnx models also an nnx filter
+Trainable = Any  # a predicate (path, array) -> bool, or a tree of booleans; for nnx models also an nnx filter
 PARAMS, ARRAYS = "params", "arrays"  # kinds of arrays
 
 

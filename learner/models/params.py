@@ -11,6 +11,7 @@ from learner.errors import LearnerError, near, one_error
 from learner.models.adapters import adapter_of
 from learner.models.base import Trainable
 from learner.models.linen import Linen
+from learner.models.masks import without_masks
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves, path_name
@@ -25,8 +26,8 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
 
     Args:
       model: an `nnx.Module`, a `Linen`, or any pytree (an Equinox module, a dict, gradients).
-      trainable: a predicate `(path, array) -> bool`; for nnx also an nnx filter. Default: `nnx.Param`, linen's
-        `params`, inexact arrays elsewhere.
+      trainable: a predicate `(path, array) -> bool`, or a tree of booleans; for nnx also an nnx filter. Default:
+        `nnx.Param`, linen's `params`, inexact arrays elsewhere.
 
     Returns:
       For nnx and linen the variables in their dicts, otherwise the tree itself, with `None` in the place of all else.
@@ -36,6 +37,7 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
     """
     if _is_nnx(model):
         return adapter_of(model, trainable).params
+    trainable = without_masks(trainable)
     tree = model.variables["params"] if isinstance(model, Linen) else _without_variables(model)
     return TreeAdapter(tree, trainable, shared=True).params
 

@@ -664,10 +664,13 @@ def test_an_adapter_takes_the_gradients_of_its_library():
     np.testing.assert_array_equal(grads.head.bias, [1.0, 1.0])
 
 
-def test_a_module_of_booleans_is_no_predicate_although_it_can_be_called():
+def test_a_module_of_booleans_selects_parameters_although_it_can_be_called():
     spec = eqx.tree_at(lambda net: net.head, jax.tree.map(lambda _: False, EquinoxNet()), replace=True)
+    params = adapter_of(EquinoxNet(), spec).params
+    expected, _ = eqx.partition(EquinoxNet(), spec)
+    assert list(named_leaves(params)) == list(named_leaves(expected))
     with raises_code("model-trainable-type"):
-        adapter_of(EquinoxNet(), spec)
+        adapter_of(EquinoxNet(), EquinoxNet())
 
 
 # -- models that are not made ------------------------------------------------------------------------------------------

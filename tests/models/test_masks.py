@@ -1,0 +1,66 @@
+"""Trees of booleans as the selection of parameters, for models of every library."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from learner import trainable_params
+from learner.models.adapters import adapter_of
+from learner.models.masks import without_masks
+from learner.util.trees import named_leaves
+from tests.support.codes import raises_code
+from tests.support.runs import arrays, batches, line, line_step, quiet
+from tests.support.small_models import CASES
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_parameters_with_true_are_trained(case):
+    model = case.make()
+    everything = adapter_of(model).params
+    names = list(named_leaves(everything))
+    chosen = set(names[::2])
+    mask = jax.tree.unflatten(jax.tree.structure(everything), [name in chosen for name in names])
+    assert list(named_leaves(adapter_of(model, mask).params)) == names[::2]
+    assert list(named_leaves(trainable_params(model, mask))) == names[::2]
+
+
+def test_a_state_of_nnx_with_booleans():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    mask = jax.tree.map(lambda x: x.ndim > 1, nnx.state(model, nnx.Param))
+    assert list(named_leaves(adapter_of(model, mask).params)) == ["kernel"]
+
+
+def test_a_masked_run_changes_what_an_optimizer_with_that_mask_does(tmp_path):
+    mask = {"w": True, "b": False}
+    builder = quiet(tmp_path / "run").num_steps(3)
+    result = builder.build(line(), optax.sgd, 0.05, train_step=line_step, trainable=mask).fit(batches())
+    model = {name: jnp.asarray(x) for name, x in line().items()}
+    optimizer = optax.partition({True: optax.sgd(0.05), False: optax.set_to_zero()}, mask)
+    opt_state = optimizer.init(model)
+    for batch in batches()[:3]:
+        updates, opt_state = optimizer.update(jax.grad(lambda m, b=batch: line_step(m, b).loss)(model), opt_state)
+        model = optax.apply_updates(model, updates)
+    np.testing.assert_allclose(result.model["w"], model["w"], rtol=1e-6)
+    assert not model["b"].any()
+    assert not result.model["b"].any()
+
+
+def test_freeze_is_applied_to_a_mask_as_well(tmp_path):
+    model = {"body": line(), "head": line()}
+    step = lambda m, batch: line_step(m["head"], batch)  # noqa: E731
+    builder = quiet(tmp_path / "run").freeze("bias|b$")
+    learner = builder.build(model, optax.sgd, 0.1, train_step=step, trainable={"body": False, "head": True})
+    assert list(named_leaves(learner.init().params)) == ["head.w"]
+
+
+def test_a_parameter_without_a_boolean_is_an_error():
+    with raises_code("model-trainable-structure", path="b"):
+        adapter_of(line(), {"w": True})
+
+
+def test_what_is_no_tree_of_booleans_stays():
+    for trainable in (None, nnx.LoRAParam, (nnx.Param, ...), True, lambda path, x: True, {"w": arrays(1)}):
+        assert without_masks(trainable) is trainable
