@@ -33,7 +33,7 @@ from learner.strategies.choose import choose_devices
 from learner.strategies.members import spread_members
 from learner.training.definition import TrainingDefinition
 from learner.training.files.directory import holds_run, problem_with, wrong_name
-from learner.training.model_parts import ModelParts, optimizer_definition, problems_of_optimizer, problems_of_update
+from learner.training.model_parts import ModelParts, check_with_model, optimizer_definition, problems_of_update
 from learner.training.options import Options, absolute
 from learner.training.population import member_problem, option_problems, population_of
 from learner.training.profile import Window, check_steps
@@ -888,9 +888,9 @@ class LearnerBuilder:
         if update is not None:
             problems += problems_of_update(update, optimizer, train_step, options)
         elif parts.adapter is not None and not only_evaluates:
-            raw: list[str] = []
-            problems += problems_of_optimizer(optimizer, parts.adapter, parts.train, options, raw)
-            definition = dataclasses.replace(definition, raw=tuple(raw))
+            check = check_with_model(optimizer, parts.adapter, parts.train, options)
+            problems += check.problems
+            definition = dataclasses.replace(definition, raw=check.raw)
         if options.population is not None and parts.adapter is not None:
             problems += option_problems(options, model, parts.adapter, lr, update)
         problems += _problems_of_selections(options)

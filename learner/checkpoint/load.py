@@ -406,7 +406,7 @@ def blank_state(adapter: ModelAdapter, optimizer: Any) -> TrainState:
     opt_state: PyTree = ()
     if optimizer is not None:
         optimizer = with_placeholder_schedules(optimizer)
-        if problems := check_optimizer(optimizer, adapter.params, False, own_grads=True):
+        if problems := check_optimizer(optimizer, adapter.params, False, own_grads=True).problems:
             raise one_error(problems, code="checkpoint-arguments-wrong")
         # The rate plays no part: its state is replaced by that of the checkpoint, and only its structure counts.
         first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731

@@ -5,6 +5,7 @@ optax.adamw(lr))` is called inside the traced step with a traced rate. That give
 compilation for every rate, and rates that schedules, schedulers and members of a population may change.
 """
 
+import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
@@ -95,9 +96,21 @@ def _with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, pa
     return jax.tree.unflatten(tree, [new if inside and of_rate else old for (_, old), new, inside, of_rate in columns])
 
 
-def check_optimizer(
-    optimizer: Any, params: PyTree, accumulates: bool, own_grads: bool = False, raw: list[str] | None = None
-) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class OptimizerCheck:
+    """The result of `check_optimizer`.
+
+    Attributes:
+      problems: of the optimizer with the parameters.
+      raw: the names of parameters whose gradients it adds to them as they are, if there are no problems; see
+        `raw_gradients_problem`.
+    """
+
+    problems: list[str]
+    raw: tuple[str, ...] = ()
+
+
+def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads: bool = False) -> OptimizerCheck:
     """Return the problems of an optimizer for these parameters; nothing is compiled.
 
     Args:
@@ -106,47 +119,41 @@ def check_optimizer(
       accumulates: whether an optimizer step is a sum over micro-batches.
       own_grads: whether the train step says that it returns `TrainOutput`, so that its gradients may be those of each
         example.
-      raw: gets the names of parameters whose gradients the optimizer adds to them as they are; see
-        `raw_gradients_problem`.
     """
-    if problem := not_a_function_of_the_rate(optimizer):
-        return [Problem(problem, code="optimizer-type")]
+    if text := not_a_function_of_the_rate(optimizer):
+        return OptimizerCheck([Problem(text, code="optimizer-type")])
+    name = name_of(optimizer)
     try:
-        (new_params, old_state, new_state), searched, names = _try_update(optimizer, params, params)
+        (new_params, old_state, new_state), searched, raw = _try_update(optimizer, params, params)
     except LearnerError as error:
-        return [Problem(error, code=error.code, **error.fields)]
+        return OptimizerCheck([Problem(error, code=error.code, **error.fields)])
     except Exception as error:
-        if not _takes_each_example(optimizer, params):
-            return [Problem(f"the optimizer ({name_of(optimizer)}) {_failure_text(error)}", code="optimizer-fails")]
-        return _each_example_problems(optimizer, accumulates, own_grads)
+        if _takes_each_example(optimizer, params):
+            return OptimizerCheck(_each_example_problems(optimizer, accumulates, own_grads))
+        return OptimizerCheck([Problem(f"the optimizer ({name}) {_failure_text(error)}", code="optimizer-fails")])
     if searched and accumulates:
-        return [
-            Problem(
-                f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (as a line search does), "
-                "which needs the whole batch at once, and grads_accumulation has it in parts: use "
-                "grads_accumulation(1) or another optimizer",
-                code="optimizer-needs-whole-batch",
-            )
-        ]
+        problem = Problem(
+            f"the optimizer ({name}) evaluates the loss again in each step (as a line search does), which needs the "
+            "whole batch at once, and grads_accumulation has it in parts: use grads_accumulation(1) or another "
+            "optimizer",
+            code="optimizer-needs-whole-batch",
+        )
+        return OptimizerCheck([problem])
     pairs = zip(jax.tree.leaves(new_params), jax.tree.leaves(params), strict=True)
     # Models made of NumPy arrays may hold 64-bit numbers, which become 32-bit ones on the device.
     if any((new.shape, new.dtype) != (old.shape, jax.dtypes.canonicalize_dtype(old.dtype)) for new, old in pairs):
-        return [
-            Problem(
-                f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters",
-                code="optimizer-changes-parameters",
-            )
-        ]
+        problem = Problem(
+            f"the optimizer ({name}) changes the shapes or dtypes of the parameters",
+            code="optimizer-changes-parameters",
+        )
+        return OptimizerCheck([problem])
     if changed := _changed(old_state, new_state):
-        return [
-            Problem(
-                f"the state of the optimizer ({name_of(optimizer)}) changes in a step: {', '.join(changed)}",
-                code="optimizer-changes-state",
-            )
-        ]
-    if raw is not None:
-        raw.extend(names)
-    return problems_of(named_leaves(old_state))
+        problem = Problem(
+            f"the state of the optimizer ({name}) changes in a step: {', '.join(changed)}",
+            code="optimizer-changes-state",
+        )
+        return OptimizerCheck([problem])
+    return OptimizerCheck(problems_of(named_leaves(old_state)), tuple(raw))
 
 
 def raw_gradients_problem(optimizer: Any, names: Sequence[str]) -> Problem:

@@ -16,7 +16,7 @@ from learner.optimizers.schedule_resolution import OptimizerDefinition, with_pla
 from learner.schedules.base import needs_run_length
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.measure import MetricCollection
-from learner.steps.optimizer import check_optimizer, check_schedule, is_built, is_schedule, no_schedule
+from learner.steps.optimizer import OptimizerCheck, check_optimizer, check_schedule, is_built, is_schedule, no_schedule
 from learner.steps.step_definition import StepDefinition, StepFn, step_fn
 from learner.training.checks.step_checks import init_problems
 from learner.training.options import Options
@@ -124,12 +124,8 @@ def optimizer_definition(optimizer: Any, lr: Any, has_update: bool) -> tuple[Opt
     return OptimizerDefinition(optimizer, value), []
 
 
-def problems_of_optimizer(
-    optimizer: Any, adapter: ModelAdapter, train: StepFn | None, options: Options, raw: list[str]
-) -> list[str]:
-    """Return the problems of an optimizer with the parameters of the model; nothing is compiled. `raw`: see
-    `check_optimizer`.
-    """
+def check_with_model(optimizer: Any, adapter: ModelAdapter, train: StepFn | None, options: Options) -> OptimizerCheck:
+    """Check an optimizer with the parameters of the model; nothing is compiled."""
     own_grads = train is not None and train.returns_gradients
     params = (
         jax.eval_shape(options.precision.to_param_dtype, adapter.params) if options.precision.casts else adapter.params
@@ -137,9 +133,9 @@ def problems_of_optimizer(
     resolved = with_placeholder_schedules(optimizer)
     if options.population is not None:
         if problems := optimizer_problems(options.population, resolved, params):
-            return problems
+            return OptimizerCheck(problems)
         resolved = options.population.members[0].optimizer(resolved)
-    return check_optimizer(resolved, params, options.accumulates, own_grads, raw)
+    return check_optimizer(resolved, params, options.accumulates, own_grads)
 
 
 def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Options) -> list[str]:

@@ -35,7 +35,7 @@ def test_every_optimizer_of_optax_in_a_group_and_as_the_rest(name):
     in_group = Groups(optax.sgd, [Group("body", optimizer=ALL[name])])
     as_rest = Groups(ALL[name], [Group("body", lr=lambda step: 0.1, optimizer=optax.sgd)])
     for optimizer in (in_group, as_rest):
-        problems = check_optimizer(optimizer, PARAMS, False)
+        problems = check_optimizer(optimizer, PARAMS, False).problems
         assert bool(problems) == (name in EACH_EXAMPLE)
 
 

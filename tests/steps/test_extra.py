@@ -90,7 +90,7 @@ def test_the_table_leaves_nothing_out():
 def test_each_works_or_says_what_to_do(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # optax's own
-        problems = check_optimizer({**WRAPPERS, **OTHERS, **MORE_REFUSED}[name], PARAMS, False)
+        problems = check_optimizer({**WRAPPERS, **OTHERS, **MORE_REFUSED}[name], PARAMS, False).problems
     if name in REFUSED:
         assert len(problems) == 1
         assert REFUSED[name] in problems[0]
@@ -99,7 +99,7 @@ def test_each_works_or_says_what_to_do(name):
 
 
 def test_what_evaluates_the_gradient_again_needs_the_whole_batch():
-    (problem,) = check_optimizer(sam, PARAMS, True)
+    (problem,) = check_optimizer(sam, PARAMS, True).problems
     assert "evaluates the loss again in each step" in problem
 
 
