@@ -1,5 +1,6 @@
 """Passes over data without training: the metrics of the valid step, and the outputs of the step that predicts."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -79,7 +80,8 @@ def predict(
             f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",
             code="learner-predict-several-loaders",
         )
-    check_predict(definition.step, runner.state, next(iter(inputs.first_batches.values())))
+    for text in check_predict(definition.step, runner.state, next(iter(inputs.first_batches.values()))):
+        warnings.warn(text, stacklevel=4)  # the line that reads the predictions
     (source,) = inputs.valid.values()
     number = 0
     for number, batch in enumerate(source.open(1), 1):

@@ -21,7 +21,7 @@ from learner.strategies.base import Strategy
 from learner.training.checks.agreement import description, digest, refuse_together
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
-from learner.training.checks.step_checks import TracedTrainStep, drops_in_eval_mode, no_step, trace_train, trace_valid
+from learner.training.checks.step_checks import TracedTrainStep, no_step, trace_train, trace_valid, warning_of_draws
 from learner.training.checks.validation_state import carried_state, warning_of_carried
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error, read_inputs
@@ -292,28 +292,19 @@ def checked_step(
 def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str]) -> None:
     """Trace the valid step on the first batch of each split, and append what it finds to `inputs` and `problems`."""
     carried: dict[str, None] = {}
-    drawn: dict[str, None] = {}
+    drawn: dict[str, None] = {}  # warnings
     for split in inputs.valid:
         batch = inputs.first_batches[split]
         with _collecting(problems):
             traced = trace_valid(step, state, batch, split)
             inputs.programs[split] = traced.program
             problems += traced.problems
-            drawn |= dict.fromkeys(traced.host_generators)
+            drawn |= dict.fromkeys(traced.draws)
             if traced.changes_state and not traced.problems:
                 carried |= dict.fromkeys(carried_state(step, state, batch))
-            if not traced.problems and drops_in_eval_mode(step, traced.program, state, batch):
-                inputs.warnings.append(
-                    "valid_step draws from the random stream 'dropout' of its linen module, so validation has dropout: "
-                    "give the mode to the call, such as model(x, train=model.train), or, where it is a field of the "
-                    "module, use Linen(model.module.clone(deterministic=True), model.variables) in valid_step. For "
-                    "dropout that you want there nothing is wrong"
-                )
     if carried:
         inputs.warnings.append(warning_of_carried(join_names(list(carried), MOST_NAMED)))
-    if drawn:
-        remedy = "Take a key, valid_step(model, batch, rng), and draw with jax.random"
-        inputs.warnings.append(_of_draws("valid_step", list(drawn), remedy))
+    inputs.warnings.extend(drawn)
 
 
 def _warnings_of(traced: TracedTrainStep) -> list[str]:
@@ -350,7 +341,7 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             "Take a key, train_step(model, batch, rng) or on_batch(batch, rng), and draw with jax.random; augment(fn) "
             "gives items of a dataset a NumPy generator"
         )
-        warnings.append(_of_draws("train_step (or on_batch)", traced.host_generators, remedy))
+        warnings.append(warning_of_draws("train_step (or on_batch)", traced.host_generators, remedy))
     if traced.has_constant_key:
         warnings.append(
             "train_step (or on_batch) draws random numbers for each row from a key that is the same in all steps, as "
@@ -358,15 +349,6 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             "or on_batch(batch, rng), and draw from it. For numbers that are to stay the same nothing is wrong"
         )
     return warnings
-
-
-def _of_draws(name: str, generators: Sequence[str], remedy: str) -> str:
-    """Return the warning about a step that draws from generators of the host."""
-    return (
-        f"{name} draws random numbers from {join_names(generators, MOST_NAMED)} when it is "
-        "traced, so they are constants of the compiled program: each step has the same ones, and a resumed run "
-        f"others. {remedy}"
-    )
 
 
 def _of_written(names: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from learner.steps.optimizer import raw_gradients_problem
 from learner.steps.outputs import OF_LABELS, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
+from learner.steps.step_definition import StepFn
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves, weight_of
 from learner.training.checks.constant_keys import draws_of_constant_keys
@@ -95,14 +96,15 @@ class TracedValidStep:
     """A valid step that was traced on a batch.
 
     Attributes:
-      problems, program, host_generators: see `TracedTrainStep`.
+      problems, program: see `TracedTrainStep`.
       changes_state: True if it writes to its model.
+      draws: warnings about its random numbers.
     """
 
     problems: list[str]
     program: Any
     changes_state: bool
-    host_generators: Sequence[str]
+    draws: list[str]
 
 
 class _TrainTrace:
@@ -303,14 +305,43 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
         [] if step.valid is None else [step.valid.fn],
         problems,
     )
-    return TracedValidStep(problems, program, any(changed), host_generators)
+    draws = _warnings_of_draws("valid_step", step, step.valid, program, host_generators, state)
+    return TracedValidStep(problems, program, any(changed), draws)
 
 
-def drops_in_eval_mode(step: StepFunctions, program: Any, state: TrainState, batch: PyTree) -> bool:
-    """Return True if a traced valid step has random dropout: its model is a linen module with no other stream, the
-    step takes no random key, and an output depends on one.
+def _warnings_of_draws(
+    name: str, step: StepFunctions, fn: StepFn | None, program: Any, host_generators: Sequence[str], state: TrainState
+) -> list[str]:
+    """Return the warnings about random numbers of a traced step that validates or predicts."""
+    warnings = []
+    results = "validation has" if name == "valid_step" else "predictions have"
+    if _drops_in_eval_mode(step, fn, program, state):
+        warnings.append(
+            f"{name} draws from the random stream 'dropout' of its linen module, so {results} dropout: give the mode "
+            "to the call, such as model(x, train=model.train), or, where it is a field of the module, use "
+            f"Linen(model.module.clone(deterministic=True), model.variables) in {name}. For dropout that you want "
+            "there nothing is wrong"
+        )
+    if host_generators:
+        remedy = f"Take a key, {name}(model, batch, rng), and draw with jax.random"
+        warnings.append(warning_of_draws(name, host_generators, remedy))
+    return warnings
+
+
+def warning_of_draws(name: str, generators: Sequence[str], remedy: str) -> str:
+    """Return the warning about a step that draws from generators of the host."""
+    return (
+        f"{name} draws random numbers from {join_names(generators, most=3)} when it is "
+        "traced, so they are constants of the compiled program: each step has the same ones, and a resumed run "
+        f"others. {remedy}"
+    )
+
+
+def _drops_in_eval_mode(step: StepFunctions, fn: StepFn | None, program: Any, state: TrainState) -> bool:
+    """Return True if a traced step that validates or predicts has random dropout: its model is a linen module with no
+    other stream, the step takes no random key, and an output depends on one.
     """
-    if step.adapter.rngs != ("dropout",) or step.valid is None or step.valid.takes_rng:
+    if step.adapter.rngs != ("dropout",) or fn is None or fn.takes_rng:
         return False
     # Of a scan over layers, which gets keys in each mode, only this tells if an output needs them.
     _, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
@@ -326,11 +357,18 @@ def _arrays(tree: PyTree) -> list[Any]:
     return [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)]
 
 
-def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> None:
-    """Raise `LearnerError` if the step that predicts reads a key that the first batch lacks."""
+def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
+    """Return the warnings about `predict_step`. Raise `LearnerError` if the step that predicts reads a key that the
+    first batch lacks.
+    """
     name = "valid_step" if step.predict is None else "predict_step"
+
+    def trace() -> Any:
+        once = lambda state, batch: step.predictions(state, batch, jnp.int32(0))  # noqa: E731 (a new one is traced anew)
+        return _trace(once, (state, batch), name, batch, GIVEN)
+
     try:
-        _trace(lambda state, batch: step.predictions(state, batch, jnp.int32(0)), (state, batch), name, batch, GIVEN)
+        program, host_generators = _trace_with_draws(trace, [] if step.predict is None else [step.predict.fn], [])
     except LearnerError as error:
         if error.code != "batch-missing-key" or step.predict is not None:
             raise
@@ -340,6 +378,9 @@ def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> None
             code=error.code,
             **error.fields,
         ) from None
+    if step.predict is None:  # a run warns of its valid step
+        return []
+    return _warnings_of_draws(name, step, step.predict, program, host_generators, state)
 
 
 def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, split: str) -> Any:

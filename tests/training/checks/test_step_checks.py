@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import random
 import threading
+import warnings
 from typing import Any, NamedTuple
 
 import equinox
@@ -112,7 +113,7 @@ def test_nothing_is_wrong_and_nothing_is_compiled(accumulate):
     with CompileTimes() as times:
         assert check_train(learner.definition.step, state, BATCH) == ([], False)
         assert check_valid(learner.definition.step, state, BATCH, "valid") == []
-        assert check_predict(learner.definition.step, state, BATCH) is None
+        assert check_predict(learner.definition.step, state, BATCH) == []
     assert times.count == 0
 
 
@@ -1088,6 +1089,26 @@ def test_dropout_of_linen_in_validation_is_warned_of(tmp_path, valid_step, rngs,
     )
     learner.fit([BATCH], [BATCH])
     assert ("validation has dropout" in (tmp_path / "experiment.log").read_text()) == warns
+
+
+@pytest.mark.parametrize(("predict_step", "warns"), [(in_its_mode, True), (in_eval_mode, False), (with_a_key, False)])
+def test_dropout_of_linen_in_predictions_is_warned_of(tmp_path, predict_step, warns):
+    variables = Deep(deterministic=True).init(jax.random.key(0), BATCH["x"])
+    steps = {"train_step": in_its_mode, "predict_step": predict_step}
+    learner = LearnerBuilder(tmp_path).build(Linen(Deep(), variables), optax.sgd, 0.1, **steps)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(learner.predict([BATCH, BATCH]))
+    assert [(str(each.message).startswith("predict_step draws"), each.filename) for each in caught] == (
+        [(True, __file__)] if warns else []
+    )
+
+
+def test_numbers_that_the_host_draws_in_predictions_are_warned_of(tmp_path):
+    noisy = lambda model, batch: batch["x"] @ model["w"] + np.random.rand()  # noqa: E731
+    learner = LearnerBuilder(tmp_path).build(model(), optax.sgd, 0.1, train_step=classify, predict_step=noisy)
+    with pytest.warns(UserWarning, match="predict_step draws random numbers from np.random"):
+        list(learner.predict([BATCH]))
 
 
 class Noisy(NamedTuple):
