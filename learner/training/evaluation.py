@@ -258,13 +258,14 @@ def _warn_of_labels(known: Mapping[str, Sequence[str]], data: Any) -> None:
 
 def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:
     """Warn of data that leave rows out, or that come in an order of their own where outputs stand for rows."""
+    level = 4 if predicts else 5  # of the line that reads the predictions, or calls `evaluate`
     for split, source in inputs.valid.items():
         facts = source.fingerprint()
         name = "the data" if split == "valid" else f"the data {split.removeprefix('valid-')!r}"
         rows, size = facts.get("rows"), facts.get("batch_size")
         if facts.get("drop_last") and not (rows and size and rows % size == 0):
             text = f"{name} leaves out the rows behind the last full batch: build its loader without drop_last"
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=level)
         if predicts and facts.get("order") == "shuffled":
             text = f"{name} is shuffled, and its predictions come in that order: build its loader without shuffle"
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=level)

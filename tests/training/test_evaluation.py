@@ -135,10 +135,11 @@ def test_rows_that_are_left_out_or_in_another_order_are_warned_of(tmp_path):
     learner = build(quiet(tmp_path))
     loader = DataLoaderBuilder().batch_size(5)
     data = arrays()
-    with pytest.warns(UserWarning, match="leaves out the rows behind the last full batch"):
+    with pytest.warns(UserWarning, match="leaves out the rows behind the last full batch") as of_rows:
         learner.evaluate(loader.drop_last().build(data))
-    with pytest.warns(UserWarning, match="its predictions come in that order"):
+    with pytest.warns(UserWarning, match="its predictions come in that order") as of_order:
         assert len(list(learner.predict(DataLoaderBuilder().batch_size(5).shuffle(seed=0).build(data)))) == 5
+    assert [of_rows[0].filename, of_order[0].filename] == [__file__] * 2
     learner.evaluate(DataLoaderBuilder().batch_size(5).shuffle(seed=0).build(data))  # the same in any order
     learner.evaluate(DataLoaderBuilder().batch_size(4).drop_last().build(data))  # which leaves out none of 24
 
