@@ -128,7 +128,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
     except LearnerError as error:
         return OptimizerCheck([Problem(error, code=error.code, **error.fields)])
     except Exception as error:
-        if _takes_each_example(optimizer, params):
+        if takes_each_example(optimizer, params):
             return OptimizerCheck(_each_example_problems(optimizer, accumulates, own_grads))
         return OptimizerCheck([Problem(f"the optimizer ({name}) {_failure_text(error)}", code="optimizer-fails")])
     if searched and accumulates:
@@ -277,7 +277,7 @@ def no_loss(params: PyTree) -> Array:
     return jnp.zeros((), loss_dtype(params))
 
 
-def _takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:
+def takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:
     """Return True if it can update with gradients `[examples, ...]`, as differentially private optimizers do."""
     try:
         _try_update(optimizer, params, jax.tree.map(lambda p: jax.ShapeDtypeStruct((2, *p.shape), p.dtype), params))

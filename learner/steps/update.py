@@ -14,6 +14,7 @@ from learner.steps.optimizer import (
     init_optimizer,
     not_a_function_of_the_rate,
     reads_rate_in_init,
+    takes_each_example,
     update_params,
 )
 from learner.steps.tree_math import like
@@ -87,7 +88,8 @@ class Optimizer:
         Args:
           lr: the rate of this step, a number or a float scalar.
           params: a model, or parameters; it may have more than the gradients, which stays as it is.
-          grads: of all parameters or of a part of them, as `value_and_grad` and `partition_params` give them.
+          grads: of all parameters or of a part of them, as `value_and_grad` and `partition_params` give them; for
+            `optax.contrib.dpsgd` those of each example, `[examples, ...]`, as `jax.vmap(jax.grad(...))` does.
           opt_state: of `init` for the same part, or of a step before.
           loss: for optimizers that look at it (`optax.polyak_sgd`).
           value_fn: the loss as a function of the updated part, for optimizers that evaluate it again (`optax.lbfgs`).
@@ -101,7 +103,7 @@ class Optimizer:
                 "there are no gradients; the order is step(lr, params, grads, opt_state)",
                 code="optimizer-gradients-missing",
             )
-        part = _part_like(params, grads)
+        part = self._part_like(params, grads)
         self._refuse_other_state(params, part, opt_state)
         try:
             new, opt_state = update_params(self._optimizer, lr, grads, opt_state, part, loss=loss, value_fn=value_fn)
@@ -113,6 +115,26 @@ class Optimizer:
                 code="optimizer-loss-needed",
             ) from error
         return with_parameters(params, like(new, part, "the parameters")), opt_state
+
+    def _part_like(self, params: Any, grads: PyTree) -> PyTree:
+        """Return the parameters that have gradients, in the containers of those."""
+        arrays, problems, are_known = named_arrays(params), [], True
+        for name, g in named_leaves(grads).items():
+            if name not in arrays:
+                are_known = False
+                problems.append(f"there is a gradient of {name}, which is not a parameter: {near(name, list(arrays))}")
+            elif jnp.shape(g) != (shape := jnp.shape(arrays[name])):
+                problems.append(f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(shape)}")
+        part = jax.tree_util.tree_map_with_path(lambda path, _: arrays.get(path_name(path)), grads)
+        if problems and not (are_known and self._takes_each_example(grads, part)):
+            raise one_error(
+                problems, "these gradients are not of these parameters", code="optimizer-gradients-mismatch"
+            )
+        return part
+
+    def _takes_each_example(self, grads: PyTree, part: PyTree) -> bool:
+        pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(part), strict=True)
+        return all(jnp.shape(g)[1:] == jnp.shape(p) for g, p in pairs) and takes_each_example(self._optimizer, part)
 
     def _refuse_other_state(self, params: Any, part: PyTree, opt_state: PyTree) -> None:
         needed = jax.eval_shape(lambda p: init_optimizer(self._optimizer, None, p, jnp.float32(0)), part)
@@ -165,18 +187,3 @@ def _checked_lr(lr: Any) -> Array:
     if lr.shape != ():
         raise LearnerError(f"the rate has shape {list(lr.shape)}; it needs one number", code="optimizer-rate-shape")
     return lr
-
-
-def _part_like(params: Any, grads: PyTree) -> PyTree:
-    """Return the parameters that have gradients, in the containers of those."""
-    arrays, problems = named_arrays(params), []
-    for name, g in named_leaves(grads).items():
-        if name not in arrays:
-            problems.append(f"there is a gradient of {name}, which is not a parameter: {near(name, list(arrays))}")
-        elif jnp.shape(g) != jnp.shape(arrays[name]):
-            problems.append(
-                f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(jnp.shape(arrays[name]))}"
-            )
-    if problems:
-        raise one_error(problems, "these gradients are not of these parameters", code="optimizer-gradients-mismatch")
-    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[path_name(path)], grads)

@@ -185,3 +185,30 @@ def test_a_line_search_looks_at_its_part():
     params, _ = opt.step(1.0, params, grads, state, loss=value, value_fn=loss)
     assert float(loss(params)) < float(value)
     assert params["other"].tolist() == [1]
+
+
+def test_private_gradients_of_each_example_are_those_of_optax():
+    def private(lr):
+        aggregate = optax.contrib.differentially_private_aggregate(0.5, 0.1, jax.random.key(3))
+        return optax.chain(aggregate, optax.sgd(lr))
+
+    def loss(params, x):
+        return jnp.square(params["w"] @ x - 1).sum() + params["b"].sum() * x.sum()
+
+    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(4)}
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)), jnp.float32)
+    grads = jax.vmap(jax.grad(loss), (None, 0))(params, x)
+    one, two = standard()
+    with one, two:
+        updates, expected = private(0.5).update(grads, private(0.5).init(params), params)
+    opt = Optimizer(private)
+    after, opt_state = opt.step(0.5, params, grads, opt.init(params))
+    close(after, optax.apply_updates(params, updates))
+    assert (jax.random.key_data(opt_state[0].rng_key) == jax.random.key_data(expected[0].rng_key)).all()
+    part, _ = partition_params(grads, "w")
+    after, _ = opt.step(0.5, params, part, opt.init(partition_params(params, "w")[0]))
+    assert (after["w"] != 1).all()
+    assert after["b"].tolist() == [0] * 4
+    for each in (grads, {"w": grads["w"], "b": jnp.zeros(4)}):
+        with raises_code("optimizer-gradients-mismatch"):
+            Optimizer(optax.adam if each is grads else private).step(0.5, params, each, opt_state)
