@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -109,6 +110,7 @@ class ArrayFiles:
         sharding makes a `jax.Array`, of which each process reads its own shards alone, a NumPy array makes another.
         """
         targets = dict(items)
+        _silence_orbax()
         with quiet_orbax():
             if (directory / STATE).exists():
                 args = self._ocp.args.Composite(**{STATE: self._restored(targets)})
@@ -147,28 +149,39 @@ def _is_of_orbax(thread: threading.Thread) -> bool:
     return type(thread).__module__.startswith("orbax.")
 
 
-class _OfFailedSaves(logging.Filter):
-    """Drops the reports of Orbax's threads about a failed save, also late ones: its error was raised already."""
+class _OfFailures(logging.Filter):
+    """Drops the reports of Orbax's threads and tasks about a failed save or read, also late ones: its error was raised
+    already.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is about something else."""
         error = record.exc_info[1] if record.exc_info else None
-        return UNFINISHED not in f"{record.getMessage()} {error}" and not (error is not None and is_full(error))
+        if error is not None and (is_full(error) or (record.name == "asyncio" and _is_from_orbax(error))):
+            return False
+        return UNFINISHED not in f"{record.getMessage()} {error}"
 
 
-_of_failed_saves = _OfFailedSaves()
+_of_failures = _OfFailures()
+
+
+def _is_from_orbax(error: BaseException | None) -> bool:
+    """Return True for an error that was raised in a task of Orbax, or in one of TensorStore that outlives its loop."""
+    frames = traceback.walk_tb(None if error is None else error.__traceback__)
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
+    return str(error) == "Event loop is closed" or any(name.startswith("orbax.") for name in modules)
 
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Hide the reports of Orbax's and TensorStore's threads about failed saves, from now on: some of these threads
-    outlive the save, and nobody can wait for them.
+    """Hide the reports of Orbax's and TensorStore's threads about failed saves and reads, from now on: some of these
+    threads outlive the call, and nobody can wait for them.
     """
 
     def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        if not _is_from_orbax(unraisable.exc_value):
             shown(unraisable)
 
     shown, sys.unraisablehook = sys.unraisablehook, hook
     for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_of_failed_saves)
+        logging.getLogger(name).addFilter(_of_failures)

@@ -145,6 +145,9 @@ def read_found(
 ) -> T:
     """Return what a function reads of a checkpoint of a run, which may train meanwhile: where it has removed the
     checkpoint before that was read, it finds another one. `epoch`, `step`: see `CheckpointStore.find`.
+
+    Raises:
+      LearnerError: there is no such checkpoint, or the run removes each before it is read.
     """
     with contextlib.closing(open_store(options, processes=processes)) as store:
         # In one process, as another one would find another checkpoint.
@@ -152,10 +155,19 @@ def read_found(
         try:
             return read(store, entry)
         except Exception as error:
-            if attempts == 1 or processes.count > 1 or store.path(entry.step).exists():
+            path = store.path(entry.step)
+            if path.exists():
                 if isinstance(error, DamagedError):
                     raise store.damaged_error(entry.step, error) from None
                 raise
+            if attempts == 1 or processes.count > 1:
+                raise LearnerError(
+                    f"{path} was removed while it was read, as the run that trains in {options.shown} keeps few "
+                    "checkpoints and saves often: keep more, with_file_checkpointer(keep_last=10), or name one that it "
+                    "keeps, such as the best",
+                    code="checkpoint-removed-while-read",
+                    step=entry.step,
+                ) from error
     return read_found(options, processes, epoch, step, read, attempts - 1)
 
 

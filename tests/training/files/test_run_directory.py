@@ -23,6 +23,18 @@ def test_a_checkpoint_is_read_although_the_run_removes_some(tmp_path):
     assert found == [3 * STEPS, 2 * STEPS, STEPS]
 
 
+def test_a_run_that_removes_every_checkpoint_before_it_is_read_is_named(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3))
+    learner.fit(shuffled())
+
+    def read(store, entry):
+        shutil.rmtree(store.path(entry.step))
+        raise OSError("it is gone")
+
+    with raises_code("checkpoint-removed-while-read", step=2 * STEPS):
+        read_found(learner.definition.options, SINGLE_PROCESS, "latest", None, read, attempts=2)
+
+
 def test_the_error_of_a_damaged_checkpoint_lists_the_others(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_last=2)
     build_line(builder).fit(shuffled())
