@@ -575,6 +575,11 @@ def test_windows_that_training_has_seen_are_warned_of(tmp_path):
     assert fit("alone", train) == []
 
 
+def test_a_batch_size_that_only_the_validation_has_is_used(tmp_path):
+    build_line(quiet(tmp_path / "run").with_batch_size(BATCH)).fit(SIZED["a loader"](), arrays())
+    assert warnings_of(tmp_path / "run") == []
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_texts_with_other_numbers_in_validation_are_warned_of(tmp_path, several):
     """As those of two files of which one lacks a text. Views of a table and longer lists have the same numbers."""

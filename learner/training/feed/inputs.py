@@ -291,10 +291,15 @@ def _is_field(value: Any) -> bool:
 
 
 def unused_batch_size(options: Options, inputs: Inputs) -> str | None:
-    """Return a warning if `with_batch_size` is another size than that of the loader given as training data."""
+    """Return a warning if `with_batch_size` is another size than that of the loader given as training data, and no
+    validation split has it either.
+    """
     facts = inputs.source("train").fingerprint()
     size = facts["batch_size"] if facts["kind"] == "loader" else inputs.rows("train")
-    if options.batch_size in (None, size):
+    # A dataset of validation gets it; the size of another iterable is not known before its end.
+    others = [source.fingerprint() for source in inputs.valid.values()]
+    used = [valid["batch_size"] for valid in others if valid["kind"] == "loader"]
+    if options.batch_size in (None, size, *used):
         return None
     return (
         f"with_batch_size({options.batch_size}) is not used for the train data, which comes in batches of {size} "
