@@ -118,7 +118,8 @@ def _window_warnings(train: Any, valid: Any) -> list[str]:
         if count := contained_windows(_dataset(train), _dataset(each)):
             warnings.append(
                 f"{count} of {len(_dataset(each))} windows of {split} consist of values that windows of train have as "
-                "well, so that its metrics are too good: split the series by time before it is cut into windows"
+                "well, so that its metrics are too good: split the series by time before it is cut into windows. If it "
+                "is to show how well the model fits the training data, nothing is wrong"
             )
     return warnings
 
