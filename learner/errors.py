@@ -114,8 +114,8 @@ def one_error(problems: Sequence[str], title: str = "this cannot be trained", *,
     return error
 
 
-def near(name: str, known: Sequence[str]) -> str:
-    """Return a hint for a misspelt name: the nearest known names, or all of them.
+def near(name: str, known: Sequence[str], otherwise: str | None = None) -> str:
+    """Return a hint for a misspelt name: the nearest known names, or else all of them, or `otherwise` if it is given.
 
     >>> near("valid/Acuracy", ["train/Loss", "valid/Accuracy"])
     "did you mean 'valid/Accuracy'?"
@@ -123,6 +123,8 @@ def near(name: str, known: Sequence[str]) -> str:
     "did you mean 'AdamW'?"
     >>> near("zzz", ["train/Loss"])
     "choose from 'train/Loss'"
+    >>> near("zzz", ["train/Loss"], "learner help lists all")
+    'learner help lists all'
     """
     import difflib
 
@@ -130,6 +132,8 @@ def near(name: str, known: Sequence[str]) -> str:
     close = same or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(map(repr, close)) + "?"
+    if otherwise is not None:
+        return otherwise
     return "choose from " + ", ".join(map(repr, known)) if known else "there are none"
 
 
@@ -142,5 +146,4 @@ def near_path(pattern: str, paths: Sequence[str]) -> str:
     import re
 
     words = re.sub(r"[^\w.]+", ".", pattern.replace("\\.", ".")).strip(".")
-    hint = near(words, paths)
-    return hint if "did you mean" in hint else near("", paths[:8]) + (" and others" if len(paths) > 8 else "")
+    return near(words, paths, near("", paths[:8]) + (" and others" if len(paths) > 8 else ""))

@@ -41,7 +41,8 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     place, names = f"--{key}.help", names_for(key)
     known = list(dict.fromkeys([*CONTEXT, *methods(builder_class())]))
     if key.partition(".")[0] not in known:
-        raise LearnerError(f"there is no option {key!r}: {near(key, known)}", code="config-key-unknown", key=key)
+        hint = near(key, known, "learner fit --help=keys lists all keys")
+        raise LearnerError(f"there is no option {key!r}: {hint}", code="config-key-unknown", key=key)
     value = content.get(key)
     if isinstance(value, Mapping):
         value = value.get("class_path", "")

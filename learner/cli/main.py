@@ -277,8 +277,7 @@ def _command_hint(command: str) -> str:
     """Return the command for what many would guess, or a similar one, or how to list all of them."""
     if command in COMMON_GUESSES:
         return f"learner {COMMON_GUESSES[command]}"
-    hint = near(command, [*COMMANDS, "help", "version"])
-    return hint if hint.startswith("did you mean") else "learner help lists all commands"
+    return near(command, [*COMMANDS, "help", "version"], "learner help lists all commands")
 
 
 def _run(words: list[str]) -> int:

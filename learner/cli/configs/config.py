@@ -343,8 +343,7 @@ def _hint_for(key: str, value: Any, known: Sequence[str]) -> str:
     """Return a hint for an unknown key: of the common guess that it is or resembles, otherwise of the nearest keys."""
     nearest = difflib.get_close_matches(key.lower(), [*known, *COMMON_GUESSES], n=1)
     if not nearest or nearest[0] not in COMMON_GUESSES:
-        hint = near(key, known)
-        return hint if hint.startswith("did you mean") else "learner fit --help=keys lists all keys"
+        return near(key, known, "learner fit --help=keys lists all keys")
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
     return f"{COMMON_GUESSES[nearest[0]]}{belongs}"

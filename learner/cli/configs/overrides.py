@@ -58,8 +58,8 @@ def _bundled_hint(name: str) -> str:
     """Return a hint to a config that comes with learner, if there are no files beside a missing one."""
     if os.path.isdir(os.path.dirname(name) or "."):
         return ""
-    hint = near(name, [f"configs/{path.name}" for path in CONFIGS.glob("*.yaml")])
-    return f": {hint}" if hint.startswith("did you mean") else ""
+    hint = near(name, [f"configs/{path.name}" for path in CONFIGS.glob("*.yaml")], "")
+    return f": {hint}" if hint else ""
 
 
 def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ COMMON_GUESSES = {
     "swa": _AVERAGE % "Swa" + "--optimizer.start=1000",
     **dict.fromkeys(("grad_clip", "grad_clip_norm", "gradient_clip_val", "max_grad_norm"), f"{_ARGUMENT}clip_norm=..."),
     **dict.fromkeys(("distributed", "coordinator", "num_processes", "process_id"), _PROCESS),
-    "batch_size": "it is a key of the data, as in --train.batch_size=...",
+    **{key: f"it is a key of the data, as in --train.{key}=..." for key in ("dataset", "batch_size", "shuffle")},
     **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
     **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},
 }

@@ -152,6 +152,7 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
         ({"lerning_rate": 0.1}, "no option 'lerning_rate': the learning rate, a number or a schedule, is lr"),
         ({"weight_decy": 0.1}, "no option 'weight_decy': it is an argument of the optimizer, as in --optimizer=AdamW"),
         ({"ema": 0.99}, "no option 'ema': an optimizer averages the parameters, as in --optimizer=Ema"),
+        ({"dataset": "digits"}, "no option 'dataset': it is a key of the data, as in --train.dataset=..."),
         ({"batch_size": 32}, "no option 'batch_size': it is a key of the data, as in --train.batch_size=..."),
         ({"metric": "Accuracy"}, "no option 'metric': did you mean 'metrics'"),
         ({"gpus": 1}, "no option 'gpus': learner fit --help=keys lists all keys"),
