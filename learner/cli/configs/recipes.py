@@ -144,7 +144,7 @@ def recipe(
     >>> halves.make()
     Fraction(1, 2)
     """
-    path, given = _parts(value, key)
+    path, given = _parts(value, key, "a name, " if names else "")
     if path not in (names or {}):
         refuse_other(kind, path, key)
     target = named(path, key, names, kind)
@@ -288,12 +288,12 @@ def objects(given: Mapping[str, Any]) -> list[str]:
     return [name for name, argument in given.items() if any(recipes_in(argument))]
 
 
-def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
+def _parts(value: Any, key: str, or_name: str) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if not isinstance(value, Mapping) or not isinstance(value.get("class_path"), str):
         raise LearnerError(
-            f"{key} is {value!r}; it needs an import path, or a mapping of class_path and init_args",
+            f"{key} is {value!r}; it needs {or_name}an import path, or a mapping of class_path and init_args",
             code="config-recipe-type",
             key=key,
         )

@@ -167,7 +167,7 @@ def test_a_single_mistake_has_its_own_message_and_code(importable, line_config):
             "config-name-unknown",
             "metrics.0: there is no 'Accuracy,R2': a list is [Accuracy,R2]",
         ),
-        ("metrics", {"Accuracy": {}}, "config-recipe-type", "metrics.0 is {'Accuracy': {}}; it needs an import path"),
+        ("metrics", {"Accuracy": {}}, "config-recipe-type", "metrics.0 is {'Accuracy': {}}; it needs a name"),
         ("num_epochs", "many", "config-arguments-mismatch", "num_epochs is 'many': it needs a whole number"),
         ("freeze", [{"class_path": "nowhere.x"}], "config-module-missing", "freeze.0 is 'nowhere.x', but there is no"),
     ):

@@ -160,6 +160,8 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
         ({"lr": "0.1x"}, "lr: '0.1x' is neither a number nor a schedule: choose from 'Constant'"),
         ({"lr": "my.schedule"}, "lr is 'my.schedule', but there is no module 'my'"),
         ({"lr": "optax.constant_schedule"}, "lr.init_args: optax.constant_schedule needs 'value'"),
+        ({"optimizer": 3}, "optimizer is 3; it needs a name, an import path, or a mapping of class_path and init_args"),
+        ({"model": 3}, "model is 3; it needs an import path, or a mapping of class_path and init_args"),
         ({"early_stopping": 3}, "early_stopping is 3: it needs MetricEarlyStopping"),
         (
             {"with_file_checkpointer": True},
