@@ -122,6 +122,8 @@ class _Resolver:
                 node = node[step]
             else:
                 hint = near(step, list(map(str, node))) if isinstance(node, dict) else "there is nothing below it"
+                if name.isupper():  # as variables of the environment are named, which shells write in the same way
+                    hint = f"a variable of the environment is ${{env:{name}}}"
                 raise LearnerError(
                     f"${{{name}}} names no value of the config, at {step!r}: {hint}",
                     code="config-reference-unknown",

@@ -32,6 +32,11 @@ def test_merged(base, other, merged):
     assert merge(base, other) == merged
 
 
+def test_a_variable_of_the_environment_without_its_prefix():
+    with raises_code("config-reference-unknown", "${env:WIDTH}", name="WIDTH"):
+        resolve({"width": "${WIDTH}"})
+
+
 def test_references_keep_types_and_make_texts(monkeypatch):
     monkeypatch.setenv("WIDTH", "8")
     monkeypatch.setenv("WHO", "me: you")
