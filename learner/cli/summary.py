@@ -16,7 +16,7 @@ from learner.cli.parsing import Parser
 from learner.errors import LearnerError
 from learner.renderers import print_overview, print_summary
 from learner.renderers.plain import write_lines
-from learner.renderers.summary_text import summary_lines
+from learner.renderers.summary_text import endings, summary_lines
 from learner.runs.layout import read_summary
 from learner.runs.run_reader import RunReader
 from learner.util.json_values import encode
@@ -67,11 +67,8 @@ def summary(words: Sequence[str]) -> int:
         return 0
     run = RunReader(directory)
     print(f"{printable(str(directory))}: this run has not ended ({printable(str(run.status))})")
-    if not run.history:
-        print("no epoch has ended yet")
-        return 0
-    entries = _saved(run)
-    write_lines(summary_lines({"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": entries}))
+    content = {"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": _saved(run)}
+    write_lines(summary_lines(content) if run.history else ["no epoch has ended yet", *endings(content)])
     return 0
 
 

@@ -97,6 +97,14 @@ def test_checkpoints_of_a_run_that_was_killed(learner, trained):
     assert all(entry["path"] in line for entry in expected)
 
 
+def test_checkpoints_inside_of_the_first_epoch(learner, trained):
+    Path("run/summary.json").unlink()
+    lines = Path("run/journal.jsonl").read_text().splitlines(keepends=True)
+    Path("run/journal.jsonl").write_text("".join(line for line in lines if json.loads(line)["event"] == "start"))
+    shown = learner("summary", "run")[1].splitlines()
+    assert shown[1:] == ["no epoch has ended yet", "checkpoints: checkpoint/3 (epoch 1), checkpoint/6 (epoch 2)"]
+
+
 def test_checkpoints_elsewhere_of_a_run_that_was_killed(learner, config, workplace):
     assert learner("fit", config, "--with_file_checkpointer.directory=elsewhere")[0] == 0
     Path("run/summary.json").unlink()
