@@ -146,4 +146,9 @@ def near_path(pattern: str, paths: Sequence[str]) -> str:
     import re
 
     words = re.sub(r"[^\w.]+", ".", pattern.replace("\\.", ".")).strip(".")
-    return near(words, paths, near("", paths[:8]) + (" and others" if len(paths) > 8 else ""))
+    return near(words, paths, first_of(paths))
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return a hint with the first of many names."""
+    return near("", names[:8]) + (" and others" if len(names) > 8 else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.config.limits import BITS, DEEPEST, LARGEST, SUFFIXES
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError, first_of, near
 
 MOST_INCLUDED = 100  # files
 
@@ -47,8 +47,8 @@ def _content(path: Path, what: str, included: list[Path] | None, inside: tuple[P
             raise LearnerError(f"{named} has more than {LARGEST} bytes", code="config-file-too-large")
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
-        beside = sorted(str(other) for other in Path(path).parent.glob("[!.]*") if other.suffix in SUFFIXES)
-        hint = f": {near(str(path), beside)}" if beside else ""
+        beside = sorted(other.name for other in path.parent.glob("[!.]*") if other.suffix in SUFFIXES)
+        hint = f": {near(path.name, beside, first_of(beside))}" if beside else ""
         raise LearnerError(f"there is no {what} {os.fspath(path)}{hint}", code="config-file-missing") from error
     except (OSError, UnicodeDecodeError) as error:
         raise LearnerError(f"{named} cannot be read: {error}", code="config-unreadable") from error

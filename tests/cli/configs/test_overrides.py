@@ -201,6 +201,10 @@ def test_no_file(tmp_path):
     (tmp_path / "digit.yaml").write_text("a: 1")
     with raises_code("config-file-missing", "digit.yaml"):
         read_yaml(tmp_path / "digits.yaml")
+    for number in range(20):
+        (tmp_path / f"{number}.yaml").write_text("a: 1")
+    with raises_code("config-file-missing", "'15.yaml' and others"):
+        read_yaml(tmp_path / "nothing")
     (tmp_path / "config.yaml").write_text("a: 1")
     with raises_code("cli-config-directory", f"learner resume {tmp_path}", f"such as {tmp_path}/config.yaml"):
         read_yaml(tmp_path)
