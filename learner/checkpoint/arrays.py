@@ -36,6 +36,7 @@ class ArrayFiles:
     @functools.cached_property
     def _ocp(self) -> Any:
         """Import Orbax. It takes a second, and by the first save a run has made its first steps."""
+        _silence_orbax()
         with quiet_orbax():  # importing it logs, too
             import orbax.checkpoint
 
@@ -87,7 +88,6 @@ class ArrayFiles:
         args = self._ocp.args
         # Orbax gives no handle to its threads; those that are new after a failure are the ones to wait for.
         before = {*threading.enumerate()}
-        _silence_orbax()
         with quiet_orbax():
             try:
                 self._orbax.save(directory, args=args.Composite(**{STATE: args.PyTreeSave(dict(items))}))
@@ -110,7 +110,6 @@ class ArrayFiles:
         sharding makes a `jax.Array`, of which each process reads its own shards alone, a NumPy array makes another.
         """
         targets = dict(items)
-        _silence_orbax()
         with quiet_orbax():
             if (directory / STATE).exists():
                 args = self._ocp.args.Composite(**{STATE: self._restored(targets)})

@@ -28,6 +28,10 @@ class DamagedError(LearnerError):
     """A checkpoint is not as it was saved; the message names the file."""
 
 
+class RemovedError(LearnerError):
+    """A checkpoint was removed before it was read, by the run that trains."""
+
+
 def write_manifest(directory: Any, facts: Mapping[str, Any]) -> None:
     """Write the manifest of a directory whose other files are complete, and flush all of them to the disk.
 

@@ -24,6 +24,7 @@ from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import (
     PROGRESS,
     DamagedError,
+    RemovedError,
     read_manifest,
     refuse_damage,
 )
@@ -453,6 +454,23 @@ class CheckpointStore:
         if of_scores is None:
             return self._retention is not None and self._retention.higher_is_better
         return bool(of_scores)
+
+    @contextlib.contextmanager
+    def reading(self, step: int) -> Iterator[None]:
+        """Raise `RemovedError` in place of any error of the block if the checkpoint is gone: that of a missing file
+        comes in many forms.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.path(step).exists():
+                raise
+            raise RemovedError(
+                f"{self.path(step)} was removed while it was read: the run that trains keeps few checkpoints and saves "
+                "often. Keep more, with_file_checkpointer(keep_last=10), or name one that it keeps, such as the best",
+                code="checkpoint-removed-while-read",
+                step=step,
+            ) from error
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""

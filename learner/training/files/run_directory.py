@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.manifest import DamagedError, RemovedError
 from learner.checkpoint.member_store import copies_follow, member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import CheckpointStore, Entry
@@ -141,34 +141,36 @@ def read_found(
     epoch: int | str | None,
     step: int | None,
     read: Callable[[CheckpointStore, Entry], T],
-    attempts: int = 10,
 ) -> T:
     """Return what a function reads of a checkpoint of a run, which may train meanwhile: where it has removed the
     checkpoint before that was read, it finds another one. `epoch`, `step`: see `CheckpointStore.find`.
-
-    Raises:
-      LearnerError: there is no such checkpoint, or the run removes each before it is read.
     """
-    with contextlib.closing(open_store(options, processes=processes)) as store:
+
+    def read_one(store: CheckpointStore) -> T:
         # In one process, as another one would find another checkpoint.
         entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
         try:
-            return read(store, entry)
-        except Exception as error:
-            path = store.path(entry.step)
-            if path.exists():
-                if isinstance(error, DamagedError):
-                    raise store.damaged_error(entry.step, error) from None
-                raise
+            with store.reading(entry.step):
+                return read(store, entry)
+        except DamagedError as error:
+            raise store.damaged_error(entry.step, error) from None
+
+    return read_while_training(options, processes, read_one)
+
+
+def read_while_training(
+    options: Options, processes: ProcessGroup, read: Callable[[CheckpointStore], T], attempts: int = 10
+) -> T:
+    """Return what a function reads of the checkpoints of a run. They are listed anew where the run, which may train
+    meanwhile, has removed one before it was read (`RemovedError`).
+    """
+    with contextlib.closing(open_store(options, processes=processes)) as store:
+        try:
+            return read(store)
+        except RemovedError:
             if attempts == 1 or processes.count > 1:
-                raise LearnerError(
-                    f"{path} was removed while it was read, as the run that trains in {options.shown} keeps few "
-                    "checkpoints and saves often: keep more, with_file_checkpointer(keep_last=10), or name one that it "
-                    "keeps, such as the best",
-                    code="checkpoint-removed-while-read",
-                    step=entry.step,
-                ) from error
-    return read_found(options, processes, epoch, step, read, attempts - 1)
+                raise
+    return read_while_training(options, processes, read, attempts - 1)
 
 
 def _directories(options: Options) -> list[Path]:

@@ -211,14 +211,16 @@ def restore_newest(
 
     Raises:
       LearnerError: all of them are damaged, or the newest differs from the learner as it is now.
+      RemovedError: one was removed before it was read.
     """
     entries = {entry.step: entry for entry in store.entries}
     damaged: list[str] = []
     for step in reversed(store.steps):
         try:
-            if step in store.damaged:
-                raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
-            restored = restore(store, entries[step], shapes, filled, allow, differing, eval_only_kind)
+            with store.reading(step):
+                if step in store.damaged:
+                    raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
+                restored = restore(store, entries[step], shapes, filled, allow, differing, eval_only_kind)
         # Only damage leads to an older checkpoint: where the newest one differs, the user has to decide.
         except DamagedError as error:
             damaged.append(str(error))

@@ -2,7 +2,8 @@
 
 import shutil
 
-from learner.training.files.run_directory import SINGLE_PROCESS, read_found
+from learner.training.checkpoints.resume import read_checkpoint
+from learner.training.files.run_directory import SINGLE_PROCESS, read_found, read_while_training
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, build_line, quiet, shuffled
 
@@ -27,12 +28,28 @@ def test_a_run_that_removes_every_checkpoint_before_it_is_read_is_named(tmp_path
     learner = build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3))
     learner.fit(shuffled())
 
-    def read(store, entry):
-        shutil.rmtree(store.path(entry.step))
-        raise OSError("it is gone")
+    def read(store):
+        with store.reading(store.steps[-1]):
+            shutil.rmtree(store.path(store.steps[-1]))
+            raise OSError("it is gone")
 
     with raises_code("checkpoint-removed-while-read", step=2 * STEPS):
-        read_found(learner.definition.options, SINGLE_PROCESS, "latest", None, read, attempts=2)
+        read_while_training(learner.definition.options, SINGLE_PROCESS, read, attempts=2)
+
+
+def test_the_newest_is_found_although_the_run_removes_some(tmp_path):
+    build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled())
+    learner = build_line(quiet(tmp_path / "run").resume())
+    tried = []
+
+    def differing(progress):
+        tried.append(progress["step"])
+        if len(tried) < 3:
+            shutil.rmtree(tmp_path / "run" / "checkpoint" / str(progress["step"]))
+        return []
+
+    assert read_checkpoint(learner.definition, differing).entry.step == STEPS
+    assert tried == [3 * STEPS, 2 * STEPS, STEPS]
 
 
 def test_the_error_of_a_damaged_checkpoint_lists_the_others(tmp_path):
