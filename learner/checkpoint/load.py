@@ -22,7 +22,7 @@ import numpy as np
 from learner.checkpoint.items import differences, escaped, from_items, to_items
 from learner.checkpoint.manifest import NAME, DamagedError
 from learner.checkpoint.member_store import member_store, names_of_members, store_beside
-from learner.checkpoint.store import CheckpointStore, Entry
+from learner.checkpoint.store import CheckpointStore, Entry, read_while_training
 from learner.errors import LearnerError, near, one_error
 from learner.models.adapters import adapter_of, call_with_key
 from learner.models.base import ModelAdapter
@@ -130,10 +130,13 @@ def load_checkpoint(
             "load_checkpoint got an optimizer and no model; its state needs both: give model= too",
             code="checkpoint-model-missing",
         )
-    with contextlib.closing(store_of(directory)) as store:
+
+    def read(store: CheckpointStore) -> tuple[Entry, str, dict[str, Any], dict[str, Any]]:
         entry = store.find(None if step is not None else which, step)
-        items, progress = read_items(store, entry, ("model", "optim", "scheduler"))
-    what = f"the checkpoint {store.path(entry.step)}"
+        return entry, str(store.path(entry.step)), *read_items(store, entry, ("model", "optim", "scheduler"))
+
+    entry, path, items, progress = read_while_training(lambda: store_of(directory), read)
+    what = f"the checkpoint {path}"
     rebuilt = optimizer_state = None
     if model is not None:
         adapter = _split_model(model, trainable, freeze)
@@ -146,7 +149,7 @@ def load_checkpoint(
         rebuilt = adapter.rebuild(state.params, state.model_state)
         optimizer_state = state.opt_state if optimizer is not None else None
     return LoadedCheckpoint(
-        path=str(store.path(entry.step)),
+        path=path,
         step=entry.step,
         epoch=entry.epoch,
         score=entry.score,
@@ -336,18 +339,19 @@ def read_items(
 ) -> tuple[dict[str, dict[str, Arrays]], dict[str, Any]]:
     """Return items of a checkpoint, each with all of its parts, and its progress."""
     try:
-        progress = store.progress(entry.step)
-        shapes = store.shapes(entry.step, names)
-        # Before a byte is read: the shapes come from a file that may have been made by anyone.
-        _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
-        if progress.get("members"):
-            raise LearnerError(
-                f"the checkpoint {store.path(entry.step)} is of a population: give the directory of a member, such as "
-                f"{next(iter(names_of_members(progress)), '000-...')}",
-                code="checkpoint-of-population",
-                path=str(store.path(entry.step)),
-            )
-        items = store.read(entry.step, shapes)
+        with store.reading(entry.step):
+            progress = store.progress(entry.step)
+            shapes = store.shapes(entry.step, names)
+            # Before a byte is read: the shapes come from a file that may have been made by anyone.
+            _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
+            if progress.get("members"):
+                raise LearnerError(
+                    f"the checkpoint {store.path(entry.step)} is of a population: give the directory of a member, such "
+                    f"as {next(iter(names_of_members(progress)), '000-...')}",
+                    code="checkpoint-of-population",
+                    path=str(store.path(entry.step)),
+                )
+            items = store.read(entry.step, shapes)
     except DamagedError as error:
         raise store.damaged_error(entry.step, error) from None
     parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}

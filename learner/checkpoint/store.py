@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -35,6 +35,8 @@ from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
 from learner.errors import LearnerError
 from learner.util.urls import one_line
 
+T = TypeVar("T")
+ATTEMPTS = 10  # to read a checkpoint of a run that removes some
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "monitor", "at_stop", "at_end", "higher_is_better")
 """The fields of `progress` that are in the manifest too."""
@@ -491,6 +493,21 @@ class CheckpointStore:
     def close(self) -> None:
         """End Orbax's threads."""
         self._arrays.close()
+
+
+def read_while_training(
+    open_store: Callable[[], CheckpointStore], read: Callable[[CheckpointStore], T], attempts: int = ATTEMPTS
+) -> T:
+    """Return what a function reads of the checkpoints of a run. They are listed anew, by another store, where the run,
+    which may train meanwhile, has removed one before it was read (`RemovedError`).
+    """
+    with contextlib.closing(open_store()) as store:
+        try:
+            return read(store)
+        except RemovedError:
+            if attempts == 1:
+                raise
+    return read_while_training(open_store, read, attempts - 1)
 
 
 def _unlink(paths: Iterable[Any]) -> None:

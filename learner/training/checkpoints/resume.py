@@ -15,7 +15,7 @@ from learner.runs.population import member_index
 from learner.steps.train_state import TrainState
 from learner.training.checks.fingerprints import changes, saved_fingerprint
 from learner.training.definition import TrainingDefinition
-from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found, read_while_training
+from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found, read_of_run
 from learner.training.member_decisions import all_ended_text
 from learner.training.options import Options
 from learner.training.preflight import RunPlan
@@ -110,7 +110,7 @@ def read_checkpoint(
     options, start = definition.options, definition.options.start or {}
     arguments = definition.placed_shapes(), definition.step.fill_missing, allowed(options), differing, eval_only_kind
     if start.get("resume"):
-        return read_while_training(options, processes, lambda store: restore_newest(store, *arguments))
+        return read_of_run(options, processes, lambda store: restore_newest(store, *arguments))
     epoch = start.get("epoch", None if "step" in start else "latest")
 
     def read(store: CheckpointStore, entry: Entry) -> Restored:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from learner.checkpoint.manifest import DamagedError, RemovedError
+from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.member_store import copies_follow, member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
-from learner.checkpoint.store import CheckpointStore, Entry
+from learner.checkpoint.store import ATTEMPTS, CheckpointStore, Entry, read_while_training
 from learner.distributed.process_group import ProcessGroup, SingleProcess
 from learner.errors import LearnerError
 from learner.runs import control_files
@@ -155,22 +155,13 @@ def read_found(
         except DamagedError as error:
             raise store.damaged_error(entry.step, error) from None
 
-    return read_while_training(options, processes, read_one)
+    return read_of_run(options, processes, read_one)
 
 
-def read_while_training(
-    options: Options, processes: ProcessGroup, read: Callable[[CheckpointStore], T], attempts: int = 10
-) -> T:
-    """Return what a function reads of the checkpoints of a run. They are listed anew where the run, which may train
-    meanwhile, has removed one before it was read (`RemovedError`).
-    """
-    with contextlib.closing(open_store(options, processes=processes)) as store:
-        try:
-            return read(store)
-        except RemovedError:
-            if attempts == 1 or processes.count > 1:
-                raise
-    return read_while_training(options, processes, read, attempts - 1)
+def read_of_run(options: Options, processes: ProcessGroup, read: Callable[[CheckpointStore], T]) -> T:
+    """Return what a function reads of the checkpoints of the builder's run; see `read_while_training`."""
+    attempts = ATTEMPTS if processes.count == 1 else 1  # as another process would find others
+    return read_while_training(lambda: open_store(options, processes=processes), read, attempts)
 
 
 def _directories(options: Options) -> list[Path]:

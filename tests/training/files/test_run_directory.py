@@ -2,8 +2,10 @@
 
 import shutil
 
+from learner import load_checkpoint
+from learner.checkpoint.store import CheckpointStore, read_while_training
 from learner.training.checkpoints.resume import read_checkpoint
-from learner.training.files.run_directory import SINGLE_PROCESS, read_found, read_while_training
+from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, build_line, quiet, shuffled
 
@@ -34,7 +36,7 @@ def test_a_run_that_removes_every_checkpoint_before_it_is_read_is_named(tmp_path
             raise OSError("it is gone")
 
     with raises_code("checkpoint-removed-while-read", step=2 * STEPS):
-        read_while_training(learner.definition.options, SINGLE_PROCESS, read, attempts=2)
+        read_while_training(lambda: open_store(learner.definition.options), read, attempts=2)
 
 
 def test_the_newest_is_found_although_the_run_removes_some(tmp_path):
@@ -49,6 +51,21 @@ def test_the_newest_is_found_although_the_run_removes_some(tmp_path):
         return []
 
     assert read_checkpoint(learner.definition, differing).entry.step == STEPS
+    assert tried == [3 * STEPS, 2 * STEPS, STEPS]
+
+
+def test_load_checkpoint_finds_another_one_as_well(tmp_path, monkeypatch):
+    build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled())
+    progress, tried = CheckpointStore.progress, []
+
+    def removing(store, step):
+        tried.append(step)
+        if len(tried) < 3:
+            shutil.rmtree(store.path(step))
+        return progress(store, step)
+
+    monkeypatch.setattr(CheckpointStore, "progress", removing)
+    assert load_checkpoint(tmp_path / "run", "latest").step == STEPS
     assert tried == [3 * STEPS, 2 * STEPS, STEPS]
 
 
