@@ -168,7 +168,8 @@ def _is_from_orbax(error: BaseException | None) -> bool:
     """Return True for an error that was raised in a task of Orbax, or in one of TensorStore that outlives its loop."""
     frames = traceback.walk_tb(None if error is None else error.__traceback__)
     modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
-    return str(error) == "Event loop is closed" or any(name.startswith("orbax.") for name in modules)
+    is_late = str(error) == "Event loop is closed" or "tensorstore_spec" in str(error)
+    return is_late or any(name.startswith("orbax.") for name in modules)
 
 
 @functools.cache
