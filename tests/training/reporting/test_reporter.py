@@ -312,6 +312,7 @@ def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, re
     worker.put(made(6, 0.5))
     worker.put(EpochStarted(1.0, 2, 3))
     assert reads.get(timeout=WAIT) == 2
+    worker.wait()  # until it has freed their slots
     for _ in range(16):
         worker.limiter.acquire(0.0)
     worker.put(made(7, 0.5))
