@@ -614,19 +614,20 @@ class NoParameters(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "trainable", "code", "values"),
+    ("make", "trainable", "code", "values"),
     [
-        (NoParameters(), None, "model-nothing-to-train", ("NoParameters",)),
-        ({"n": jnp.arange(3)}, None, "model-nothing-to-train", ("n (int32)",)),
-        ({}, None, "model-nothing-to-train", ("it has no arrays",)),
-        (3, None, "model-nothing-to-train", ("it has no arrays",)),
-        ({"w": jnp.ones(2)}, lambda path, x: False, "model-nothing-to-train", ()),
-        (Everything(), lambda path, x: "typo" in path, "model-nothing-to-train", ()),
-        (Everything(), nnx.LoRAParam, "model-nothing-to-train", ()),
-        (CASES[2].make(), lambda path, x: False, "model-nothing-to-train", ()),
+        (NoParameters, None, "model-nothing-to-train", ("NoParameters",)),
+        (lambda: {"n": jnp.arange(3)}, None, "model-nothing-to-train", ("n (int32)",)),
+        (dict, None, "model-nothing-to-train", ("it has no arrays",)),
+        (lambda: 3, None, "model-nothing-to-train", ("it has no arrays",)),
+        (lambda: {"w": jnp.ones(2)}, lambda path, x: False, "model-nothing-to-train", ()),
+        (Everything, lambda path, x: "typo" in path, "model-nothing-to-train", ()),
+        (Everything, nnx.LoRAParam, "model-nothing-to-train", ()),
+        (CASES[2].make, lambda path, x: False, "model-nothing-to-train", ()),
     ],
 )
-def test_a_model_without_parameters_is_an_error(model, trainable, code, values):
+def test_a_model_without_parameters_is_an_error(make, trainable, code, values):
+    model = make()
     with raises_code(code, *values):
         adapter_of(model, trainable)
 
