@@ -1,5 +1,6 @@
 """The installed package: its name on the package index, its version, and the command that adds an extra."""
 
+import functools
 import importlib.metadata
 import json
 from collections.abc import Mapping
@@ -16,7 +17,12 @@ def versions(*packages: str) -> dict[str, str]:
     >>> versions("learner") == {"learner": VERSION}
     True
     """
-    return {name: VERSION if name == "learner" else importlib.metadata.version(name) for name in packages}
+    return {name: VERSION if name == "learner" else _installed(name) for name in packages}
+
+
+@functools.cache  # the start of a run asks three times, for 2 ms each
+def _installed(name: str) -> str:
+    return importlib.metadata.version(name)
 
 
 def install_hint(extra: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from learner.util import distribution
-from learner.util.distribution import install_hint
+from learner.util.distribution import install_hint, versions
 
 ROOT = Path(distribution.__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -108,3 +108,9 @@ def test_the_documentation_lists_every_dependency():
     for row in re.finditer(r"^\| ([a-z][\w, -]+) \| (`.+?`) \|", optional, re.MULTILINE | re.IGNORECASE):
         listed |= {(package, extra) for package in row[1].split(", ") for extra in re.findall(r"`([\w-]+)`", row[2])}
     assert listed == expected
+
+
+def test_a_version_is_looked_up_once(monkeypatch):
+    first = versions("pytest")
+    monkeypatch.delattr(importlib.metadata, "version")
+    assert versions("pytest") == first == {"pytest": pytest.__version__}
