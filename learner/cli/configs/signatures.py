@@ -77,7 +77,8 @@ def check(
     """
     what = path if path == key else f"{key}: {path}"
     kinds = config_kinds(target)
-    _, others = signature_parser(target, what, {*skip, *kinds})
+    without = {*skip, *kinds}
+    parser, others = signature_parser(target, what, without)
     known, parameters = [*others, *kinds], parameters_of(target)
     missing = [name for name in known if _is_required(parameters.get(name)) and name not in given and not partial]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -92,7 +93,9 @@ def check(
     left_out = [name for name in others if name not in given]
     values = {name: value for name, value in given.items() if name in others and name not in objects}
     skip = {*skip, *kinds, *objects, *missing, *(left_out if partial else ())}
-    parser, parsed = _parse(target, values, key, skip, problems)
+    if skip != without:
+        parser, _ = signature_parser(target, key, skip)
+    parser, parsed = _parse(target, parser, values, key, skip, problems)
     if is_config(target) and not (problems or partial or objects):
         target.read_fields(given, key, problems)  # what its __post_init__ says
     if problems:
@@ -152,20 +155,28 @@ def _is_required(parameter: inspect.Parameter | None) -> bool:
 
 
 def _parse(
-    target: Callable[..., Any], given: Mapping[str, Any], key: str, skip: Collection[str], problems: list[str]
+    target: Callable[..., Any],
+    parser: ArgumentParser,
+    given: Mapping[str, Any],
+    key: str,
+    skip: Collection[str],
+    problems: list[str],
 ) -> tuple[ArgumentParser, Namespace | None]:
     """Return jsonargparse's parser of the signature, and the arguments as it reads them.
 
-    Append the problems of all values: jsonargparse names the first one that is wrong, and reads the rest without it.
+    Append the problems of all values: jsonargparse names the first one that is wrong, and reads the rest without it,
+    with a parser of its own.
     """
-    parser, _ = signature_parser(target, key, skip)
     try:
         return parser, _parse_object(parser, given)
     except Exception as error:  # whatever a type of the user's raises; it is about the argument
         name, message = _message(str(error), given, key, target)
         problems.append(Problem(message, code="config-arguments-mismatch"))
         rest = {each: value for each, value in given.items() if each != name}
-        return _parse(target, rest, key, {*skip, name}, problems) if name else (parser, None)
+        if not name:
+            return parser, None
+        parser, _ = signature_parser(target, key, {*skip, name})
+        return _parse(target, parser, rest, key, {*skip, name}, problems)
 
 
 def _parse_object(parser: ArgumentParser, given: Mapping[str, Any]) -> Namespace:

@@ -6,7 +6,9 @@ import equinox
 import jax
 import pytest
 from flax import nnx
+from jsonargparse import ArgumentParser
 
+from learner.cli.configs import signatures
 from learner.cli.configs.signatures import check, random_parameters
 from learner.errors import LearnerError
 from tests.support.codes import named_case, raises_code
@@ -173,3 +175,10 @@ def test_texts_in_the_place_of_other_values_are_read_by_the_rules_of_config_file
             check(head, {name: deep}, "k", "head")
         assert len(str(caught.value)) < 300
     assert check(head, {"any": deep}, "k", "head").values() == {"any": deep}
+
+
+def test_a_signature_is_read_once(monkeypatch):
+    read = []
+    monkeypatch.setattr(signatures, "ArgumentParser", lambda **options: read.append(1) or ArgumentParser(**options))
+    assert check(function, {"size": 3}, "k", "function").values()["size"] == 3
+    assert len(read) == 1
