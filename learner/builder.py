@@ -50,10 +50,10 @@ SelectionT = TypeVar("SelectionT", bound=Selection)
 
 
 class LearnerBuilder:
-    """Configure a run. Each method checks its arguments at once and returns the builder.
+    """Configure a run. Each method checks its arguments immediately and returns the builder.
 
     Args:
-      directory: where the run leaves its logs and checkpoints.
+      directory: the directory for logs and checkpoints.
       overwrite: replace an existing run.
 
     >>> import tempfile, jax.numpy as jnp, optax
@@ -93,7 +93,7 @@ class LearnerBuilder:
     if not TYPE_CHECKING:  # for a type checker the class would have every name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError with the options that contain the name, as other libraries have it, or are near."""
+            """Raise AttributeError and suggest options that contain the name (from another library), or are similar."""
             import difflib
 
             options = [option for option in dir(LearnerBuilder) if not option.startswith("_")]
@@ -104,7 +104,7 @@ class LearnerBuilder:
     # -- metrics, logs, what people see --------------------------------------------------------------------------------
 
     def metrics(self, *metrics: MetricBase) -> Self:
-        """Register metrics of training and validation. `Loss` is always there."""
+        """Register metrics for training and validation. `Loss` is always included."""
         for metric in metrics:
             if "train" in _metric(metric).splits:
                 self.metric_train(metric)
@@ -113,19 +113,19 @@ class LearnerBuilder:
         return self
 
     def metric_train(self, *metrics: MetricBase) -> Self:
-        """Register metrics of the train split. Numbers are plotted, and texts are logged."""
+        """Register metrics for the train split. Numbers are plotted, and texts are logged."""
         return self._add("train", *map(_metric, metrics))
 
     def metric_valid(self, *metrics: MetricBase) -> Self:
-        """Register metrics of the validation splits, as `metric_train` does."""
+        """Register metrics for the validation splits; see `metric_train`."""
         return self._add("valid", *map(_metric, metrics))
 
     def metric_train_numeric(self, *metrics: MetricBase) -> Self:
-        """Register metrics as `metric_train` does. Raises if the value of one is a text, which cannot be plotted."""
+        """Register metrics like `metric_train`, but raise if one has text values, which cannot be plotted."""
         return self._add("train", *map(_numeric, metrics))
 
     def metric_valid_numeric(self, *metrics: MetricBase) -> Self:
-        """Register metrics as `metric_valid` does. Raises if the value of one is a text, which cannot be plotted."""
+        """Register metrics like `metric_valid`, but raise if one has text values, which cannot be plotted."""
         return self._add("valid", *map(_numeric, metrics))
 
     def _set(self, **changes: Any) -> Self:
@@ -152,14 +152,14 @@ class LearnerBuilder:
         return self
 
     def metric_loggers(self, *loggers: Listener, only: Sequence[Listener] | None = None) -> Self:
-        """Add loggers, beside the run's own files.
+        """Add loggers to the run's own files.
 
         Args:
-          loggers: such as `TensorBoard()`.
+          loggers: loggers to add, such as `TensorBoard()`.
           only: loggers that replace the run's metric files, `<split>/epoch-<n>/<Metric>.log`, which hold the value of
-            each step; `[]` for none at all. The journal and the summary are always written: resuming, `learner compare`
-            and `learner report` read the values of whole splits from them. Without metric files, reports and plots
-            have no curves of single steps.
+            each step. Pass `[]` to write no metric files and add no logger. Without metric files, reports and plots
+            have no per-step curves. The journal and the summary are always written: resuming, `learner compare` and
+            `learner report` read the values of whole splits from them.
         """
         if only is not None:
             if not isinstance(only, list | tuple):
@@ -190,7 +190,7 @@ class LearnerBuilder:
         return self
 
     def renderer(self, renderer: Listener | None) -> Self:
-        """Set how the progress of the run is shown, or `None` to show nothing. Default: chosen for a notebook, a
+        """Set how to display progress; `None` displays nothing. The default depends on the output: a notebook, a
         terminal, or a file.
         """
         if renderer is not None and not isinstance(renderer, Listener):
@@ -210,13 +210,13 @@ class LearnerBuilder:
         return self._set(application_logger=logger)
 
     def summary(self, show: bool = True, depth: int | None = None) -> Self:
-        """Print an overview of the run before it begins (the model's arrays, the devices, the length, the work of a
-        step, the memory), and a summary at the end (the best value and epoch of each metric, the time, the files, the
-        next commands).
+        """Print an overview of the run before it begins (the model's arrays, the devices, the length, the operations
+        of a step, the memory), and a summary at the end (the best value and epoch of each metric, the time, the files,
+        the next commands).
 
         Args:
           show: whether to print them.
-          depth: the levels of the model to show; deeper ones are merged. Default: as many as fit into 40 rows.
+          depth: the levels of the model to show; deeper levels are merged. Default: as many as fit into 40 rows.
         """
         return self._set(
             show_summary=bool(show), summary_depth=None if depth is None else _integer("summary(depth=)", depth, 1)
@@ -229,20 +229,20 @@ class LearnerBuilder:
         return self._set(num_epochs=_integer("num_epochs", n, 1))
 
     def num_steps(self, n: int) -> Self:
-        """Set the number of optimizer steps, over as many epochs as they take."""
+        """Set the number of optimizer steps, over as many epochs as necessary."""
         return self._set(num_steps=_integer("num_steps", n, 1))
 
     def valid_every(self, steps: int | None = None, epochs: int = 1, split: str | None = None) -> Self:
         """Set when to validate (default: at the end of each epoch). The last epoch always ends with a validation.
 
-        Early stopping, `ReduceOnPlateau` and the choice of the best checkpoint act on new values of their metric only:
-        between two of its validations nothing counts, and `patience` is a number of validations.
+        Early stopping, `ReduceOnPlateau` and the choice of the best checkpoint act only on new values of their metric:
+        nothing counts between two of its validations, and `patience` is a number of validations.
 
         Args:
-          steps: also validate inside epochs, after this number of optimizer steps each.
-          epochs: the number of epochs between validations at their end; 0: only every `steps` steps.
-          split: the name of a validation split if several were given as a dict. It has this schedule, and the others
-            keep theirs; call the method again for another split. Default: all splits without a schedule of their own.
+          steps: also validate inside epochs, every `steps` optimizer steps.
+          epochs: validate at the end of every `epochs`-th epoch; 0: only every `steps` steps.
+          split: the name of the validation split to schedule, if several were given as a dict. The other splits keep
+            their schedules; call the method again for another split. Default: all splits without their own schedule.
         """
         period = ValidPeriod(
             None if steps is None else _integer("valid_every(steps=)", steps, 1),
@@ -260,8 +260,8 @@ class LearnerBuilder:
         return self._set(valid_splits={**splits, split.removeprefix("valid-"): dataclasses.asdict(period)})
 
     def valid_first(self, first: bool = True) -> Self:
-        """Validate before the first step as well, at step 0. The model as it was given can then be the best one, and
-        the validation counts for early stopping and `ReduceOnPlateau`.
+        """Also validate before the first step, at step 0. The initial model can then be the best one, and the
+        validation counts for early stopping and `ReduceOnPlateau`.
         """
         return self._set(valid_first=_boolean("valid_first", first) or None)
 
@@ -271,9 +271,9 @@ class LearnerBuilder:
         Endless data needs a limit. `evaluate` always reads all batches.
 
         Args:
-          n: the number of batches: the first ones, the same in each validation.
-          shuffle: draw the rows by the seed of the run instead, from all of the data; the same rows in each validation.
-            It needs a dataset or arrays, with `with_batch_size`; a loader is shuffled by its builder.
+          n: the number of batches. Each validation reads the same first `n` batches.
+          shuffle: instead draw the rows from all of the data with the seed of the run. Each validation reads the same
+            rows. This requires a dataset or arrays, with `with_batch_size`; a loader is shuffled by its builder.
         """
         return self._set(
             valid_batches=_integer("valid_batches", n, 1),
@@ -281,16 +281,16 @@ class LearnerBuilder:
         )
 
     def grads_accumulation(self, n: int | Literal["auto"] = 1, split: int | Literal["auto"] | None = None) -> Self:
-        """Set the number of micro-batches of an optimizer step (default: 1), weighted by `output.weight`.
+        """Set the number of micro-batches in an optimizer step (default: 1), weighted by `output.weight`.
 
-        For a loss that is a mean over rows, a step equals that of one batch with all the rows. A loss over pairs of
-        rows (in-batch negatives) sees the rows of one micro-batch at a time, and the run warns about it.
+        If the loss is a mean over rows, the step is the same as with one batch of all the rows. A loss over pairs of
+        rows (in-batch negatives) sees only the rows of one micro-batch at a time, and the run warns about it.
 
         Args:
-          n: the number of batches of the loader that make a step. `"auto"` stands for `split="auto"`.
-          split: compute each batch in this number of parts, one after the other, so that it needs less memory; the
-            batch size and the steps stay the same. `"auto"`: in as few parts as the memory of the device permits (1, 2,
-            4, ...), found by compiling, and on an accelerator by trying. Checkpoints have the number, and resuming
+          n: the number of batches of the loader in a step. `"auto"` is short for `split="auto"`.
+          split: compute each batch in this number of parts, one after the other, to save memory. The batch size and
+            the steps do not change. `"auto"` uses as few parts as fit into the memory of the device (1, 2, 4, ...),
+            found by compiling and, on an accelerator, by trying. Checkpoints store the number, and a resumed run
             keeps it.
         """
         if n == "auto":
@@ -304,21 +304,21 @@ class LearnerBuilder:
         return self._set(accumulate=_integer("grads_accumulation", n, 1), split=parts)
 
     def steps_per_dispatch(self, k: int) -> Self:
-        """Dispatch at most `k` optimizer steps at once, in one compiled loop. The result is the same to the bit.
+        """Dispatch at most `k` optimizer steps at once, in one compiled loop. The results are bit-identical.
 
-        Default: as many as fit into 64 MiB, at most 32. Programs with a convolution on a CPU, and streamed steps of
-        which no two fit into 64 MiB, run step by step without a loop, whatever `k` is.
+        Default: as many as fit into 64 MiB, at most 32. Regardless of `k`, steps run one by one without a loop if the
+        program has a convolution and runs on a CPU, or if two streamed steps do not fit into 64 MiB.
         """
         return self._set(steps_per_dispatch=_integer("steps_per_dispatch", k, 1))
 
     def with_batch_size(self, n: int) -> Self:
-        """Set the batch size of datasets and dicts of arrays that are passed instead of a loader; the training data is
-        then shuffled. A loader keeps its own batch size, with a warning if it differs.
+        """Set the batch size for datasets and dicts of arrays passed instead of a loader; their training data is
+        shuffled. A loader keeps its own batch size, with a warning if it differs.
         """
         return self._set(batch_size=_integer("with_batch_size", n, 1))
 
     def seed(self, n: int) -> Self:
-        """Set the seed (default: 0) of dropout, of the order of datasets, and of initialisation from config files."""
+        """Set the seed (default: 0) for dropout, the order of datasets, and initialisation from config files."""
         return self._set(seed=_integer("seed", n, 0))
 
     def population(
@@ -332,25 +332,26 @@ class LearnerBuilder:
         waves: bool | int = False,
         **optimizer: Any,
     ) -> Self:
-        """Train many members in one compiled program. Each leaves an ordinary run in a directory of its own below that
-        of the run, such as `000-lr=0.0001-seed=0`, and `fit` returns a `PopulationResult`.
+        """Train many members in one compiled program. Each member writes an ordinary run into a subdirectory of the
+        run, such as `000-lr=0.0001-seed=0`, and `fit` returns a `PopulationResult`.
 
-        A list has the values of the members; several lists make their product. A single number is that of all members.
-        Each member computes, up to rounding, what a run by itself with its values does. The data and its order are
-        shared: they belong to the builder's seed. `devices(n)` spreads the members over devices.
+        A list gives each member a value; several lists are combined to their product. A single number applies to all
+        members. Each member computes, up to rounding, the same as a separate run with its values. All members share
+        the data and its order, which depend on the builder's seed. `devices(n)` spreads the members over devices.
 
         Args:
-          seed: of initialisation, dropout and every other random key. With several, `build` needs a function of the
-            random streams that makes the model, `lambda rngs: Model(rngs=rngs)`.
-          lr: the learning rate; with a schedule, a factor of it.
-          zipped: pair the values instead: lists of equal length, the n-th values of all belong to the n-th member.
-          size: the number of members where values are drawn: `lr=loguniform(1e-5, 1e-2)`, `uniform(0.0, 0.1)`. The
+          seed: the seed of initialisation, dropout and every other random key. With several seeds, `build` needs a
+            function that returns the model from its random streams: `lambda rngs: Model(rngs=rngs)`.
+          lr: the learning rate; with a schedule, a factor that multiplies it.
+          zipped: pair lists of equal length instead: the n-th member gets the n-th value of each list.
+          size: the number of members if values are drawn: `lr=loguniform(1e-5, 1e-2)`, `uniform(0.0, 0.1)`. The
             draws depend on `seed`, if it is one number.
-          data_order: `"shared"`: all members get the same batches, in the order that the builder's seed makes. `"own"`:
-            each member's seed makes its order. This needs shuffled data in memory, of which each member has a copy.
-          waves: train groups of the members one after another, each in a directory such as `wave-1`: True makes as few
-            groups as fit into the memory of the device; a number sets how many.
-          optimizer: numbers that the optimizer takes as keywords, such as `weight_decay`.
+          data_order: `"shared"`: all members get the same batches, in the order that the builder's seed determines.
+            `"own"`: each member's seed determines its order. This requires shuffled data in memory, and each member
+            holds a copy.
+          waves: train groups of members one after another, each in a directory such as `wave-1`. True: as few groups
+            as the memory of the device allows; a number: that many groups.
+          optimizer: numeric keyword arguments of the optimizer, such as `weight_decay`.
 
         >>> builder = LearnerBuilder("runs/seeds").population(seed=range(3), lr=[1e-4, 1e-3])
         """
@@ -362,13 +363,13 @@ class LearnerBuilder:
         return self._set(population=dataclasses.replace(population, data_order=data_order, waves=waves))
 
     def halving(self, monitor: str, every_epochs: int = 1, keep: float = 0.5, mode: str | None = None) -> Self:
-        """Train a population by successive halving: every few epochs, the members with the worst values end, and the
-        others continue in a program without them. The last epoch ends none.
+        """Train a population by successive halving: every few epochs, stop the members with the worst values and
+        continue the others in a smaller program. The last epoch stops no member.
 
         Args:
           monitor: the metric that ranks the members, by key, such as `valid/Loss`.
-          every_epochs: epochs between two selections.
-          keep: the part of the members that continues, between 0 and 1; rounded up.
+          every_epochs: the number of epochs between two selections.
+          keep: the fraction of members to keep, between 0 and 1; their number is rounded up.
           mode: `"min"` or `"max"`; None: the metric's own direction.
 
         >>> from learner import loguniform
@@ -385,15 +386,15 @@ class LearnerBuilder:
         factors: Sequence[float] = (0.8, 1.25),
         mode: str | None = None,
     ) -> Self:
-        """Train a population by population-based training: every few epochs, the members with the worst values take
-        over the states and the numbers of the optimizer of some of the best ones, the learning rates times a factor.
-        The journal of a member records whose state it took over. The last epoch replaces none.
+        """Train a population by population-based training: every few epochs, replace the members with the worst values
+        by copies of some of the best. A copy has their state and their optimizer's numbers, with the learning rate
+        multiplied by a factor. The journal of a member records whose state it copied. The last epoch replaces none.
 
         Args:
           monitor: the metric that ranks the members, by key, such as `valid/Loss`.
-          every_epochs: epochs between two replacements.
-          part: the part of the members that is replaced, at most 0.5; as many of the best replace them.
-          factors: of the learning rate; one is drawn for each replacement, by the builder's seed.
+          every_epochs: the number of epochs between two replacements.
+          part: the fraction of members to replace, at most 0.5. The same number of the best members replace them.
+          factors: factors of the learning rate; each replacement draws one, with the builder's seed.
           mode: `"min"` or `"max"`; None: the metric's own direction.
 
         >>> from learner import loguniform
@@ -406,18 +407,18 @@ class LearnerBuilder:
     def devices(self, devices: int | str | Sequence[Any]) -> Self:
         """Set the devices: their number, `"all"`, or a list of `jax.Device` objects or ids. Default: one device.
 
-        Several devices are `Replicated`: each holds a replica of the state and gets a share of each batch. With several
+        Several devices use `Replicated`: each holds a replica of the state and gets a share of each batch. With several
         processes, the default is `Sharded` over all of their devices. See `strategy` for finer control.
 
-        For a loss that is a mean over rows, the results are those of one device. A loss over pairs of rows (in-batch
+        If the loss is a mean over rows, the results are the same as on one device. A loss over pairs of rows (in-batch
         negatives) needs `strategy(Sharded())`: under `Replicated` each device sees only its own rows, and the run
         warns about it.
         """
         return self._set(devices=choose_devices(devices))
 
     def strategy(self, strategy: Strategy) -> Self:
-        """Set the devices and how the run uses them: `SingleDevice(device)`, `Replicated(devices)`, or
-        `Sharded(mesh, rules)`, which shards the model as well. It replaces `devices`.
+        """Set the devices and how to use them: `SingleDevice(device)`, `Replicated(devices)`, or
+        `Sharded(mesh, rules)`, which also shards the model. This replaces `devices`.
         """
         if not isinstance(strategy, Strategy):
             raise LearnerError(
@@ -427,17 +428,17 @@ class LearnerBuilder:
         return self._set(devices=strategy)
 
     def precision(self, policy: str | Policy, matmul: str | None = None) -> Self:
-        """Set the dtype of computation in training and validation: `"float32"` (default; nothing is cast),
-        `"bfloat16"`, `"float16"`, or a `Policy(param, compute, output)`.
+        """Set the compute dtype of training and validation: `"float32"` (default; nothing is cast), `"bfloat16"`,
+        `"float16"`, or a `Policy(param, compute, output)`.
 
-        With a name, parameters, the optimizer's state, running statistics, losses and the sums of metrics stay float32;
-        parameters and floating-point arrays of the batch are cast for the step, and its output is cast back to float32
-        for the metrics. With float16 the loss is scaled (see `LossScale`); a step whose gradients overflow changes only
-        the scale, which `experiment.log` records. `on_nonfinite` acts once the scale is 1, or if the loss itself is not
+        With a name, parameters, the optimizer's state, running statistics, losses and the sums of metrics stay float32.
+        Each step casts parameters and floating-point arrays of the batch, and casts its output back to float32 for the
+        metrics. With float16 the loss is scaled (see `LossScale`); a step whose gradients overflow changes only the
+        scale, which `experiment.log` records. `on_nonfinite` acts only if the scale is 1, or if the loss itself is not
         finite.
 
         Args:
-          policy: a name or a `Policy`. A layer with a dtype of its own keeps it.
+          policy: a name or a `Policy`. A layer with its own dtype keeps it.
           matmul: the precision of float32 matrix products and convolutions on accelerators: `"default"`, `"high"` or
             `"highest"`, as in `jax.default_matmul_precision`. Default: JAX's setting.
         """
@@ -447,29 +448,29 @@ class LearnerBuilder:
         )
 
     def remat(self, policy: str | Callable[..., Any] | None) -> Self:
-        """Rematerialize parts of the forward pass of the train step: the backward pass computes again what the policy
-        does not save, to save memory. Default: everything is saved.
+        """Rematerialize parts of the train step's forward pass to reduce memory: the backward pass recomputes the
+        values that the policy does not save. Default: everything is saved.
 
         If the layers of a model are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`), `"nothing_saveable"` saves only the
-        values between layers, and `"dots_saveable"` the matrix products too, which costs less time. Without a loop the
-        whole forward pass is wrapped in `jax.checkpoint`. There `"nothing_saveable"` saves no memory, as the backward
-        pass would hold everything at once: save matrix products, or wrap the blocks of the model one by one, with
-        `nnx.remat`, `nn.remat` or `eqx.filter_checkpoint`, and do not use this option. On a CPU the compiler merges
+        values between layers, and `"dots_saveable"` also the matrix products, which costs less time. Without a loop the
+        whole forward pass is wrapped in `jax.checkpoint`. `"nothing_saveable"` then does not reduce memory, as the
+        backward pass holds everything at once. Save the matrix products, or leave this option out and wrap the blocks
+        of the model one by one in `nnx.remat`, `nn.remat` or `eqx.filter_checkpoint`. On a CPU the compiler merges
         repeated computations outside of loops, so there is no gain. `docs/precision.md` has figures.
 
         Args:
-          policy: the name of one in `jax.checkpoint_policies` that takes no arguments, or a function, such as
+          policy: the name of a policy in `jax.checkpoint_policies` that takes no arguments, or a function, such as
             `jax.checkpoint_policies.save_only_these_names("hidden")`.
         """
         return self._set(remat=None if policy is None else remat_of(policy))
 
     def freeze(self, *match: Match) -> Self:
-        """Freeze parameters: they have neither gradients nor optimizer state. Several calls add up. Statistics such as
-        those of BatchNorm are not parameters and are still updated.
+        """Freeze parameters: they get no gradients and no optimizer state. Several calls add up. Statistics, such as
+        BatchNorm's, are not parameters and are still updated.
 
         Args:
-          match: regular expressions, as texts or compiled, that are searched for in the paths of parameters
-            (`"^backbone"`, `"conv[12]"`), or predicates `(path, array) -> bool`.
+          match: regular expressions, as strings or compiled, to search for in the paths of parameters (`"^backbone"`,
+            `"conv[12]"`), or predicates `(path, array) -> bool`.
 
         >>> builder = LearnerBuilder("runs/tuned").freeze("^backbone", "norm")
         """
@@ -479,7 +480,7 @@ class LearnerBuilder:
 
     def compilation_cache(self, directory: str | Path) -> Self:
         """Cache the compiled programs of the run in a directory, so that later runs of the same programs need not
-        compile them, even in another process. On GPU and TPU the default is a directory of the user.
+        compile them, even in another process. On GPU and TPU the default is a per-user directory.
 
         JAX's settings are restored when `fit` returns or raises. Without this option, a cache that is already set up
         (`jax_compilation_cache_dir`) is used unchanged.
@@ -505,30 +506,30 @@ class LearnerBuilder:
         directory: str | None = None,
         record_items: Sequence[str] = ("model",),
     ) -> Self:
-        """Set when to save checkpoints (default: at epoch ends) and which to keep: the newest, the best, and some for
-        good. The schedule of saving changes no bit of the training. `with_file_checkpointer(None)` disables saving.
+        """Set when to save checkpoints (default: at epoch ends) and which to keep: the newest, the best, and some
+        permanently. The schedule does not change a bit of the training. `with_file_checkpointer(None)` disables saving.
 
         Without this option, a run saves at its end and at the first epoch end after each minute, and keeps the last and
         the best checkpoint.
 
-        The best epoch is kept even if no save is due when it ends: a copy of the state waits in memory (for an
+        The best epoch is kept even if no save is due when it ends: a copy of the state stays in memory (for an
         accelerator, in the host's memory) until the next save, the end of the run, or its failure. The same holds for a
-        validation inside an epoch. `kill -9` loses the copy; resuming trains the epochs since the newest checkpoint
-        again.
+        validation inside an epoch. `kill -9` loses the copy; a resumed run repeats the epochs since the newest
+        checkpoint.
 
         Args:
-          keep_last: the number of newest checkpoints to keep. A recorder in its place stands for `record`:
+          keep_last: the number of newest checkpoints to keep. A recorder may be passed here instead of as `record`:
             `with_file_checkpointer(CompactRecorder())`.
-          keep_best: the number of best checkpoints by `monitor` to keep besides. With 0 no copy waits, and the best is
-            chosen among saved checkpoints.
-          keep_every: the interval in epochs of checkpoints to keep for good.
+          keep_best: the number of best checkpoints by `monitor` to keep as well. With 0, no copy stays in memory, and
+            the best is chosen among saved checkpoints.
+          keep_every: the interval in epochs of checkpoints to keep permanently.
           monitor: a metric by key; default: `valid/Loss`, or `train/Loss` without validation.
           mode: `"min"` or `"max"`; default: the metric's own direction.
           every_epochs: the interval of saves in epochs; default: 1 if no other `every_` is given.
           every_steps: the interval of saves in optimizer steps.
-          every_seconds: the interval of saves in seconds; they are made between two dispatches.
-          record: a recorder, such as `CompactRecorder()`, that also writes the model of each checkpoint into a file
-            beside it, `model-<epoch>.mpk.gz` (`model-step-<step>.mpk.gz` inside an epoch), for `load_model`. The file
+          every_seconds: the interval of saves in seconds; a save happens between two dispatches.
+          record: a recorder, such as `CompactRecorder()`, that also writes the model of each checkpoint to a file
+            next to it, `model-<epoch>.mpk.gz` (`model-step-<step>.mpk.gz` inside an epoch), for `load_model`. The file
             is removed with its checkpoint.
           directory: a path, or `gs://...` (with gcsfs); default: `checkpoint/` in the run's directory. `RunMirror`
             copies to other stores.
@@ -561,23 +562,24 @@ class LearnerBuilder:
         )
 
     def restore_best(self, restore: bool = True) -> Self:
-        """Make the best model the result: `result.model` is `result.best_model`, and `Learner.evaluate` and `predict`
-        use it after `fit`. Checkpoints and resuming are not affected.
+        """Return the best model: `result.model` is `result.best_model`, and `Learner.evaluate` and `predict` use it
+        after `fit`. Checkpoints and resuming are not affected.
         """
         return self._set(restore_best=_boolean("restore_best", restore) or None)
 
     def on_save_error(self, what: str) -> Self:
-        """Set the response to a checkpoint that cannot be written (a full disk, a directory that is gone): `"raise"`
+        """Set the response to a checkpoint that cannot be written (a full disk, a missing directory): `"raise"`
         (default) ends `fit` with the error after the current dispatch; `"warn"` continues, and tries again when the
-        next save is due. Earlier checkpoints are kept in either case. The run's logs need room, too: where they cannot
-        be written, the run ends, and resumes once there is room.
+        next save is due. Earlier checkpoints are kept in either case. The logs also need disk space: if they cannot be
+        written, the run ends, and can be resumed once there is space.
         """
         return self._set(on_save_error=_one_of("on_save_error", what, ("raise", "warn")))
 
     def checkpoint(
         self, epoch: int | str | None = None, step: int | None = None, allow: str | Sequence[str] = ()
     ) -> Self:
-        """Resume the run in the directory from the end of an epoch or step (`"best"` and `"latest"` are epochs too).
+        """Resume the run in the directory from the checkpoint of an epoch or step; `epoch` may also be `"best"` or
+        `"latest"`.
 
         Newer checkpoints are moved to `superseded/`. `allow`: see `resume`.
         """
@@ -596,15 +598,15 @@ class LearnerBuilder:
         return self._set(start={**({"step": step} if epoch is None else {"epoch": epoch}), **_allowed(allow)})
 
     def resume(self, allow: str | Sequence[str] = ()) -> Self:
-        """Resume the run in the directory from its newest checkpoint that is not damaged, or start a new run if there
-        is no checkpoint.
+        """Resume the run in the directory from its newest intact checkpoint, or start a new run if there is no
+        checkpoint.
 
         Args:
-          allow: changes to accept that raise otherwise. `"data"`: other training data, or another accumulation, inside
-            an epoch, which continues after as many batches as before; `"metrics"`: other metrics inside an epoch, which
-            start over; `"optimizer"`: an optimizer with another state, which starts over; `"logs"`: logs that lost
-            parts. Other changes with an effect (the learning rate, the optimizer's settings, the loss, the data between
-            epochs) are reported in one warning.
+          allow: changes to accept that otherwise raise. `"data"`: different training data, or another accumulation,
+            inside an epoch, which continues after the same number of batches; `"metrics"`: different metrics inside an
+            epoch, which start over; `"optimizer"`: an optimizer with a different state, which starts over; `"logs"`:
+            logs with missing parts. Other changes with an effect (the learning rate, the optimizer's settings, the
+            loss, the data between epochs) are reported in one warning.
         """
         return self._set(start={"resume": True, **_allowed(allow)})
 
@@ -618,16 +620,16 @@ class LearnerBuilder:
     ) -> Self:
         """Initialise the model from another run's checkpoint, with a new optimizer state and random key, at step 0.
 
-        Ignored if the run in the directory resumes from a checkpoint of its own.
+        Ignored if the run in the directory resumes from its own checkpoint.
 
         Args:
-          directory: of the other run, or of its checkpoints.
-          which: `"best"`, `"latest"`, or the epoch that the checkpoint ends.
+          directory: the directory of the other run, or of its checkpoints.
+          which: `"best"`, `"latest"`, or the epoch of the checkpoint.
           partial: load only the arrays with the same path and shape (floats of another precision are rounded), and keep
             the initial values of the others; `experiment.log` lists them. By default any difference raises.
-          step: the optimizer step instead of `which`.
-          rename: pairs of a regular expression and its replacement (`re.sub`), applied to the paths of the checkpoint
-            in turn: `[("^backbone[.]", "encoder.")]`, or `[("^", "encoder.")]` for all of its model.
+          step: the optimizer step of the checkpoint, instead of `which`.
+          rename: pairs of a regular expression and its replacement (`re.sub`), applied in order to the paths of the
+            checkpoint: `[("^backbone[.]", "encoder.")]`, or `[("^", "encoder.")]` to prefix all of them.
         """
         refuse_unknown("initial_from", directory, which, step)
         refuse_malformed(rename)
@@ -639,7 +641,7 @@ class LearnerBuilder:
         return self._set(initial={**initial, "rename": tuple(rename)})
 
     def early_stopping(self, stopping: MetricEarlyStopping) -> Self:
-        """Stop when a metric no longer improves. May be called several times."""
+        """Stop when a metric no longer improves. Several calls add up."""
         if not isinstance(stopping, MetricEarlyStopping):
             raise LearnerError(
                 f"early_stopping got {stopping!r}; it needs MetricEarlyStopping('valid/Loss', patience=5)",
@@ -648,7 +650,7 @@ class LearnerBuilder:
         return self._set(early_stopping=(*self._options.early_stopping, copy.deepcopy(stopping)))
 
     def interrupter(self, interrupter: Interrupter) -> Self:
-        """Let other code stop the run by `Interrupter.stop(reason)`, from any thread."""
+        """Let other code stop the run with `Interrupter.stop(reason)`, from any thread."""
         if not isinstance(interrupter, Interrupter):
             raise LearnerError(
                 f"interrupter got {interrupter!r}; it needs an Interrupter()", code="builder-interrupter-type"
@@ -659,8 +661,8 @@ class LearnerBuilder:
         """Save and end the run before `seconds` have passed; default: before its SLURM job ends. `resume()` continues
         it.
 
-        The time reserved for the end is the larger of twice the longest save and a twentieth of the limit, the latter
-        at most half a minute.
+        The time reserved for the end is twice the longest save, or a twentieth of the limit (at most half a minute),
+        whichever is longer.
         """
         if seconds is None:
             end = job_end()
@@ -680,8 +682,8 @@ class LearnerBuilder:
         return self._set(time_limit=float(seconds), job_ends=None)
 
     def on_sigterm(self, what: str) -> Self:
-        """Set how `fit` ends after SIGTERM or SIGHUP, once the current dispatch has ended, a checkpoint is complete and
-        the logs are written: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns the result so far.
+        """Set how `fit` ends after SIGTERM or SIGHUP: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns
+        the result so far. Before that, the current dispatch ends, and a checkpoint and the logs are written.
         """
         return self._set(on_sigterm=_one_of("on_sigterm", what, ("exit", "return")))
 
@@ -693,9 +695,9 @@ class LearnerBuilder:
         Args:
           what: `"raise"` (default): `fit` raises `NonFiniteError`, which names the step. `"stop"`: `fit` returns the
             result so far, with the parameters before that step. `"skip"`: the step changes neither the parameters nor
-            the optimizer's state, counts in no mean of the epoch, and the run continues. `"ignore"`: nothing is
-            checked. The branch that `"stop"` and `"skip"` put around the update may change last bits.
-          in_a_row: the number of consecutive such steps that end the run with the error under `"skip"`.
+            the optimizer's state, is left out of the means of the epoch, and the run continues. `"ignore"`: nothing is
+            checked. `"stop"` and `"skip"` put a branch around the update, which may change last bits.
+          in_a_row: under `"skip"`, the number of consecutive skipped steps after which `fit` raises.
         """
         return self._set(
             on_nonfinite=NonFinitePolicy(
@@ -707,17 +709,17 @@ class LearnerBuilder:
         """Write the stacks of all threads to `experiment.log` if no step and no validation batch ends for `seconds`,
         once until a step ends again. Default: no watchdog.
 
-        All the time of the run counts, so choose more than the longest of these takes: compilation, before the first
-        step; a hook; waiting for a checkpoint, as at the end. Code that never releases Python's interpreter lock cannot
-        be watched.
+        All the time of the run counts, so `seconds` must exceed the longest of these: compilation before the first
+        step, a hook, and waiting for a checkpoint, as at the end. Code that never releases Python's interpreter lock
+        cannot be watched.
 
         Args:
-          seconds: the longest time of a step.
-          then: `"log"` (default): the run continues. `"end"`: the run is stopped as by a signal, so it saves a
-            checkpoint and `fit` returns; `result.stopped_by` begins with `watchdog`, and the command exits with 75. A
-            call that hangs inside a device or a file system cannot react: if no step ends for the same time again, the
-            process exits with code 75 (a temporary failure, for schedulers that restart jobs). Nothing is saved then,
-            and `resume()` continues from the last checkpoint.
+          seconds: the timeout, longer than the longest step.
+          then: `"log"` (default): the run continues. `"end"`: the run stops as after a signal: it saves a checkpoint
+            and `fit` returns; `result.stopped_by` begins with `watchdog`, and the command exits with 75. A call that
+            hangs inside a device or a file system cannot react: if no step ends for another `seconds`, the process
+            exits with code 75 (a temporary failure, for schedulers that restart jobs). Nothing is saved then, and
+            `resume()` continues from the last checkpoint.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             raise LearnerError(
@@ -730,29 +732,29 @@ class LearnerBuilder:
         )
 
     def profile(self, steps: tuple[int, int | None]) -> Self:
-        """Profile some steps: how much of their time goes to the device, the data, the host, metrics and loggers.
+        """Profile some steps: measure how much of their time the device, the data, the host, metrics and loggers take.
 
-        The result is in the log and in `profile/profile.json` in the run's directory, beside a trace for TensorBoard's
-        profiler and, as `perfetto_trace.json.gz`, for Perfetto (https://ui.perfetto.dev). Profiling slows the steps
-        slightly. Only the first of several processes is profiled. `learner profile CONFIG` needs no run.
+        The result is written to the log and to `profile/profile.json` in the run's directory, with a trace for
+        TensorBoard's profiler and, as `perfetto_trace.json.gz`, for Perfetto (https://ui.perfetto.dev). Profiling slows
+        the steps slightly. Only the first of several processes is profiled. `learner profile CONFIG` needs no run.
 
         Args:
-          steps: `(10, 20)`: the steps 11 to 20, after compilation. `(10, None)`: the steps of about a second from there
-            on. No dispatch is longer than this range: if steps are short, choose some hundreds.
+          steps: `(10, 20)`: steps 11 to 20, after compilation. `(10, None)`: about one second of steps from step 11. No
+            dispatch is longer than this range: if steps are short, choose a few hundred.
         """
         return self._set(profile=Window(*check_steps(steps)))
 
     def on_batch(self, fn: Callable[..., Any]) -> Self:
-        """Change each training batch by `fn(batch, rng)` or `fn(batch, rng, step)` before the train step: mixup, noise,
-        a curriculum. May be called several times; the functions are called in this order.
+        """Transform each training batch with `fn(batch, rng)` or `fn(batch, rng, step)` before the train step: mixup,
+        noise, a curriculum. Several calls add up, and the functions run in this order.
 
-        It is a pure function that is traced into the program and computes on the device. `rng` is a key of its own,
-        made from the seed, the step and the number of the micro-batch, so that runs resume to the bit; `step`, int32,
-        counts the optimizer steps before this one. With `devices(n)`, each device calls it for the rows that it has.
+        `fn` is a pure function. It is traced into the program and runs on the device. `rng` is a separate key, derived
+        from the seed, the step and the index of the micro-batch, so resumed runs are bit-identical. `step`, int32,
+        counts the optimizer steps before this one. With `devices(n)`, each device calls `fn` on its own rows.
         Validation batches are not changed.
 
         Args:
-          fn: returns the batch that the train step gets, of any structure.
+          fn: a function that returns the batch for the train step, of any structure.
 
         >>> def noisy(batch, rng):
         ...     noise = 0.1 * jax.random.normal(rng, batch["x"].shape)
@@ -764,21 +766,21 @@ class LearnerBuilder:
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Call `fn(info, model)` after every epoch and its validation, with a copy of the model in eval mode.
 
-        `info` has `epoch`, `step` and `values`. `fn` may return values to log, by name: numbers, which are the split
-        `custom`, texts, `learner.Image(array)` and `learner.Histogram(array)`. `learner.Updates(model=, lr_scale=)`
-        changes the run before the next step; what `fn` assigns to the model is lost unless it returns that model.
-        `fn` may also change streamed data: the next epoch is read after it.
+        `info` has `epoch`, `step` and `values`. `fn` may return a dict of values to log: numbers, which form the split
+        `custom`, texts, `learner.Image(array)` and `learner.Histogram(array)`. It may also return
+        `learner.Updates(model=, lr_scale=)` to change the run before the next step; assignments to the model are lost
+        unless `fn` returns that model. `fn` may also change streamed data: the next epoch is read after it.
         """
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 
     def every(self, steps: int, fn: Callable[..., Any]) -> Self:
-        """Call `fn(info, model)` every `steps` optimizer steps; see `on_epoch_end`. `info.values` has those of the last
-        epoch and validation that have ended, and none before.
+        """Call `fn(info, model)` every `steps` optimizer steps; see `on_epoch_end`. `info.values` holds the values of
+        the last complete epoch and validation; it is empty before the first.
         """
         return self._set(every=(*self._options.every, (_integer("every(steps=)", steps, 1), _hook("every", fn))))
 
     def learner_class(self, kind: type[Learner[Any]]) -> Self:
-        """Set the class of the built learner: a subclass of `Learner`, such as one with its own `loop`."""
+        """Set the class that `build` returns: a subclass of `Learner`, such as one with its own `loop`."""
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise LearnerError(
                 f"learner_class got {kind!r}; it needs a subclass of learner.Learner",
@@ -788,12 +790,12 @@ class LearnerBuilder:
         return self._set(learner_class=kind)
 
     def _config_text(self, config_text: str, config_kept: str | None = None, config_private: bool = False) -> Self:
-        """Set the config file that the run was started from; it is written into the run directory.
+        """Set the config file that started the run; it is written to the run directory.
 
         Args:
-          config_text: of the file.
-          config_kept: what checkpoints keep of it, without the arguments of loggers.
-          config_private: whether the file is for this user alone.
+          config_text: the text of the file.
+          config_kept: the text that checkpoints store, without the arguments of loggers.
+          config_private: whether only this user may read the file.
         """
         kept = config_text if config_kept is None else config_kept
         return self._set(config_text=config_text, config_kept=kept, config_private=config_private)
@@ -847,13 +849,13 @@ class LearnerBuilder:
         update: Callable[..., Any] | None = None,
         trainable: Any = None,
     ) -> Learner[Any]:
-        """Return the learner. Raises one error with all problems of the options and the arguments.
+        """Return the learner. Raise one error that lists all problems of the options and the arguments.
 
         Args:
           model: an `nnx.Module`, `Linen(module, variables)`, an Equinox module, any pytree of arrays, or a function
-            that returns one, without arguments or of `rngs`, `nnx.Rngs` with the seed of the builder. It is copied. A
-            function is traced, and one program initialises the arrays, which starts sooner; if the strategy shards
-            models, each device initialises its own shards.
+            that returns one. The function takes no arguments, or `rngs`: `nnx.Rngs` with the builder's seed. The model
+            is copied. A function is traced, and one program initialises the arrays, which starts sooner; if the
+            strategy shards models, each device initialises its own shards.
           optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
             `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`,
             and for a learner that only evaluates and predicts.
@@ -861,9 +863,10 @@ class LearnerBuilder:
             `ReduceOnPlateau(...)`.
           train: training data, if not given to `fit`.
           valid: validation data, if not given to `fit`.
-          train_step: `(model, batch)` or `(model, batch, rng)` to an output; default: the model's method of that name.
+          train_step: a function `(model, batch)` or `(model, batch, rng)` that returns an output. Default: the model's
+            method of that name.
           valid_step: the same for validation.
-          predict_step: the same for `predict`, for data without labels: it returns any pytree of arrays. Default: the
+          predict_step: the same for `predict`, on data without labels. It may return any pytree of arrays. Default: the
             model's method of that name, or else the valid step.
           update: replaces the whole update: `(state, batch, lr, rng) -> (state, output)`, where `model` is the first
             state.
@@ -878,7 +881,7 @@ class LearnerBuilder:
             # Evaluating a run needs no writable directory, and `fit` checks it again.
             wrong_place = None if holds_run(options.directory) else unwritable
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
-        # A population has nothing but `fit`, which refuses a learner without an optimizer.
+        # A population supports only `fit`, which needs an optimizer.
         only_evaluates = optimizer is None and update is None and options.population is None
         if only_evaluates and lr is None:
             lr = 0.0
@@ -899,7 +902,7 @@ class LearnerBuilder:
             problems.append(Problem(f"{text}: leave one of them out", code="checkpoint-restore-best-unsaved"))
         if problems or parts.adapter is None:
             raise one_error(problems, "this learner cannot be built", code="learner-unbuildable")
-        loss = Loss()  # one object, as splits of the same metrics share what is traced of them
+        loss = Loss()  # one object, as splits with the same metrics share their traces
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
                 self._add(kind, loss)
@@ -910,8 +913,8 @@ class LearnerBuilder:
 
 
 def _complete_options(options: Options) -> Options:
-    """Return the options of a learner, with the values that follow from others."""
-    # Copies, as a run changes the state of its early stopping and its plateau, and the builder may build again.
+    """Return the options of a learner, with the values that follow from other options."""
+    # Copies, as a run changes the state of its early stopping and plateau, and the builder may build again.
     copied = {name: copy.deepcopy(getattr(options, name)) for name in ("early_stopping", "halving", "exploit")}
     options = dataclasses.replace(options, **copied)
     if options.num_epochs is None and options.num_steps is None:
@@ -944,7 +947,7 @@ def _boolean(name: str, value: Any) -> bool:
 
 
 def _one_recorder(first: Recorder, record: Recorder | None) -> Recorder:
-    """Return the recorder given as the first argument of `with_file_checkpointer`, unless there are two."""
+    """Return the first argument of `with_file_checkpointer`, a recorder. Raise if `record` is given too."""
     if record is not None:
         raise LearnerError(
             f"with_file_checkpointer got two recorders, {first!r} and record={record!r}; give one",
@@ -965,7 +968,7 @@ def _selection(selection: SelectionT) -> SelectionT:
 
 
 def _problems_of_selections(options: Options) -> list[Problem]:
-    """Return the problem of rankings of members where there are none."""
+    """Return a problem if halving or exploitation is set without a population."""
     names = " and ".join(x.name for x in (options.halving, options.exploit) if x is not None)
     if not names or options.population is not None:
         return []
@@ -987,7 +990,7 @@ def _one_of(name: str, value: Any, words: Sequence[str]) -> str:
 def _hook(name: str, fn: Any) -> Callable[..., Any]:
     try:
         inspect.signature(fn).bind(None, None)
-    except ValueError:  # a function in C that does not tell its arguments
+    except ValueError:  # a C function without a signature
         pass
     except TypeError as error:
         shown = name_of(fn) if callable(fn) else repr(fn)

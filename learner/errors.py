@@ -1,29 +1,30 @@
-"""The one kind of error that `learner` raises for wrong input.
+"""The errors that `learner` raises for wrong input.
 
-A message names the part that is wrong, what was given and what is needed, so that it can be shown without a traceback:
-the command line prints it and exits with 2. A code names the fault for programs, and stays where the words change.
+A message names the faulty part, the given value and the expected one, so it can be shown without a traceback: the
+command line prints it and exits with 2. The code of an error identifies the fault for programs; it does not change when
+the wording does.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LONGEST_FIELD = 200  # characters of a field that is kept as text
+LONGEST_FIELD = 200  # characters of a field that is stored as text
 
 
 class LearnerError(ValueError):
     """Wrong input: an option, a model, an optimizer, data or a run directory that cannot be used as given.
 
     Args:
-      message: for people; its words may change.
-      code: the name of the fault, which stays: `docs/reference/errors.md` leads to all of them. The default is for
-        errors that functions of the user raise; in `learner` every error has a code of its own.
-      fields: values that the message is made of. Numbers, texts, booleans and `None` are kept, paths become texts, and
-        anything else the beginning of its `repr`, so that an error holds no arrays and travels between processes.
+      message: the text for people; its wording may change.
+      code: the stable name of the fault; `docs/reference/errors.md` lists all codes. The default is for errors raised
+        by the user's functions; every error in `learner` has its own code.
+      fields: the values in the message. Numbers, texts, booleans and `None` are stored unchanged, paths as texts, and
+        anything else as the beginning of its `repr`. So an error holds no arrays and can be sent between processes.
 
     Attributes:
-      problems: each of them, where the message joins several.
-      codes: the code of each of `problems`; of a single problem, its own.
+      problems: the single problems, if the message joins several.
+      codes: the code of each of `problems`, or the error's own code for a single problem.
 
     >>> error = LearnerError("num_epochs is 0: give 1 or more", code="builder-number-value", name="num_epochs", value=0)
     >>> error.code, error.fields
@@ -38,7 +39,7 @@ class LearnerError(ValueError):
         self.codes: tuple[str, ...] = (code,)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        # an exception is made anew from `args` alone, which have no code
+        # unpickling an exception calls its class with `args`, which lack the code
         return _bare, (type(self), self.args), self.__dict__
 
 
@@ -55,7 +56,7 @@ def _plain(value: Any) -> Any:
 
 
 class Problem(str):
-    """One of several problems, with the code and the fields of an error of its own."""
+    """One of several problems, with its own code and fields, like an error."""
 
     code: str
     fields: dict[str, Any]
@@ -67,7 +68,7 @@ class Problem(str):
 
 
 class ProcessError(LearnerError):
-    """Another process of the run has failed, or does not come any more."""
+    """Another process of the run has failed, or no longer responds."""
 
 
 class NonFiniteError(LearnerError):
@@ -75,7 +76,7 @@ class NonFiniteError(LearnerError):
 
 
 class OutOfMemoryError(LearnerError):
-    """A device had no room for a part of a run; the message says what is there and what to set.
+    """A device had no memory for a part of a run. The message lists the memory in use and the options to set.
 
     Attributes:
       part: `train`, the name of a validation split, or `checkpoint`.
@@ -90,9 +91,9 @@ def one_error(problems: Sequence[str], title: str = "this cannot be trained", *,
     """Return one error for several problems.
 
     Args:
-      problems: texts; a `Problem` keeps its own code in `error.codes`, others have `code`.
-      title: the heading of a list of several.
-      code: of the error.
+      problems: texts. In `error.codes`, a `Problem` keeps its own code, and the others have `code`.
+      title: the heading of a list of several problems.
+      code: the code of the error.
 
     >>> problems = ["num_epochs is 0: give 1 or more", "the learning rate is -1.0: give a positive number"]
     >>> print(one_error(problems, code="learner-untrainable"))

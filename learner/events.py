@@ -1,8 +1,8 @@
 """Events of a run, as values, and the threads that deliver them.
 
-The loop hands device arrays to one ordered worker (`learner.training.reporting.reporter`), which reads them, writes the
-run's own files and turns them into the events below. Everything else is a `Listener`: it has a thread and a bounded
-queue of its own (`ListenerThread`), so that it can neither slow nor stop training.
+The loop passes device arrays to one ordered worker (`learner.training.reporting.reporter`), which reads them, writes
+the run's own files and sends the events below. Everything else is a `Listener` with its own thread and bounded queue
+(`ListenerThread`), so it can neither slow nor stop training.
 """
 
 import collections
@@ -20,13 +20,13 @@ from learner.util.device_threads import with_precision
 from learner.util.samples import Sample
 from learner.util.text import masked
 
-MOST = 64  # times the size of a queue: what may wait of the events that are not of steps
-QUIET_SECONDS = 10.0  # that a run waits for a listener without a message
+MOST = 64  # times the size of a queue: the limit for events other than `StepsEnded`
+QUIET_SECONDS = 10.0  # a longer wait for a listener shows a message
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricInfo:
-    """A metric before it has a value. It is plotted if its values are numbers (`numeric`), else they are texts."""
+    """The description of a metric. `numeric`: its values are numbers, which are plotted; otherwise they are texts."""
 
     split: str
     name: str
@@ -63,23 +63,24 @@ class ArrayInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Overview(Event):
-    """The overview of a run, for display. Where `summary()` asks for it, it comes before `RunStarted`.
+    """The overview of a run, for display. With the builder's `summary()`, it is sent before `RunStarted`.
 
     Attributes:
       model: the class of the model and its library.
-      arrays: of the model.
-      optimizer: in words, or `None` where `update=` replaces it.
-      strategy: where it runs, in words; `devices`: how many they are.
-      rows: of a batch; `spread`: over how many devices they are spread.
-      accumulate: batches that make one optimizer step; `split`: parts that each is computed in.
-      batches: of an epoch, None if unknown; `steps_per_epoch`, `num_epochs` and `steps` (of the run) likewise.
-      flops: floating-point operations of one optimizer step over all devices; `flops_exact`: whether there are no more
-        of them.
-      memory: bytes on each device by what has them, before anything is computed.
+      arrays: the arrays of the model.
+      optimizer: a description of the optimizer, or `None` if `update=` replaces it.
+      strategy: a description of the strategy; `devices`: the number of its devices.
+      rows: the number of rows in a batch; `spread`: the number of devices that share them.
+      accumulate: the number of batches in an optimizer step; `split`: the number of parts that each is computed in.
+      batches: the number of batches in an epoch, None if unknown; `steps_per_epoch`, `num_epochs` and `steps` (of the
+        run) likewise.
+      flops: floating-point operations of one optimizer step over all devices; `flops_exact`: False if there may be
+        more.
+      memory: bytes on each device by their use, before anything is computed.
       room: bytes of memory on each device, or None if unknown.
-      peak: peak bytes on each device of the compiled training, None before it is compiled;
-        `temporaries`: those of them that are in use while it runs only.
-      depth: of the displayed tree of arrays; None chooses a useful depth.
+      peak: peak bytes of the compiled training on each device, None before it is compiled; `temporaries`: the part of
+        them that is in use only while it runs.
+      depth: the depth of the displayed tree of arrays; None chooses a useful depth.
     """
 
     model: str
@@ -109,10 +110,10 @@ class RunStarted(Event):
     """The run is about to take its first step. `num_epochs`, `num_steps` and `steps_per_epoch` are None if unknown or
     not set.
 
-    A resumed run (`resumed`) makes the steps after `step`. `history` has the values of whole splits up to there,
-    by key, each as `(epoch, step, value)`. `monitor`: the metric that decides about the best checkpoint. `config`: the
-    hyper-parameters; `environment`: versions and devices; `commit`: that of git where the command was run. All three
-    are what JSON can say. `directory` is absolute, `shown` is how the user wrote it (empty: not known).
+    A resumed run (`resumed`) continues after `step`. `history` has the values of whole splits up to that step, by key,
+    each as `(epoch, step, value)`. `monitor` is the metric that selects the best checkpoint. `config` has the
+    hyper-parameters, `environment` the versions and devices, and `commit` is the git commit of the working directory.
+    JSON can represent all three. `directory` is absolute, `shown` is as the user wrote it (empty if unknown).
     """
 
     directory: Path
@@ -135,8 +136,8 @@ class RunStarted(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Compiling(Event):
-    """A program is about to be compiled: the one of this number, from 1, of `total` that are known to come. Number 0:
-    all of them are compiled.
+    """A program is about to be compiled: number `number`, from 1, of `total` known programs. Number 0: all of them are
+    compiled.
     """
 
     number: int
@@ -153,12 +154,12 @@ class EpochStarted(Event):
 
 @dataclasses.dataclass(frozen=True)
 class StepsEnded(Event):
-    """One or more dispatches ended: optimizer steps of `train`, or batches of a validation split.
+    """One or more dispatches ended: `count` optimizer steps of `train`, or batches of a validation split.
 
-    `first` is the number of the first one: of the run for `train` (the first step is 1), of the split otherwise (the
-    first batch is 1). `in_epoch` counts those of this epoch (or this validation) up to and with the last of them,
-    `total` what that count will end at where known. `values` has an array `[count]` for each numeric metric that has
-    values per step: float32 if it is of the device, else float64; `weights` `[count]`.
+    `first` is the number of the first one: in the run for `train` (the first step is 1), in the split otherwise (the
+    first batch is 1). `in_epoch` is the number of steps or batches in this epoch (or this validation) up to and
+    including the last one; `total` is its final value, if known. `values` has an array `[count]` for each numeric
+    metric with values per step, float32 for metrics on the device, else float64. `weights` is `[count]`.
     """
 
     split: str
@@ -177,9 +178,9 @@ class StepsEnded(Event):
 class SplitEnded(Event):
     """The values of a split, after its last step of an epoch or after a validation.
 
-    `values` maps a metric's name to a float, or to its text where it is not numeric. `at_step` tells validations inside
-    an epoch: the optimizer step; `None` for the only one at the end. `pictures` has a function for each metric that
-    can be drawn: it gives uint8 `[height, width]` or `[height, width, 3]`, and is called by those who want it.
+    `values` maps a metric's name to a float, or to a text if it is not numeric. `at_step` is the optimizer step of a
+    validation inside an epoch; `None` for a single validation at the end. `pictures` maps each metric that can be drawn
+    to a function that returns uint8 `[height, width]` or `[height, width, 3]`; listeners call it if they need it.
     """
 
     split: str
@@ -230,8 +231,8 @@ class Message(Event):
 
 @dataclasses.dataclass(frozen=True)
 class RunEnded(Event):
-    """The run completed, or was stopped. `summary` is the content of `summary.json`, and `show_summary` says whether to
-    print it.
+    """The run completed, or was stopped. `summary` is the content of `summary.json`; `show_summary` is True if it is to
+    be printed.
     """
 
     epoch: int
@@ -257,11 +258,11 @@ class Listener:
     An exception detaches it with one warning; training continues.
 
     Attributes:
-      monitors: metrics by key that it needs; a run without one of them does not start.
-      secrets: texts that are masked in the warning about its exception, such as a token.
-      seconds_to_close: for which a run that has ended waits for its last events.
+      monitors: the keys of the metrics that it needs; a run without one of them does not start.
+      secrets: texts to mask in the warning about its exception, such as a token.
+      seconds_to_close: how long a run that has ended waits for the listener to handle its last events.
       place: a path or an address outside of the run's directory that it writes to, which two runs cannot share; None
-        if it has none.
+        if there is none.
 
     >>> class Printer(Listener):
     ...     def on_event(self, event):
@@ -272,25 +273,25 @@ class Listener:
 
     monitors: Sequence[str] = ()
     secrets: Sequence[str] = ()
-    seconds_to_close: float = QUIET_SECONDS  # importing what talks to a server can take some
+    seconds_to_close: float = QUIET_SECONDS  # importing the client of a server can take seconds
     place: str | None = None
 
     def on_event(self, event: Event) -> None:
         """Handle an event."""
 
     def close(self) -> None:
-        """Release resources. It is called when the run has ended, also after an error."""
+        """Release resources. Called when the run has ended, also after an error."""
 
     def abandon(self) -> None:
-        """Release what others need without waiting. It is called when `on_event` hangs and the run has ended."""
+        """Release shared resources without waiting. Called when the run has ended and `on_event` hangs."""
 
 
 class ListenerThread:
-    """Delivers events to one listener from a thread and a bounded queue of its own.
+    """Deliver events to one listener through its own thread and bounded queue.
 
-    Where `size` events wait, those of steps are dropped and counted. The others are few, and people wait for them: how
-    a run ended, a split's values. They are dropped only where a listener that hangs has left `MOST * size` of them.
-    A listener that raises is detached, with one call of `warn`, and one of `log` with the traceback.
+    If `size` events are queued, further `StepsEnded` events are dropped and counted. The other events are few and
+    important, such as the end of a run or a split's values. They are dropped only if a listener hangs and `MOST * size`
+    events are queued. A listener that raises is detached, with one call of `warn`, and one of `log` with the traceback.
     """
 
     def __init__(
@@ -357,7 +358,7 @@ class ListenerThread:
             self._warn(f"{name} was too slow: {self._dropped} events were not shown to it")
 
     def _wait(self, ended: Callable[[float], bool], seconds: float) -> bool:
-        """Wait for what `ended(seconds)` waits for, and say so where that takes long. Return True if it has ended."""
+        """Return True if `ended` returns True within `seconds`. Warn if the wait is long."""
         quiet = min(seconds, QUIET_SECONDS)
         if ended(quiet):
             return True
@@ -384,11 +385,11 @@ class ListenerThread:
     def _call(self, deliver: Callable[[], None]) -> None:
         try:
             deliver()
-        except BaseException as error:  # sys.exit() too would end the thread without a word
+        except BaseException as error:  # sys.exit() too would end the thread silently
             was, self._detached = self._detached, True
             if not was:
                 text = masked(f"{error!r} ({code_location(error)})", self._listener.secrets)
                 self._warn(f"{type(self._listener).__name__} failed and is detached; training continues: {text}")
-                # Without the errors before it: they may quote parts of a secret address.
+                # Without chained errors: they may quote parts of a secret address.
                 lines = traceback.format_exception(error, chain=False)
                 self._log(masked(f"the traceback:\n{''.join(lines).rstrip()}", self._listener.secrets))

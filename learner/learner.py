@@ -1,7 +1,7 @@
 """The learner and its loop.
 
-There is one loop, for every model, every device and every kind of data: `loop` below. `learner.training.run` has the
-operations that it calls, and `learner.steps` what they compute.
+`loop` below serves every model, every device and every kind of data. `learner.training.run` has the operations that it
+calls, and `learner.steps` has the computations.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from learner.util.fragments import fragment, paragraph, table
 from learner.util.stages import enter_stage, stage_line
 from learner.util.text import count, size
 
-if TYPE_CHECKING:  # what few learners are asked for is imported when they are, as `import learner` must be fast
+if TYPE_CHECKING:  # rarely used modules are imported on use, as `import learner` must be fast
     from learner.diagnostics import trials
     from learner.diagnostics.check_result import Answer, CheckResult
     from learner.diagnostics.overview import Overview
@@ -57,7 +57,7 @@ ModelT = TypeVar("ModelT")
 
 
 def loop(run: Run) -> str:
-    """Train until the run is over, and return why it ended. Within an epoch nothing here waits for the device."""
+    """Train until the run ends, and return the reason. Within an epoch nothing here waits for the device."""
     if not run.stop.stop_requested:
         run.catch_up()
     dispatches = run.dispatches()
@@ -77,10 +77,10 @@ class Learner(Generic[ModelT]):
     """A model, its optimizer and its data, ready to train. `LearnerBuilder.build` returns one.
 
     `init`, `train_step` and `valid_step` are pure functions of arrays, for `jax.jit`, `jax.vmap` and custom loops;
-    `fit` dispatches the same steps. Called directly, they run the programs of `fit` on one device, one step at a time
-    and to the same bits. Inside a transformation of JAX, their last bits may differ.
+    `fit` dispatches the same steps. Called directly, they run the programs of `fit` on one device, one step at a time,
+    with bit-identical results. Inside a transformation of JAX, the last bits may differ.
 
-    It is generic in the type of the model, which `build` takes from its argument: `Learner[MLP]`.
+    The class is generic in the type of the model, which `build` infers from its argument: `Learner[MLP]`.
 
     A subclass may override `loop`; `LearnerBuilder.learner_class` sets the class that `build` returns.
     """
@@ -110,8 +110,8 @@ class Learner(Generic[ModelT]):
     # -- pure functions ------------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """Return the state before the first step. Its arrays are copies of the model's or of the checkpoint's that
-        `initial_from` names.
+        """Return the state before the first step. Its arrays are copies of the model's, or of those in the checkpoint
+        that `initial_from` names.
         """
         self.definition.refuse_population("init")
         self.definition.resolve_without_fit(self._train)
@@ -119,22 +119,22 @@ class Learner(Generic[ModelT]):
         return self.definition.init()
 
     def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        """Run one optimizer step. Return the new state, and the numeric metrics of the step by name with its `weight`.
+        """Run one optimizer step. Return the new state, and a dict of the step's numeric metrics and its `weight`.
 
         Args:
-          state: from `init` or an earlier step. It is not changed.
+          state: the state from `init` or an earlier step. It is not changed.
           batches: the micro-batches of the step, at most `grads_accumulation` of them.
         """
         self.definition.refuse_population("train_step")
         return self._steps.train(state, batches)
 
     def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
-        """Return the metrics of one validation batch by name, with its `weight`. The model is in eval mode."""
+        """Return a dict of the metrics of one validation batch and its `weight`. The model is in eval mode."""
         self.definition.refuse_population("valid_step")
         return self._steps.valid(state, batch)
 
     def model_of(self, state: TrainState) -> ModelT:
-        """Return the model of a state, of the type given to `build`, in eval mode. Its arrays are copies."""
+        """Return the model of a state in eval mode. It has the type given to `build`, and its arrays are copies."""
         self.definition.refuse_population("model_of")
         model: ModelT = rebuild(self.definition, jax.tree.map(jnp.copy, state))
         return model
@@ -142,8 +142,8 @@ class Learner(Generic[ModelT]):
     # -- training ------------------------------------------------------------------------------------------------------
 
     def loop(self, run: Run) -> str:
-        """Train until the run is over, and return why it ended: the loop of `learner.fit`. A subclass that has its own
-        uses the operations of `Run`; logs, events, checkpoints and resuming are theirs.
+        """Train until the run ends, and return the reason. `fit` calls this loop. A subclass may override it with the
+        operations of `Run`, which take care of logs, events, checkpoints and resuming.
         """
         return loop(run)
 
@@ -153,18 +153,19 @@ class Learner(Generic[ModelT]):
         Args:
           train: training data: a loader of `learner.data`, an iterable of batches, a function that returns an
             iterator, a Grain dataset, or a dataset with `with_batch_size`. Default: the data given to `build`.
-          valid: validation data of the same kinds, or a dict of several by name. If None, there is no validation.
+          valid: validation data of the same kinds, or a dict that maps names to validation splits. Default: the data
+            given to `build`; without it, there is no validation.
 
         Returns:
-          The trained model, the history of its metrics, and the reason for its end; of a population, a
-          `PopulationResult` with those of each member.
+          The trained model, the history of its metrics, and the reason why the run ended. For a population, a
+          `PopulationResult` with these for each member.
 
         Raises:
           LearnerError: the input is wrong. Nothing was written.
           NonFiniteError: a loss or a gradient is not finite; see `LearnerBuilder.on_nonfinite`.
-          OutOfMemoryError: the device has no room for a step, a validation or the copy that a checkpoint is made from.
-            Its cause is the error of JAX, and its message names the options to set. Earlier checkpoints are intact.
-          SystemExit: with the code 143, after SIGTERM or SIGHUP and its checkpoint; see `LearnerBuilder.on_sigterm`.
+          OutOfMemoryError: the device has no memory for a step, a validation or the copy for a checkpoint. The message
+            names the options to set, and JAX's error is the cause. Earlier checkpoints are intact.
+          SystemExit: with code 143, after SIGTERM or SIGHUP and its checkpoint; see `LearnerBuilder.on_sigterm`.
         """
         check_process()
         if self._fitted:
@@ -184,9 +185,9 @@ class Learner(Generic[ModelT]):
         with propagate_failures(processes), stages, own_context(), dropped_signals() as raise_dropped:
             enter_stage("checking the step")
             plan = preflight(definition, train, valid, processes)  # reads and checks; writes nothing
-            # A run that begins closes its data by itself. This is for one that is refused, or over already.
+            # A run that starts closes its own data. This closes the data of a refused or already finished run.
             with contextlib.closing(plan.inputs), locked_directory(options, processes):
-                checkpoint = find_checkpoint(plan)  # None: the run begins at its first step
+                checkpoint = find_checkpoint(plan)  # None: a new run
                 if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
                     self._fitted = True
                     self._evaluator.runner, result = finished
@@ -207,21 +208,21 @@ class Learner(Generic[ModelT]):
                         state = prepared.init()
                     raise_dropped()
                     check_recordable(options, state)
-                    self._fitted = True  # from here on files change, and data that can be read once is used up
+                    self._fitted = True  # from here on, files change and one-shot data is used up
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
                     with (
                         open_run(plan, prepared, checkpoint, state, _announce_overview) as run,
                         self._evaluator.training(run.runner, plan.inputs.labels),
                     ):
                         run.stop.finish(self.loop(run))
-            # Asked once the run is closed, as SIGTERM may have come during the last save.
+            # Checked after the run is closed, as SIGTERM may arrive during the last save.
             if run.stop.ended_by not in TERMINATING or options.on_sigterm != "exit":
                 return run_result(definition, run)
-        # Behind the block, which would report the exit to the other processes as a failure.
+        # Outside of the block, which would report the exit to the other processes as a failure.
         sys.exit(TERMINATED)
 
     def _fit_wave(self, definition: TrainingDefinition, train: Any, valid: Any) -> LearningResult[ModelT]:
-        """Train some of the members of a population. This learner is fitted once one of its waves is."""
+        """Train some members of a population. This learner counts as fitted once one of its waves does."""
         learner = Learner[ModelT](definition)
         try:
             return learner.fit(train, valid)
@@ -233,24 +234,24 @@ class Learner(Generic[ModelT]):
     @property
     def loaded_checkpoint(self) -> Entry | None:
         """The checkpoint that `evaluate` and `predict` have loaded: its `step`, and its `epoch` if one ended there.
-        None before the first call, after `fit`, and with the model as given.
+        None before the first call, after `fit`, and if they use the model given to `build`.
         """
         return self._evaluator.entry
 
     def evaluate(self, data: Any, split: str | None = None, checkpoint: int | str | None = None) -> MetricValues:
-        """Return the metrics of the valid step over all of `data`, by name. Metrics that are tables are texts, and
-        arrays in `arrays` of the result.
+        """Return the metrics of the valid step over all of `data`, by name. Table metrics are texts, and also arrays in
+        the result's `arrays`.
 
-        Without `split` and `checkpoint`, the trained model is evaluated after `fit`, and in its hooks the model as it
-        is then; before `fit`, the checkpoint that `resume()` or `checkpoint()` chose, or else the model as given. With
-        one of them, a checkpoint of the run is.
+        Without `split` and `checkpoint`, this evaluates the trained model after `fit`, and the current model in hooks;
+        before `fit`, the checkpoint that `resume()` or `checkpoint()` selects, or else the model given to `build`. With
+        `split` or `checkpoint`, it evaluates a checkpoint of the run.
 
         Args:
           data: as `valid` of `fit`, read to its end.
-          split: such as `"test"`: write the values into the run as this split, at the epoch and step of the checkpoint.
-            They stand in its log, in `evaluations.jsonl` and in the summary, and comparisons and reports show them.
-          checkpoint: `"best"`, `"latest"`, or the epoch that the checkpoint ends. Default: the one that `checkpoint()`
-            chose, or else the best.
+          split: a name, such as `"test"`. The values are written to the run as this split, at the epoch and step of the
+            checkpoint: to its log, `evaluations.jsonl` and the summary. Comparisons and reports show them.
+          checkpoint: `"best"`, `"latest"`, or the epoch of the checkpoint. Default: the one that `checkpoint()`
+            selects, or else the best.
 
         Raises:
           LearnerError: the input is wrong, or there is no such checkpoint.
@@ -259,15 +260,15 @@ class Learner(Generic[ModelT]):
         return self._evaluator.evaluate(data, split, checkpoint)
 
     def predict(self, data: Any) -> Iterator[Any]:
-        """Yield the outputs of the predict step, or of the valid step if there is none, on the host: batch by batch in
-        the order of `data`, each row once. The model is that of `evaluate`.
+        """Yield the outputs of the predict step on the host, batch by batch in the order of `data`, each row once.
+        Without a predict step, the valid step is used. The model is the same as in `evaluate`.
         """
         self.definition.refuse_population("predict")
         return self._evaluator.predict(data)
 
     def sharding_report(self, train: Any = None) -> "ShardingReport":
-        """Return the placement of every array of the state and the memory of the compiled training. No state is created
-        and nothing is written. `print` shows the report as tables.
+        """Return the placement of every array of the state, and the memory of the compiled training. No state is
+        created and nothing is written. `print` shows the report as tables.
 
         Args:
           train: as for `fit`; its first batches are read.
@@ -278,13 +279,13 @@ class Learner(Generic[ModelT]):
         return build_sharding_report(self.definition, self._train if train is None else train, self._valid)
 
     def overview(self, train: Any = None, *, compiled: bool = True) -> "Overview":
-        """Return an overview of a run without training: the arrays of its model, the operations of a step, its length
-        and its memory. No state is created and nothing is written. `learner.renderers.print_overview` prints it, as
-        `summary()` of the builder does before a run.
+        """Return an overview of a run without training: the arrays of the model, the operations of a step, the length
+        and the memory. No state is created and nothing is written. `learner.renderers.print_overview` prints it, as the
+        builder's `summary()` does before a run.
 
         Args:
           train: as for `fit`; its first batches are read.
-          compiled: also compile the training, to get the memory that it needs while it runs.
+          compiled: also compile the training, to report its peak memory.
         """
         from learner.diagnostics.overview import build_overview
 
@@ -302,15 +303,15 @@ class Learner(Generic[ModelT]):
         diverges: float = 4.0,
     ) -> "trials.RangeTest":
         """Run a learning-rate range test: train a copy of the model with a learning rate that grows at each step, and
-        record the losses. The run is in a temporary directory, and neither the model nor the learner changes, which can
-        be fitted afterwards. The learning rate given to `build` is not used.
+        record the losses. The run uses a temporary directory. The model and the learner do not change, and the learner
+        can be fitted afterwards. The learning rate given to `build` is not used.
 
         Args:
-          train: as for `fit`. An iterator that can be read once is used up. Default: the data given to `build`.
+          train: as for `fit`. A one-shot iterator is used up. Default: the data given to `build`.
           lowest: the learning rate of the first step.
-          highest: the learning rate of the last step. Between them it grows by a constant factor.
-          steps: optimizer steps. The test ends earlier if the loss diverges.
-          smoothing: the factor of exponential smoothing of the losses, in `[0, 1)`.
+          highest: the learning rate of the last step. It grows by a constant factor per step.
+          steps: the number of optimizer steps. The test ends early if the loss diverges.
+          smoothing: the exponential smoothing factor of the losses, in `[0, 1)`.
           diverges: the loss diverges if it is not finite, or if its smoothed value is `diverges` times its lowest.
 
         Returns:
@@ -339,14 +340,14 @@ class Learner(Generic[ModelT]):
         steps: tuple[int, int | None] = (20, None),
         directory: str | os.PathLike[str] = "profile",
     ) -> "trials.Profile":
-        """Train a copy of the model for some steps, and return a profile of their time. Neither the model nor the
-        learner changes, which can be fitted afterwards. Nothing is saved, validated or sent to loggers; to profile a
-        run with them, use `LearnerBuilder.profile`.
+        """Train a copy of the model for some steps, and return a profile of their time. The model and the learner do
+        not change, and the learner can be fitted afterwards. Nothing is saved, validated or sent to loggers; to profile
+        a run with them, use `LearnerBuilder.profile`.
 
         Args:
-          train: as for `fit`. An iterator that can be read once is used up. Default: the data given to `build`.
+          train: as for `fit`. A one-shot iterator is used up. Default: the data given to `build`.
           steps: see `LearnerBuilder.profile`.
-          directory: of the trace and of `profile.json`.
+          directory: the directory for the trace and `profile.json`.
 
         Returns:
           The times and the bottleneck; `print` shows them.
@@ -369,24 +370,24 @@ class Learner(Generic[ModelT]):
         steps: int = 100,
         on_answer: "Callable[[Answer], None]" = lambda answer: None,
     ) -> "CheckResult":
-        """Ask questions before a long training: do rows of the training data occur in the validation data, do gradients
-        reach all parameters, can the model learn one batch? They run single steps on one device, on a copy of the
-        model. Nothing is written, and neither the model nor the learner changes, which can be fitted afterwards.
+        """Answer questions before a long training: do rows of the training data occur in the validation data, do
+        gradients reach all parameters, can the model learn one batch? They run single steps on one device, on a copy of
+        the model. Nothing is written. The model and the learner do not change, and the learner can be fitted
+        afterwards.
 
         Args:
           train: as for `fit`. Default: the data given to `build`.
-          valid: as for `fit`. Questions that need it are skipped without it.
+          valid: as for `fit`. Questions that need validation data are skipped without it.
           only: names of the questions to ask. Default: all; the guide lists them.
-          skip: names of questions to leave out.
-          steps: steps to learn one batch in.
-          on_answer: called with each answer once it is known.
+          skip: names of questions to skip.
+          steps: the number of steps in which to learn one batch.
+          on_answer: a function to call with each answer as soon as it is known.
 
         Returns:
-          The answers; `print` shows them as a table, and `result.ok` is False if one of them is `"failed"`.
+          The answers. `print` shows them as a table, and `result.ok` is False if one of them is `"failed"`.
 
         Raises:
-          LearnerError: the input is wrong: all that `fit` refuses, a question that does not exist, or an iterator that
-            can be read only once.
+          LearnerError: the input is wrong: anything that `fit` refuses, an unknown question, or a one-shot iterator.
         """
         from learner.diagnostics.check import check
 
