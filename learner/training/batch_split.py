@@ -1,7 +1,7 @@
 """`grads_accumulation("auto")`: the number of parts that a batch is computed in, so that a step fits into memory.
 
 The split is part of the program and not of the data: batches, positions and steps are the same for any number of parts,
-and a checkpoint may be resumed with another one.
+and a run may resume with another number.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from learner.util.text import size
 
 
 def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
-    """Replace `split="auto"` by a number: that of the checkpoint that the run resumes from, or else the smallest power
-    of two, or the number of rows, with which the training programs fit into the memory of the device.
+    """Replace `split="auto"` by a number: the number in the checkpoint that the run resumes from, or else the smallest
+    power of two, or the number of rows, with which the training programs fit into the memory of the device.
 
     XLA's memory analysis decides. On an accelerator, one process also tries a step. Several processes decide on each
-    number together, as compilers for accelerators talk to each other and wait for the same programs.
+    number together, as compilers for accelerators communicate and wait for the same programs.
 
     Raises:
       LearnerError: not even single rows fit.
@@ -39,7 +39,7 @@ def resolve_split(plan: RunPlan, restored: Restored | None) -> None:
     definition = plan.definition
     if definition.options.split != "auto":
         return
-    # Another number of parts has other last bits, so a resumed run keeps the one that it has.
+    # The number of parts affects the last bits, so a resumed run keeps its number.
     split = None if restored is None else saved_fingerprint(restored.progress)["settings"].get(PARTS)
     if not isinstance(split, int) or isinstance(split, bool) or not 1 <= split <= plan.inputs.rows("train"):
         split = _smallest(plan)
@@ -56,7 +56,7 @@ def _smallest(plan: RunPlan) -> int:
     definition, rows = plan.definition, plan.inputs.rows("train")
     room, needed = _room(plan), None
     tries = 1 if plan.strategy.platform == "cpu" or plan.processes.count > 1 else 2
-    # One part for each row at most, as a larger number is refused when the run resumes.
+    # At most one part per row, as a larger number is refused when the run resumes.
     numbers = [min(1 << power, rows) for power in range(math.ceil(math.log2(rows)) + 1)]
     for split in numbers:
         enter_stage("compiling" if split == 1 else f"compiling {split} parts a batch")
@@ -78,8 +78,8 @@ def _smallest(plan: RunPlan) -> int:
 
 
 def _needed(definition: TrainingDefinition, candidate: Planned) -> int | None:
-    """Return the bytes that training needs on a device; None where the compiler refuses what does not fit, as that of
-    TPUs does.
+    """Return the bytes that training needs on a device, or None if the compiler rejects it because it does not fit, as
+    the compiler for TPUs does.
     """
     try:
         programs = memory_of(candidate.runner, candidate.feed(), candidate.feeder.loop)
@@ -93,7 +93,7 @@ def _needed(definition: TrainingDefinition, candidate: Planned) -> int | None:
 
 
 def _room(plan: RunPlan) -> int:
-    """Return the bytes that a device has left. On a CPU, those of the machine: the devices share its memory."""
+    """Return the free bytes of a device. On a CPU, the free bytes of the machine: the devices share its memory."""
     device = next(d for d in plan.strategy.devices if d.process_index == jax.process_index())
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
@@ -102,7 +102,7 @@ def _room(plan: RunPlan) -> int:
 
 
 def runs(definition: TrainingDefinition, candidate: Planned) -> bool:
-    """Return True if a step runs on the device, with a state and a batch that are thrown away."""
+    """Return True if a step runs on the device, with a temporary state and batch."""
     runner, feeder, feed = candidate.runner, candidate.feeder, candidate.feed()
     size = definition.step.accumulate
     if not feeder.loop and size > 1:
@@ -111,7 +111,7 @@ def runs(definition: TrainingDefinition, candidate: Planned) -> bool:
     try:
         runner.begin(definition.init_placed(), definition.lr_scale)
         runner.train(runner.start("train"), Dispatch(kind, 1, feed, 0, 0 if kind == "tail" else size, 1, size, False))
-        # A dispatch may return before its memory is taken, so that only waiting shows whether there was room.
+        # A dispatch may return before its memory is allocated, so only waiting shows whether there was enough.
         jax.block_until_ready(runner.leaves)
     except JaxRuntimeError as error:
         if MARK not in str(error):

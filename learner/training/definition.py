@@ -1,4 +1,4 @@
-"""What a learner trains: the options, the step and its optimizer, and the state before the first step."""
+"""The definition of a training: the options, the step and its optimizer, and the state before the first step."""
 
 import contextlib
 import copy
@@ -32,23 +32,23 @@ from learner.util.executables import compile_ahead, compile_threads, share
 class TrainingDefinition:
     """The options, the step and the optimizer of a learner.
 
-    The step is defined anew as more becomes known: the length of the run, which resolves schedules; the arrays of
-    another run's checkpoint; and whether the train step computes its own gradients.
+    The step is redefined as more becomes known: the length of the run, which resolves schedules; the arrays of another
+    run's checkpoint; and whether the train step computes its own gradients.
 
     Args:
-      options: of the builder.
-      step: the definition of its steps.
-      optimizer: the optimizer and the learning rate as `build` was given them.
+      options: the options of the builder.
+      step: the definition of the steps.
+      optimizer: the optimizer and the learning rate given to `build`.
 
     Attributes:
       options: see above.
       optimizer: see above.
-      step: as far as it is known.
-      init_report: the arrays that came from another run's checkpoint, or None.
+      step: the current definition of the step.
+      init_report: a report of the arrays loaded from another run's checkpoint, or None.
     """
 
     def __init__(self, options: Options, step: StepDefinition, optimizer: OptimizerDefinition):
-        check_process()  # first: what follows may read a checkpoint, which a forked process cannot
+        check_process()  # first: the code below may read a checkpoint, which a forked process cannot
         self.options, self.optimizer = options, optimizer
         self.init_report: InitReport | None = None
         self._definition = step
@@ -64,11 +64,11 @@ class TrainingDefinition:
         return self.options.devices or choose_devices()
 
     def change(self, **changes: Any) -> None:
-        """Build the step from its definition with these changes, and from the optimizer, which can train only once the
-        length of the run has resolved its schedules.
+        """Build the step from its definition with these changes, and from the optimizer. It can train only once the
+        length of the run has resolved the schedules.
         """
         self._definition = dataclasses.replace(self._definition, **changes)
-        # Both were traced with the definition before.
+        # Both were traced with the previous definition.
         self._shapes: TrainState | None = None
         self._init: TracedCall | None = None
         optimizer = self._resolved or self.optimizer.without_run_length()
@@ -79,7 +79,7 @@ class TrainingDefinition:
         return TrainingDefinition(options, dataclasses.replace(self._definition, **changes), optimizer)
 
     def on_one_device(self) -> "TrainingDefinition":
-        """Return the definition of a run on the first of the devices."""
+        """Return the definition of the same run on the first device."""
         if len(self.strategy.devices) == 1 and self.starts is None:
             return self
         other = copy.copy(self)
@@ -87,9 +87,7 @@ class TrainingDefinition:
         return other
 
     def take_initial(self) -> None:
-        """Read the checkpoint that `initial_from` names, once. A run that resumes from a checkpoint of its own never
-        does.
-        """
+        """Read the checkpoint of `initial_from`, once. Runs that resume from their own checkpoint never call this."""
         if self.options.initial is not None and self.init_report is None:
             # The user's own `jit` may be tracing at this moment, and its tracers would stay in the model.
             with jax.ensure_compile_time_eval():
@@ -99,15 +97,13 @@ class TrainingDefinition:
     # -- the length of the run -----------------------------------------------------------------------------------------
 
     def resolve(self, batches: int | None) -> list[str]:
-        """Resolve the schedules for a run of this many batches per epoch, and return all problems that they then
-        have.
-        """
+        """Resolve the schedules for a run with this number of batches per epoch, and return all of their problems."""
         self._resolved, problems = self.optimizer.resolve(run_length(self.options, batches))
         self.change()
         return problems
 
     def resolve_without_fit(self, train: Any) -> None:
-        """Resolve the schedules before `fit` has read the data, from the training data that `build` was given."""
+        """Resolve the schedules before `fit` has read the data, from the training data given to `build`."""
         if self._resolved is not None or not (unresolved := self.optimizer.needing_run_length()):
             return
         if train is None and self.options.num_steps is None:
@@ -125,7 +121,7 @@ class TrainingDefinition:
             raise one_error(problems, code="learner-untrainable")
 
     def refuse_population(self, method: str) -> None:
-        """Raise `LearnerError` if the learner is that of a population, which has no such method."""
+        """Raise `LearnerError` if the learner trains a population, which has no such method."""
         if self.options.population is not None:
             instead = f": result[0].{method}(...) does it for a member" if method in ("evaluate", "predict") else ""
             raise LearnerError(
@@ -137,10 +133,10 @@ class TrainingDefinition:
     # -- the first state -----------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """Return the state before the first step, on one device, with the bits that `fit` begins with."""
+        """Return the state before the first step, on one device, bit-identical to the one in `fit`."""
         if not self.strategy.resident:
             return self.step.init(self.optimizer.lr, self.options.seed)
-        # By programs of their own, as in `fit`: in a single program XLA rounds small random numbers otherwise.
+        # In separate programs, as in `fit`: in a single program XLA rounds small random numbers differently.
         state: TrainState = call_in_parts(*self._init_function())
         return state
 
@@ -151,11 +147,11 @@ class TrainingDefinition:
 
     @contextlib.contextmanager
     def init_ahead(self, threads: int | None = None) -> Iterator[Callable[[], TrainState]]:
-        """Compile what makes the state before the first step in that many threads, and yield the function that returns
-        it, placed by the strategy.
+        """Compile the initialisation in this number of threads, and yield a function that returns the state before the
+        first step, placed by the strategy.
         """
-        # These programs run once: with fewer passes, XLA's CPU compiler takes a third of the time for them, and the
-        # bits are the same.
+        # These programs run once: with fewer passes, XLA's CPU compiler takes a third of the time, and the bits are the
+        # same.
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
         with compile_threads(threads) as executor:
             if self.strategy.resident or self.starts is not None:
@@ -177,7 +173,7 @@ class TrainingDefinition:
             yield init
 
     def init_fingerprint(self) -> str:
-        """Return a hash of the function that makes the state before the first step, with each constant in it."""
+        """Return a hash of the function that makes the state before the first step, including its constants."""
         return self._traced_init().fingerprint()
 
     def _traced_init(self) -> TracedCall:
@@ -190,26 +186,24 @@ class TrainingDefinition:
                 functions.append(function)
                 return values
 
-            shapes = jax.eval_shape(arguments)  # to make a random key, programs are compiled
+            shapes = jax.eval_shape(arguments)  # making a random key would compile programs
             self._init = TracedCall(functions[0], shapes)
         return self._init
 
     def _init_function(self) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:
-        """Return the function that makes the state, of all members of a population, and its arguments."""
+        """Return the function that makes the state (in a population, of all members), and its arguments."""
         if self.starts is None:
             return self.step.init_function(self.optimizer.lr, self.options.seed)
         return init_population(self.step, self.starts)
 
     @property
     def starts(self) -> list[Start] | None:
-        """What the states of the members of a population begin with; None for one run."""
+        """The initial values of the members of a population; None for a single run."""
         population = self.options.population
         return None if population is None else population.starts(self.optimizer.lr)
 
     def shapes(self) -> TrainState:
-        """Return the shapes of the state before the first step, in a population that of one member. Nothing is
-        computed.
-        """
+        """Return the shapes of the first state (in a population, of one member's). Nothing is computed."""
         if self._shapes is None:
             self._shapes = self._traced_init().shapes if self.starts is None else self._member_shapes(self.starts[0])
         return self._shapes
@@ -232,6 +226,6 @@ class TrainingDefinition:
 
     @property
     def lr_scale(self) -> Any:
-        """The first factor of the learning rate, float32: a scalar, or `[members]` of a population."""
+        """The initial factor of the learning rate, float32: a scalar, or `[members]` for a population."""
         starts = self.starts
         return np.asarray(self.optimizer.lr if starts is None else [s.lr_scale for s in starts], np.float32)

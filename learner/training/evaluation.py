@@ -1,4 +1,4 @@
-"""Evaluating and predicting with the model of a learner: trained, restored or as given."""
+"""Evaluation and prediction with the model of a learner: trained, restored or as given to `build`."""
 
 import contextlib
 import dataclasses
@@ -37,11 +37,11 @@ class Evaluation:
     """The metrics of a checkpoint.
 
     Attributes:
-      epoch: that the checkpoint ends, or inside of which it was made.
+      epoch: the epoch at whose end, or inside of which, the checkpoint was made.
       step: its optimizer step.
       is_best: True if it is the best checkpoint of the run.
-      path: of the checkpoint.
-      values: by name.
+      path: the path of the checkpoint.
+      values: the metrics by name.
     """
 
     epoch: int
@@ -57,32 +57,32 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates and predicts with the valid step of a definition.
+    """Evaluate and predict with the valid step of a definition.
 
     Attributes:
-      runner: the programs and the state of the model. None: they are loaded at the first call, from the checkpoint that
-        the builder chose, or else with the model as given.
-      entry: that checkpoint, once it is loaded. None: the model comes from elsewhere.
-      labels: by field, the texts that the data numbers that the model was trained on, where they are known.
+      runner: the programs and the state of the model. None: the first call loads them, from the checkpoint that the
+        builder selects, or else with the model given to `build`.
+      entry: the loaded checkpoint. None: the model does not come from a checkpoint.
+      labels: for each field, the texts that the training data numbers, if known.
     """
 
     def __init__(self, definition: TrainingDefinition):
         self._definition = definition
         self.runner: Runner | None = None
-        self._loaned: Runner | None = None  # for checkpoints, where the learner has no model of its own
-        self._training: int | None = None  # the thread of a run that has not ended
+        self._loaned: Runner | None = None  # for checkpoints, if the learner has no model of its own
+        self._training: int | None = None  # the thread of the active run
         self.entry: Entry | None = None
         self.labels: Mapping[str, Sequence[str]] = {}
 
     @contextlib.contextmanager
     def training(self, runner: Runner, labels: Mapping[str, Sequence[str]]) -> Iterator[None]:
-        """Evaluate with the model of a run in its hooks, and after it unless it fails."""
+        """Evaluate with the model of a run in its hooks, and after the run unless it fails."""
         # The thread's number, as the hooks in it are the only code that may evaluate while the run trains.
         self.runner, self.labels, self._training = runner, labels, threading.get_ident()
         try:
             yield
         except BaseException:
-            self.runner = None  # its arrays may be gone
+            self.runner = None  # its arrays may have been donated
             raise
         finally:
             self._training = None
@@ -99,7 +99,7 @@ class Evaluator:
         return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
 
     def choice(self, checkpoint: int | str | None = None) -> dict[str, Any]:
-        """Return the arguments of `evaluate_checkpoint` for a checkpoint; by default the one that the builder chose, or
+        """Return the arguments of `evaluate_checkpoint` for a checkpoint. Default: the one that the builder selects, or
         else the best.
         """
         start = self._definition.options.start or {}
@@ -113,9 +113,9 @@ class Evaluator:
 
         Args:
           data: as for `evaluate`.
-          split: if given, the values are written into the run as this split.
-          epoch: the epoch that the checkpoint ends, `"best"` or `"latest"`; or else
-          step: its optimizer step.
+          split: if given, the values are written to the run as this split.
+          epoch: the epoch of the checkpoint, `"best"` or `"latest"`.
+          step: the optimizer step of the checkpoint, instead of `epoch`.
         """
         definition = self._definition
         if split is not None:
@@ -145,7 +145,7 @@ class Evaluator:
                 values = evaluate(definition, runner, inputs, processes)
                 evaluation = dataclasses.replace(evaluation, values=values)
             finally:
-                # The programs were lent to the checkpoint: the learner's own model comes back, also after an error.
+                # The programs were lent to the checkpoint: restore the learner's own model, also after an error.
                 if own is not None and before is not None:
                     own.leaves = before
             if split is not None:
@@ -153,7 +153,7 @@ class Evaluator:
         return evaluation
 
     def _with_model(self, entry: Entry, store: CheckpointStore) -> Runner:
-        """Return programs with the model of a checkpoint, in place of the learner's own if it has one."""
+        """Return programs with the model of a checkpoint, replacing the learner's own model if it has one."""
         definition, own = self._definition, self._own()
         if own is None:
             shapes = definition.placed_shapes()
@@ -167,11 +167,11 @@ class Evaluator:
         return own
 
     def _own(self) -> Runner | None:
-        """Return the programs of the learner's own model, unless they are those of a run that trains."""
+        """Return the programs of the learner's own model, unless an active run uses them."""
         return None if self._training is not None else self.runner
 
     def _record(self, split: str, evaluation: "Evaluation", several: bool) -> None:
-        """Write an evaluation into the run: into its log, `evaluations.jsonl` and the summary."""
+        """Write an evaluation to the log of the run, `evaluations.jsonl` and the summary."""
         options, prefix = self._definition.options, f"{split}-" if several else f"{split}/"
         values = {prefix + name: value for name, value in evaluation.values.items()}
         known = {metric.name: metric for metric in options.metrics_of("valid")}
@@ -187,10 +187,10 @@ class Evaluator:
         close_application_log(log)
 
     def predict(self, data: Any) -> Iterator[Any]:
-        """Yield the outputs of the step that predicts on the host, batch by batch. Every process yields all rows.
+        """Yield the outputs of the predict step on the host, batch by batch. Every process yields all rows.
 
         Args:
-          data: a loader, or what `fit` accepts in its place.
+          data: a loader, or other data that `fit` accepts.
         """
         for _, outputs in self.predictions(data):
             yield outputs
@@ -219,7 +219,7 @@ class Evaluator:
             raise LearnerError(no_step("valid_step"), code="step-valid-missing")
 
     def _refuse_other_threads(self) -> None:
-        """Raise `LearnerError` while a run trains, other than in its hooks: the next step takes the model's arrays."""
+        """Raise `LearnerError` while a run trains, except in its hooks: the next step donates the model's arrays."""
         if self._training not in (None, threading.get_ident()):
             raise LearnerError(
                 "this learner is training: until `fit` returns, only its hooks, in the thread of `fit`, can evaluate "
@@ -251,7 +251,7 @@ class Evaluator:
 
 
 def _warn_of_labels(known: Mapping[str, Sequence[str]], data: Any) -> None:
-    """Warn of data whose texts have other numbers than those that the model was trained on."""
+    """Warn about data that numbers its texts differently from the training data."""
     for text in label_warnings(known, data, "the data"):
         warnings.warn(text, stacklevel=4)
 

@@ -1,4 +1,4 @@
-"""Evaluating the checkpoints of a run as they appear."""
+"""Evaluation of the checkpoints of a run as they appear."""
 
 import contextlib
 import time
@@ -26,17 +26,17 @@ def follow(
     is_running: Callable[[], bool] | None = None,
     sleep: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
 ) -> Iterator[Evaluation]:
-    """Yield the evaluation of each checkpoint of a run, also while another process trains it, until the run is over.
+    """Yield the evaluation of each checkpoint of a run, even while another process trains it, until the run ends.
 
-    Each checkpoint is evaluated once: a follower that is started again continues after those that stand in the run.
-    Checkpoints that the run removes in the meantime are left out.
+    Each checkpoint is evaluated once: a restarted follower skips those whose evaluations are in the run. Checkpoints
+    that the run removes in the meantime are left out.
 
     Args:
-      definition: of a learner for the run's directory.
+      definition: the definition of a learner for the run's directory.
       data: as for `Learner.evaluate`; it is read for each checkpoint.
-      split: the name under which the values are written into the run.
-      is_running: returns True while the run may save further checkpoints; default: as its files tell.
-      sleep: waits between two looks.
+      split: the name of the split for the values in the run.
+      is_running: returns True while the run may save further checkpoints; default: determined from its files.
+      sleep: waits between two polls.
     """
     check_split(split)
     directory, evaluator = definition.options.directory, Evaluator(definition)
@@ -48,9 +48,9 @@ def follow(
         return [step for step in _steps(definition) if step not in evaluated]
 
     while True:
-        # One process looks for all of them, as the files of a run that trains are others at another moment. It asks
-        # whether the run is over before it looks, and so finds the last checkpoint. Each time they meet anew: that an
-        # evaluation has failed, as its checkpoint was removed, does not concern them.
+        # One process polls for all of them, as the files of an active run change. It checks whether the run has ended
+        # before it lists the checkpoints, and so finds the last one. The processes meet anew each time: an evaluation
+        # that failed because its checkpoint was removed does not concern them.
         processes = hosts()
         ends = processes.run_on_primary(lambda: not is_running())
         for step in processes.run_on_primary(pending):
@@ -68,9 +68,9 @@ def _steps(definition: TrainingDefinition) -> list[int]:
 
 @contextlib.contextmanager
 def _removed(definition: TrainingDefinition, step: int) -> Iterator[None]:
-    """Ignore the errors of a checkpoint that the run has removed while it was read."""
+    """Ignore errors from a checkpoint that the run removes while it is read."""
     try:
         yield
-    except (DamagedError, LearnerError, OSError, ValueError):  # the last two: of Orbax
+    except (DamagedError, LearnerError, OSError, ValueError):  # the last two: from Orbax
         if step in _steps(definition):
             raise

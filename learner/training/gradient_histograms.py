@@ -23,20 +23,20 @@ PyTree = Any
 
 
 class GradientHistograms:
-    """Return a histogram of the gradient of each trained parameter: a hook, for `builder.every(1000,
+    """A hook that returns a histogram of the gradient of each trained parameter: `builder.every(1000,
     GradientHistograms(data))`.
 
-    The gradients of a step exist only inside of its program. These are of the train step on rows of its own, the same
-    at each call and with the same random key, with the parameters of that moment: so that they can be compared over
-    the run. The model is not changed. Parameters that the builder has frozen are among them.
+    The gradients of a training step exist only inside of its program. This hook runs the train step on separate rows
+    with the current parameters. Rows and random key are the same at each call, so histograms are comparable over the
+    run. The model is not changed. Parameters that the builder has frozen are included.
 
     Args:
-      data: a dataset, or arrays by name; also a loader, whose first batch is taken.
-      rows: the number of rows of a dataset or of arrays.
+      data: a dataset, or arrays by name; or a loader, whose first batch is used.
+      rows: the number of rows to use of a dataset or of arrays.
       train_step: as for `build`. Default: the model's own.
 
     Raises:
-      LearnerError: the data has no batch; there is no train step.
+      LearnerError: the data has no batch, or there is no train step.
 
     >>> import jax.numpy as jnp
     >>> from learner import RegressionOutput
@@ -57,7 +57,7 @@ class GradientHistograms:
         self._gradients: Callable[..., PyTree]
 
     def __call__(self, info: EpochInfo, model: Any) -> dict[str, Histogram]:
-        """Return the histograms by the parameter's path and ` gradient`."""
+        """Return the histograms by the parameter's path with the suffix ` gradient`."""
         if self._definition is None:
             self._define(model)
         assert self._definition is not None

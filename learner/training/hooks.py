@@ -1,4 +1,4 @@
-"""Hooks of the user: what they are called with, and the values that they return."""
+"""User hooks: their arguments and their results."""
 
 import dataclasses
 import time
@@ -21,8 +21,8 @@ from learner.util.samples import Histogram, Image, Sample
 from learner.util.trees import named_leaves
 
 UPDATE = "update"
-"""The event of the journal about what a hook changed."""
-LONGEST_SHOWN = 500  # characters of what a hook returned
+"""The journal event about a hook's changes."""
+LONGEST_SHOWN = 500  # characters of a hook's result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class EpochInfo:
 
     Attributes:
       epoch: the epoch that ended, or the current one.
-      step: optimizer steps so far.
-      values: the newest value of every metric, by key: that of the last split that ended. Empty before the first
-        epoch or validation has ended.
+      step: the number of optimizer steps so far.
+      values: the newest value of every metric, by key, from the last epoch or validation that ended. Empty before the
+        first has ended.
     """
 
     epoch: int
@@ -43,13 +43,13 @@ class EpochInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """What a hook returns to change the run. The changes are made before the next step, and are in the checkpoint of
-    this one, so that a resumed run has them or calls the hook again.
+    """The result of a hook that changes the run. Changes apply before the next step. The checkpoint of this step
+    contains them, so a resumed run has them or calls the hook again.
 
     Attributes:
-      model: the model that the hook got, with other values in its arrays. The optimizer's state stays.
+      model: the hook's model, with other values in its arrays. The optimizer's state is kept.
       lr_scale: the factor of the learning rate from here on, 0 or more; at the start of a run it is 1.
-      values: to log, as a hook without updates returns them.
+      values: values to log, as a hook without updates returns them.
 
     >>> def halve(info, model):
     ...     return Updates(lr_scale=0.5) if info.epoch == 10 else None
@@ -68,8 +68,8 @@ def call_hooks(
     at_step: int | None,
     lr_is_free: bool,
 ) -> None:
-    """Call each hook with `(info, model)`, make the updates that they return, and log the values: numbers as the split
-    `custom`, others as samples. `lr_is_free`: hooks may scale the learning rate, as no plateau scheduler does.
+    """Call each hook with `(info, model)`, apply the returned updates, and log the values: numbers as the split
+    `custom`, others as samples. `lr_is_free`: no plateau scheduler sets the learning rate, so hooks may scale it.
     """
     if not hooks:
         return
@@ -84,7 +84,7 @@ def call_hooks(
         returned = hook(info, model)
         if isinstance(returned, Updates):
             _update(returned, hook, runner, reporter, p, lr_is_free)
-            # The next hook gets the model as it is now, with arrays that no dispatch donates.
+            # The next hook gets the current model, with arrays that no dispatch donates.
             model, returned = runner.model(), returned.values
         for name, value in _values(hook, returned).items():
             if isinstance(value, float):
@@ -118,7 +118,7 @@ def _update(
         runner.replace_model(updates.model)
     if scale is not None:
         runner.scale_lr(scale)
-        # Checkpoints have the position: a resumed run scales the rate of its builder by this factor.
+        # Checkpoints contain the position: a resumed run scales its builder's learning rate by this factor.
         p.lr_factor = float(scale)
     replaced = updates.model is not None
     reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
@@ -135,7 +135,7 @@ def parameter_histograms(info: EpochInfo, model: Any) -> dict[str, Histogram]:
 
 
 def _values(hook: Callable[..., Any], returned: Any) -> dict[str, float | Sample]:
-    """Return the result of a hook by name: numbers, and samples."""
+    """Return the values in the result of a hook by name: numbers and samples."""
     if returned is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Passes over data without training: the metrics of the valid step, and the outputs of the step that predicts."""
+"""Passes over data without training: the metrics of the valid step, and the outputs of the predict step."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,11 +24,11 @@ from learner.training.validation import validate_split
 
 
 class MetricValues(dict[str, float | str]):
-    """The metrics of an evaluation by name: numbers, and the texts of those that are tables.
+    """The metrics of an evaluation by name: numbers, and texts for metrics that are tables.
 
     Attributes:
-      arrays: the values of the latter by name, as NumPy arrays: `[classes]`, or `[classes, classes]` of a
-        `ConfusionMatrix`; for metrics of your own, what their `arrays` returns.
+      arrays: the values of table metrics by name, as NumPy arrays: `[classes]`, or `[classes, classes]` for
+        `ConfusionMatrix`; for custom metrics, the result of their `arrays`.
     """
 
     def __init__(self, values: Mapping[str, float | str], arrays: Mapping[str, Any]):
@@ -59,7 +59,7 @@ def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, pro
             with explain_oom(needs, lambda: reporter.failure), OomContext(split):
                 validate_split(runner, feeder, reporter, timer, split, source.batches)
         with explain_oom(needs):
-            # Inside of the context: a program that has run out of memory raises when its values are read.
+            # Inside of the context: a program that runs out of memory raises when its values are read.
             reporter.wait()
     finally:
         reporter.close()
@@ -74,7 +74,7 @@ def _name(key: str) -> str:
 def predict(
     definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of rows of each batch, and the outputs of the step that predicts, on the host."""
+    """Yield the number of rows and the outputs of the predict step for each batch, on the host."""
     if len(inputs.valid) > 1:
         raise LearnerError(
             f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",
@@ -89,7 +89,7 @@ def predict(
         refuse_wrapped(arrays, "given")
         # Before the devices, which wait for those of all processes.
         processes.record_read("given", 1, number, ended=False)
-        with own_context():  # not of the code between two batches
+        with own_context():  # not for the caller's code between two batches
             outputs = jax.device_get(runner.outputs(arrays, number - 1))
         yield len(jax.tree.leaves(arrays)[0]), outputs
     processes.record_read("given", 1, number, ended=True)

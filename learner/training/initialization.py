@@ -1,4 +1,4 @@
-"""The arrays that a new run takes from a checkpoint."""
+"""The initial arrays of a new run from another run's checkpoint."""
 
 import contextlib
 import copy
@@ -19,15 +19,15 @@ from learner.util.trees import nonfinite_leaves
 
 @dataclasses.dataclass(frozen=True)
 class InitReport:
-    """The arrays that a new run has loaded from the checkpoint of another.
+    """A report of the arrays that a new run has loaded from another run's checkpoint.
 
     Attributes:
       source: the checkpoint.
-      loaded: the paths of the arrays that were loaded.
-      unmatched: why the others stay as the model was initialised, by path.
+      loaded: the paths of the loaded arrays.
+      unmatched: the paths of arrays that keep their initial values, with the reason for each.
       unused: the paths of the checkpoint's other arrays.
-      renamed: of the loaded ones those with another path in the checkpoint: that one, by the model's.
-      untrained: of the unmatched ones the parameters that are not trained, by their names in the model.
+      renamed: the path in the checkpoint by path in the model, for loaded arrays whose paths differ.
+      untrained: the unmatched parameters that are not trained, by their names in the model.
     """
 
     source: str
@@ -50,7 +50,7 @@ class InitReport:
 
     @property
     def warning(self) -> str | None:
-        """Return the text about parameters that stay random where the checkpoint may have them under other paths."""
+        """Return a warning about parameters that stay random, if the checkpoint may have them under other paths."""
         if not self.untrained or not self.unused:
             return None
         frozen, unused = (join_names(paths, 3) for paths in (self.untrained, self.unused))
@@ -61,7 +61,7 @@ class InitReport:
 
     @property
     def details(self) -> list[str]:
-        """Return a line for each array that was renamed, was not loaded, with the reason, or was not used."""
+        """Return a line for each array that was renamed, not used, or not loaded (with the reason)."""
         renamed = [f"  renamed: {old} -> {new}" for new, old in self.renamed.items()]
         unmatched = [f"  not taken: {path}: {reason}" for path, reason in self.unmatched.items()]
         return [printable(text) for text in [*renamed, *unmatched, *(f"  unused: {path}" for path in self.unused)]]
@@ -71,7 +71,7 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
     """Return the adapter with the arrays of the checkpoint that `initial_from` names, and a report.
 
     Raises:
-      LearnerError: there is no such checkpoint, it would be removed by `overwrite=True`, or it does not fit.
+      LearnerError: there is no such checkpoint, `overwrite=True` would remove it, or it does not fit.
     """
     initial = options.initial
     assert initial is not None
@@ -79,11 +79,11 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
         _refuse_overwritten(options, store)
         entry = store.find(None if initial["step"] is not None else initial["which"], initial["step"])
         averaged = has_averages(store, entry)
-        # Averages are part of the optimizer's state, which is read for them alone.
+        # Averages are part of the optimizer's state, which is read only for them.
         items, _ = read_items(store, entry, ("model", "optim") if averaged else ("model",))
     checkpoint = f"the checkpoint {store.path(entry.step)}"
     blank = blank_state(adapter, None)
-    # By the paths of the checkpoint itself, before `rename` gives them others.
+    # By the checkpoint's own paths, before `rename` changes them.
     saved = evaluated_item(items["model"], items["optim"]["opt_state"]) if averaged else items["model"]
     match = PathMatch(saved, blank, adapter.kind, initial["rename"], checkpoint)
     if initial["partial"]:
@@ -99,7 +99,7 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
             code="model-initial-nonfinite",
         )
     frozen = frozen_leaves(adapter, adapter.model_state)
-    # Linen's frozen parameters are in a part of their own.
+    # Linen's frozen parameters are in a separate part.
     places = {name: {f"model_state/{name}", f"model_state/frozen.{name}"} for name in frozen}
     untrained = tuple(name for name, paths in places.items() if paths & match.unmatched.keys())
     changed = copy.copy(adapter)
@@ -108,7 +108,7 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
 
 
 def _refuse_overwritten(options: Options, store: CheckpointStore) -> None:
-    """Raise if the new run would remove the checkpoints that it begins with."""
+    """Raise if the new run would remove the checkpoint that it loads."""
     if not options.overwrite:
         return
     place = str(store.path(0).parent)

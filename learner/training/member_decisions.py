@@ -1,4 +1,4 @@
-"""What follows from the values of the members of a population, each by its own: ends, rates, and states of others."""
+"""Decisions about the members of a population by their values: to end, change the learning rate, or copy another."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from learner.util.text import count, short
 
 
 def all_ended_text(members: int) -> str:
-    """Return why a population ends with the last of its members, the first word of which makes its run an ended one."""
+    """Return why a population ends with its last member. Its first word marks the run as ended."""
     return f"early stopping: all {members} members have ended"
 
 
@@ -26,10 +26,10 @@ class MemberDecisions:
     """Decide about the members of a population. It belongs to the loop's thread.
 
     Args:
-      options: of the builder. Each member has copies of its early stopping.
+      options: the options of the builder. Each member has copies of its early stopping.
       plateaus: the scheduler of each member that has one.
-      runner: has the states of the members.
-      reporter: knows their values.
+      runner: holds the states of the members.
+      reporter: holds their values.
       pays: returns True if programs without that many members are worth compiling, given the optimizer step.
     """
 
@@ -48,7 +48,7 @@ class MemberDecisions:
 
     @property
     def early_stopping(self) -> list[Any]:
-        """That of all members, the first member's first."""
+        """The early stopping of all members, the first member's first."""
         return [stopping for of_member in self._early_stopping for stopping in of_member]
 
     def update(self, p: Position) -> str | None:
@@ -65,13 +65,13 @@ class MemberDecisions:
             return all_ended_text(len(active))
         if (active != self._runner.active()).any():
             self._continue_with(active, p, halved)
-        # After the change of lanes, by which both of these find the members that are left.
+        # After the change of lanes, which both of these use to find the remaining members.
         self._take_over(p)
         self._follow_plateaus(p)
         return None
 
     def _ranked(self, selection: Selection | None, p: Position) -> tuple[list[int], dict[int, float]]:
-        """Return the members that train from the best to the worst, and their values, if it is time to rank them."""
+        """Return the active members from the best to the worst, and their values, if a ranking is due."""
         if selection is None or p.pending != "epoch" or not selection.is_due(p.epoch) or self._is_last(p):
             return [], {}
         key, values = selection.monitor.monitor, {}
@@ -83,12 +83,12 @@ class MemberDecisions:
         return selection.ranking(values), values
 
     def _is_last(self, p: Position) -> bool:
-        """Return True if the run ends here: nobody would train what a selection makes of the members."""
+        """Return True if the run ends here, so that a selection would have no effect."""
         epochs, steps = self._options.num_epochs, self._options.num_steps
         return p.epoch == epochs or (steps is not None and p.step >= steps)
 
     def _halve(self, p: Position) -> bool:
-        """End the worst members if it is time. Return True if any has ended."""
+        """End the worst members if halving is due. Return True if any has ended."""
         ranking, values = self._ranked(self._halving, p)
         if self._halving is None or (left := self._halving.count(len(ranking))) >= len(ranking):
             return False
@@ -101,7 +101,7 @@ class MemberDecisions:
         self._reporter.stop_member(index, MemberStop(reason, p.epoch, p.step, p.pending == "epoch"))
 
     def _continue_with(self, active: np.ndarray, p: Position, halved: bool) -> None:
-        """Freeze the members that have ended, or continue with programs without them."""
+        """Freeze the members that have ended, or continue without them in smaller programs."""
         lanes, before, left = len(self._runner.lanes), int(self._runner.active().sum()), int(active.sum())
         # Only between epochs: within one, the metrics of the lanes are in flight.
         compact = p.pending == "epoch" and self._runner.saves_lanes(left)
@@ -115,7 +115,7 @@ class MemberDecisions:
             self._reporter.notify(text, log=True)
 
     def _take_over(self, p: Position) -> None:
-        """Replace the worst members by the best if it is time."""
+        """Replace the worst members by the best if a replacement is due."""
         ranking, values = self._ranked(self._exploit, p)
         replaced = {} if self._exploit is None else self._exploit.replaced(ranking, p.epoch)
         replaced = {index: taken for index, taken in replaced.items() if math.isfinite(values[taken[0]])}
@@ -143,7 +143,7 @@ class MemberDecisions:
             self._runner.set_lr_scale(np.array([self._plateaus[lane].lr for lane in self._runner.lanes]))
 
     def _active(self) -> np.ndarray:
-        # Once the reporter has nothing to do, this thread may read what belongs to it.
+        # Once the reporter is idle, this thread may read its data.
         self._reporter.wait()
         return np.array([self._reporter.is_active(i) for i in range(len(self._names))])
 

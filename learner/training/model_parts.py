@@ -1,4 +1,4 @@
-"""The parts of a training, read from the arguments of `build` and checked: the model, its steps, and the optimizer."""
+"""The parts of a training from the arguments of `build`, checked: the model, its steps, and the optimizer."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ class ModelParts:
     predict: StepFn | None = None
 
     def read(self, options: Options, model: Any, trainable: Any, update: Any, steps: tuple[Any, Any, Any]) -> list[str]:
-        """Read the parts from the arguments of `build`. Return all problems that they have."""
+        """Read the parts from the arguments of `build`, and return all of their problems."""
         problems: list[str] = []
         try:
             selected = trained_of(trainable, options.freeze) if options.freeze else trainable
@@ -42,7 +42,7 @@ class ModelParts:
             self.train = None if update is not None else step_fn(model, "train_step", steps[0])
             self.valid = step_fn(model, "valid_step", steps[1])
             self.predict = step_fn(model, "predict_step", steps[2])
-            # Arrays that the strategy makes later have no values yet.
+            # Arrays that the strategy initialises later have no values yet.
             problems += [] if self.adapter.fresh else init_problems(self.adapter.params)
             if options.checkpoints is not None and options.checkpoints.record is not None and not self.adapter.fresh:
                 options.checkpoints.record.check(model)
@@ -62,11 +62,11 @@ class ModelParts:
         return problems
 
     def define(self, adapter: ModelAdapter, options: Options, update: Callable[..., Any] | None) -> StepDefinition:
-        """Return the definition of the steps, once nothing is wrong with the parts."""
+        """Return the definition of the steps. The parts must have no problems."""
         train_metrics, valid_metrics = (MetricCollection.of(options.metrics_of(kind)) for kind in ("train", "valid"))
         train_ids, valid_ids = ([id(m) for m in (*c.metrics, *c.collecting)] for c in (train_metrics, valid_metrics))
         if train_ids == valid_ids:
-            valid_metrics = train_metrics  # whose values are traced once for both
+            valid_metrics = train_metrics  # one object, so that their values are traced once for both
         return StepDefinition(
             adapter,
             self.train,
@@ -86,7 +86,7 @@ class ModelParts:
 
 
 def optimizer_definition(optimizer: Any, lr: Any, has_update: bool) -> tuple[OptimizerDefinition, list[str]]:
-    """Return the optimizer with its learning rate as they are given, and all problems of the learning rate."""
+    """Return the given optimizer with its learning rate, and all problems of the learning rate."""
 
     def refuse(problem: str) -> tuple[OptimizerDefinition, list[str]]:
         return OptimizerDefinition(optimizer, 0.0), [
@@ -97,7 +97,7 @@ def optimizer_definition(optimizer: Any, lr: Any, has_update: bool) -> tuple[Opt
         return OptimizerDefinition(optimizer, 0.0), []  # the problem of the optimizer names the place of the rate
     if isinstance(lr, ReduceOnPlateau):
         return OptimizerDefinition(optimizer, lr.lr, plateau=lr), []
-    if needs_run_length(lr):  # `fit` checks it, which knows the length of the run
+    if needs_run_length(lr):  # `fit` checks it, once the length of the run is known
         return OptimizerDefinition(optimizer, 1.0, lr), []
     if is_schedule(lr):
         return OptimizerDefinition(optimizer, 1.0, lr), check_schedule(lr)
@@ -189,8 +189,8 @@ def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Op
 
 
 def _split_model(model: Any, trainable: Any, shared: bool, options: Options) -> tuple[ModelAdapter, Any]:
-    """Return the adapter of the model, and the model, or one of its type if a function makes it: then one program makes
-    its arrays, each where it belongs. Operation by operation, each shape would be compiled by itself.
+    """Return the adapter of the model, and the model, or one of its type if a function makes it. One program then
+    initialises the arrays in their places. Operation by operation, each shape would be compiled separately.
     """
     if makes_model(model):
         adapter, model = abstract_adapter(model, trainable, shared=shared, seed=options.seed)

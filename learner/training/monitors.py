@@ -1,4 +1,4 @@
-"""The metrics that decide: about the best checkpoint, early stopping and plateaus; and their direction."""
+"""The monitored metrics for the best checkpoint, early stopping and plateaus, and their direction."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def default_monitor(valid_splits: Sequence[str]) -> str:
 
 
 def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
-    """Return the metric that decides about the best checkpoint, by key, and True if higher is better."""
+    """Return the key of the metric that selects the best checkpoint, and True if higher is better."""
     checkpoints = options.checkpoints or CheckpointOptions()
     key = checkpoints.monitor or default_monitor(valid_splits)
     return key, direction_of(options, valid_splits, key, checkpoints.mode)[0] == "max"
@@ -31,7 +31,7 @@ def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnP
     problems: list[str] = []
     for what, monitor in monitors:
         direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)
-        # On the object that early stopping and the plateau hold.
+        # In place, as early stopping and the plateau hold this object.
         monitor.mode = monitor.mode or direction
         problems += _wrong(what, problem)
     for logger in options.loggers:

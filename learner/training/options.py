@@ -21,15 +21,15 @@ from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod, ValidSchedule
 from learner.util.addresses import is_address
 
-LONGEST_CHAIN = 40  # of links, as in Linux
+LONGEST_CHAIN = 40  # symbolic links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
 
 
 def option(default: Any, **records: str) -> Any:
-    """Return a dataclass field for an option, with the records of a run that contain it. The journal leaves out None.
+    """Return a dataclass field for an option, with the records that contain it. The journal leaves out None.
 
     Args:
-      default: the value of an option that the builder does not set.
+      default: the value of the option unless the builder sets it.
       **records: the name of the option in each record: `journal` is the config in the journal, which loggers get too;
         `agreement` is compared between the processes of a run before it trains; `resume` is compared with the
         checkpoint that a run resumes from. See `Options.recorded`.
@@ -65,7 +65,7 @@ class Options:
     accumulate: int = option(1, journal="grads_accumulation", agreement="accumulate", resume="micro-batches per step")
     split: int | str | None = option(
         None, journal="grads_accumulation.split", agreement="split", resume="parts per micro-batch"
-    )  # "auto": until it is known how many fit
+    )  # "auto" until the number is known
     steps_per_dispatch: int | None = option(None, journal="steps_per_dispatch", agreement="steps_per_dispatch")
     seed: int = option(0, journal="seed", agreement="seed", resume="seed")
     batch_size: int | None = option(None, journal="with_batch_size", agreement="batch_size")
@@ -108,7 +108,7 @@ class Options:
         object.__setattr__(self, "directory", resolved(self.directory))
 
     def recorded(self, record: str) -> dict[str, Any]:
-        """Return the options that a record contains, under their names there; see `option`.
+        """Return the options in a record, by their names there; see `option`.
 
         >>> Options(Path("run"), num_epochs=3, seed=7).recorded("resume")
         {'micro-batches per step': 1, 'parts per micro-batch': None, 'seed': 7}
@@ -131,14 +131,14 @@ class Options:
 
     @property
     def precision_text(self) -> str:
-        """A description of the precision, of matrix products and of rematerialisation, for messages."""
+        """A description of the precision, matrix products and rematerialisation, for messages."""
         matmul = "" if self.matmul is None else f", matrix products {self.matmul}"
         remat = "" if self.remat is None else f", rematerialised by {remat_name(self.remat)}"
         return f"{self.precision.description}{matmul}{remat}"
 
     def of_a_trial(self, directory: Path, steps: int, interrupter: Interrupter, *listeners: Listener) -> "Options":
-        """Return the options of a short run for `listeners`. It computes the same on the same devices, and neither
-        saves nor shows anything.
+        """Return the options of a short run with `listeners`. It has the same computations and devices, but saves and
+        shows nothing.
         """
         kept = (
             "accumulate",
@@ -167,7 +167,7 @@ class Options:
         )
 
     def valid_schedule(self, splits: Collection[str]) -> ValidSchedule:
-        """Return when these validation splits are validated."""
+        """Return the validation schedule of these splits."""
         default = ValidPeriod(self.valid_every, 1 if self.valid_epochs is None else self.valid_epochs)
         own = {f"valid-{name}": ValidPeriod(**fields) for name, fields in (self.valid_splits or {}).items()}
         periods = {split: own.get(split, default) for split in splits}

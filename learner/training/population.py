@@ -1,4 +1,4 @@
-"""The members of a population: what each of them differs in, its name and its options."""
+"""The members of a population: their values, names and options."""
 
 import copy
 import dataclasses
@@ -39,11 +39,11 @@ class Member:
     """A member of a population.
 
     Attributes:
-      index: its place in the population.
-      values: what it was given by name: `seed`, `lr`, keywords of the optimizer.
-      seed: of its random keys and of its initialisation.
-      name: of its directory.
-      config: fields of `Options` about the config of the run by itself, if it has one.
+      index: its position in the population.
+      values: its values by name: `seed`, `lr`, keyword arguments of the optimizer.
+      seed: the seed of its random keys and its initialisation.
+      name: the name of its directory.
+      config: fields of `Options` for the config of the equivalent separate run, if there is one.
     """
 
     index: int
@@ -54,24 +54,24 @@ class Member:
 
     @property
     def all_values(self) -> dict[str, float]:
-        """The values with the seed, which may be that of the builder."""
+        """The values and the seed, which may be the builder's."""
         return {**self.values, SEED: self.seed}
 
     @property
     def hyperparameters(self) -> dict[str, float]:
-        """The keywords of the optimizer."""
+        """The keyword arguments of the optimizer."""
         return {name: value for name, value in self.values.items() if name not in (SEED, LR)}
 
     def optimizer(self, optimizer: Any) -> Any:
-        """Return the optimizer of the run by itself with the same settings."""
+        """Return the optimizer of a separate run with the same settings."""
         return functools.partial(optimizer, **self.hyperparameters) if self.hyperparameters else optimizer
 
     def start(self, lr: float) -> Start:
-        """Return what its state begins with. `lr`: of the builder, unless the member has its own."""
+        """Return the initial values of its state. `lr`: the builder's; the member's own value replaces it."""
         return Start(float(self.values.get(LR, lr)), self.seed, self.hyperparameters)
 
     def options(self, options: Options) -> Options:
-        """Return the options of the run by itself with the same settings, in the directory of the member."""
+        """Return the options of a separate run with the same settings, in the directory of the member."""
         return dataclasses.replace(
             options,
             directory=options.directory / self.name,
@@ -79,7 +79,7 @@ class Member:
             seed=self.seed,
             population=None,
             renderer=None,
-            # Copies, as a logger holds what it writes for one run.
+            # Copies, as a logger holds the data of one run.
             loggers=copy.deepcopy(options.loggers),
             **self.config,
         )
@@ -92,8 +92,8 @@ class Population:
     Attributes:
       members: see above.
       data_order: `shared` by all members, or each its `own`.
-      waves: the number of groups that train one after another; True: as many as memory needs.
-      wave: the number of this group among them, from 1, and how many there are; None for a whole population.
+      waves: the number of groups that train one after another; True: as few as fit into memory.
+      wave: the number of this group, from 1, and the number of groups; None for a whole population.
     """
 
     members: tuple[Member, ...]
@@ -105,7 +105,7 @@ class Population:
         return len(self.members)
 
     def with_seed(self, seed: int) -> "Population":
-        """Return the population with the seed of the builder for members that have none of their own."""
+        """Return the population with the builder's seed for members without their own."""
         members = tuple(m if SEED in m.values else dataclasses.replace(m, seed=seed) for m in self.members)
         return dataclasses.replace(self, members=members)
 
@@ -114,13 +114,13 @@ class Population:
         ends = list(itertools.accumulate(sizes))
         waves = []
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True), 1):
-            # The index is the place within the wave, which selects the member's arrays.
+            # The index is the position within the wave, which selects the member's arrays.
             members = tuple(dataclasses.replace(m, index=i) for i, m in enumerate(self.members[end - size : end]))
             waves.append(Population(members, self.data_order, wave=(number, len(sizes))))
         return waves
 
     def starts(self, lr: float) -> list[Start]:
-        """Return what the states of the members begin with. `lr`: of the builder."""
+        """Return the initial values of the members' states. `lr`: the builder's."""
         return [member.start(lr) for member in self.members]
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -130,16 +130,16 @@ class Population:
 
 
 def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int | None = None) -> Population:
-    """Return the population with these values: the product of lists, or, drawn or `zipped`, one value of each for each
-    member.
+    """Return the population with these values: the product of lists or, if `zipped` or drawn, one value of each name
+    per member.
 
     Args:
       values: lists of numbers, numbers, or distributions by name.
-      zipped: whether the lists have one value for each member.
-      size: the number of members; needed where values are drawn.
+      zipped: True if the lists have one value for each member.
+      size: the number of members; required if values are drawn.
 
     Raises:
-      LearnerError: everything that is wrong with the values, in one error.
+      LearnerError: one error that lists all problems of the values.
 
     >>> [member.name for member in population_of({"lr": [0.1, 0.2], "seed": 0}).members]
     ['000-lr=0.1-seed=0', '001-lr=0.2-seed=0']
@@ -183,7 +183,7 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
 
 
 def _numbers(name: str, value: Any, problems: list[str]) -> list[float]:
-    """Return the values of a name as a list, and append what is wrong with them."""
+    """Return the values of a name as a list, and append their problems."""
     if isinstance(value, Distribution):
         if name == SEED:
             problems.append(Problem("seeds are not drawn: give a list, seed=range(8)", code="population-value"))
@@ -273,7 +273,7 @@ def _short(value: float) -> str:
 
 
 def optimizer_problems(population: Population, optimizer: Any, params: Any) -> list[str]:
-    """Return the problems of keywords that members differ in with an optimizer. Nothing is compiled."""
+    """Return the problems of the members' keyword arguments with an optimizer. Nothing is compiled."""
     problems: list[str] = []
     for name, value in population.members[0].hyperparameters.items():
         known = keywords_of(optimizer)
@@ -297,7 +297,7 @@ def optimizer_problems(population: Population, optimizer: Any, params: Any) -> l
 
 
 def keywords_of(optimizer: Any) -> list[str] | None:
-    """Return the keywords that a function of the learning rate takes beside it; None if it takes any.
+    """Return the other keywords of a function of the learning rate; None if it accepts any keyword.
 
     >>> keywords_of(lambda lr, weight_decay=0.1: None), keywords_of(lambda lr, **others: None)
     (['weight_decay'], None)
@@ -337,8 +337,8 @@ def _not_copyable(logger: Any) -> str | None:
 
 
 def member_problem(options: Options) -> str | None:
-    """Return why a new run may not begin in a directory that is a member's of a population, or None if it may: it would
-    replace what the member has left.
+    """Return why a new run may not begin in the directory, or None. In the directory of a population's member, it would
+    replace the member's files.
     """
     if options.start is not None or member_index(options.directory) is None:
         return None
@@ -354,7 +354,7 @@ def member_problem(options: Options) -> str | None:
 def option_problems(
     options: Options, model: Any, adapter: ModelAdapter, lr: Any, update: Callable[..., Any] | None
 ) -> list[str]:
-    """Return the options and arguments of `build` that do not go together with the population."""
+    """Return the problems of options and arguments of `build` that are incompatible with the population."""
     population = options.population
     assert population is not None
     problems: list[str] = [
@@ -378,7 +378,7 @@ def option_problems(
 
 
 def _unsupported_devices(options: Options, population: Population) -> Iterator[tuple[str, str]]:
-    """Yield what a population does not do on the devices of the run, and what to do instead."""
+    """Yield what a population does not support on the devices of the run, with an alternative for each."""
     devices = options.devices
     shares = 1 if devices is None else devices.member_shares
     if population.data_order == "own" and devices is not None and (shares > 1 or not devices.resident):
@@ -401,7 +401,7 @@ def _unsupported_devices(options: Options, population: Population) -> Iterator[t
 def _unsupported_rates(
     options: Options, population: Population, lr: Any, update: Callable[..., Any] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a population does not do with its learning rates and keywords of the optimizer."""
+    """Yield the unsupported learning rates and keyword arguments of the optimizer."""
     if isinstance(lr, ReduceOnPlateau) and options.exploit is not None:
         yield "with exploit has no ReduceOnPlateau", "both set the rate of a member; leave one of them out"
     elif isinstance(lr, ReduceOnPlateau) and _least_rate(population, lr) < float(lr.settings["min_lr"]):
@@ -420,7 +420,7 @@ def _least_rate(population: Population, lr: ReduceOnPlateau) -> float:
 
 
 def _unsupported_options(options: Options) -> Iterator[tuple[str, str]]:
-    """Yield what a population does not do with the other options."""
+    """Yield the other unsupported options."""
     if options.on_epoch_end or options.every:
         yield "has no hooks (on_epoch_end, every)", "read the history of each member in the result"
     for logger in options.loggers:

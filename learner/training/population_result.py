@@ -1,4 +1,4 @@
-"""The result of a population: that of each member, and statistics over them."""
+"""The result of a population: the results of its members, and statistics over them."""
 
 import dataclasses
 import functools
@@ -36,10 +36,10 @@ class MemberResult(LearningResult[Any]):
     """The outcome of one member of a population; see `LearningResult`.
 
     Attributes:
-      index: its place in the population.
-      name: of its directory.
-      directory: of its run.
-      values: what it was given: `seed`, `lr`, keywords of the optimizer.
+      index: its position in the population.
+      name: the name of its directory.
+      directory: the directory of its run.
+      values: its values by name: `seed`, `lr`, keyword arguments of the optimizer.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MemberResult(LearningResult[Any]):
         summary: Mapping[str, Any],
     ):
         alone = definition.on_one_device()
-        state = alone.strategy.place(state)  # that of a wave is on the host
+        state = alone.strategy.place(state)  # the state of a wave is on the host
         adapter = definition.step.adapter.with_key(jax.random.key(member.seed))
         model = adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
         super().__init__(model, history, str(summary["stopped_by"]), summary, _no_best_model)
@@ -69,7 +69,7 @@ class MemberResult(LearningResult[Any]):
         return self._evaluator.predict(data)
 
     def best(self, key: str) -> Point | None:
-        """Return the best value of a metric, in its own direction, or None if it has no value.
+        """Return the best value of a metric, by its own direction, or None if it has no value.
 
         Raises:
           LearnerError: there is no such metric, or it has no direction.
@@ -81,7 +81,7 @@ class MemberResult(LearningResult[Any]):
 
 
 def _direction(metrics: Mapping[str, Any], key: str) -> bool:
-    """Return True if a higher value of a metric is better. `metrics`: of a summary."""
+    """Return True if a higher value of a metric is better. `metrics`: the metrics of a summary."""
     if key not in metrics:
         raise LearnerError(
             f"there is no metric {key!r}: {near(key, list(metrics))}", code="population-metric-unknown", key=key
@@ -113,9 +113,9 @@ class Spread:
     """The statistics of a metric over members that differ in one value only, such as the seed.
 
     Attributes:
-      values: what they have in common.
-      count: of members whose value is finite.
-      mean: of their best values.
+      values: the values that they have in common.
+      count: the number of members whose value is finite.
+      mean: the mean of their best values.
       std: the standard deviation (of a sample, with `count - 1`), NaN for one member.
       low: the lower end of the 95 % interval of the mean, by Student's t distribution, NaN for one member.
       high: its upper end.
@@ -147,13 +147,13 @@ class Spread:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as text. Those of a population are numbers; those of a sweep anything that a config has."""
+    """Return a value as text. In a population, values are numbers; in a sweep, any value of a config."""
     is_float = isinstance(value, float)
     return f"{value:g}" if is_float else short(text_of(value))
 
 
 class PopulationSummary(Sequence[Spread]):
-    """The statistics of a metric over the members of a population, a row for each combination of the other values;
+    """The statistics of a metric over the members of a population, with a row for each combination of the other values.
     `print` shows them as a table.
     """
 
@@ -179,11 +179,11 @@ class PopulationSummary(Sequence[Spread]):
 
 
 class PopulationResult(LearningResult[Any]):
-    """The outcome of a population: `result[3]` is that of a member, and iterating gives all in order.
+    """The outcome of a population: `result[3]` is the result of a member, and iteration yields all in order.
 
     Attributes:
       history: the means over the members, epoch by epoch.
-      stopped_by: why the population ended. A member may have ended earlier, for a reason of its own.
+      stopped_by: why the population ended. A member may have ended earlier, for another reason.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class PopulationResult(LearningResult[Any]):
 
     @classmethod
     def of_waves(cls, population: Population, waves: Sequence["PopulationResult"]) -> "PopulationResult":
-        """Return the result of a population whose members trained in these waves. Those that did not train are no
-        members of the result.
+        """Return the result of a population whose members trained in these waves. It leaves out members that did not
+        train.
         """
         places = [(wave, index) for wave in waves for index in range(len(wave))]
         of_members = [pair for wave in waves for pair in wave._of_members]
@@ -234,7 +234,7 @@ class PopulationResult(LearningResult[Any]):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: int) -> MemberResult:
-        """Return the result of a member. Its model is made at the first access."""
+        """Return the result of a member. Its model is built at the first access."""
         return self._member(range(len(self))[operator.index(index)])
 
     @functools.cache  # noqa: B019 (a result lives as long as its models are wanted)
@@ -246,7 +246,7 @@ class PopulationResult(LearningResult[Any]):
         value is not finite come last.
 
         Args:
-          key: such as `valid/Accuracy`.
+          key: the key of the metric, such as `valid/Accuracy`.
 
         Raises:
           LearnerError: there is no such metric, or it has no direction.
@@ -259,12 +259,12 @@ class PopulationResult(LearningResult[Any]):
         return self[order[0]]
 
     def summary(self, key: str, over: str = "seed") -> PopulationSummary:  # type: ignore[override]
-        """Return mean, standard deviation and 95 % interval of a metric's best values over members that differ in one
-        value only.
+        """Return the mean, standard deviation and 95 % interval of a metric's best values over members that differ only
+        in one value.
 
         Args:
-          key: such as `valid/Accuracy`.
-          over: what the members of a row differ in.
+          key: the key of the metric, such as `valid/Accuracy`.
+          over: the name of the value in which the members of a row differ.
 
         Raises:
           LearnerError: there is no such metric, or members have no such value.
@@ -287,7 +287,7 @@ class PopulationResult(LearningResult[Any]):
         """Return a table with a row for each member: its values, and the best value of each metric with its epoch.
 
         Args:
-          keys: of the metrics; default: those of the validation, or of the training where there is none.
+          keys: the keys of the metrics; default: the validation metrics, or without validation the training metrics.
         """
         return "\n".join(aligned(self._rows(*keys)))
 
@@ -308,7 +308,7 @@ class PopulationResult(LearningResult[Any]):
         return rows
 
     def _names(self) -> list[str]:
-        """Return the names of the values of members; the seed is always one."""
+        """Return the names of the members' values, always including the seed."""
         return list(self._population.members[0].all_values)
 
     def _best_values(self, key: str) -> list[float]:

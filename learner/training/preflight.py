@@ -37,15 +37,15 @@ MOST_NAMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """A run that may begin.
+    """A checked run that can begin.
 
     Attributes:
       definition: the options, the step and the optimizer.
       inputs: the data.
       resumes: True if the run in the directory is resumed.
-      processes: of the run.
-      fingerprint_of_run: computes `fingerprint` once; the traces for it take longer than all checks.
-      began: when the data began to be read, by `time.monotonic`.
+      processes: the processes of the run.
+      fingerprint_of_run: computes `fingerprint` once; its traces take longer than all checks.
+      began: the time at which reading the data began, by `time.monotonic`.
     """
 
     definition: TrainingDefinition
@@ -59,7 +59,7 @@ class RunPlan:
     def fingerprint(self) -> Mapping[str, Any]:
         """The fingerprint of the run; see `learner.training.checks.fingerprints`."""
         found = self.fingerprint_of_run()
-        # Of `split="auto"` it has the number, once that is known.
+        # For `split="auto"` it has the number, once that is known.
         return {**found, "settings": {**found["settings"], **self.options.recorded("resume")}}
 
     @property
@@ -87,12 +87,12 @@ def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes:
     """Read the data and check everything, in all processes of the run. Nothing is compiled or written.
 
     Raises:
-      LearnerError: the run cannot begin; everything that is wrong with the input in one error.
+      LearnerError: the run cannot begin; one error lists all problems of the input.
     """
     began, options = time.monotonic(), definition.options
-    # One process looks for all of them: a moment later the directory may hold something else.
+    # One process checks for all of them: a moment later the directory may have changed.
     resumes = processes.run_on_primary(lambda: may_resume(options))
-    # A run that is to resume does this only once `fit` knows that there is no checkpoint.
+    # With `resume()`, this happens later, once `fit` knows that there is no checkpoint.
     if not resumes:
         definition.take_initial()
     inputs = read_checked(definition, train, valid)
@@ -108,7 +108,7 @@ def _plan(
     """Return the plan of a run whose steps are checked, which all processes agree on."""
     options = definition.options
     _refuse_unused(options, inputs)
-    # Without checkpoints nobody asks the data for its state.
+    # Without checkpoints the state of the data is not needed.
     if options.checkpoints is not None:
         inputs.source("train").keep_state()
     step, strategy, optimizer = definition.step, definition.strategy, definition.optimizer
@@ -128,11 +128,11 @@ def _plan(
             "schedules": describe_schedules(step.schedule, step.optimizer),
             "ReduceOnPlateau": plateau is not None,
         }
-        # Each process makes its own copy of replicated arrays, and nothing that it sends later shows their values.
+        # Each process makes its own copy of replicated arrays, and no later message reveals their values.
         given = digest((step.adapter.params, step.adapter.model_state))
         first_values = None if resumes else definition.init_fingerprint() if given is None else given
         described = description(options, step, strategy, inputs, rates, first_values, fingerprint())
-        # Before anything is compiled: devices that run different programs wait for ever, or end their process from C++.
+        # Before anything is compiled: devices that run different programs wait forever, or end their process from C++.
         processes.agree("what they train", described)
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)
@@ -141,7 +141,7 @@ def _plan(
 
 
 def _refuse_unused(options: Options, inputs: Inputs) -> None:
-    """Raise `LearnerError` if validations are asked for without data for them."""
+    """Raise `LearnerError` if an option needs validations that have no data."""
     periods = {"valid_every": options.valid_every, "valid_first": options.valid_first}
     for name, value in periods.items():
         if value is not None and not inputs.valid:
@@ -175,15 +175,15 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
     warnings.
     """
     options, strategy = definition.options, definition.strategy
-    # First, as it defines the step anew, with schedules of a known length, and drops what was traced of it.
+    # First, as this redefines the step with resolved schedules, and drops its traces.
     problems = definition.resolve(inputs.source("train").batches)
     shapes, plateau = definition.shapes(), definition.optimizer.plateau
     raw = definition.optimizer.raw
     step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems, raw)
-    # Only where it differs, as each change drops the traced shapes of the first state.
+    # Only if it differs, as each change drops the traced shapes of the first state.
     if step.own_grads != definition.step.own_grads:
         definition.change(own_grads=step.own_grads)
-    # Of ours, the groups may all have rates of their own.
+    # In one of `learner`'s, every group may have its own learning rate.
     optimizer = None if isinstance(step.optimizer, OptimizerFactory) else step.optimizer
     if optimizer is not None and definition.optimizer.lr and ignores_rate(optimizer, shapes.params):
         inputs.warnings.append(
@@ -212,7 +212,7 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
 
 
 def _ignored_annotations(definition: TrainingDefinition) -> list[str]:
-    """Return the parameters that the strategy places otherwise than the model annotates them."""
+    """Return the parameters that the strategy places differently from the model's annotations."""
     annotations, mesh = definition.step.adapter.annotations, getattr(definition.strategy, "mesh", None)
     if not annotations or mesh is None:
         return []
@@ -247,11 +247,11 @@ def checked_step(
     """Trace the steps on the first batches and report all problems in one error.
 
     Args:
-      known: what is known to be wrong already.
+      known: problems that are already known.
       raw: see `OptimizerDefinition`.
 
     Returns:
-      The step, which now knows whether it computes its own gradients. `inputs` gets the traced steps.
+      The step, which now records if it computes its own gradients. `inputs` gets the traced steps.
     """
     problems = [*known, *strategy.problems(state)]
     if step.optimizer is None and step.update is None:
@@ -290,7 +290,7 @@ def checked_step(
 
 
 def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str]) -> None:
-    """Trace the valid step on the first batch of each split, and append what it finds to `inputs` and `problems`."""
+    """Trace the valid step on the first batch of each split, and append the results to `inputs` and `problems`."""
     carried: dict[str, None] = {}
     drawn: dict[str, None] = {}  # warnings
     for split in inputs.valid:
@@ -363,7 +363,7 @@ def _of_written(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _collecting(problems: list[str]) -> Iterator[None]:
-    """Append an error that is raised in the body to the problems, so that further checks run."""
+    """Append an error raised in the block to the problems, so that further checks run."""
     try:
         yield
     except LearnerError as error:

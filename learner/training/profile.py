@@ -27,15 +27,16 @@ class Profile:
 
     Attributes:
       first, last: optimizer steps after which it begins and ends.
-      dispatches: the number of times that the host handed steps to the device.
-      seconds: of the steps, without those in which the host compiled programs.
+      dispatches: the number of dispatches.
+      seconds: the duration of the steps, without the time in which the host compiled programs.
       device: seconds in which the device computed.
-      data: seconds in which it was idle because the next batch was not ready.
-      listeners: seconds in which it was idle because the reporter (metrics on the host, files, listeners) was behind.
-      host: seconds in which it was idle because the next dispatch was not ready.
-      compiling: further seconds, of compiling programs that these steps were the first to need.
-      operations: of the device, the longest first.
-      directory: of the trace.
+      data: seconds in which the device was idle because the next batch was not ready.
+      listeners: seconds in which the device was idle because the reporter (metrics on the host, files, listeners) was
+        behind.
+      host: seconds in which the device was idle because the next dispatch was not ready.
+      compiling: additional seconds for compiling programs first used in these steps.
+      operations: the operations of the device, the longest first.
+      directory: the directory of the trace.
 
     >>> print(Profile(10, 20, 1, 0.5, 0.4, 0.075, 0.0, 0.025))  # doctest: +ELLIPSIS
     steps 11 to 20: 50 ms each, 10 in one dispatch
@@ -65,7 +66,7 @@ class Profile:
 
     @property
     def exchanging(self) -> float:
-        """Return the share of the time of operations in which devices exchange arrays, or wait for each other."""
+        """Return the fraction of the operations' time in which devices exchange arrays, or wait for each other."""
         total = sum(each.seconds for each in self.operations)
         return sum(each.seconds for each in self.operations if each.name.startswith(EXCHANGES)) / (total or 1.0)
 
@@ -77,7 +78,7 @@ class Profile:
         return f"the devices exchange arrays in {share} of their time: larger batches, or fewer devices make it less"
 
     def _repr_html_(self) -> str:
-        """Return the text for a notebook."""
+        """Return the HTML for a notebook."""
         return fragment(preformatted(str(self).splitlines()))
 
     def __str__(self) -> str:
@@ -102,7 +103,7 @@ class Profile:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `profile.json`; seconds are those of all steps together."""
+        """Return the content of `profile.json`; seconds are totals over all steps."""
         content = dataclasses.asdict(self) | {"bottleneck": self.bottleneck}
         del content["directory"]
         return content
@@ -114,12 +115,12 @@ def split_of(
     """Attribute the time in which the device did not compute to data, listeners and host.
 
     Args:
-      seconds: in all.
-      busy: in which the device computed; `None`: not known, so it is what the host waited for it.
-      data: in which it had nothing to do, as batches were waited for.
-      blocked: in which the loop waited until it might dispatch more.
-      handling: in which the worker handled values.
-      reading: in which the worker waited for the device.
+      seconds: the total time; the other arguments are seconds, too.
+      busy: the time in which the device computed; `None` if unknown: then the time that the host waited for it.
+      data: the time in which the device was idle, waiting for batches.
+      blocked: the time in which the loop waited for a free dispatch slot.
+      handling: the time in which the worker handled values.
+      reading: the time in which the worker waited for the device.
 
     >>> split_of(10.0, busy=6.0, data=1.0, blocked=4.0, handling=2.0, reading=6.0)
     {'device': 6.0, 'data': 1.0, 'listeners': 1.0, 'host': 2.0}
@@ -138,9 +139,9 @@ class Window:
 
     Attributes:
       first, last: numbers of optimizer steps; see `check_steps`.
-      directory: where the trace goes; `None`: into that of the run.
+      directory: the directory for the trace; `None`: inside of the run's directory.
       complete: called with the profile.
-      failed: called with why there is none.
+      failed: called with the reason if there is no profile.
     """
 
     first: int
@@ -150,8 +151,8 @@ class Window:
     failed: Callable[[str], None] = lambda text: None
 
     def room(self, step: int) -> int | None:
-        """Return the largest number of steps that may be dispatched at `step`, because the trace begins and ends
-        between dispatches. It is the same in all processes.
+        """Return the largest number of steps to dispatch at `step`, so that the trace begins and ends between
+        dispatches. It is the same in all processes.
         """
         if step < self.first:
             return self.first - step

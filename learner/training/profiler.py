@@ -1,4 +1,4 @@
-"""Tracing some steps of a run, and the profile of them."""
+"""A profiler that traces some steps of a run."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from learner.training.trace import Trace, read_trace
 from learner.util.ownership import ThreadOwned
 
 NAME, FILE = "profile", "profile.json"
-SECONDS, LEAST, MOST = 1.0, 10, 1000  # of a window that nobody has chosen
+SECONDS, LEAST, MOST = 1.0, 10, 1000  # of a window without `last`
 
 
 class Profiler(ThreadOwned):
     """Trace the steps of a run after `first` up to `last`, or about a second of them if `last` is None.
 
-    The steps begin and end with an idle device. They end early where a validation or a hook comes, whose time is not
-    theirs. If no trace can be taken, the run continues without one and warns. It belongs to the loop's thread.
+    The device is idle when the steps begin and end. They end early before a validation or a hook, whose time must not
+    count. If no trace can be taken, the run warns and continues. The profiler belongs to the loop's thread.
     """
 
     def __init__(self, window: Window, run: Path, reporter: Reporter, timer: StepTimer):
@@ -34,7 +34,7 @@ class Profiler(ThreadOwned):
         self.claim()
 
     def advance(self, step: int) -> bool:
-        """Begin or end the trace between two dispatches, if it is time. Return True if it was, which takes a while."""
+        """Begin or end the trace between two dispatches, if due. Return True if it did, which takes a while."""
         if self._ended or step < self._first:
             return False
         if not self._tracing:
@@ -51,7 +51,7 @@ class Profiler(ThreadOwned):
         return self._tracing
 
     def _begin(self, step: int) -> None:
-        self._reporter.wait()  # until the device is idle: steps in flight would be traced in part
+        self._reporter.wait()  # until the device is idle: steps in flight would be traced partially
         if self._last is None:
             self._last = step + min(
                 MOST, max(LEAST, int(SECONDS / (self._timer.estimator.seconds("train") or SECONDS)))
@@ -67,16 +67,16 @@ class Profiler(ThreadOwned):
         options.python_tracer_level, options.host_tracer_level = 0, 1  # higher levels slow down the steps
         try:
             jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
-        # Such as that of a trace which the user has begun: JAX takes one at a time.
+        # For example, if the user has started a trace: JAX allows one at a time.
         except (RuntimeError, OSError) as error:
             self._fail(str(error))
             return
         self._tracing = True
-        # After the start, whose time is not that of the steps.
+        # After the start of the trace, whose time does not belong to the steps.
         self._before = self._counts()
 
     def end(self, step: int) -> None:
-        """End the trace, as its steps are over or the run ends."""
+        """End the trace after its steps, or when the run ends."""
         if self._ended:
             return
         if not self._tracing:
@@ -89,7 +89,7 @@ class Profiler(ThreadOwned):
         try:
             self._stop()
             profile = self._profile(step, passed, waited)
-        except Exception as error:  # a full disk, say: the run is worth more than its profile
+        except Exception as error:  # such as a full disk: the run matters more than its profile
             self._fail(f"{type(error).__name__}: {error}")
             return
         self._ended = True
@@ -139,12 +139,12 @@ class Profiler(ThreadOwned):
 
     def _stop(self) -> None:
         if self._tracing:
-            # First: a trace that could not be written must not be ended again.
+            # First: a trace that failed to write must not be ended again.
             self._tracing = False
             jax.profiler.stop_trace()
 
     def abandon(self) -> None:
-        """End the trace of a run that failed, so that another may begin."""
+        """End the trace of a run that failed, so that another trace can begin."""
         self._ended = True
         with contextlib.suppress(Exception):
             self._stop()

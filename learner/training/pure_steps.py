@@ -20,8 +20,8 @@ class PureSteps:
     """The steps of a definition, one at a time. Outside of JAX's transformations they run the programs of `fit`.
 
     Args:
-      definition: of the step. It is changed once the train step is known to compute its own gradients.
-      train: the training data given to `build`, whose length may resolve schedules; None if there is none.
+      definition: the definition of the step. It changes once the train step is known to compute its own gradients.
+      train: the training data given to `build`, whose length may resolve schedules, or None.
     """
 
     def __init__(self, definition: TrainingDefinition, train: Any):
@@ -30,7 +30,7 @@ class PureSteps:
         self._runner: SingleStepRunner | None = None
 
     def train(self, state: TrainState, batches: tuple[PyTree, ...]) -> tuple[TrainState, dict[str, Any]]:
-        """Return the new state, and the metrics of one optimizer step by name with its `weight`."""
+        """Return the new state, and a dict of the metrics of one optimizer step and its `weight`."""
         definition = self._definition
         if not 1 <= len(batches) <= definition.step.accumulate:
             raise LearnerError(
@@ -55,7 +55,7 @@ class PureSteps:
         return state, _by_name(definition.step.train_metrics, metrics) | {"weight": weight}
 
     def valid(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
-        """Return the metrics of one validation batch by name, with its `weight`."""
+        """Return a dict of the metrics of one validation batch and its `weight`."""
         step = self._definition.step
         if step.valid is None:
             raise LearnerError(no_step("valid_step"), code="step-valid-missing")
@@ -71,7 +71,7 @@ class PureSteps:
 
     def _compiled(self) -> SingleStepRunner:
         step = self._definition.step
-        # A definition that has changed has another step, and other programs.
+        # A changed definition has another step, and other programs.
         if self._runner is None or self._runner.step is not step:
             self._runner = SingleStepRunner(step, self._definition.strategy.platform)
         return self._runner

@@ -30,8 +30,8 @@ class BestModel(Generic[ModelT]):
     """The model of the best checkpoint of a run.
 
     Attributes:
-      model: in eval mode.
-      epoch: the epoch that the checkpoint ends, or inside of which it was made.
+      model: the model in eval mode.
+      epoch: the epoch at whose end, or inside of which, the checkpoint was made.
       step: the optimizer step.
     """
 
@@ -44,11 +44,11 @@ class LearningResult(Generic[ModelT]):
     """The outcome of a run.
 
     Attributes:
-      model: the trained model as it was given: the same type, a new object, in eval mode. After
+      model: the trained model in eval mode, a new object of the same type as the model given to `build`. With
         `LearnerBuilder.restore_best`, the best model.
-      history: what every metric was, epoch by epoch.
-      stopped_by: why the run ended: `num_epochs`, `num_steps`, `ctrl-c`, `sigterm`, `sighup`, or what stopped it and
-        its reason.
+      history: the values of every metric, epoch by epoch.
+      stopped_by: why the run ended: `num_epochs`, `num_steps`, `ctrl-c`, `sigterm`, `sighup`, or another cause with its
+        reason.
       summary: the content of `summary.json`.
     """
 
@@ -75,31 +75,32 @@ class LearningResult(Generic[ModelT]):
     @property
     def best_model(self) -> ModelT:
         """The model of the best epoch, in eval mode: the one with the best value of the monitored metric, `valid/Loss`
-        by default. Read from its checkpoint at the first access; in a run of several processes by all of them.
+        by default. The first access reads it from its checkpoint; with several processes, all of them must access it.
 
         Raises:
-          LearnerError: the run saved nothing (`with_file_checkpointer(None)`), or its checkpoints are gone or damaged.
+          LearnerError: the run saved nothing (`with_file_checkpointer(None)`), or its checkpoints are missing or
+            damaged.
         """
         return self._best.model
 
     @property
     def best_epoch(self) -> int:
-        """The epoch of `best_model`, whose checkpoint is read. Raises as `best_model` does."""
+        """The epoch of `best_model`. Reads its checkpoint, and raises like `best_model`."""
         return self._best.epoch
 
     @property
     def best_step(self) -> int:
-        """The optimizer step of `best_model`, whose checkpoint is read. Raises as `best_model` does."""
+        """The optimizer step of `best_model`. Reads its checkpoint, and raises like `best_model`."""
         return self._best.step
 
     def export(self, path: str | Path, inputs: Any, *, best: bool = True, **options: Any) -> Path:
-        """Write the model for inference into a directory, and return its path; see `learner.records.export_model`.
+        """Export the model for inference to a directory, and return its path; see `learner.records.export_model`.
 
         Args:
           path: the directory.
-          inputs: an example of the inputs, `[rows, ...]`.
+          inputs: example inputs, `[rows, ...]`.
           best: export the best model rather than `model`.
-          **options: of `export_model`: `function`, `batch_size`, `platforms`, `format`.
+          **options: options of `export_model`: `function`, `batch_size`, `platforms`, `format`.
 
         Raises:
           LearnerError: the model cannot be exported, or there is no best model.
@@ -110,16 +111,16 @@ class LearningResult(Generic[ModelT]):
         return export_model(path, self.best_model if best else self.model, inputs, metrics=metrics, **options)
 
     def push(self, repository: str, *, best: bool = True, **options: Any) -> str:
-        """Push the model to the Hugging Face Hub with its metrics, and return the address of the commit; see
+        """Push the model and its metrics to the Hugging Face Hub, and return the URL of the commit; see
         `learner.records.push_model`.
 
         Args:
-          repository: such as `user/digits`.
+          repository: the repository, such as `user/digits`.
           best: push the best model rather than `model`.
-          **options: of `push_model`: `config`, `export`, `private`, `revision`, `card`.
+          **options: options of `push_model`: `config`, `export`, `private`, `revision`, `card`.
 
         Raises:
-          LearnerError: the Hub refuses, or there is no best model.
+          LearnerError: the Hub rejects the push, or there is no best model.
         """
         metrics = numbers_at(self.history, self.best_step if best else self._model_step)
         from learner.records.hub import push_model
@@ -138,7 +139,7 @@ class LearningResult(Generic[ModelT]):
 
 
 def numbers_at(history: History, step: int) -> dict[str, float]:
-    """Return the numbers of a history that were measured after a step, by key."""
+    """Return the numeric values of a history at a step, by key."""
     points = [(key, point) for key in history for point in history.points(key) if point.step == step]
     return {key: point.value for key, point in points if not isinstance(point.value, str)}
 
@@ -146,19 +147,19 @@ def numbers_at(history: History, step: int) -> dict[str, float]:
 def result_of(
     definition: TrainingDefinition, runner: Runner, history: History, summary: Mapping[str, Any]
 ) -> LearningResult[Any]:
-    """Return the result of a run that has ended, with a copy of the state that `runner` holds: with `restore_best`, the
-    best one.
+    """Return the result of a run that has ended, with a copy of the state in `runner`, or with `restore_best` the best
+    state.
     """
 
     def load_best() -> BestModel[Any]:
         state, epoch, step = load_best_state(definition, definition.placed_shapes())
-        # As `Runner.copy` places the last model: JAX refuses to compute with arrays of one device and of several.
+        # As `Runner.copy` places the last model: JAX cannot compute with arrays on one device and on several.
         parts = definition.strategy.to_single_device((eval_params(state.params, state.opt_state), state.model_state))
         return BestModel(definition.step.adapter.rebuild(*parts), epoch, step)
 
     model_step = None
     if definition.options.restore_best:
-        # The other parts stay: the optimizer's state of the last step has nothing to do with the best parameters.
+        # The other parts stay: the optimizer's state of the last step does not belong to the best parameters.
         state, _, model_step = load_best_state(definition, runner.state)
         runner.leaves = jax.tree.leaves(state)
     model = rebuild(definition, runner.copy(runner.state))
@@ -176,5 +177,5 @@ def finished_runner(plan: RunPlan, restored: Restored) -> tuple[Runner, Mapping[
 
 
 def rebuild(definition: TrainingDefinition, state: TrainState) -> Any:
-    """Return the model of a state, of the type that was given to `build`, in eval mode."""
+    """Return the model of a state in eval mode. It has the type given to `build`."""
     return definition.step.adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)

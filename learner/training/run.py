@@ -33,17 +33,17 @@ class Run(ThreadOwned):
     """State of one `fit` call, and the operations that the training loop calls. It belongs to the loop's thread.
 
     Attributes:
-      options: of the builder.
+      options: the options of the builder.
       runner: the programs and the train state.
-      feeder: of the train split.
-      position: where the run is.
+      feeder: the batches of the train split.
+      position: the position of the run: epoch, step and batch.
       accumulator: the train split's metrics.
-      data_state: where the training data is, for sources that keep a state.
-      reporter: reads what the device computed, and writes files and events.
+      data_state: the position in the training data, for sources that keep a state.
+      reporter: reads the results from the device, and writes files and events.
       saver: writes checkpoints; None if nothing is saved.
-      stop: why the run ends.
+      stop: the controller of requests and decisions to stop.
       validator: runs validations.
-      timer: marks where the time of a dispatch begins.
+      timer: marks when the time of a dispatch begins.
       profiler: traces some steps, or None.
     """
 
@@ -66,7 +66,7 @@ class Run(ThreadOwned):
     # -- training ------------------------------------------------------------------------------------------------------
 
     def dispatches(self) -> Iterator[Dispatch]:
-        """Return the dispatches that are left to train, from the position on."""
+        """Return the remaining dispatches of the run, from its position on."""
         p, last = self.position, self.options.num_epochs
         requested = lambda: self.stop.stop_requested  # noqa: E731
         batches = self.feeder.open(p.epoch, p.batch, p.step, last, requested, self.data_state)
@@ -79,7 +79,7 @@ class Run(ThreadOwned):
                 self.stop.release()  # before `batches` closes, whose thread may wait for the other processes
 
     def _next(self, dispatches: Iterator[Dispatch]) -> Dispatch | None:
-        # `next` may compile the program that arranges resident rows, and that time is not one of waiting for data.
+        # `next` may compile the program that arranges resident rows, and that time is not a wait for data.
         began, compiled = self.timer.now(), self.timer.spent.compiling()
         dispatch = next(dispatches, None)
         self.timer.spent.waited(self.reporter.idle(began), compiled)
@@ -121,7 +121,7 @@ class Run(ThreadOwned):
         p = self.position
         if self.profiler is not None and self.profiler.tracing and self._is_anything_due(ends_epoch):
             self.profiler.end(p.step)
-        # The end of an epoch has a validation of its own.
+        # The end of an epoch has its own validation.
         if not (p.pending or ends_epoch) and (due := self.validator.due(p.step)):
             p.pending, p.remaining_splits = "validation", due
         if not self.validator.run_pending_validation(p):
@@ -130,7 +130,7 @@ class Run(ThreadOwned):
         hooks = [hook for every, hook in self.options.every if p.step % every == 0]
         self._call(hooks, at_step=p.step)
         if ends_epoch:
-            # Closed before the validation: a checkpoint inside of it has no metrics of the train split in flight.
+            # Before the validation: a checkpoint inside of it must have no metrics of the train split in flight.
             self._close_train()
             p.pending, p.remaining_splits = "epoch", self.validator.due(p.step, p.epoch)
             self.end_epoch()
@@ -148,7 +148,7 @@ class Run(ThreadOwned):
         return hooks or bool(ends_epoch and self.options.on_epoch_end) or bool(p.pending or due)
 
     def catch_up(self) -> None:
-        """Do what is pending before the next step: the validation of `valid_first`, or what was pending at the
+        """Finish pending work before the next step: the validation of `valid_first`, or whatever was pending at the
         checkpoint that the run resumes from.
         """
         p = self.position
@@ -166,32 +166,32 @@ class Run(ThreadOwned):
             self.end_epoch()
             self.save_if_due()
         elif p.pending:
-            # As the loop does after a dispatch: the run was stopped before the hooks and the save of this step.
+            # As after a dispatch: the run was stopped before the hooks and the save of this step.
             self.end_step(ends_epoch=False)
             self.save_if_due()
 
     def end_epoch(self) -> None:
-        """End an epoch whose training is closed: its validation, the decisions that follow, the hooks."""
+        """End an epoch whose training is complete: run its validation, the resulting decisions, and the hooks."""
         p = self.position
         if p.in_validation and not self.validator.run_pending_validation(p):
             return
         self.data_state = self.feeder.state_after(self._call_at_epoch_end, self.data_state)
-        # After the hooks, whose numbers belong to this epoch.
+        # After the hooks, as their numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
         # After the validation, which may have ended members of a population.
         self.accumulator = self.runner.start("train")
 
     def _call_at_epoch_end(self) -> None:
-        """Call the hooks at the end of an epoch. If one fails, what the epoch has trained may still be the best, and a
-        run that resumes from it calls them again.
+        """Call the hooks at the end of an epoch. If one fails, the model of the epoch may still be the best, and a run
+        that resumes from it calls them again.
         """
         p, before = self.position, list(self.runner.leaves)
         p.pending = "hooks"
         try:
             self._call(self.options.on_epoch_end, at_step=None)
         except Exception:
-            # A model that a hook has changed would be changed again. And another process may not have failed.
+            # A resumed run would repeat a hook's change of the model. And other processes may not have failed.
             is_same = all(a is b for a, b in zip(before, self.runner.leaves, strict=True))
             if is_same and not self.stop.is_shared:
                 with contextlib.suppress(Exception):  # the error of the hook is the one that is raised
@@ -203,7 +203,7 @@ class Run(ThreadOwned):
         """Report the train split's values over the epoch."""
         p = self.position
         with OomContext("train"):
-            # Donates the metrics' states: `end_epoch` begins the next epoch with the buffers that come back.
+            # Donates the metrics' states: `end_epoch` begins the next epoch with the returned buffers.
             values = self.runner.values("train", self.accumulator)
         self.reporter.put(SplitFinished("train", p.epoch, p.step, None, values))
         for text in self.feeder.describe_state(self.data_state):
@@ -212,7 +212,7 @@ class Run(ThreadOwned):
     # -- for loops of the user's ---------------------------------------------------------------------------------------
 
     def model(self) -> Any:
-        """Return the current model, in eval mode, with arrays of its own."""
+        """Return the current model in eval mode. Its arrays are copies."""
         return self.runner.model()
 
     def log_numbers(self, numbers: Mapping[str, Any]) -> None:
@@ -227,17 +227,17 @@ class Run(ThreadOwned):
     # -- between two dispatches ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what went wrong in a thread of the run, or in its numbers."""
+        """Raise errors from the run's threads, and `NonFiniteError` for values that are not finite."""
         # First, and without waiting: nothing is dispatched once a thread of the run has failed.
         self._check_threads()
         if self.profiler is not None and self.profiler.advance(self.position.step):
             self.timer.begin()
-        # The processes count these calls to meet at the same one, so that none of them may skip any.
+        # The processes count these calls to meet at the same one, so none may skip a call.
         self.stop.sync(self.position.step)
         if not self.stop.may_have_halted:
             return
         if self.stop.is_shared:
-            self.reporter.wait()  # every process has now read the step that one of them has read
+            self.reporter.wait()  # now every process has read the step that halted one of them
         self._check_numbers()
 
     def _check_threads(self) -> None:
@@ -252,12 +252,12 @@ class Run(ThreadOwned):
         text = nonfinite_text(halted.kind, halted.step)
         population = self.options.population
         in_wave = population is not None and population.wave is not None
-        # Early stopping ended some, or others train in the next waves: results that an error would withhold.
+        # An error would withhold the results of members that early stopping ended, or of the next waves.
         if in_wave or self.reporter.has_stopped_members:
             self.stop.decide(all_ended_text(len(population)))
             return
         if self.options.on_nonfinite.policy != "stop":
-            # The loop is ahead of the device: the journal and listeners name the step that the error names.
+            # The loop is ahead of the device: make the journal and listeners report the step of the error.
             self.position.epoch, self.position.step = halted.epoch, halted.step
             raise self._nonfinite_error(text, halted)
         self.stop.decide(f"on_nonfinite: {text}")
@@ -267,7 +267,7 @@ class Run(ThreadOwned):
         last: str | None = None
         if self.saver is not None:
             self.saver.write_best()
-            self.reporter.wait()  # for its answers, and then for the writes, as the message names the last checkpoint
+            self.reporter.wait()  # then wait for the writes, too, as the message names the last checkpoint
             self.saver.close()
             if entries := self.saver.store.entries:
                 last = str(self.saver.store.path(entries[-1].step))
@@ -293,7 +293,7 @@ class Run(ThreadOwned):
     # -- checkpoints and the end ---------------------------------------------------------------------------------------
 
     def save_if_due(self) -> None:
-        """Save if a checkpoint is due or requested; after whatever else is due at this step."""
+        """Save if a checkpoint is due or requested. Called after everything else that is due at this step."""
         p, saver = self.position, self.saver
         if p.pending:
             return  # the run stops here: `finish` saves
@@ -308,12 +308,12 @@ class Run(ThreadOwned):
             self._offer_as_best(ended)
 
     def _offer_as_best(self, ended: int | None, at_stop: bool = False) -> None:
-        """Copy the state where the monitored metric has a new value, for the reporter to keep if it is the best."""
+        """Copy the state if the monitored metric has a new value, for the reporter to keep if it is the best."""
         saver = self.saver
         if saver is None or saver.best is None or not saver.is_measured(self.validator, self.position.step, ended):
             return
         saver.reserve_copy()  # before the copy is made: memory holds only a few of them
-        # `at_end`: it counts as one of the best only, and never as one of the newest.
+        # `at_end`: the copy counts only among the best, never among the newest.
         saver.keep_if_best(self._copied(ends_epoch=ended, at_stop=at_stop, at_end=True))
         self.timer.begin()
 
@@ -321,16 +321,16 @@ class Run(ThreadOwned):
         """Copy the state, and leave the rest of the save to the reporter and the saver.
 
         Args:
-          ends_epoch: the epoch that the checkpoint is the end of.
-          at_stop: True if it is made because the run is stopped here, rather than because one was due.
-          at_end: True if it is made because the run has come to its end.
+          ends_epoch: the epoch that ends at the checkpoint, or None.
+          at_stop: True if the run is stopped here, rather than a checkpoint being due.
+          at_end: True if the run ends here.
         """
         assert self.saver is not None
         self.saver.save(self._copied(ends_epoch=ends_epoch, at_stop=at_stop, at_end=at_end))
         self.timer.begin()  # a wait for the saver is not time of the next dispatch
 
     def _copied(self, **kind: Any) -> StateCopy:
-        """Copy what the next dispatch changes: the state, the metrics in flight, the position, the decisions."""
+        """Copy everything that the next dispatch changes: state, metrics in flight, position and decisions."""
         assert self.saver is not None
         # The saver reads the position later, while the loop moves its own.
         p = dataclasses.replace(self.position)
@@ -344,26 +344,26 @@ class Run(ThreadOwned):
         return StateCopy(state, metrics, p, fields)
 
     def finish(self, reason: str) -> str:
-        """End training: the last validation and checkpoint of a run by steps, a checkpoint where none was made yet.
-        Return why the run ended, which steps that are read only now may change.
+        """End training: run the last validation of a run by steps, and save a checkpoint unless one exists. Return why
+        the run ended; steps that are only read now may change the reason.
         """
         p = self.position
-        # From here on requests that come by files are answered as too late.
+        # From here on, requests by files are answered as too late.
         self.stop.begin_end()
-        # The loop is ahead of the device: only now is known whether a step has ended the run before its last one.
+        # The loop is ahead of the device: only after this wait is it known whether an earlier step has ended the run.
         self.reporter.wait()
         self._check_threads()
         self._check_numbers()
         if (halted := self.reporter.halted) is not None:
-            # A batch of 1 stands for an epoch that has begun, which `shown_epoch` asks for.
-            p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps count for nothing
+            # A batch of 1 stands for an epoch that has begun, which `shown_epoch` needs.
+            p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps do not count
             return self.stop.decision or reason
         inside = p.batch > 0
         if inside and reason == "num_steps" and (left := self.validator.unvalidated(p.step)):
-            # Compared first, as `pending` below is part of the position.
+            # Checked first, as `pending` below is part of the position.
             saved = self.saver is not None and self.saver.is_saved(p)
             p.pending, p.remaining_splits = "validation", left
-            # Without the decisions that follow validations: a longer run would not have validated here, nor decided.
+            # Without the decisions of a validation: a longer run would not have validated here.
             complete = self.validator.validate(p, at_step=p.step)
             if not complete:
                 reason = self.stop_reason() or reason
@@ -371,7 +371,7 @@ class Run(ThreadOwned):
                 p.pending, p.remaining_splits = "", ()
         if self.saver is not None:
             with self.timer.spent.saving():
-                self.saver.wait()  # only then is known which saves have failed
+                self.saver.wait()  # only then are failed saves known
             if not self.saver.is_saved(p):
                 requested = self.stop.stop_requested
                 self.save(None if inside else (p.epoch - 1 or None), at_stop=requested, at_end=not requested)

@@ -1,5 +1,4 @@
-"""A writer of run directories for training loops of the user, which `learner compare`, `report`, `plot` and `watch`
-read.
+"""A writer of run directories for custom training loops. `learner compare`, `report`, `plot` and `watch` read them.
 
 with RunWriter("runs/own", config={"lr": 1e-3}, metrics=[Accuracy()]) as run:
     for epoch in range(10):
@@ -42,18 +41,18 @@ class Described(Protocol):
 
 
 class RunWriter:
-    """Write the files of a run while a loop of the user's trains: the journal, the metric logs and the summary.
+    """Write the files of a run from a custom training loop: the journal, the metric logs and the summary.
 
-    Entering the block locks the directory and writes the start; leaving it writes the summary and the reason of the
-    end: the end of the loop, an interrupt, or an exception. It is used by one thread of one process.
+    Entering the block locks the directory and writes the start of the run. Leaving it writes the summary and the reason
+    for the end: the end of the loop, an interrupt, or an exception. Use it from one thread of one process.
 
     Args:
-      directory: of the run. It is made if it does not exist.
-      config: settings, which `learner compare` shows; values that JSON can hold.
-      metrics: units and directions of the values by name. A loss is known to be better when it is lower.
+      directory: the directory of the run. It is created if it does not exist.
+      config: settings, which `learner compare` shows. JSON must be able to represent the values.
+      metrics: the metrics whose units and directions apply to values of the same name. Lower is better for a loss.
       resume_at: the optimizer step that the loop continues from; 0 starts over. Later epochs of the run in the
-        directory are removed from its files. Default: the run is new, and a directory with another one is refused.
-      clock: gives the seconds since 1970 (UTC).
+        directory are removed from its files. Default: a new run; raises if the directory already holds one.
+      clock: a function that returns the seconds since 1970 (UTC).
 
     Raises:
       LearnerError: the directory holds a run and `resume_at` is not given, another process trains in it, or it cannot
@@ -122,8 +121,8 @@ class RunWriter:
         """Write the values of one step.
 
         Args:
-          values: a number for each metric by name; an array of JAX is waited for.
-          weight: the number of rows or tokens that the values are means over.
+          values: a number for each metric by name. For a JAX array, this waits until it is computed.
+          weight: the number of rows or tokens over which the values are means.
           split: `train`, `valid`, `valid-NAME` or `custom`.
 
         Raises:
@@ -136,8 +135,8 @@ class RunWriter:
         """Write the values of an epoch and begin the next one.
 
         Args:
-          step: how many optimizer steps were made, in all epochs.
-          values: a number, or a text, for each metric by name, in a mapping for each split:
+          step: the number of optimizer steps so far, over all epochs.
+          values: for each split, a mapping of metric names to numbers or texts:
             `{"train": {"Loss": 0.5}, "valid": {"Loss": 0.6}}`.
 
         Raises:
@@ -173,14 +172,14 @@ class RunWriter:
                 stopped_by=reason,
                 checkpoints=[],
             )
-            # Before the line of the end: whoever finds that line in the journal finds the summary, too.
+            # Before the journal's end line: a reader that finds this line must find the summary, too.
             self._files.write_summary(summary)
             seconds = {"total": round(self._clock() - self._began, 6)}
             event = "end" if error is None else "stop"
             self._files.journal(event, **position, stopped_by=reason, seconds=seconds)
 
     def _continue_at(self, step: int) -> None:
-        """Remove the lines of later epochs, and take over the history of the others."""
+        """Remove the lines of later epochs, and read the history of the others."""
         journal = read_journal(self._directory) if (self._directory / MARK).exists() else []
         numbers = [entry for _, entry in journal if entry.get("event") in NUMBERS]
         kept = [entry for entry in numbers if entry["step"] <= step]
@@ -192,7 +191,7 @@ class RunWriter:
         (self._directory / "summary.json").unlink(missing_ok=True)
 
     def _infos(self) -> list[MetricInfo]:
-        """Return the metrics that have values, or before there are any, those of the splits that a loop has."""
+        """Return the metrics that have values, or before the first value, the expected ones of a loop's splits."""
         keys = list(self._history) or [f"{split}/{name}" for split in ("train", "valid") for name in self._metrics]
         pairs = [key.split("/", 1) for key in keys]
         return [self._info(*pair) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Selection among the members of a population by their values: which of them end, and which take over from others."""
+"""Selection among the members of a population by their values: which members end, and which copy others."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ class Selection:
 
     Args:
       monitor: the metric that ranks them.
-      every_epochs: epochs between two rankings, 1 or more.
+      every_epochs: the number of epochs between two rankings, 1 or more.
     """
 
     monitor: Monitor
@@ -52,9 +52,9 @@ class Selection:
         """Return True if an epoch before the last one ends with a ranking and a value of the monitored metric.
 
         Args:
-          schedule: of the validations.
-          steps: of the run.
-          steps_per_epoch: of each of its epochs.
+          schedule: the schedule of the validations.
+          steps: the steps of the run.
+          steps_per_epoch: the steps of an epoch.
 
         >>> schedule = ValidSchedule({"valid": ValidPeriod(epochs=2)}, num_epochs=4)
         >>> [Selection(Monitor("valid/Loss"), every).is_ever_due(schedule, 40, 10) for every in (1, 2, 3, 4)]
@@ -65,7 +65,7 @@ class Selection:
         return any(split not in schedule.periods or split in schedule.due(e * steps_per_epoch, e) for e in epochs)
 
     def ranking(self, values: Mapping[int, float]) -> list[int]:
-        """Return the members from the best to the worst. Values that are not finite come last, equal ones by index.
+        """Return the members from the best to the worst. Non-finite values come last; ties are in order of index.
 
         >>> Selection(Monitor("valid/Accuracy", "max"), 1).ranking({0: 0.5, 1: float("nan"), 2: 0.7, 3: 0.5})
         [2, 0, 3, 1]
@@ -79,7 +79,7 @@ class Halving(Selection):
     """Successive halving (Jamieson and Talwalkar, 2016): the members with the worst values end.
 
     Args:
-      keep: the part of the members that continues, between 0 and 1.
+      keep: the fraction of members that continue, between 0 and 1.
     """
 
     keep: float
@@ -89,25 +89,25 @@ class Halving(Selection):
         return super().problems() + self._fraction_problem("keep", self.keep, "1/3")
 
     def count(self, members: int) -> int:
-        """Return how many of the members continue: at least one.
+        """Return the number of members that continue, at least one.
 
         >>> halving = Halving(Monitor("valid/Loss", "min"), 2, 1 / 3)
         >>> [halving.count(n) for n in (9, 4, 3, 1)]
         [3, 2, 1, 1]
         """
-        # Rounded up, but for what 1/3 loses as a float.
+        # Rounded up, except for the rounding error of a float such as 1/3.
         return max(1, math.ceil(members * self.keep - 1e-9))
 
 
 @dataclasses.dataclass(frozen=True)
 class Exploit(Selection):
-    """Population-based training (Jaderberg et al., 2017): the members with the worst values take over the states of
-    those with the best, with other learning rates.
+    """Population-based training (Jaderberg et al., 2017): the members with the worst values copy the states of those
+    with the best, with other learning rates.
 
     Args:
-      part: the part of the members that is replaced, and from which they are, between 0 and 0.5.
-      factors: of the learning rate, one of which is drawn.
-      seed: of the draws.
+      part: the fraction of members to replace, and to copy from, between 0 and 0.5.
+      factors: the factors of the learning rate to draw from.
+      seed: the seed of the draws.
     """
 
     part: float
@@ -126,9 +126,9 @@ class Exploit(Selection):
         return problems
 
     def replaced(self, ranking: Sequence[int], epoch: int) -> dict[int, tuple[int, float]]:
-        """Return the members that are replaced, each with the member whose state it takes over and the factor of that
-        member's learning rate. The draws depend on the seed, the epoch and the member. No two take over the same state
-        with the same factor: they would be twins.
+        """Return the members to replace, each with the member whose state it copies and the factor of that member's
+        learning rate. The draws depend on the seed, the epoch and the member. No two copy the same state with the same
+        factor, as they would be identical.
 
         >>> exploit = Exploit(Monitor("valid/Loss", "min"), 1, 0.25, (0.5, 2.0))
         >>> exploit.replaced([2, 0, 3, 1], epoch=1)

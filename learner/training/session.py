@@ -36,11 +36,11 @@ def open_run(
     state: TrainState,
     overview: Callable[[Any, Any], None],
 ) -> Iterator[Run]:
-    """Open a run that is ready to loop. When the block ends, its summary is written; when it raises, the error is
-    logged and raised. For the arguments see `RunSpec`; `prepared`: its programs and data.
+    """Open a run that is ready to loop. When the block ends, the summary is written; if it raises, the error is logged
+    and raised. For the arguments see `RunSpec`; `prepared` has the programs and the data.
     """
     spec = RunSpec.of(plan, state, restored, overview)
-    # One object for all of the run: the loop advances it in place, and the line of an error is written with it.
+    # One object for the whole run: the loop advances it in place, and the line of an error reports it.
     position = Position() if spec.restored is None else spec.restored.position
     request = StopRequest()
     # Handlers before anything that takes time: a signal during the setup ends the run in order, too.
@@ -76,8 +76,8 @@ def _setup(
     began = time.monotonic()
     options, restored, inputs, processes = spec.options, spec.restored, spec.inputs, spec.processes
 
-    # 1. The files: where a run cannot resume, nothing is changed. So the metrics in flight, which may be refused, come
-    # before them.
+    # 1. The files. A run that cannot resume must change none, so the metrics in flight, which may be refused, come
+    # first.
     accumulator = accumulator_in_flight(restored, prepared.runner, options)
     store = open_checkpoints(spec, outputs, threads)
     parameters = describe(outputs.log, options, spec.step, spec.member_state, spec.strategy)
@@ -94,12 +94,12 @@ def _setup(
     runner.begin(spec.state, spec.definition.lr_scale)
 
     # 3. The threads that read values and write checkpoints, with what closes them.
-    # Entered by the loop's thread, whose seconds alone are those of `in_thread`.
+    # Entered by the loop's thread: `in_thread` counts the seconds of this thread only.
     times = threads.enter_context(CompileTimes())  # only of the run: the state and its programs came before
     timer = StepTimer(prepared.estimator, TimeBreakdown(lambda: times.in_thread))
     reporter, saver = start_threads(spec, store, runner, timer, consensus, prepared.needs, outputs, threads)
 
-    # 4. The parts that decide: they may ask the threads, and the loop asks them.
+    # 4. The parts that decide: they may query the threads, and the loop queries them.
     stop = build_stop(spec, request, began, timer, reporter, saver, consensus)
     train = feeders.pop("train")
     run = Run(
@@ -121,12 +121,12 @@ def _setup(
             stop.decide(reason)
         finish_records(spec, runner, saver)
 
-    # 5. The announcement, once nothing can be refused any more. Then what watches the run from outside.
+    # 5. The announcement, once nothing can be refused any more. Then the threads that watch the run from outside.
     for source in map(inputs.source, spec.splits):
         threads.callback(source.close)
     close_stages()
     announce_start(run, spec, outputs, parameters)
-    if prepared.programs:  # from here, as listeners expect nothing of a run before its start
+    if prepared.programs:  # only from here, as listeners expect no events before the start of a run
         reporter.put(Compiling(time.time(), 1, prepared.programs))
     if run.profiler is not None:
         threads.callback(run.profiler.abandon)
@@ -141,7 +141,7 @@ def _teardown(run: Run, spec: RunSpec) -> None:
     # First: it waits for the steps in flight, and reports through the reporter.
     if run.profiler is not None:
         run.profiler.end(run.position.step)
-    # Queued after all values, by which the reporter decides what is the best.
+    # Queued after all values, which the reporter needs to select the best.
     if saver is not None:
         saver.write_best()
     # The reporter before the saver, which waits for its answers and drops a save that gets none without an error.

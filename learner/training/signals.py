@@ -1,6 +1,6 @@
-"""Signals: SIGINT (Ctrl-C) and SIGTERM end a run in order, once; a second one ends it at once. SIGUSR1 saves.
+"""Signals: the first SIGINT (Ctrl-C) or SIGTERM ends a run cleanly, a second one immediately. SIGUSR1 saves.
 
-SIGHUP of a terminal that is closed does what SIGTERM does, unless `nohup` ignores it or the user's code handles it.
+SIGHUP from a closed terminal acts like SIGTERM, unless `nohup` ignores it or the user's code handles it.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     called after the new one, and restored at the end. Outside the main thread Python accepts no handlers, and it cannot
     restore one that was installed from C: there this does nothing.
 
-    Handlers run in the middle of whatever the main thread does, so `stop` and `save` may not acquire a lock.
+    Handlers interrupt the main thread, so `stop` and `save` must not acquire a lock.
     """
 
     def handle_stop(number: int, frame: FrameType | None) -> None:
-        # Before anything else: a second signal has to end the process also if `stop` or an earlier handler hangs.
+        # Before anything else: a second signal must end the process even if `stop` or an earlier handler hangs.
         for other in previous:
             if other == HANGUP and handlers[other] is handle_stop:
                 signal.signal(other, signal.SIG_IGN)  # a shell and the kernel both send it when a terminal is closed
@@ -80,12 +80,12 @@ class _Remembered:
 
 @contextlib.contextmanager
 def dropped_signals() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises what a signal has raised in this block, or in one around it, if it did not end the
+    """Yield a function that raises the exception of a signal in this block, or in one around it, if it did not end the
     block.
 
-    Python prints and drops an exception that is raised in a callback of the garbage collector, and JAX has one, which
-    runs often while a step is traced. The import of an extension module drops it as well, or turns it into an
-    `ImportError`. Without this, such a Ctrl-C would be lost, and the run would start.
+    Python prints and drops an exception raised in a callback of the garbage collector, and JAX has such a callback,
+    which runs often while a step is traced. The import of an extension module also drops it, or turns it into an
+    `ImportError`. Without this function, such a Ctrl-C would be lost, and the run would start.
     """
     current = {
         number: handler
@@ -107,7 +107,7 @@ def dropped_signals() -> Iterator[Callable[[], None]]:
     try:
         yield raise_dropped
     except Exception:
-        raise_dropped()  # what it raised may have become this error
+        raise_dropped()  # its exception may have become this error
         raise
     finally:
         for number, handler in current.items():
@@ -118,8 +118,8 @@ def dropped_signals() -> Iterator[Callable[[], None]]:
 def first_signal(report: Callable[[str], None]) -> Iterator[None]:
     """Call `report("ctrl-c")`, `report("sigterm")` or `report("sighup")` from a thread at the first of these signals.
 
-    Handlers have to wait for the main thread, which may be compiling for minutes. Python writes the number of a signal
-    to a file descriptor at once. Outside the main thread this does nothing.
+    Handlers must wait for the main thread, which may be compiling for minutes. But Python immediately writes the number
+    of a signal to a file descriptor. Outside the main thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -148,7 +148,7 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listening = outer
-        # Before the pipe is closed: another file may get its number, and Python would write signals into that.
+        # Before the pipe is closed: another file may get its descriptor, and Python would write signals into it.
         signal.set_wakeup_fd(previous)
         with contextlib.suppress(BlockingIOError):
             os.write(write, b"\0")
@@ -172,11 +172,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def of_a_command() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a command by `SystemExit(143)`, so that its files are closed, and ignore SIGUSR1: by
-    default each would kill the process at once.
+    """Let SIGTERM and SIGHUP end a command with `SystemExit(143)`, so that its files are closed, and ignore SIGUSR1. By
+    default each would immediately kill the process.
 
-    `on_signals` replaces these handlers while there is a run to save. Handlers of the user stay, and outside the main
-    thread this does nothing.
+    `on_signals` replaces these handlers during a run. Handlers of the user stay. Outside the main thread this does
+    nothing.
     """
     handlers: dict[int, Handler] = dict.fromkeys((signal.SIGTERM, *HANGUPS), _end_at_once)
     if hasattr(signal, "SIGUSR1"):
@@ -204,7 +204,7 @@ def _name_of(number: int) -> str:
 
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:
-    # A default handler would end the process at once, while the run is about to stop in order.
+    # A default handler would end the process immediately, while the run is about to stop cleanly.
     if callable(handler) and handler not in ENDING and not isinstance(handler, _Remembered):
         handler(number, frame)
 

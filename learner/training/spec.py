@@ -1,4 +1,4 @@
-"""Everything that a run is opened with."""
+"""The arguments for opening a run."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,10 +15,10 @@ __all__ = ["Restored", "RunPlan", "RunSpec"]
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec(RunPlan):
-    """A plan, and where the run begins.
+    """A plan, and the start of the run.
 
     Attributes:
-      state: the first state.
+      state: the initial state.
       restored: the checkpoint to resume from, or None.
       overview: shows the plan of the run to its listeners; called with a `Planned` and the `Run`.
     """
@@ -31,20 +31,20 @@ class RunSpec(RunPlan):
     def of(
         cls, plan: RunPlan, state: TrainState, restored: Restored | None, overview: Callable[[Any, Any], None]
     ) -> "RunSpec":
-        """Return the spec of a plan that begins with a state, or with a checkpoint and the state restored from it."""
+        """Return the spec of a run that begins with a state, or with a checkpoint and the state restored from it."""
         # Without `dataclasses.asdict`, which would copy the data and the model.
         fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(RunPlan)}
         return cls(**fields, state=state, restored=restored, overview=overview)
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The members of a population; none of one run."""
+        """The members of a population; empty for a single run."""
         population = self.options.population
         return () if population is None else population.members
 
     @property
     def member_state(self) -> TrainState:
-        """The state of a run, or the shapes of that of one member of a population."""
+        """The state of a single run, or the shapes of one member's state in a population."""
         shapes: TrainState = member_shapes(self.state) if self.members else self.state
         return shapes
 

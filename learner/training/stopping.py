@@ -1,4 +1,4 @@
-"""Stopping a run: everything that may request it, and the one place that has the reason."""
+"""Stopping a run: the sources of stop requests, and the one place that holds the reason."""
 
 import dataclasses
 import threading
@@ -19,10 +19,9 @@ class MetricEarlyStopping:
     Args:
       monitor: a metric by key, such as `valid/Loss`.
       mode: `"min"` or `"max"`. None: the metric's own direction.
-      patience: the number of validations without an improvement that are allowed, 1 or more.
+      patience: the number of consecutive validations without improvement after which the run stops, 1 or more.
       min_delta: the smallest change that counts as an improvement, in the metric's unit.
-      warmup: the number of validations before the first that counts as one without an improvement. Their values count
-        for the best.
+      warmup: the number of first validations that do not count towards `patience`. Their values count for the best.
 
     >>> stopping = MetricEarlyStopping("valid/Loss", patience=2)
     >>> [stopping.update({"valid/Loss": loss}) for loss in (1.0, 0.5, 0.6, 0.5)]
@@ -88,10 +87,10 @@ class MetricEarlyStopping:
 
 @dataclasses.dataclass
 class StopRequest:
-    """The requests of signals for a run, from before it begins to its end.
+    """The requests of signals for a run, from before its start to its end.
 
-    It has no lock: a signal handler runs in the middle of whatever the main thread does, and would wait forever for a
-    lock that this thread holds. Each method sets one attribute, which needs none.
+    It has no lock: a signal handler interrupts the main thread, and would wait forever for a lock that this thread
+    holds. Each method sets one attribute, which needs no lock.
 
     Attributes:
       reason: why the run has to stop, or None.
@@ -111,19 +110,20 @@ class StopRequest:
 
 
 class StopController:
-    """The reason why a run stops, and everything that can be one. Any thread may call it.
+    """Collect requests and decisions to stop a run, and hold the reason. Any thread may call it.
 
     A stop request (a signal, an `Interrupter`, the time limit, another process) also interrupts a validation or a wait
     for data. A decision (early stopping, a step that is not finite) takes effect between two dispatches.
 
     Args:
       request: the mailbox of signal handlers.
-      interrupter: the user's, if any.
-      time_limit: seconds of the whole run, or None.
-      began: when the run began, by `time.monotonic`.
-      consensus: with the other processes, or None. A request is then heeded when all of them know it.
-      reserve: returns the seconds that saving at the end will take.
-      status: returns what this process reports to the others besides its reason: `since`, `halted` and `pace`.
+      interrupter: the user's interrupter, or None.
+      time_limit: the limit of the whole run in seconds, or None.
+      began: the start of the run, by `time.monotonic`.
+      consensus: the consensus with the other processes, or None. With it, a request takes effect once all processes
+        know it.
+      reserve: returns the seconds to reserve for saving at the end.
+      status: returns what this process reports to the others in addition to its reason: `since`, `halted` and `pace`.
 
     Attributes:
       began: see above.
@@ -152,9 +152,9 @@ class StopController:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def interrupt_once(self, reason: str) -> None:
-        """Request a stop unless one is requested already: the first is kept, and that of a signal is preferred."""
-        # Apart from the signals' own reason: one that comes between a look at it and a change of it would be lost, and
-        # with it the exit code of SIGTERM.
+        """Request a stop, unless one was requested before. A request by a signal takes precedence."""
+        # Separate from the signals' reason: a signal between a check and a change of it would be lost, and with it the
+        # exit code of SIGTERM.
         with self._lock:
             self._other_reason = self._other_reason or reason
 
@@ -168,7 +168,7 @@ class StopController:
         return _take_save(source)
 
     def decide(self, reason: str | None) -> None:
-        """End the run between two dispatches, if there is a reason. The first one is kept."""
+        """End the run between two dispatches if `reason` is not None. The first reason is kept."""
         with self._lock:
             self._decision = self._decision or reason or None
 
@@ -176,17 +176,17 @@ class StopController:
 
     @property
     def stop_request(self) -> str | None:
-        """Return why the run has to stop now, even within a validation or a wait for data, or None."""
+        """Return why the run must stop now, even within a validation or a wait for data, or None."""
         return self._own_request() if self._consensus is None else self._consensus.reason
 
     @property
     def stop_requested(self) -> bool:
-        """Return True if the run has to stop now."""
+        """Return True if the run must stop now."""
         return self.stop_request is not None
 
     @property
     def reason(self) -> str | None:
-        """Return why the run ends before the next dispatch: a request, or else a decision; None if it continues."""
+        """Return why the run ends before the next dispatch (a request, or else a decision), or None."""
         return self.stop_request or self._decision
 
     @property
@@ -195,7 +195,7 @@ class StopController:
         return self._decision
 
     def _own_request(self) -> str | None:
-        # Without the lock, as any thread polls this: a reason is one reference, and never becomes None again.
+        # No lock, as any thread polls this: a reason is one reference, and never becomes None again.
         if reason := self._request.reason or self._other_reason:
             return reason
         if self._interrupter is not None and self._interrupter.reason:
@@ -203,10 +203,10 @@ class StopController:
         return "time limit" if self._is_out_of_time() else None
 
     def _is_out_of_time(self) -> bool:
-        """Return True if the rest of the time limit is needed to save and to end."""
+        """Return True if the remaining time is needed to save and end."""
         if self._time_limit is None:
             return False
-        # At first no save has been measured: a twentieth of the limit is reserved at least, but no more than 30 s.
+        # At first no save has been measured, so reserve at least a twentieth of the limit, but no more than 30 s.
         reserve = max(self._reserve(), min(30.0, self._time_limit / 20))
         return time.monotonic() - self.began >= self._time_limit - reserve
 
@@ -222,12 +222,12 @@ class StopController:
             self.interrupt_once(self._consensus.reason)
 
     def _local_status(self) -> dict[str, Any]:
-        # Reset as it is sent: all processes learn of it at this meeting, and save at the same step.
+        # Reset when sent: all processes receive it at this meeting, and save at the same step.
         return {"reason": self._own_request(), "save": _take_save(self._request), **self._status()}
 
     @property
     def may_have_halted(self) -> bool:
-        """Return False if no process has read a step that ends the run; they have to end at the same step."""
+        """Return False if no process has read a step that ends the run. All processes must end at the same step."""
         return self._consensus is None or self._consensus.halted
 
     @property
@@ -236,7 +236,7 @@ class StopController:
         return self._consensus is not None
 
     def release(self) -> None:
-        """Free the thread that prepares data, which may wait for an agreement of the processes."""
+        """Release the thread that prepares data, which may wait for the other processes."""
         if self._consensus is not None:
             self._consensus.release()
 
@@ -263,8 +263,8 @@ class StopController:
             self._stopped_by = reason
 
     def agree_on_end(self, hosts: ProcessGroup) -> None:
-        """Share the request of each process: one that could not save ends all of them."""
-        # Each process may have another reason: the first in the order of processes is the same for all.
+        """Share the requests of all processes: if one could not save, all of them end."""
+        # The reasons may differ: the first in the order of processes is the same for all.
         own = self._request.reason or self._other_reason
         reason = hosts.all_reduce_json(own, lambda reasons: next(filter(None, reasons), None), "end")
         with self._lock:
@@ -280,9 +280,9 @@ class StopController:
 
 
 def _take_save(source: Any) -> bool:
-    """Return True if a checkpoint is requested, and take the request back."""
+    """Return True if a checkpoint is requested, and clear the request."""
     requested = bool(source.save)
-    # Reset only if it was seen: one that a signal sets in between would be lost.
+    # Reset only if it was seen: otherwise a request that a signal sets in between would be lost.
     if requested:
         source.save = False
     return requested

@@ -11,12 +11,12 @@ Span = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """Operations of one kind, such as all multiplications of matrices.
+    """Operations of one kind, such as all matrix multiplications.
 
     Attributes:
-      name: of the kind, as XLA calls it: `dot`, `convolution`, `fusion`, ...
-      seconds: on one device (the mean, where there are several), without those of operations inside of them.
-      count: how many, on all devices.
+      name: XLA's name of the kind: `dot`, `convolution`, `fusion`, ...
+      seconds: the time on one device (the mean over several), without that of nested operations.
+      count: the number of operations on all devices.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Trace:
     """The work of the devices while they were traced.
 
     Attributes:
-      busy: seconds in which a device computed, the mean over the devices that did; `None`: the trace knows of none.
-      operations: by kind, the longest first.
+      busy: seconds in which a device computed, the mean over the devices that did; `None` if the trace has no device.
+      operations: the operations by kind, the longest first.
     """
 
     busy: float | None
@@ -46,7 +46,7 @@ def read_trace(directory: Path) -> Trace:
         return Trace(None)
     lines: dict[str, list[list[tuple[float, float, str]]]] = {}
     with warnings.catch_warnings():
-        # Python 3.12 and later warn of the types that read a trace. As an error that would end the process.
+        # Python 3.12 and later warn about the types that read a trace. As an error, this would end the process.
         warnings.simplefilter("ignore", DeprecationWarning)
         for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
             for line in plane.lines:
@@ -59,8 +59,8 @@ def summed(devices: dict[str, list[list[tuple[float, float, str]]]]) -> Trace:
     """Combine the operations of all devices.
 
     Args:
-      devices: by device its lines (threads or streams), each with the begin and the end in nanoseconds and the name of
-        its operations. An operation may hold others of its line, and none that it overlaps otherwise.
+      devices: the lines (threads or streams) of each device. A line lists its operations, each as the begin and end in
+        nanoseconds and the name. Operations of a line may be nested, but do not overlap otherwise.
 
     >>> trace = summed({"0": [[(0, 8e9, "while.1"), (1e9, 3e9, "dot.2"), (4e9, 5e9, "dot.7")], [(6e9, 9e9, "copy")]]})
     >>> trace.busy, [(kind.name, kind.seconds) for kind in trace.operations]
@@ -80,7 +80,7 @@ def summed(devices: dict[str, list[list[tuple[float, float, str]]]]) -> Trace:
 
 
 def _operations_by_device(plane: str, events: Iterable[Any]) -> dict[str, list[tuple[float, float, str]]]:
-    """Return the operations among the events of a line by device. On a CPU, threads name their devices."""
+    """Return the operations in the events of a line, by device. On a CPU, the name of a thread gives the device."""
     by_device: dict[str, list[tuple[float, float, str]]] = {}
     for event in events:
         stats = dict(event.stats)
@@ -103,7 +103,7 @@ def _covered(spans: Iterable[Span]) -> float:
 def _exclusive_times(line: Sequence[tuple[float, float, str]]) -> list[tuple[str, float]]:
     """Return each operation with its time, without the operations directly inside it."""
     times: list[list[Any]] = []
-    inside: list[tuple[float, int]] = []  # those that are open: their ends, and where they are in `own`
+    inside: list[tuple[float, int]] = []  # the open operations: their ends, and their indices in `times`
     for begin, end, name in sorted(line, key=lambda event: (event[0], -event[1])):
         while inside and inside[-1][0] <= begin:
             inside.pop()

@@ -1,4 +1,4 @@
-"""When each validation split is validated."""
+"""The schedule of validations."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ class ValidPeriod:
     """The period of a split's validations.
 
     Attributes:
-      steps: optimizer steps between validations, besides those at ends of epochs; None for none.
-      epochs: epochs between validations at their ends; 0 for none.
+      steps: optimizer steps between validations inside epochs; None for no such validation.
+      epochs: epochs between validations at epoch ends; 0 for no such validation.
     """
 
     steps: int | None = None
@@ -19,12 +19,13 @@ class ValidPeriod:
 
 @dataclasses.dataclass(frozen=True)
 class ValidSchedule:
-    """When validations are due. The end of the last epoch and the last step are, whatever the periods.
+    """A schedule of validations. Regardless of the periods, they are due at the end of the last epoch and at the last
+    step, if that ends an epoch.
 
     Attributes:
-      periods: by split, in order.
-      num_epochs: of the run, or None.
-      num_steps: of the run, or None.
+      periods: the periods by split, in order.
+      num_epochs: the epochs of the run, or None.
+      num_steps: the steps of the run, or None.
 
     >>> schedule = ValidSchedule({"valid": ValidPeriod(steps=4), "valid-ood": ValidPeriod(epochs=2)}, num_epochs=3)
     >>> schedule.due(4), schedule.due(6), schedule.due(6, epoch=1), schedule.due(12, epoch=2), schedule.due(18, epoch=3)

@@ -26,15 +26,15 @@ class Validator(ThreadOwned):
     Args:
       runner: the programs.
       reporter: reads the values.
-      timer: of the loop.
+      timer: the timer of the loop.
       stop: interrupts a validation.
-      feeders: of the splits, by name.
-      batches: in each split, or None where that is not known.
+      feeders: the feeders of the splits, by name.
+      batches: the number of batches in each split, or None if unknown.
       schedule: when each split is due.
       accumulate: micro-batches per optimizer step.
-      early_stopping: what may end the run.
-      plateau: the scheduler that looks at values, if any.
-      log: of the application.
+      early_stopping: the early stoppings that may end the run.
+      plateau: the scheduler that uses the values, or None.
+      log: writes to the application log.
       warn: shows a warning to people.
       validated_step: the optimizer step of the last complete validation, or None.
       members: the decisions about the members of a population, in place of `early_stopping` and `plateau`.
@@ -72,18 +72,18 @@ class Validator(ThreadOwned):
         self.claim()
 
     def due(self, step: int, epoch: int | None = None) -> tuple[str, ...]:
-        """Return the splits whose validation is due after a step, which ends `epoch` if that is given."""
+        """Return the splits whose validation is due after a step. `epoch`: the epoch that ends there, or None."""
         return self._schedule.due(step, epoch)
 
     def has_validated(self, split: str, step: int, epoch: int | None) -> bool:
-        """Return True if a validation split was validated after this step, which ended `epoch` or none."""
+        """Return True if a split was validated after this step. `epoch`: the epoch that ended there, or None."""
         return self.validated_step == step and (step == 0 or split in self.due(step, epoch))
 
     def unvalidated(self, step: int) -> tuple[str, ...]:
         """Return the splits that were not validated after a step inside an epoch."""
         if self.validated_step != step:
             return tuple(self.feeders)
-        # Where none was due, the last step of a run was validated, with all splits.
+        # If none was due, the validation was that of the run's last step, with all splits.
         due = self.due(step) or self.feeders
         return tuple(split for split in self.feeders if split not in due)
 
@@ -106,7 +106,7 @@ class Validator(ThreadOwned):
     def validate(self, p: Position, at_step: int | None) -> bool:
         """Validate the remaining splits. This reads the state and changes nothing. Return False if interrupted."""
         if not p.remaining_splits:
-            return True  # an epoch's end at which no validation is due
+            return True  # the end of an epoch without a due validation
         for split in p.remaining_splits:
             # Before anything of this split is logged: a checkpoint of an interrupted validation cuts the logs here.
             self._reporter.mark_logs()
@@ -134,7 +134,7 @@ class Validator(ThreadOwned):
         return True
 
     def _sync(self, count: int) -> None:
-        # Each process divides a validation into the same dispatches, so that all of them come here equally often.
+        # All processes divide a validation into the same dispatches, so each calls this equally often.
         self._stop.sync()
 
     def _warn_if_endless(self, split: str, step: int) -> Callable[[int], None]:
@@ -207,7 +207,7 @@ def validate_split(
     try:
         for dispatch in dispatches:
             before(last)
-            # After the meeting, whose answer all processes have, so that they leave before the same dispatch.
+            # After the meeting: all processes have its result, and leave before the same dispatch.
             if stop_requested():
                 break
             ended = dispatch.ends_epoch
@@ -231,7 +231,7 @@ def validate_split(
                 )
             )
     finally:
-        # Also if a step fails: the thread that prepares batches would wait for room forever.
+        # Also if a step fails: otherwise the thread that prepares batches would wait forever for a free slot.
         dispatches.close()  # type: ignore[attr-defined]
     if not ended:
         reporter.put(ValidationAborted(split))

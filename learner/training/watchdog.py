@@ -1,4 +1,4 @@
-"""The watchdog: reports the stacks of a run in which no step ends any more, and on request ends it."""
+"""A watchdog that reports the stacks of a run whose steps no longer end, and can end the run."""
 
 import contextlib
 import os
@@ -8,23 +8,23 @@ import time
 import traceback
 from collections.abc import Callable
 
-EXIT = 75  # what sysexits.h calls a temporary failure: who started the process may start it again
-PATIENCE = 5.0  # seconds for a report: the log may lie on the very file system that hangs
+EXIT = 75  # a temporary failure in sysexits.h: the caller may restart the process
+PATIENCE = 5.0  # seconds for a report: the log may be on the file system that hangs
 
 
 class Watchdog:
     """Check at intervals that steps end.
 
-    If none has for `seconds`, the watchdog reports that once, and again only after a step has ended. With `stop`, it
-    also calls `stop(reason)`, and ends the process if after the same time again no step has ended.
+    If no step ends for `seconds`, the watchdog reports once, and again only after a step has ended. With `stop`, it
+    also calls `stop(reason)`, and ends the process if no step ends for another `seconds`.
 
     Args:
       seconds: the longest time that a step may take.
       ended: returns the number of steps that have ended.
-      report: called with a message and the stacks of all threads, from a thread of its own.
+      report: called with a message and the stacks of all threads, from a separate thread.
       stop: requests the run to end. None: the run continues.
       clock: returns seconds from any origin.
-      end: ends the process; it is called with the exit code.
+      end: ends the process; called with the exit code.
 
     >>> now, steps, messages = [0.0], [0], []
     >>> dog = Watchdog(60, lambda: steps[0], lambda text, stacks: messages.append(text), clock=lambda: now[0])
@@ -74,7 +74,7 @@ class Watchdog:
         if not self._reported and now - self._since >= self._seconds:
             # The time for the run to end counts from here.
             self._reported, self._since = True, now
-            # In another thread: the log may hang on the very disk that the run waits for.
+            # In another thread: the log may hang on the same disk that the run waits for.
             _within(PATIENCE, lambda: self._report(text, stacks(self._thread.ident)))
             if self._stop is not None:
                 self._stop(f"watchdog: {text}")
@@ -82,14 +82,14 @@ class Watchdog:
             self._end_process(f"{text}, and for as long after the run was asked to end: the process is ended")
 
     def _end_process(self, text: str) -> None:
-        """End the process. Nothing is closed, which would wait for whatever hangs."""
+        """End the process without closing anything, as closing could hang, too."""
         _within(PATIENCE, lambda: self._report(text, stacks(self._thread.ident)))
         _within(PATIENCE, lambda: print(f"learner: {text}", file=sys.stderr, flush=True))
         self._end(EXIT)
 
 
 def stacks(*excluded: int | None) -> str:
-    """Return the stacks of all threads by their names, the main thread first, without the current and the excluded.
+    """Return the stacks of all threads by name, the main thread first, without the current and excluded threads.
 
     >>> end, started = threading.Event(), threading.Event()
     >>> def wait_for_it():
@@ -117,7 +117,7 @@ def _within(seconds: float, fn: Callable[[], None]) -> None:
     """Call a function in another thread, and wait for it at most some seconds."""
 
     def call() -> None:
-        with contextlib.suppress(Exception):  # a report that fails must not keep the watchdog from its work
+        with contextlib.suppress(Exception):  # a failed report must not stop the watchdog
             fn()
 
     thread = threading.Thread(target=call, name="learner-watchdog-report", daemon=True)

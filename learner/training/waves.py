@@ -1,4 +1,4 @@
-"""Populations in waves: groups of the members train one after another, each as a population of its own."""
+"""Populations in waves: groups of members train one after another, each as a separate population."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ from learner.training.preflight import preflight, read_checked
 from learner.training.programs.program_memory import memory_of
 from learner.training.setup.dispatch_plan import planned
 
-ROOM = 0.9  # of the memory of a device for one wave: its allocator needs some, and a validation may need more
+ROOM = 0.9  # fraction of a device's memory for one wave: its allocator needs some, and a validation may need more
 
 
 def fit_waves(
@@ -35,16 +35,16 @@ def fit_waves(
     processes: ProcessGroup,
     fit: Callable[[TrainingDefinition], Any],
 ) -> Any:
-    """Train a population in waves, and return its result. Where all members fit at once, they are one population.
+    """Train a population in waves, and return its result. If all members fit at once, they train as one population.
 
-    Waves that have ended are kept when it resumes. Where a wave is interrupted, the next ones do not begin, and the
-    result has the members so far.
+    A resumed run keeps completed waves. If a wave is interrupted, the next ones do not begin, and the result has the
+    members so far.
 
     Args:
-      definition: of the population.
+      definition: the definition of the population.
       train: see `Learner.fit`.
       valid: see `Learner.fit`.
-      processes: of the run.
+      processes: the processes of the run.
       fit: trains a definition.
     """
     began, options = time.monotonic(), definition.options
@@ -61,25 +61,24 @@ def fit_waves(
         may_resume(wave)  # raises, before the first of them begins
     preflight(_with(definition, of_waves[0]), train, valid, processes).inputs.close()  # raises, too
     results: list[PopulationResult] = []
-    # Without the members, whose directories each wave locks by itself.
+    # Without the members: each wave locks their directories itself.
     with locked_directory(dataclasses.replace(options, population=None), processes):
         processes.run_on_primary(lambda: _prepare(options, of_waves))
         for wave in of_waves:
-            if options.time_limit is not None:  # it is that of all waves
+            if options.time_limit is not None:  # it applies to all waves together
                 wave = dataclasses.replace(wave, time_limit=max(0.01, options.time_limit - (time.monotonic() - began)))
             results.append(fit(_with(definition, wave)))
-            gc.collect()  # the next wave needs the memory that cycles of objects hold
+            gc.collect()  # the next wave needs the memory held by reference cycles
             if end_word(results[-1].stopped_by) != "ended":
                 break
     return PopulationResult.of_waves(options.population, results)
 
 
 def wave_sizes(definition: TrainingDefinition, train: Any, valid: Any) -> list[int]:
-    """Return the numbers of members that train at once, one wave after another: those of the waves in the directory if
-    the run resumes, or else as the builder asks.
+    """Return the number of members in each wave: as in the directory if the run resumes, or else as set in the builder.
 
     Raises:
-      LearnerError: the data or the steps are wrong, or the waves in the directory are of other members.
+      LearnerError: the data or the steps are wrong, or the waves in the directory have other members.
     """
     options, shares = definition.options, definition.strategy.member_shares
     population: Population = options.population
@@ -106,7 +105,7 @@ def equal_sizes(members: int, waves: int, shares: int = 1) -> list[int]:
 
 
 def wave_name(number: int, waves: int) -> str:
-    """Return the name of the directory of a wave, whose number begins with 1.
+    """Return the name of a wave's directory. Waves are numbered from 1.
 
     >>> wave_name(2, 12)
     'wave-02'
@@ -115,8 +114,8 @@ def wave_name(number: int, waves: int) -> str:
 
 
 def _largest_wave(definition: TrainingDefinition, train: Any, valid: Any) -> int:
-    """Return the largest number of members that fit into the memory of their devices; all where that is not known. The
-    training is compiled for it, as nothing else tells what its activations need.
+    """Return the largest number of members that fit into the memory of their devices; all members if the memory is
+    unknown. This compiles the training, as only that reveals the memory of activations.
     """
     population, strategy = definition.options.population, definition.strategy
     limit, shares, members = memory_limit(strategy.devices[0]), strategy.member_shares, len(population)
@@ -133,18 +132,18 @@ def _largest_wave(definition: TrainingDefinition, train: Any, valid: Any) -> int
             plan = planned(tried, inputs)
             peak = max(program.peak for program in memory_of(plan.runner, plan.feed(), plan.feeder.loop))
         if tried.options.checkpoints is not None:
-            peak += state_bytes(tried.shapes()) * size // shares  # the copy that is saved
+            peak += state_bytes(tried.shapes()) * size // shares  # the copy for a checkpoint
         if peak <= room:
             return size
         size = max(shares, min(size - shares, size * room // peak // shares * shares))
 
 
 def _with(definition: TrainingDefinition, options: Options) -> TrainingDefinition:
-    return definition.trial(options, copy.deepcopy(definition.optimizer))  # a run changes the state of its plateau
+    return definition.trial(options, copy.deepcopy(definition.optimizer))  # a copy: a run changes its plateau's state
 
 
 def _refuse_other(population: Population, before: Sequence[Sequence[str]]) -> None:
-    """Raise `LearnerError` if the waves before, each with the names of its members, are not those of a population."""
+    """Raise `LearnerError` if earlier waves, each a list of member names, do not match the population."""
     sizes, names = [len(wave) for wave in before], [name for wave in before for name in wave]
     if names != [member.name for member in population.members]:
         problem = "other members"
@@ -179,6 +178,6 @@ def _prepare(options: Options, waves: Sequence[Options]) -> None:
         directory.prepare(options.directory, keep=False)
     if read_waves(options.directory):
         return  # of the run that resumes
-    # Before the first wave begins: a run that is killed in one of them resumes with the same groups.
+    # Before the first wave begins: a run that is killed in a wave must resume with the same groups.
     named = {wave.directory.name: [member.name for member in wave.population.members] for wave in waves}
     write_waves(options.directory, named)
