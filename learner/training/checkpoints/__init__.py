@@ -1,1 +1,1 @@
-"""Saving in the loop, and resuming from what was saved."""
+"""Saving checkpoints in the loop, and resuming from them."""

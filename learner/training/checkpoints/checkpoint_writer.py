@@ -1,4 +1,4 @@
-"""The saver's part of saving: it composes snapshots, writes records beside checkpoints, and reports the result."""
+"""The saver's part of saving: it composes snapshots, writes records next to checkpoints, and reports the result."""
 
 import dataclasses
 import functools
@@ -27,19 +27,19 @@ NAMES = {"model": "model", "optim": "optimizer's state", "scheduler": "scheduler
 
 
 class CheckpointWriter(ThreadOwned):
-    """Compose, record and report checkpoints. It belongs to the saver's thread, but for `record`, which the loop's
-    thread may call before there is a save.
+    """Compose, record and report checkpoints. It belongs to the saver's thread, except for `record`, which the loop's
+    thread may call before the first save.
 
     Args:
-      store: where checkpoints are written.
-      best: gets a snapshot back that could not be written, or None.
+      store: the store to write checkpoints to.
+      best: receives a snapshot that could not be written, or None.
       reporter: reports saves.
-      options: of the builder.
+      options: the options of the builder.
       runner: rebuilds models.
       composer: composes snapshots.
 
     Attributes:
-      failed_step: the last step whose checkpoint could not be written, or None. Other threads read it.
+      failed_step: the last step whose checkpoint could not be written, or None. Other threads may read it.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class CheckpointWriter(ThreadOwned):
         self._refused_step: int | None = None
 
     def snapshots(self, copied: StateCopy | None, answer: SaveAnswer) -> Iterator[Snapshot]:
-        """Yield the snapshots of a save in the order in which they have to be written, without those of parameters that
-        are not finite.
+        """Yield the snapshots of a save in the order in which they must be written, without those whose parameters are
+        not finite.
         """
         if self._owner is None:
             self.claim()  # by the saver's thread, which alone calls this
         return filter(self._is_finite, self._snapshots(copied, answer))
 
     def _is_finite(self, snapshot: Snapshot) -> bool:
-        """Return True unless parameters are not finite: a run could not resume from them. Steps look at losses and
-        gradients only, as an update seldom makes NaN of these.
+        """Return True if all parameters are finite, as a run cannot resume otherwise. Steps check only losses and
+        gradients, as an update rarely turns these into NaN.
         """
-        # A member of a population fails alone. In several processes, only the loop may compute with the arrays of all.
+        # A member of a population fails alone. With several processes, only the loop may compute with shared arrays.
         options = self._options
         unseen = options.population is not None or jax.process_count() > 1
         if unseen or options.on_nonfinite.policy == "ignore" or not (names := nonfinite_leaves(snapshot.state.params)):
@@ -83,10 +83,10 @@ class CheckpointWriter(ThreadOwned):
         return False
 
     def _snapshots(self, copied: StateCopy | None, answer: SaveAnswer) -> Iterator[Snapshot]:
-        """Yield the snapshots of a save in the order in which they have to be written.
+        """Yield the snapshots of a save in the order in which they must be written.
 
-        The best comes first, so that a run that is killed between the two, and resumed from the older checkpoint,
-        trains the rest again. A run that has to stop saves its last step first: it may not have the time for both.
+        The best comes first: a run that is killed between the two resumes from the older checkpoint and repeats the
+        rest. A run that must stop saves its last step first, as it may not have the time for both.
         """
         stops = copied is not None and copied.at_stop
         best_first = answer.best if not stops else None
@@ -94,7 +94,7 @@ class CheckpointWriter(ThreadOwned):
             yield self._on_devices(best_first)
         if copied is not None and answer.reported is not None:
             if stops and answer.is_best:
-                # This position is the best already, so its checkpoint stays when the run that stops here is resumed.
+                # This position is already the best, so its checkpoint stays when the stopped run resumes.
                 copied = dataclasses.replace(copied, fields={**copied.fields, "at_stop": False, "at_end": True})
             yield self._composer.compose(copied, answer.reported, answer.score)
         if stops and answer.best is not None:
@@ -105,17 +105,17 @@ class CheckpointWriter(ThreadOwned):
             return snapshot.to_devices()
 
     def flush_logs(self, snapshot: Snapshot) -> None:
-        """Write the logs of a snapshot to the disk before its checkpoint: one that is complete may rely on the logs up
-        to its offsets, also after a power loss.
+        """Flush the logs of a snapshot to the disk before its checkpoint: a complete checkpoint relies on the logs up
+        to its offsets, even after a power loss.
         """
         self._reporter.flush_logs(snapshot.progress)
 
     def record_snapshot(self, snapshot: Snapshot) -> None:
-        """Write the parts of a complete checkpoint that have files of their own."""
+        """Write the parts of a complete checkpoint that have separate files."""
         self.record(snapshot.state, snapshot.progress)
 
     def record(self, state: TrainState, progress: Mapping[str, Any]) -> None:
-        """Write the parts of a state that have files of their own."""
+        """Write the parts of a state that have separate files."""
         options = self._options.checkpoints
         if options is None or options.record is None:
             return
@@ -139,7 +139,7 @@ class CheckpointWriter(ThreadOwned):
 
     def _write_record(self, recorder: Recorder, item: str, state: TrainState, file: Any) -> None:
         if item == "model":
-            # The model takes over the arrays of the copy, which nobody uses after the record.
+            # The model uses the arrays of the copy, which are not needed after the record.
             recorder.write(self._runner.rebuild(state), file)
         elif item == "optim":
             recorder.write(state.opt_state, file)
@@ -151,7 +151,7 @@ class CheckpointWriter(ThreadOwned):
         progress = snapshot.progress
         epoch, path = progress["ends_epoch"] or progress["position"]["epoch"], self._store.path(snapshot.step)
         self._reporter.log.info("saved %s in %.2f s", path, seconds)
-        # Written by this thread alone and read by the loop's: one reference, which is replaced at once.
+        # Written only by this thread and read by the loop's: one reference, replaced atomically.
         self.failed_step = None
         self._reporter.report_save(epoch, snapshot.step, path, seconds)
 
@@ -163,5 +163,5 @@ class CheckpointWriter(ThreadOwned):
         self.failed_step = step  # the end of the run tries again
         what = f"could not be written to {self._store.path(step)}, and training continues: {one_line(error)}"
         self._reporter.warn(f"the checkpoint of step {step} {what}")
-        if not is_full(error):  # the log needs the room that is left
+        if not is_full(error):  # the log needs the remaining space
             self._reporter.log.info("the traceback:", exc_info=error)

@@ -24,11 +24,11 @@ def load_model_state(
     """Return a state with the model of a checkpoint.
 
     Args:
-      definition: of the run.
-      state: arrays, or shapes with their shardings. Everything that no model needs stays as it is there, unless the
+      definition: the definition of the run.
+      state: arrays, or shapes with their shardings. Parts that do not belong to the model are unchanged, unless the
         checkpoint has another optimizer or other frozen parameters.
       entry: the checkpoint.
-      store: of the checkpoint.
+      store: the store of the checkpoint.
 
     Raises:
       DamagedError: a file of the checkpoint is damaged.
@@ -39,14 +39,14 @@ def load_model_state(
     if store.differences(entry.step, {name: items[name] for name in ("model", "optim")}):
         adapter, fill = definition.step.adapter, definition.step.fill_missing
         return restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
-    # The optimizer's state may be larger than the model, and is read only if it holds averaged parameters.
+    # The optimizer's state may be larger than the model, so it is read only if it holds averaged parameters.
     items = {name: x for name, x in items.items() if name == "model" or (name == "optim" and averaged)}
     return from_items(store.restore(entry.step, items), state)
 
 
 def load_best_state(definition: TrainingDefinition, state: TrainState) -> tuple[TrainState, int, int]:
-    """Return a state with the model of the best checkpoint that is not damaged, and the epoch and step of that.
-    `state`: see `load_model_state`.
+    """Return a state with the model of the best intact checkpoint, and the epoch and step of the checkpoint. `state`:
+    see `load_model_state`.
 
     Raises:
       LearnerError: the run saved nothing, or none of its checkpoints can be read.
@@ -73,8 +73,8 @@ def load_best_state(definition: TrainingDefinition, state: TrainState) -> tuple[
 
 
 def trained_until(entry: Entry, progress: Mapping[str, Any]) -> tuple[Entry, int]:
-    """Return a checkpoint with the step after which its state was trained last, and the epoch of that step. A member of
-    a population may have ended before the population saved it. `progress`: of the checkpoint.
+    """Return a checkpoint with the last trained step of its state, and the epoch of that step. A member of a population
+    may have ended before the checkpoint. `progress`: the progress of the checkpoint.
     """
     step = progress.get("state_step", entry.step)
     if step == entry.step:
@@ -84,5 +84,5 @@ def trained_until(entry: Entry, progress: Mapping[str, Any]) -> tuple[Entry, int
 
 
 def epoch_of(store: CheckpointStore, entry: Entry) -> int:
-    """Return the epoch that a checkpoint ends, or inside of which it was made."""
+    """Return the epoch at whose end, or inside of which, a checkpoint was made."""
     return entry.epoch or Position.from_json(store.progress(entry.step)["position"]).shown_epoch

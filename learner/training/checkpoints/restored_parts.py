@@ -51,14 +51,14 @@ def _in_lanes(saved: list[Any], progress: Mapping[str, Any], lanes: Sequence[int
     """Return the metric states of a population for these lanes, which other devices may fill with other members.
 
     Args:
-      saved: a state of each lane of the checkpoint.
-      progress: of the checkpoint.
-      lanes: the member of each lane now.
+      saved: a state for each lane of the checkpoint.
+      progress: the progress of the checkpoint.
+      lanes: the current member of each lane.
     """
     before = list(progress.get("lanes") or range(len(progress["members"])))
     if before == list(lanes) or any(len(x) != len(before) for x in saved):  # the latter are refused by their shapes
         return saved
-    # A member without a lane before has ended: nobody reads its state.
+    # A member without a lane before has ended: its state is never read.
     places = np.array([before.index(member) if member in before else 0 for member in lanes])
     return [x[places] for x in saved]
 
@@ -66,14 +66,14 @@ def _in_lanes(saved: list[Any], progress: Mapping[str, Any], lanes: Sequence[int
 def reporter_values(
     options: Options, restored: Restored | None, splits: Sequence[str], runner: Runner, first_batch: Any
 ) -> dict[str, Any]:
-    """Return the arguments of the reporter that a checkpoint changes: the metrics and the history; of a checkpoint
-    within an epoch, also the values and rows so far.
+    """Return the arguments of the reporter that a checkpoint changes: the metrics and the history; for a checkpoint
+    inside an epoch, also the values and rows so far.
     """
     metrics = {split: options.metrics_of(split) for split in splits}
     restore_host_metrics(restored, metrics)
     collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
     arguments: dict[str, Any] = {"metrics": metrics, "history": History()}
-    # A checkpoint has the leaves of these rows, and the step as it is now gives their structure.
+    # A checkpoint has the leaves of these rows, and the current step gives their structure.
     if rows := rows_in_flight(restored, collecting, options):
         row_trees = dict(zip(collecting["train"], runner.row_trees(first_batch), strict=True))
         arguments |= {"collected": rows, "row_trees": row_trees}
@@ -88,7 +88,7 @@ def rows_in_flight(
 ) -> dict[str, dict[str, list[list[np.ndarray]]]]:
     """Return the rows that collecting metrics (their names by split) held in a checkpoint inside an epoch."""
     if restored is None or options.population is not None or not _same_metrics(restored, options):
-        return {}  # of a population, each member has its own
+        return {}  # each member of a population has its own
     stored = (restored.metrics or {}).get("rows") or {}
     rows_by_split: dict[str, dict[str, list[list[np.ndarray]]]] = {}
     for split, metrics in stored.items():

@@ -1,4 +1,4 @@
-"""Resuming: the checkpoint that a run begins with, and the differences to the run that saved it."""
+"""Resuming: the checkpoint to resume from, and the differences from the run that saved it."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ from learner.util.text import short
 
 
 def find_checkpoint(plan: RunPlan) -> Restored | None:
-    """Return the checkpoint to resume from. Return None for a new run, and for one that has saved nothing so far."""
+    """Return the checkpoint to resume from, or None for a new run and for a run that has not saved anything."""
     if not plan.resumes:
         return None
     options = plan.options
@@ -39,7 +39,7 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
         with contextlib.closing(open_store(options)) as store:
             store.recover()
 
-    # Before anybody looks for checkpoints: a kill may have left the newest complete one without its name.
+    # Before any search for checkpoints: a kill may have left the newest complete one without its name.
     plan.processes.run_on_primary(recover)
 
     def differing(progress: Mapping[str, Any]) -> list[str]:
@@ -68,7 +68,7 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
 
 
 def _refuse_lost(options: Options) -> None:
-    """Raise `LearnerError` if a run has saved checkpoints and all of them are gone: a new run would remove its logs."""
+    """Raise `LearnerError` if a run has saved checkpoints and all are missing: a new run would remove its logs."""
     lines = read_journal(options.directory) if (options.directory / MARK).is_file() else []
     saved = [fields["step"] for _, fields in lines if fields.get("event") == "save" and "step" in fields]
     if saved:
@@ -82,7 +82,7 @@ def _refuse_lost(options: Options) -> None:
 
 
 def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:
-    """Return why a member of a population cannot resume by itself, or None."""
+    """Return why a member of a population cannot resume separately, or None."""
     if "keywords" not in progress:  # of a run, or of a population
         return None
     if end := progress["halted"] or progress["stopped"]:
@@ -104,8 +104,8 @@ def read_checkpoint(
     processes: ProcessGroup = SINGLE_PROCESS,
     eval_only_kind: str | None = None,
 ) -> Restored | None:
-    """Return the checkpoint that the builder chose. Return None if `resume()` finds no checkpoint at all. For
-    `eval_only_kind`, see `restore`.
+    """Return the checkpoint that the builder selects, or None if `resume()` finds no checkpoint. For `eval_only_kind`,
+    see `restore`.
     """
     options, start = definition.options, definition.options.start or {}
     arguments = definition.placed_shapes(), definition.step.fill_missing, allowed(options), differing, eval_only_kind
@@ -129,7 +129,7 @@ def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | N
     """Return the summary of a run that has nothing left to train, or None. Nothing is written."""
     options, position = plan.options, restored.position
     if options.population is None:
-        # Set only to ask for the reason: `restore_decisions` sets it again if the run trains on.
+        # Set only to get the reason: `restore_decisions` sets it again if the run continues.
         set_stopping(options.early_stopping, restored.progress["early_stopping"])
     past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
         options.num_steps is not None and position.step >= options.num_steps
@@ -140,20 +140,20 @@ def finished_summary(plan: RunPlan, restored: Restored) -> Mapping[str, Any] | N
     summary = read_summary(options.directory)
     if summary is None or not str(summary.get("stopped_by")).startswith(ENDS):
         return None
-    # The summary may be of a later end than the checkpoint, which may have been chosen by its step.
+    # The summary may be of a later step than the checkpoint, which may have been selected by its step.
     if summary.get("steps") != position.step or position.pending:
         return None
     return summary
 
 
 def all_ended_reason(members: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why a population has ended if all its members have by themselves, or None. `members`: of a checkpoint."""
+    """Return why a population has ended if all of its members have ended, or None. `members`: from a checkpoint."""
     ended = bool(members) and all(member["halted"] or member["stopped"] for member in members)
     return all_ended_text(len(members)) if ended else None
 
 
 def set_stopping(early_stopping: Sequence[MetricEarlyStopping], saved: list[Mapping[str, Any]]) -> None:
-    """Give each early stopping the saved state of the first one with its monitor; others keep their first state."""
+    """Set each early stopping to the first saved state with its monitor; others keep their initial state."""
     states = list(saved)
     for stopping in early_stopping:
         state = next((s for s in states if s.get("monitor") == stopping.monitor.monitor), None)
@@ -163,7 +163,7 @@ def set_stopping(early_stopping: Sequence[MetricEarlyStopping], saved: list[Mapp
 
 
 def first_state(plan: RunPlan, restored: Restored) -> TrainState:
-    """Return the state that a resumed run begins with, placed by the strategy.
+    """Return the initial state of a resumed run, placed by the strategy.
 
     Raises:
       LearnerError: the data cannot be read from the position of the checkpoint.
@@ -175,7 +175,7 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
     of_plateau = restored.progress["plateau"] is not None or restored.progress.get("plateaus")
     if (plan.plateau is not None and of_plateau) or plan.options.exploit is not None:
         return restored.state
-    # The learning rate of the builder may have changed; what hooks have made of it stays.
+    # The builder's learning rate may have changed; the factor from hooks stays.
     lr_scale = plan.strategy.place(scaled(definition.lr_scale, position.lr_factor))
     return dataclasses.replace(restored.state, lr_scale=lr_scale)
 
@@ -187,7 +187,7 @@ def differences(
     progress: Mapping[str, Any], fingerprint: Mapping[str, Any], shares: int, allow: Collection[str]
 ) -> list[str]:
     """Return the changes that a checkpoint inside an epoch does not permit. A checkpoint between epochs permits all.
-    `shares`: the number of processes that have data of their own.
+    `shares`: the number of processes with their own data.
     """
     position = Position.from_json(progress["position"])
     if not position.batch:
@@ -219,7 +219,7 @@ def differences(
 
 
 def population_difference(progress: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> str | None:
-    """Return why a checkpoint is not of the population that resumes, or None."""
+    """Return why a checkpoint does not belong to the population that resumes, or None."""
     before: Any = saved_fingerprint(progress)["settings"].get("population")
     now: Any = fingerprint["settings"]["population"]
     if before == now:
@@ -242,7 +242,7 @@ def _shown_member(member: Any) -> str:
 
 
 def data_of(progress: Mapping[str, Any], process: int) -> Any:
-    """Return the state of the training data of a process. Return None if it is not known."""
+    """Return the state of the training data of a process, or None if unknown."""
     count = _processes_of(progress)
     if count is None:
         return progress.get("data")
@@ -250,7 +250,7 @@ def data_of(progress: Mapping[str, Any], process: int) -> Any:
 
 
 def _processes_of(progress: Mapping[str, Any]) -> int | None:
-    """Return the number of processes that had data of their own. Return None if all had the same data."""
+    """Return the number of processes with their own data, or None if all had the same data."""
     data = progress.get("data")
     return len(data["processes"]) if isinstance(data, dict) and data.keys() == {"processes"} else None
 
@@ -260,7 +260,7 @@ def _listed(names: Any) -> str:
 
 
 def changes_since_end(restored: Restored, fingerprint: Mapping[str, Any]) -> str | None:
-    """Return the warning about what changed since the end of a run that has nothing left to train, if anything."""
+    """Return a warning about changes since the end of a finished run, or None."""
     texts = changes(saved_fingerprint(restored.progress), fingerprint).others
     if not texts:
         return None
@@ -269,12 +269,12 @@ def changes_since_end(restored: Restored, fingerprint: Mapping[str, Any]) -> str
 
 
 def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: Options) -> tuple[list[str], list[str]]:
-    """Return the warning about what changed since a checkpoint and has an effect, if any, and lines for the log about
-    what may change last bits.
+    """Return a warning about changes since a checkpoint that have an effect, if any, and lines for the log about
+    changes that may affect last bits.
     """
     changed, position = changes(saved_fingerprint(restored.progress), fingerprint), restored.position
     warned, now = [], platform_facts()
-    doubts = changed.doubts if position.batch else []  # between epochs the source itself warns of the order
+    doubts = changed.doubts if position.batch else []  # between epochs the source itself warns about the order
     if texts := changed.others + changed.train_data + doubts:
         since = f"since the checkpoint of step {restored.entry.step}"
         warned.append(f"the run resumes although this changed {since}: {'; '.join(texts)}")
@@ -296,7 +296,7 @@ def _assigned(numbers: Mapping[str, float]) -> str:
 
 
 def too_few_epochs(options: Options, position: Position) -> list[str]:
-    """Return a warning if `num_epochs` or `num_steps` is less than the run has trained already."""
+    """Return a warning if `num_epochs` or `num_steps` is less than the run has already trained."""
     begun = position.epoch - (0 if position.batch else 1)
     if options.num_epochs is not None and begun > options.num_epochs:
         has = f"is in epoch {begun}" if position.batch else f"has {begun}"

@@ -1,4 +1,4 @@
-"""Taking a run back to the checkpoint it resumes from: newer lines and newer checkpoints are set aside."""
+"""Rewinding a run to the checkpoint that it resumes from: newer log lines and checkpoints are archived."""
 
 import contextlib
 import logging
@@ -23,8 +23,8 @@ NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
 
 
 def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitStack) -> CheckpointStore | None:
-    """Return the checkpoints, which `threads` closes, with everything else in the directory at the position to resume
-    from. Return None if nothing is saved.
+    """Rewind the directory to the position to resume from, and return the checkpoints, which `threads` closes. Return
+    None if nothing is saved.
     """
     options, restored, log = spec.options, spec.restored, outputs.log
     store = None
@@ -46,16 +46,16 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
         _rewind_logs(spec, outputs, store, superseded)
         if store is not None:
             store.prepare()
-            # Only now that the newest is one that could be read, and before a run that has nothing left to save.
+            # Only now, as the newest could be read, and before a run that may have nothing left to save.
             store.prune()
 
-    # The others wait for this: none may write into the directory while it is cleared.
+    # The other processes wait for this: none may write to the directory while it is cleared.
     spec.processes.run_on_primary(prepare)
     return store
 
 
 def _has_newer(options: Options, restored: Restored) -> bool:
-    """Return True if there are checkpoints of later steps than that of the one from which the run resumes."""
+    """Return True if there are later checkpoints than the one from which the run resumes."""
     with contextlib.closing(open_store(options)) as saved:
         return any(step > restored.entry.step for step in saved.steps)
 
@@ -63,12 +63,12 @@ def _has_newer(options: Options, restored: Restored) -> bool:
 def _copy_from_population(
     options: Options, restored: Restored, store: CheckpointStore, warn: Callable[[str], None]
 ) -> None:
-    """Write the checkpoints of a member that resumes by itself for the first time, so that its run has its own."""
+    """Write separate checkpoints for a member that resumes separately for the first time."""
     with contextlib.closing(open_store(options)) as source:
         if not isinstance(source, MemberStore):
             return
         store.prepare()
-        # The newest last: until it is there, another start reads those of the population, and copies on.
+        # The newest last: until it exists, another start reads the population's checkpoints and continues the copy.
         for step in [entry.step for entry in source.entries if entry.step <= restored.entry.step]:
             try:
                 if step not in store.steps:
@@ -97,8 +97,8 @@ def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None,
             each.files.cut(NOTHING_LOGGED)
         log.info("resume: there is no checkpoint yet, so the run starts over")
     else:
-        # Checkpoints before logs: a kill in between leaves logs that are too long, and the next start cuts those. After
-        # logs that were cut first, the newest checkpoint would count on lines that are gone.
+        # Checkpoints before logs: a kill in between leaves logs that are too long, which the next start cuts. If logs
+        # were cut first, the newest checkpoint would rely on missing lines.
         place = _archive_newer_checkpoints(options, restored, store, log) if superseded else None
         for each, position in zip(every, positions, strict=True):
             kept = place if place is None else each.options.directory / "superseded" / place.name
@@ -117,7 +117,7 @@ def _positions(restored: Restored | None) -> list[Mapping[str, Any]]:
 def _archive_newer_checkpoints(
     options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger
 ) -> Path:
-    """Move newer checkpoints to a directory in `superseded/`, and return it. Those of a population stay."""
+    """Move newer checkpoints to a directory in `superseded/`, and return it. Checkpoints of a population stay."""
     if store is None:  # nothing is saved from now on, but newer checkpoints must go, too
         with contextlib.closing(open_store(options)) as reader:
             return _archive_newer_checkpoints(options, restored, reader, log)
@@ -133,9 +133,9 @@ def _archive_newer_checkpoints(
 def _write(path: Path, text: str, mode: int) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    # Never through a link, and never readable by others, not for a moment.
+    # Never through a link, and never readable by others, not even for a moment.
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # a config that a power cut has shortened would be that of another run
+        os.fsync(file.fileno())  # a config truncated by a power loss would look like another run's
     partial.replace(path)

@@ -1,7 +1,7 @@
-"""The reporter's part of saving: what a save writes, decided at its place in the order of values.
+"""The reporter's part of saving: decisions about a save, made at its position in the order of values.
 
-Everything here runs on the reporter's thread, which has just read the values of the steps before. On another thread
-the history and the log offsets would be those of a later step.
+Everything here runs on the reporter's thread, which has just read the values of all earlier steps. On another thread
+the history and the log offsets would belong to a later step.
 """
 
 import numpy as np
@@ -12,17 +12,17 @@ from learner.training.progress.position import Position
 from learner.training.progress.snapshot import SaveAnswer, SnapshotComposer, StateCopy
 from learner.training.reporting.reporter import Reporter
 
-IN_PLACE = ("cpu",)  # platforms whose memory is that of the host: a copy need not move to wait there
+IN_PLACE = ("cpu",)  # platforms that use the host's memory: a copy need not be moved there
 
 
 class SaveDecisions:
     """Decide what a save writes, and which copies are the best so far. Its methods run on the reporter's thread.
 
     Args:
-      reporter: knows the history and the log offsets.
-      best: holds the best epoch; None if only checkpoints that are due can be the best.
+      reporter: has the history and the log offsets.
+      best: holds the best epoch; None if only due checkpoints can be the best.
       composer: composes snapshots.
-      platform: of the devices.
+      platform: the platform of the devices.
     """
 
     def __init__(self, reporter: Reporter, best: BestSnapshot | None, composer: SnapshotComposer, platform: str):
@@ -35,22 +35,22 @@ class SaveDecisions:
         if self._reporter.halted is not None:  # no checkpoint has anything of the steps after it
             return SaveAnswer(None, None, None)
         score = self._score(step)
-        # First: it writes the logs, which may fail, and then the best snapshot must still be held.
+        # First: it writes the logs, and if that fails, the best snapshot must still be held.
         reported = self._reporter.snapshot(position.in_validation, with_rows)
         if best is None:
             return SaveAnswer(reported, score, None)
         is_best = best.is_pending(step)
-        # A checkpoint that only a stop has made goes once the run has resumed, so it cannot be the best one.
+        # A checkpoint made only because of a stop is removed once the run has resumed, so it cannot be the best.
         if is_best or (not at_stop and best.improves(score)):
             best.supersede(step, score)
         return SaveAnswer(reported, score, best.pop(), is_best)
 
     def pop_best(self) -> SaveAnswer:
-        """Return the best snapshot to be written alone, if there is one."""
+        """Return the best snapshot to be written alone, if any."""
         return SaveAnswer(None, None, None if self._best is None else self._best.pop())
 
     def decide_candidate(self) -> None:
-        """Keep the oldest copy that was offered if it is the best so far."""
+        """Keep the oldest offered copy if it is the best so far."""
         assert self._best is not None
         with self._best.candidate() as copied:
             self._decide(copied, self._best)
@@ -59,7 +59,7 @@ class SaveDecisions:
         score = self._score(copied.position.step)
         if self._reporter.halted is not None or not best.improves(score):
             return
-        # Only of one that is the best: a snapshot copies the history and writes the logs.
+        # Only if it is the best: a snapshot copies the history and writes the logs.
         reported = self._reporter.snapshot(copied.position.in_validation, copied.has_rows)
         snapshot = self._composer.compose(copied, reported, score)
         with OomContext(CHECKPOINT):

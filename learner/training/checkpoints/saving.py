@@ -1,22 +1,22 @@
 """Saving: from the loop's copy of the state to a complete checkpoint.
 
-A save hops between threads once. The loop copies what the next dispatch changes, and leaves the copy to the saver's
-thread with a future for the rest, which the reporter alone knows. The reporter fills the future when it has read the
-values of all steps before:
+A save hops between threads once. The loop copies everything that the next dispatch changes, and passes the copy to the
+saver's thread with a future for the rest, which only the reporter has. The reporter fills the future when it has read
+the values of all earlier steps:
 
     loop ──── request: copy, future ────> saver
       └───── query ────> reporter ──── fills the future ────> saver ──── "saved", without waiting ────> reporter
 
-Nobody waits in a circle:
+There is no deadlock:
 
 - The loop waits for the saver when two saves are pending, and for the reporter when that is behind.
-- The saver waits for the reporter, until the future of its first request is filled. A reporter that fails, or a loop
-  that fails before it has queued the query, fails the future instead, and the saver drops the request.
-- The reporter waits for the saver only when the disk is full, and only for saves whose futures are filled. Requests
-  and queries are queued in the same order, by the loop's thread, so a save before one of those is never unanswered.
+- The saver waits for the reporter until the future of its first request is filled. If the reporter fails, or the loop
+  fails before it has queued the query, the future fails instead, and the saver drops the request.
+- The reporter waits for the saver only when the disk is full, and only for saves whose futures are filled. The loop's
+  thread queues requests and queries in the same order, so earlier saves than these are never unanswered.
 
-The best epoch takes the same way with a rest in between: the loop offers a copy to `BestSnapshot`, the reporter decides
-about it in order, and the answer to the next request contains it.
+The best epoch takes the same path with a pause: the loop offers a copy to `BestSnapshot`, the reporter decides about it
+in order, and the answer to the next request contains it.
 """
 
 import functools
@@ -45,22 +45,22 @@ from learner.util.ownership import ThreadOwned
 
 
 class CheckpointSaver(ThreadOwned):
-    """Save checkpoints, and the best epoch when it has to be. It belongs to the loop's thread; its parts belong to the
+    """Save checkpoints, and the best epoch when necessary. It belongs to the loop's thread; its parts belong to the
     reporter's and the saver's, see `SaveDecisions` and `CheckpointWriter`.
 
     Args:
-      store: where checkpoints are written.
-      queue: of the saves.
-      reporter: knows the history and the log offsets.
-      options: of the builder.
+      store: the store to write checkpoints to.
+      queue: the queue of saves.
+      reporter: has the history and the log offsets.
+      options: the options of the builder.
       runner: rebuilds states.
-      spent: the loop's seconds apart from steps.
+      spent: the loop's seconds on anything but steps.
       hosts: the processes of the run.
-      consensus: of several processes, or None.
-      best: holds the best epoch until it is saved; None if only checkpoints that are due can be the best.
-      monitor: the metric that decides about the best, by key.
+      consensus: the consensus of several processes, or None.
+      best: holds the best epoch until it is saved; None if only due checkpoints can be the best.
+      monitor: the key of the metric that selects the best.
       higher_is_better: its direction.
-      fingerprint: of the run, see `learner.training.checks.fingerprints`.
+      fingerprint: the fingerprint of the run; see `learner.training.checks.fingerprints`.
       last_saved: the position of the newest checkpoint, or None.
       each_data: True if each process has training data of its own.
 
@@ -94,14 +94,14 @@ class CheckpointSaver(ThreadOwned):
         composer = SnapshotComposer(monitor, higher_is_better, fingerprint, options.config_kept)
         self._decisions = SaveDecisions(reporter, best, composer, runner.strategy.platform)
         self._writer = writer = CheckpointWriter(store, best, reporter, options, runner, composer)
-        # Before the saver's thread begins, which calls it.
+        # Before the start of the saver's thread, which calls it.
         store.place.warn = reporter.warn
         failed = None if options.on_save_error == "raise" else writer.report_failure
         self._saver = Saver(store, queue, writer.report, failed, writer.flush_logs, writer.record_snapshot)
         self.claim()
 
     def is_saved(self, position: Position) -> bool:
-        """Return True if the newest checkpoint is of this position, and its write has not failed so far."""
+        """Return True if the newest checkpoint is at this position, and its write has not failed so far."""
         return self._last_saved == position and self._writer.failed_step != position.step
 
     def seconds_since_save(self) -> float:
@@ -109,41 +109,41 @@ class CheckpointSaver(ThreadOwned):
         return time.monotonic() - self._saved_at
 
     def is_due(self, ended_epoch: int | None, step: int) -> bool:
-        """Return True if a checkpoint is due. Several processes go by the clock of the first one."""
+        """Return True if a checkpoint is due. Several processes use the clock of the first one."""
         options = self._options.checkpoints
         since = self.seconds_since_save() if self._consensus is None else self._consensus.since
         return options is not None and options.due(ended_epoch, step, since)
 
     def reserve(self) -> float:
-        """Return the seconds that saving at the end may take, by the longest save so far. From any thread."""
+        """Return the seconds to reserve for saving at the end, by the longest save so far. Any thread may call it."""
         return (3 if self.best is not None and self.best.is_pending() else 2) * self._saver.longest
 
     def is_measured(self, validator: Validator, step: int, ended_epoch: int | None) -> bool:
-        """Return True if the monitored metric was measured after this step, which ended an epoch or none."""
+        """Return True if the monitored metric was measured after this step, at the end of an epoch or inside one."""
         split = self._monitor.partition("/")[0]
         if split not in validator.feeders:
             return ended_epoch is not None
         return validator.has_validated(split, step, ended_epoch)
 
     def gather_data_state(self, data_state: Any) -> Any:
-        """Return the state of the training data, of each process if each has its own. All processes call it."""
+        """Return the state of the training data; if each process has its own data, all states. All must call it."""
         return {"processes": self._hosts.all_gather_json(data_state, "save")} if self._each_data else data_state
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def save(self, copied: StateCopy) -> None:
-        """Leave a checkpoint to the saver. Blocks while two saves are pending."""
+        """Pass a checkpoint to the saver. Blocks while two saves are pending."""
         if self._consensus is not None:
-            # All processes save at this step, so that each may reset what they have agreed on.
+            # All processes save at this step, so each may reset the agreed value.
             self._consensus.since = 0.0
-        # Recorded before it is written: if that fails, `failed_step` says so later.
+        # Recorded before it is written: if that fails, `failed_step` records it later.
         self._last_saved, self._saved_at = copied.position, time.monotonic()
         # The query has no array: the reporter's queue must not keep a copy of the state alive.
         answer = functools.partial(self._decisions.answer, copied.position, copied.at_stop, copied.has_rows)
         self._submit(copied, answer)
 
     def write_best(self) -> None:
-        """Have the best snapshot written, unless it is already; in order with the saves before."""
+        """Write the best snapshot after the earlier saves, unless it is already written."""
         if self.best is not None:
             self._submit(None, self._decisions.pop_best)
 
@@ -155,7 +155,7 @@ class CheckpointSaver(ThreadOwned):
                 self._saver.submit(request, self._check_others)
             self._reporter.put(Query(answer, request.answer))
         except BaseException:
-            request.answer.cancel()  # nobody will answer, and the saver must not wait for it
+            request.answer.cancel()  # no answer will come, and the saver must not wait for it
             raise
 
     def _check_others(self) -> None:
@@ -165,8 +165,8 @@ class CheckpointSaver(ThreadOwned):
     def reserve_copy(self) -> None:
         """Block until another copy for the best epoch may be made.
 
-        A copy does not wait for the device. It waits for the reporter where that has earlier copies to decide about, so
-        that memory holds only a few of them.
+        A copy does not wait for the device. It waits while the reporter has earlier copies to decide about, so that
+        memory holds only a few of them.
         """
         assert self.best is not None
         with self._spent.saving():
@@ -179,20 +179,20 @@ class CheckpointSaver(ThreadOwned):
         self._reporter.put(Callback(self._decisions.decide_candidate))
 
     def finish_best(self) -> None:
-        """Wait until the best snapshot is on the disk: a run that fails writes nothing else."""
+        """Wait until the best snapshot is on the disk. A run that fails writes nothing else."""
         self.write_best()
         self._saver.wait()
 
     def submit_best(self) -> None:
-        """Have the best snapshot written after the reporter has ended, which can no longer answer."""
+        """Submit the best snapshot after the reporter has ended and can no longer answer."""
         if self.best is not None:
             request = SaveRequest(functools.partial(self._writer.snapshots, None))
-            # On this thread: that of the reporter, to which the decision belongs, has ended.
+            # On this thread: the reporter's thread, to which the decision belongs, has ended.
             request.answer.set_result(self._decisions.pop_best())
             self._saver.submit(request)
 
     def record(self, state: TrainState, progress: Mapping[str, Any]) -> None:
-        """Write the records of a checkpoint that a process has left without them."""
+        """Write the records of a checkpoint that an earlier process has not written."""
         self._writer.record(state, progress)
 
     # -- the saver's thread, seen from outside -------------------------------------------------------------------------
@@ -202,9 +202,9 @@ class CheckpointSaver(ThreadOwned):
         self._saver.check()
 
     def wait(self) -> None:
-        """Block until everything that was submitted is written."""
+        """Block until everything submitted is written."""
         self._saver.wait()
 
     def close(self, seconds: float | None = None) -> None:
-        """End the saver's thread after what was submitted; see `Saver.close`."""
+        """End the saver's thread after all submitted saves; see `Saver.close`."""
         self._saver.close(seconds)

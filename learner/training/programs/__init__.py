@@ -1,1 +1,1 @@
-"""The compiled programs of a run: they are compiled, kept, and called with the state that they change."""
+"""The compiled programs of a run: compilation, storage, and calls with the state that they change."""

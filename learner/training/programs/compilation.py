@@ -1,4 +1,4 @@
-"""Compilations: counted, timed and, on accelerators, kept on disk."""
+"""Compilation: counting, timing and, on accelerators, caching on disk."""
 
 import contextlib
 import os
@@ -22,15 +22,15 @@ _registered = False
 
 
 class CompileTimes:
-    """Count the programs that are compiled while it is open, and the seconds that this takes.
+    """Count the programs compiled inside of the block, and the seconds that this takes.
 
     JAX calls the listener in the thread that compiles.
 
     Attributes:
       count: the number of programs.
-      seconds: of compiling them, in all threads.
-      in_thread: seconds that the thread that opened this spent on tracing, lowering, compiling, and waiting for other
-        threads to compile.
+      seconds: the time of compiling them, in all threads.
+      in_thread: the time that the opening thread spent on tracing, lowering, compiling, and waiting for other threads
+        to compile.
 
     >>> with CompileTimes() as times:
     ...     _ = jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(7))
@@ -52,7 +52,7 @@ class CompileTimes:
             return
         now = time.perf_counter()
         began = now - seconds
-        # JAX reports inner functions first: spans within this one are part of it, and must not count twice.
+        # JAX reports inner functions first: spans within this one are part of it, and must not be counted twice.
         while self._spans and self._spans[-1][0] >= began:
             first, last = self._spans.pop()
             self.in_thread -= last - first
@@ -88,15 +88,15 @@ def _on_event(event: str, duration_secs: float, **_: Any) -> None:
 def compilation_cache(platform: str, directory: str | None) -> Iterator[str | None]:
     """Keep compiled programs on disk inside the block, through JAX's persistent compilation cache.
 
-    The settings of JAX are restored when the block ends, also by an error, and its cache object is dropped: JAX binds
-    it to the first directory that it compiles for, and would keep writing there.
+    JAX's settings are restored when the block ends, also after an error. JAX's cache object is dropped: JAX binds it to
+    the first directory, and would continue to write there.
 
     Args:
-      platform: of the devices. On GPU and TPU programs are kept by default, in a directory of the user's.
-      directory: where they are kept instead. Without it a cache that the user has set is left as it is.
+      platform: the platform of the devices. On GPU and TPU, programs are cached by default, in a per-user directory.
+      directory: the directory to use instead. Without it, a cache that the user has set is used unchanged.
 
     Yields:
-      The directory, or None if nothing is kept, also because the user has turned JAX's cache off.
+      The directory, or None if nothing is cached, or if the user has turned JAX's cache off.
     """
     current: str | None = jax.config.values["jax_compilation_cache_dir"]
     if not jax.config.values["jax_enable_compilation_cache"]:
@@ -111,12 +111,12 @@ def compilation_cache(platform: str, directory: str | None) -> Iterator[str | No
 def _cache_directory(directory: str | None) -> str:
     if directory is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        # One for each set of flags: XLA keeps its choice of kernels there, too, and uses it for any program, also for
-        # one that must be deterministic.
+        # One for each set of flags: XLA also stores its choice of kernels there, and uses it for any program, even one
+        # that must be deterministic.
         flags = " ".join(os.environ.get("XLA_FLAGS", "").split())
         name = f"compilations-{zlib.crc32(flags.encode()):08x}" if flags else "compilations"
         return str(cache / "learner" / name)
-    # A relative path would be another directory once a hook or a notebook changes the working directory.
+    # A relative path would change its meaning when a hook or a notebook changes the working directory.
     return directory if "://" in directory else os.path.abspath(directory)
 
 
@@ -124,7 +124,7 @@ def _cache_directory(directory: str | None) -> str:
 def _configured(directory: str) -> Iterator[dict[str, Any]]:
     settings: dict[str, Any] = {
         "jax_compilation_cache_dir": directory,
-        # JAX's own thresholds would keep neither small nor quickly compiled programs, which is what most of ours are.
+        # JAX's own thresholds would not cache small or quickly compiled programs, as most of ours are.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": 0,
     }

@@ -1,4 +1,4 @@
-"""The programs of a run, compiled for its devices, and the state in the form that they take."""
+"""The programs of a run, compiled for its devices, and the form of the state for them."""
 
 import dataclasses
 import functools
@@ -19,14 +19,14 @@ SPLIT_ARGUMENTS: tuple[Kind, ...] = ("metrics", "batch", "same", "same")  # the 
 
 
 class StateLeaves:
-    """The leaves of a train state in two lists: those that steps change, and those that none does.
+    """The leaves of a train state in two lists: those that steps change, and fixed ones.
 
-    The latter (the factor of the learning rate, the root key) go into programs and do not come out again: a small step
-    notices every array that does.
+    Programs take the fixed leaves (the factor of the learning rate, the root key) but do not return them: each returned
+    array costs a small step measurable time.
 
     Attributes:
-      moving: leaves that steps change. They are donated: after the next training dispatch these arrays are gone.
-      fixed: the others.
+      moving: leaves that steps change. They are donated: the next training dispatch invalidates these arrays.
+      fixed: the other leaves.
     """
 
     def __init__(self, tree: Any, state: TrainState):
@@ -39,7 +39,7 @@ class StateLeaves:
         self.replace(jax.tree.leaves(state))
 
     def replace(self, leaves: Leaves) -> None:
-        """Hold other leaves."""
+        """Replace the leaves."""
         self.moving, self.fixed = self.split(leaves)
 
     def split(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
@@ -67,18 +67,18 @@ class StateLeaves:
 class CompiledPrograms:
     """The programs of a run, compiled when they are first called.
 
-    Each takes the leaves that steps change, the fixed leaves, and what its program takes besides; the train programs
-    return the former first. Arguments that come out again are donated, so that a step needs no second copy of them.
+    Each takes the leaves that steps change, the fixed leaves, and its other arguments. The train programs first return
+    the leaves that steps change. Arguments that are returned are donated, so a step needs no second copy of them.
 
     Attributes:
-      train: by kind of dispatch.
-      valid: by kind of dispatch.
-      begin: returns the sums of no micro-batches.
-      add: adds a micro-batch to the sums; by whether it is a tail.
+      train: the training steps, by kind of dispatch.
+      valid: the validation steps, by kind of dispatch.
+      begin: returns empty sums over micro-batches.
+      add: adds a micro-batch to the sums; the key is True for a tail.
       finish: the update of a step from its sums.
-      outputs: of the valid step for one batch.
-      fresh: by kind of split: returns metric states of no batches.
-      values: by kind of split: returns the metrics' values, and new states in the place of the old ones.
+      outputs: the outputs of the valid step for one batch.
+      fresh: returns empty metric states; by kind of split.
+      values: returns the metrics' values, and new states in place of the old ones; by kind of split.
     """
 
     def __init__(self, programs: Programs, strategy: Strategy, leaves: StateLeaves):
@@ -104,9 +104,9 @@ class CompiledPrograms:
         self.finish = compiled_step(programs.finish, ("sums", "metrics"), ("state", "metrics", "outputs"), (0, 3))
         add = ("sums", "batch", "same", "same"), ("sums", "same", "same", "outputs")
         self.add = {False: compiled(programs.add, *add, (2,)), True: compiled(programs.add_tail, *add, (2,))}
-        # Its batches are replicated, so it takes them as it takes the index.
+        # Its batches are replicated, like the index.
         self.outputs = compiled(programs.outputs, ("same", "same"), "outputs", varying=[2])
-        # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
+        # Committed, as the results of programs are: otherwise the first dispatch of a split would be compiled twice.
         # Shared with other runs of the process: a second fit of the digits MLP compiled all of this again for 6 s.
         shared = functools.partial(share, devices=strategy.devices)
         kinds = "train", "valid"
@@ -130,14 +130,14 @@ def _compile(
     donate: tuple[int, ...] = (),
     varying: Sequence[int] | None = None,
 ) -> Any:
-    """Compile a program of all leaves as one of the two lists of leaves. `takes` is about what follows them."""
+    """Compile a program of all leaves as a program of the two lists. `takes`: the kinds of the other arguments."""
 
     def split(moving: Leaves, fixed: Leaves, *rest: Any) -> Any:
         return program(leaves.join(moving, fixed), *rest)
 
     split.__name__ = program.__name__  # for profiles
     jitted = strategy.compile(split, ("state", "fixed", *takes), gives, donate, shardings)
-    # Batches differ in shape; everything else has the shapes and the places of the first dispatch.
+    # Batches differ in shape; everything else has the shapes and shardings of the first dispatch.
     batches = [index for index, kind in enumerate(takes, 2) if kind == "batch"]
     return share(jitted, strategy.devices, batches if varying is None else varying)
 
@@ -151,7 +151,7 @@ def _compile_step(
     gives: Sequence[Kind],
     donate: tuple[int, ...],
 ) -> Any:
-    """Compile a program that returns all leaves first as one that returns those that steps change."""
+    """Compile a program that first returns all leaves as one that first returns only those that steps change."""
 
     def split(all_leaves: Leaves, *rest: Any) -> Any:
         all_leaves, *more = program(all_leaves, *rest)
@@ -162,7 +162,7 @@ def _compile_step(
 
 
 def _sums_shardings(programs: Programs, strategy: Strategy, state: TrainState) -> list[Any]:
-    """Return the shardings of the sums over micro-batches: gradients lie where their parameters do."""
+    """Return the shardings of the sums over micro-batches. Gradients have the shardings of their parameters."""
     same = strategy.scalar(0).sharding
     sums = jax.tree.map(lambda _: same, jax.eval_shape(programs.step.begin, state))
     grads, model_state = (jax.tree.map(lambda x: x.sharding, part) for part in (state.params, state.model_state))

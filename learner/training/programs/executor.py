@@ -1,4 +1,4 @@
-"""Running dispatches: the state of a run, and the compiled programs that change it."""
+"""The runner of dispatches: the state of a run, and the compiled programs that change it."""
 
 import dataclasses
 from concurrent.futures import Executor
@@ -22,7 +22,7 @@ from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 PyTree = Any
-SHOWN = 5  # arrays that an error names
+SHOWN = 5  # arrays in the text of an error
 
 
 @dataclasses.dataclass
@@ -31,7 +31,7 @@ class MetricAccumulator:
 
     Attributes:
       metrics: the metrics' packed states since the split began.
-      cursor: the next micro-batch in the feed.
+      cursor: the index of the next micro-batch in the feed.
       number: the next batch's number within a validation.
     """
 
@@ -41,14 +41,14 @@ class MetricAccumulator:
 
 
 class Runner:
-    """Holds the state of a run and steps it. Nothing here waits for the device.
+    """Hold the state of a run and step it. Nothing here waits for the device.
 
-    A state of shapes that have shardings makes a runner whose programs can be inspected and compiled; they run once
+    If the state consists of shapes with shardings, the programs can be inspected and compiled. They can run once
     `begin` has set the state.
 
     Attributes:
-      strategy: where the arrays are.
-      lanes: in a population, the member that each place on the leading axis of the arrays belongs to; None in one run.
+      strategy: the placement of the arrays.
+      lanes: in a population, the member of each position on the leading axis of the arrays; None for a single run.
     """
 
     lanes: tuple[int, ...] | None = None
@@ -65,13 +65,13 @@ class Runner:
         """Continue with these programs and a state of their shapes."""
         self._state = StateLeaves(programs.tree, state)
         self._programs = CompiledPrograms(programs, self.strategy, self._state)
-        # Spare metric states have the shapes of the programs that they came from.
+        # Spare metric states have the shapes of the programs that returned them.
         self._spare: dict[str, PyTree] = {}
 
     def begin(self, state: TrainState, lr: np.ndarray) -> None:
-        """Set the first state, or one of a checkpoint. `lr`: the learning rate that hooks scale, float32."""
-        # Arrays that lie in their place already are not copied, so that the next training dispatch donates the
-        # caller's.
+        """Set the first state, or a checkpoint's state. `lr`: the learning rate that hooks scale, float32."""
+        # Arrays that are already placed are not copied, so the next training dispatch donates those of the
+        # caller.
         self.leaves, self._lr = jax.tree.leaves(self._placed(state)), lr
 
     def _placed(self, state: TrainState) -> TrainState:
@@ -80,17 +80,17 @@ class Runner:
 
     @property
     def leaves(self) -> Leaves:
-        """The state as flat leaves; those that steps change are gone after the next training dispatch."""
+        """The state as flat leaves. The next training dispatch invalidates those that steps change."""
         return self._state.leaves
 
     @leaves.setter
     def leaves(self, leaves: Leaves) -> None:
-        """Replace the leaves by those that a step has returned."""
+        """Replace the leaves by those that a step returned."""
         self._state.replace(leaves)
 
     @property
     def state(self) -> TrainState:
-        """The state as a tree; most of its arrays are gone after the next training dispatch."""
+        """The state as a tree. The next training dispatch invalidates most of its arrays."""
         return self._state.state
 
     def start(self, kind: str, metrics: PyTree = None) -> MetricAccumulator:
@@ -111,18 +111,18 @@ class Runner:
         state, program = self._state, self._programs.train[dispatch.kind]
         count, cursor = self.strategy.scalar(dispatch.count), self._cursor(accumulator, dispatch)
         values: StepOutputs
-        # One statement: the arguments are donated, so nobody may see the old arrays once the program is dispatched.
+        # One statement: the arguments are donated, so no code may see the old arrays once the program is dispatched.
         state.moving, accumulator.metrics, accumulator.cursor, values = program(
             state.moving, state.fixed, accumulator.metrics, dispatch.feed, cursor, count
         )
         return values
 
     def _cursor(self, accumulator: MetricAccumulator, dispatch: Dispatch) -> Any:
-        # The cursor of the dispatch before stays on the device: placing a number would cost more than a short step.
+        # The cursor of the previous dispatch is on the device: placing a number would take longer than a short step.
         return accumulator.cursor if dispatch.start is None else self.strategy.scalar(dispatch.start)
 
     def _train_parts(self, accumulator: MetricAccumulator, dispatch: Dispatch) -> StepOutputs:
-        """Run one optimizer step whose micro-batches come one after the other."""
+        """Run one optimizer step with its micro-batches one after the other."""
         assert isinstance(dispatch.feed, list)
         state, programs, collected = self._state, self._programs, []
         sums = programs.begin(state.moving, state.fixed)
@@ -153,36 +153,36 @@ class Runner:
         return values
 
     def values(self, kind: str, accumulator: MetricAccumulator) -> dict[str, Any]:
-        """Return the metrics' values of a split, on the device. The split is over."""
+        """Return the metrics' values of a split, on the device, and end the split."""
         values: dict[str, Any]
         values, self._spare[kind] = self._programs.values[kind](accumulator.metrics)
         return values
 
     def outputs(self, batch: PyTree, number: int) -> PyTree:
-        """Return the output of the step that predicts for one batch, on the device."""
+        """Return the output of the predict step for one batch, on the device."""
         placed, index = self.strategy.place(batch), self.strategy.scalar(number)
         return self._programs.outputs(self._state.moving, self._state.fixed, placed, index)
 
     def copy(self, tree: PyTree) -> PyTree:
-        """Return a copy with arrays of its own: the originals are donated to the next dispatch."""
-        # Of replicated arrays one replica is copied: a save or a model needs no more.
+        """Return a copy of the arrays, as the originals are donated to the next dispatch."""
+        # Only one replica of replicated arrays is copied: a save or a model needs no more.
         return self._copy(self.strategy.to_single_device(tree))
 
     def copied_state(self) -> TrainState:
-        """Return the state with arrays of its own; see `copy`. That of a population has all members."""
+        """Return a copy of the state, in a population with all members; see `copy`."""
         state: TrainState = self.copy(self.state)
         return state
 
     def model(self) -> Any:
-        """Return the user's model of the current state, in eval mode, with arrays of its own."""
+        """Return the user's model of the current state, in eval mode, with copies of the arrays."""
         return self.rebuild(self.copy(self.state))
 
     def rebuild(self, state: TrainState) -> Any:
-        """Return the user's model of a state; it takes the state's arrays."""
+        """Return the user's model of a state. It uses the state's arrays."""
         return self._step.adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
 
     def replace_model(self, model: Any) -> None:
-        """Replace the arrays of the model by those of another one, of the structure that `model()` returns.
+        """Replace the arrays of the model by those of another model with the structure that `model()` returns.
 
         Raises:
           LearnerError: it has other arrays, or the optimizer evaluates other parameters than it trains.
@@ -219,19 +219,17 @@ class Runner:
         self.leaves = jax.tree.leaves(replaced)
 
     def scale_lr(self, factor: float) -> None:
-        """Set the learning rate to `factor` times that of the builder."""
+        """Set the learning rate to `factor` times the builder's."""
         self.set_lr_scale(scaled(self._lr, factor))
 
     def set_lr_scale(self, scale: float | np.ndarray) -> None:
-        """Set the factor of the learning rate, in a population that of each lane."""
+        """Set the factor of the learning rate, in a population one per lane."""
         # Placed as the old one was: another sharding would compile every program again.
         placed = self.strategy.place_members(np.asarray(scale, np.float32))
         self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=placed))
 
     def row_trees(self, batch: PyTree) -> list[Any]:
-        """Return the structures of the rows that each collecting metric of the train split collects of a
-        micro-batch.
-        """
+        """Return the structure of a micro-batch's rows for each collecting metric of the train split."""
         # Outside of a mapped program there is no axis of devices.
         step = dataclasses.replace(self._step, axis=None)
 
@@ -252,16 +250,16 @@ class Runner:
         """Compile the program of a dispatch in another thread. A call waits for it.
 
         Args:
-          threads: where it is compiled.
+          threads: the executor to compile it in.
           kind: `train` or `valid`.
           name: the kind of dispatch.
-          feed: an example.
+          feed: an example feed.
         """
         program, arguments = self._example_call(kind, name, feed)
         compile_ahead(program, threads, *arguments)
 
     def _example_call(self, kind: str, name: str, feed: Feed) -> tuple[Any, list[Any]]:
-        """Return the program of a dispatch, and arguments of the types that it gets."""
+        """Return the program of a dispatch, and arguments of its types."""
         zero, state = self.strategy.scalar(0), self._state
         arguments = [state.moving, state.fixed, self.start(kind).metrics, feed, zero, zero]
         if kind == "train":
@@ -269,7 +267,7 @@ class Runner:
         return self._programs.valid[name], [*arguments, zero] if name == "loop" else arguments
 
     def lowered(self, feed: Feed, loop: bool) -> dict[str, Any]:
-        """Return the programs of a training dispatch by name, lowered for this feed and not run."""
+        """Return the programs of a training dispatch by name, lowered for this feed. Nothing runs."""
         zero, metrics, programs = self.strategy.scalar(0), self.start("train").metrics, self._programs
         state = self._state.moving, self._state.fixed
         is_tail = isinstance(feed, BatchBuffer) and feed.batches is None
@@ -289,7 +287,7 @@ class Runner:
 
 
 def scaled(lr: np.ndarray, factor: float) -> np.ndarray:
-    """Return a learning rate times a factor, float32: the same bits when it is set and when it is restored."""
+    """Return a learning rate times a factor, float32. Setting and restoring it yield the same bits."""
     product: np.ndarray = lr * np.float32(factor)
     return product
 

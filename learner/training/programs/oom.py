@@ -20,10 +20,9 @@ CHECKPOINT = "checkpoint"
 
 
 class OomContext:
-    """A context manager for code that allocates memory on a device, or waits for such code, on behalf of a part of the
-    run.
+    """A context manager for code that allocates memory on a device for a part of the run, or waits for such code.
 
-    If JAX reports that there is no room, an `OutOfMemoryError` with the part is raised from its error. An inner
+    If JAX reports that the memory is exhausted, an `OutOfMemoryError` with the part is raised from its error. An inner
     `OomContext` takes precedence over an outer one.
 
     >>> with OomContext("train"):
@@ -41,7 +40,7 @@ class OomContext:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # JAX has one class for all errors of devices, so that only XLA's status in the text tells them apart.
+        # JAX has one class for all device errors; only XLA's status in the text distinguishes them.
         if isinstance(error, JaxRuntimeError) and MARK in str(error):
             raise OutOfMemoryError(
                 f"{_summary(self._part)}. {_device_message(error)}",
@@ -56,12 +55,12 @@ class MemoryFootprint:
     """The known memory that a run needs on a device.
 
     Attributes:
-      first_batches: of each split.
+      first_batches: the first batch of each split.
       state: the bytes of the state.
       accumulate: micro-batches per step.
-      split: parts that each is computed in.
-      can_accumulate: True if there may be more of them.
-      steps: by split, the number of steps whose batches are in one buffer; 1: there is none.
+      split: parts that each micro-batch is computed in.
+      can_accumulate: True if the number of micro-batches can be increased.
+      steps: by split, the number of steps whose batches share a buffer; 1: no buffer.
     """
 
     first_batches: Mapping[str, PyTree]
@@ -88,7 +87,7 @@ class MemoryFootprint:
         if part == CHECKPOINT:
             parts.append(f"A save needs room for a copy of the state, {size(self.state)}.")
         parts.append(self._advice(split))
-        if self._buffered(split) > BUFFER_BYTES:  # only a number of steps that the user has set makes it that large
+        if self._buffered(split) > BUFFER_BYTES:  # only if the user has set the number of steps
             parts.append("Set a smaller number of steps_per_dispatch, or none: the buffers become smaller.")
         return " ".join(parts)
 
@@ -123,12 +122,12 @@ class MemoryFootprint:
 
 @contextlib.contextmanager
 def explain_oom(needs: MemoryFootprint, first: Callable[[], BaseException | None] = lambda: None) -> Iterator[None]:
-    """Complete the message of an `OutOfMemoryError` that is raised in the body.
+    """Complete the message of an `OutOfMemoryError` raised in the block.
 
     Args:
-      needs: what is on the device.
-      first: an error that came before the one that is raised, if there was one: what is computed from arrays that
-        could not be made fails with the same words, in whatever part that is.
+      needs: the memory in use on the device.
+      first: returns an earlier error, or None. Computations with arrays that could not be allocated fail with the same
+        message, in any part.
     """
     try:
         yield

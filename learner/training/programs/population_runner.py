@@ -1,4 +1,4 @@
-"""The runner of a population: its programs have the members that still train, and it keeps the others."""
+"""The runner of a population: its programs step the active members, and it keeps the others."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ PyTree = Any
 
 
 class PopulationRunner(Runner):
-    """Holds the states of all members, and steps those that have a lane: a place on the leading axis of the programs.
-    Checkpoints and results have all members, whatever their lanes.
+    """Hold the states of all members, and step those with a lane: a position on the leading axis of the programs.
+    Checkpoints and results have all members, regardless of lanes.
 
     Args:
-      programs: of one member.
-      strategy: where the arrays are.
-      state: of all members, or their shapes.
-      lanes: the members that the programs have; None: all. Members that have ended fill them up to a number that
-        divides over the devices.
+      programs: the programs of one member.
+      strategy: the placement of the arrays.
+      state: the state of all members, or its shapes.
+      lanes: the members in the programs; None: all. Members that have ended pad them to a multiple of the number of
+        devices.
       ends: see `population_programs`.
       own_data: see `population_programs`.
 
@@ -59,10 +59,10 @@ class PopulationRunner(Runner):
         super().__init__(self._programs_of_lanes(strategy), strategy, state)
 
     def _programs_of_lanes(self, strategy: Strategy) -> Programs:
-        """Return the programs of the lanes, of one device where each has programs of its own."""
+        """Return the programs of the lanes, of one device if each device has its own programs."""
         shares = strategy.member_shares if strategy.members_are_mapped else 1
         # On a CPU one after another: 16 members of the digits MLP take 63 us a step each, and 95 us under `vmap`.
-        # Not where XLA divides the members over devices: a loop would visit all of them on each.
+        # Not if XLA divides the members over devices: each device would loop over all of them.
         in_turn = strategy.platform == "cpu" and (strategy.members_are_mapped or len(strategy.devices) == 1)
         return population_programs(self._of_one, len(self.lanes) // shares, self._ends, self._own_data, in_turn)
 
@@ -71,7 +71,7 @@ class PopulationRunner(Runner):
         return tuple(sorted([*lanes, *others[: -len(lanes) % self._shares]]))
 
     def begin(self, state: TrainState, lr: np.ndarray) -> None:
-        """See `Runner`. `state`: of all members."""
+        """See `Runner`. `state` has all members."""
         super().begin(self._park(state), lr)
 
     def _lane_shapes(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -91,12 +91,12 @@ class PopulationRunner(Runner):
         """See `Runner`."""
         if self._parked is None:
             return super().copied_state()
-        # The merged arrays are new already, so that nothing is copied twice.
+        # The merged arrays are already new, so nothing is copied twice.
         state: TrainState = self._merge(self.state, self._parked, np.argsort([*self.lanes, *self._ended]))
         return state
 
     def active(self) -> np.ndarray:
-        """Return the members that train, bool `[members]`. This waits for the device."""
+        """Return the active members, bool `[members]`. This waits for the device."""
         active = np.zeros(self._count, bool)
         active[list(self.lanes)] = np.asarray(self.state.extra[ACTIVE])
         return active
@@ -106,28 +106,28 @@ class PopulationRunner(Runner):
         return members + -members % self._shares < len(self.lanes)
 
     def set_active(self, active: np.ndarray, compact: bool) -> None:
-        """Set which members train, bool `[members]`: some of those that trained before. The others keep their state.
+        """Set the active members: a subset of those active before. The others keep their state.
 
         Args:
-          active: see above.
-          compact: continue with programs that have only these members. They are compiled, and metrics start over.
+          active: the active members, bool `[members]`.
+          compact: continue with programs for only these members. They are compiled, and metrics start over.
         """
         state = self.state
         flags = self.strategy.place_members(np.asarray(active[list(self.lanes)], bool))
         self.leaves = jax.tree.leaves(dataclasses.replace(state, extra={**state.extra, ACTIVE: flags}))
         if compact:
-            # Copied before the lanes change, by which it joins the lanes and the parked members.
+            # Copied before the lanes change, as the copy uses them to join the lanes and the parked members.
             state = self.copied_state()
             self.lanes = self._filled(np.flatnonzero(active).tolist())
             state = self._placed(self._park(state))
             self._use(self._programs_of_lanes(self.strategy), state)
 
     def take_over(self, replaced: Mapping[int, tuple[int, float]]) -> dict[int, dict[str, float]]:
-        """Give members the states of others, but for their random keys. Return the factor of the learning rate and the
-        keywords of the optimizer that each has from here on, by name.
+        """Copy the states of members to others, except for random keys. Return the new factor of the learning rate and
+        keyword arguments of the optimizer of each replaced member, by name.
 
         Args:
-          replaced: for each member the one whose state it takes over, and the factor of that one's learning rate.
+          replaced: for each member to replace, the member to copy and the factor of that member's learning rate.
         """
         state, sources, factors = self.state, list(range(len(self.lanes))), np.ones(len(self.lanes), np.float32)
         for member, (source, factor) in replaced.items():

@@ -1,4 +1,4 @@
-"""The memory of the programs that train, as XLA plans it."""
+"""The memory of the training programs, as planned by XLA."""
 
 import dataclasses
 from typing import Any
@@ -12,11 +12,11 @@ class ProgramMemory:
     """XLA's memory analysis of a compiled program, in bytes on each device.
 
     Attributes:
-      name: `loop`: as many steps as a dispatch has. `step`: one. `micro-batch` and `update`: the parts of a step.
+      name: `loop`: all steps of a dispatch. `step`: one step. `micro-batch` and `update`: the parts of a step.
       arguments: the state, the metrics' states and the batches of a dispatch.
-      outputs: the new state, the metrics' states and what is logged.
-      aliased: of the outputs what takes the place of arguments.
-      temporaries: what lives while it runs: activations, gradients, gathered parameters.
+      outputs: the new state, the metrics' states and the logged values.
+      aliased: the part of the outputs that reuses the memory of arguments.
+      temporaries: memory in use only while it runs: activations, gradients, gathered parameters.
     """
 
     name: str

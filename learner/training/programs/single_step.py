@@ -1,7 +1,7 @@
-"""Single steps for training loops of the user, by the programs that `fit` dispatches: the results have the same bits.
+"""Single steps for custom training loops, by the same programs that `fit` dispatches, with bit-identical results.
 
-XLA rounds a step inside a loop differently from the same step alone, so a step is a loop of one iteration wherever
-`fit` would use loops (see `learner.steps.program`).
+XLA rounds a step inside a loop differently from a separate step, so a step is a loop of one iteration wherever `fit`
+would use loops (see `learner.steps.program`).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ StepOutputs = dict[str, Array]
 
 
 class SingleStepRunner:
-    """Compiled steps of one device, which leave their arguments unchanged.
+    """Compiled steps on one device, which leave their arguments unchanged.
 
     Attributes:
       step: the definition of the steps.
@@ -37,7 +37,7 @@ class SingleStepRunner:
         Args:
           step: the definition of the steps.
           platform: `cpu`, `gpu` or `tpu`.
-          first: the first training batch of an epoch, which has the regular shapes; default: that of the first step.
+          first: the first training batch of an epoch, which has the regular shapes; default: the first step's batch.
         """
         self.step = step
         self._platform = platform
@@ -59,7 +59,7 @@ class SingleStepRunner:
         if loop and not _is_ragged(last, first) and all(_shapes(batch) == _shapes(last) for batch in full):
             return self._train_loop(state, tuple(batches), np.int32(len(batches)))  # type: ignore[no-any-return]
         if size == 1 or (loop and are_regular and _is_ragged(last, first)):
-            # The program of `fit` has a buffer also without full micro-batches, and must be the same here.
+            # The program of `fit` has a buffer even without full micro-batches, and must be the same here.
             filled = full or [jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), first[1])]
             return self._train_tail(state, tuple(filled) if size > 1 else (), last, np.int32(len(full)))  # type: ignore[no-any-return]
         acc = self._begin(state)
@@ -75,7 +75,7 @@ class SingleStepRunner:
         return self._valid_single(state, batch)  # type: ignore[no-any-return]
 
     def _is_loop(self, kind: str, arguments: tuple[Any, ...]) -> bool:
-        """Return True if `fit` would dispatch such steps in a loop, as `decide_dispatch` decides it."""
+        """Return True if `fit` would dispatch such steps in a loop; see `decide_dispatch`."""
         if kind not in self._loops:
             step_bytes = bytes_of(arguments[1]) * (self.step.accumulate if kind == "train" else 1)
             loop = steps_for(step_bytes) > 1
@@ -97,7 +97,7 @@ class SingleStepRunner:
 
     def _in_loop(self, state: TrainState, batches: tuple[PyTree, ...], count: Array) -> tuple[TrainState, StepOutputs]:
         programs, leaves = self._programs(state)
-        # Room for two steps, as `fit` has at least: with room for one XLA rounds losses otherwise.
+        # Space for two steps, the least that `fit` has: with space for one, XLA rounds losses differently.
         feed = BatchBuffer(_buffer(batches, 2 * self.step.accumulate))
         fresh = self.step.train_metrics.fresh()
         return self._unpack(programs, programs.train(leaves, fresh, feed, jnp.int32(0), count))
@@ -141,7 +141,7 @@ def _named(measure: MetricCollection, line: Array) -> StepOutputs:
 
 
 def _buffer(batches: tuple[PyTree, ...], size: int) -> PyTree:
-    """Return a buffer `[size, rows, ...]` of the batches. The entries behind them are never read."""
+    """Return a buffer `[size, rows, ...]` of the batches. The entries after them are never read."""
     return jax.tree.map(lambda *x: jnp.stack([*x, *x[:1] * (size - len(x))]), *batches)
 
 
@@ -152,7 +152,7 @@ def _shapes(batch: PyTree) -> Any:
 
 
 def _is_ragged(batch: PyTree, first: Any) -> bool:
-    """Return True if a batch has fewer rows than the first one, and otherwise its shapes."""
+    """Return True if a batch has fewer rows than the first one, and otherwise the same shapes."""
     _, shapes = _shapes(batch)
     pairs = zip(jax.tree.leaves(shapes), jax.tree.leaves(first[1]), strict=True)
     return rows_of(shapes) < rows_of(first[1]) and all(a.shape[1:] == b.shape[1:] for a, b in pairs)

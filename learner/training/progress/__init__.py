@@ -1,1 +1,1 @@
-"""The position and the state of a run, in the form in which checkpoints hold them."""
+"""The position and the state of a run in their checkpoint format."""

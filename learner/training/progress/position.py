@@ -1,4 +1,4 @@
-"""The position of a run, in Python numbers of the loop."""
+"""The position of a run, as Python numbers in the loop."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ class Position:
 
     Attributes:
       epoch: the current epoch, from 1.
-      batch: micro-batches of it that were trained on.
-      step: optimizer steps of the whole run.
-      in_epoch: optimizer steps of this epoch.
-      pending: what the last step still requires: a `validation` inside an epoch, the validation and the end of the
-        `epoch`, or only the `hooks` at its end; otherwise empty.
-      remaining_splits: the splits that the pending validation has still to read.
-      lr_factor: by which hooks have scaled the learning rate.
+      batch: the number of micro-batches of this epoch so far.
+      step: the number of optimizer steps of the run so far.
+      in_epoch: the number of optimizer steps of this epoch so far.
+      pending: the work that remains after the last step: a `validation` inside an epoch, the validation and the end of
+        the `epoch`, or only the `hooks` at its end; otherwise empty.
+      remaining_splits: the splits that the pending validation must still read.
+      lr_factor: the factor by which hooks have scaled the learning rate.
     """
 
-    # All of them immutable, as `dataclasses.replace` copies a position shallowly.
+    # All values are immutable, as `dataclasses.replace` makes a shallow copy.
     epoch: int = 1
     batch: int = 0
     step: int = 0
@@ -37,7 +37,7 @@ class Position:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Position":
         """Return the position of a checkpoint."""
-        saved = {"lr_factor": 1.0, **saved}  # older checkpoints have none
+        saved = {"lr_factor": 1.0, **saved}  # older checkpoints lack it
         fields = {field.name: saved[SAVED_NAMES.get(field.name, field.name)] for field in dataclasses.fields(cls)}
         return cls(**{**fields, "remaining_splits": tuple(fields["remaining_splits"])})
 

@@ -1,4 +1,4 @@
-"""The schema of a checkpoint's `progress`: a checkpoint that no run can have written is refused before it is used."""
+"""The schema of a checkpoint's `progress`, to refuse a checkpoint that no run can have written before it is used."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def _position(x: Any) -> bool:
 
 
 def _fingerprint(x: Any) -> bool:
-    """Return True for a fingerprint. Checkpoints of version 0.1.0 have `grouping` and `made_with` in its place."""
+    """Return True for a fingerprint. Checkpoints of version 0.1.0 have `grouping` and `made_with` instead."""
     return isinstance(x, dict) and all(isinstance(x.get(part), dict) for part in ("data", "settings", "programs"))
 
 
@@ -50,7 +50,7 @@ def _key(x: Any) -> bool:
 
 
 def _keys(x: Any) -> bool:
-    """Return True for the key of a run, or those of a population."""
+    """Return True for the key of a run, or the keys of a population."""
     return _key(x) or (isinstance(x, list) and bool(x) and all(map(_key, x)) and len(set(map(len, x))) == 1)
 
 
@@ -67,19 +67,19 @@ def _stopped(x: Any) -> bool:
 
 
 def _lanes(x: Any, members: int) -> bool:
-    """Return True for the members of a population that its programs have, in order."""
+    """Return True for the lanes of a population: the members in its programs, in order."""
     if x is None:
         return True
     return isinstance(x, list) and bool(x) and all(map(_count, x)) and x == sorted(set(x)) and x[-1] < members
 
 
 def _number(x: Any) -> bool:
-    """Return True for a number in JSON, or a word that stands for one that is not finite."""
+    """Return True for a number in JSON, or the name of a non-finite number."""
     return is_value(x) and not isinstance(decode(x), str | bool)
 
 
 def _fields(**checks: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return a check for an object with these fields, each of which passes its own check."""
+    """Return a check for an object with these fields, each with its own check."""
     return lambda x: isinstance(x, dict) and all(name in x and check(x[name]) for name, check in checks.items())
 
 

@@ -53,11 +53,11 @@ class Restored:
     @property
     def position(self) -> Position:
         """The position of the run."""
-        # A new object at each access, as a run moves its own.
+        # A new object at each access, as a run advances its position in place.
         return Position.from_json(self.progress["position"])
 
     def of_member(self, index: int) -> "Restored":
-        """Return what the checkpoint of a population holds of the values of one member. The state stays that of all."""
+        """Return the checkpoint of a population with the values of one member. The state still has all members."""
         progress = {**self.progress, **self.progress["members"][index]}
         metrics = None if self.metrics is None else {**self.metrics}
         if metrics is not None:
@@ -78,22 +78,22 @@ def restore(
     differing: Differing = lambda progress: [],
     eval_only_kind: str | None = None,
 ) -> Restored:
-    """Read a checkpoint. Each array is placed where it belongs, so that no second state takes up memory.
+    """Read a checkpoint. Each array is placed as it is read, so memory never holds a second state.
 
     Args:
-      store: of the checkpoint.
+      store: the store of the checkpoint.
       entry: the checkpoint.
-      shapes: of the state, with their shardings.
-      filled: returns a state whose missing parts of `opt_state` and `extra`, which are shapes, are initialized.
+      shapes: the shapes of the state, with their shardings.
+      filled: returns a state in which missing parts of `opt_state` and `extra`, given as shapes, are initialised.
       allow: the accepted changes, of `ALLOWED`.
-      differing: returns further reasons, given `progress`, why the run cannot resume.
+      differing: takes `progress`, and returns further reasons why the run cannot resume.
       eval_only_kind: the kind of a model that is not trained, such as `flax.linen`: accept another optimizer, and other
         frozen parameters. With another optimizer, the parameters that the checkpoint is evaluated with, such as
-        averages, become those of the state.
+        averages, become the parameters of the state.
 
     Raises:
       DamagedError: a file of the checkpoint is damaged.
-      LearnerError: the checkpoint does not fit; all differences in one error.
+      LearnerError: the checkpoint does not fit; one error lists all differences.
     """
     progress = store.progress(entry.step)
     refuse_malformed(progress, entry.step, str(store.path(entry.step)))
@@ -129,7 +129,7 @@ def restore(
             model = {**model, "params": params}
         items["model"] = _regroup(model, own_model, eval_only_kind)
     if "optim" in items:
-        # These are still shapes, of which `filled` makes values: the checkpoint lacks this entry of a loss scale.
+        # Still shapes, for `filled` to initialise: the checkpoint lacks this entry of a loss scale.
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
     state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
@@ -142,14 +142,14 @@ def restore(
 
 
 def _trains_others(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> bool:
-    """Return True for items `model` of the same paths, of which others are parameters to train."""
+    """Return True for items `model` with the same paths, but different parameters to train."""
     names = [{path.removeprefix("frozen.") for paths in model.values() for path in paths} for model in (saved, needed)]
     return names[0] == names[1] and set(saved.get("params") or ()) != set(needed["params"])
 
 
 def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:
-    """Give `needed` the loss scale that a checkpoint has, which another precision has not, or has otherwise. Return the
-    names of the entries that the checkpoint lacks.
+    """Replace the loss scale in `needed` by the checkpoint's, as that of another precision differs or is missing.
+    Return the names of the entries that the checkpoint lacks.
     """
     extra, saved_extra = needed["optim"]["extra"], saved.get("extra") or {}
     new = [name for name in extra if name.startswith(SCALE) and name not in saved_extra]
@@ -162,8 +162,8 @@ def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:
 
 
 def _regroup(item: Mapping[str, Any], like: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the arrays of an item `model` at the places that they have in another: a frozen parameter is not part of
-    `params`. Those that the other lacks stay where they are.
+    """Return an item `model` with its arrays grouped as in another item: a frozen parameter is not part of `params`.
+    Arrays that the other item lacks stay in place.
     """
     place_of, regrouped = paths_in_model(like, kind), {part: dict[str, Any]() for part in item}
     for name, (part, path) in paths_in_model(item, kind).items():
@@ -178,11 +178,11 @@ def _eval_params(
     """Return the parameters that a checkpoint is evaluated with, such as averages, by path.
 
     Args:
-      params: of the checkpoint, placed.
-      store: of the checkpoint.
+      params: the parameters of the checkpoint, placed.
+      store: the store of the checkpoint.
       entry: the checkpoint.
-      saved: the shapes of its item `optim`. Its arrays are placed as the parameters that they belong to.
-      replicated: the sharding of the others.
+      saved: the shapes of its item `optim`. Arrays are placed like the parameters that they belong to.
+      replicated: the sharding of the other arrays.
     """
 
     def as_parameter(name: str, x: Any) -> Any:
@@ -207,7 +207,7 @@ def restore_newest(
     differing: Differing = lambda progress: [],
     eval_only_kind: str | None = None,
 ) -> Restored | None:
-    """Return the newest checkpoint that is not damaged. Return None if there are no checkpoints.
+    """Return the newest intact checkpoint, or None if there are no checkpoints.
 
     Raises:
       LearnerError: all of them are damaged, or the newest differs from the learner as it is now.

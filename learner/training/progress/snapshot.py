@@ -22,12 +22,12 @@ from learner.util.json_values import encode
 
 @dataclasses.dataclass(frozen=True)
 class StateCopy:
-    """A copy of what the next dispatch changes: the loop's part of a checkpoint.
+    """The loop's part of a checkpoint: a copy of everything that the next dispatch changes.
 
     Attributes:
-      state: arrays of its own, as the next dispatch donates the originals.
+      state: a copy of the state, as the next dispatch donates the originals.
       metrics: the train split's metric states within an epoch, or None.
-      position: of the run.
+      position: the position of the run.
       fields: the loop's fields of `progress`.
     """
 
@@ -38,7 +38,7 @@ class StateCopy:
 
     @property
     def at_stop(self) -> bool:
-        """Return True if the checkpoint is made because the run is stopped there."""
+        """Return True if the checkpoint is made because the run stops there."""
         at_stop: bool = self.fields["at_stop"]
         return at_stop
 
@@ -53,10 +53,10 @@ class SaveAnswer:
     """The answer to a save request.
 
     Attributes:
-      reported: the reporter's part of the checkpoint; None if there is none to write.
+      reported: the reporter's part of the checkpoint; None if no checkpoint is to be written.
       score: the value of the monitored metric at its step, or None.
       best: a snapshot of an earlier step to write as well, or None.
-      is_best: True if the checkpoint stands for the best epoch, whose own copy was not written yet.
+      is_best: True if the checkpoint represents the best epoch, whose own copy is not written yet.
     """
 
     reported: ReporterSnapshot | None
@@ -67,13 +67,13 @@ class SaveAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotComposer:
-    """Composes snapshots from both parts. It has no state, so that any thread may call it.
+    """Compose snapshots from both parts. It has no mutable state, so any thread may call it.
 
     Attributes:
-      monitor: the metric that decides about the best, by key.
+      monitor: the key of the metric that selects the best.
       higher_is_better: its direction.
-      fingerprint: of the run, see `learner.training.checks.fingerprints`.
-      config: of the run, for the checkpoint.
+      fingerprint: the fingerprint of the run; see `learner.training.checks.fingerprints`.
+      config: the config of the run, for the checkpoint.
     """
 
     monitor: str
@@ -82,7 +82,7 @@ class SnapshotComposer:
     config: Any
 
     def compose(self, copied: StateCopy, reported: ReporterSnapshot, score: float | None) -> Snapshot:
-        """Return everything of a checkpoint. Waits until the devices have computed the state.
+        """Return the complete content of a checkpoint. Waits until the devices have computed the state.
 
         Args:
           copied: the loop's part.
@@ -90,7 +90,7 @@ class SnapshotComposer:
           score: the value of the monitored metric at its step, or None.
         """
         state, p = copied.state, copied.position
-        with OomContext(CHECKPOINT):  # the copy was dispatched only: where there was no room for it shows here
+        with OomContext(CHECKPOINT):  # the copy was only dispatched: a lack of memory for it shows here
             step, marks = np.asarray(state.step).max(), np.atleast_2d(np.asarray(state.extra["nonfinite"]))
         assert step == p.step, f"the loop counted {p.step} steps, the device {step}"
         # A member of a population ends alone.
@@ -121,7 +121,7 @@ class SnapshotComposer:
 
 @functools.cache
 def platform_facts() -> dict[str, Any]:
-    """Versions and hardware, on which the bits of a run depend besides its own program and data."""
+    """Return the versions and hardware that affect the bits of a run, in addition to its program and data."""
     device = jax.devices()[0]
     return {
         "jax": jax.__version__,

@@ -1,1 +1,1 @@
-"""The reporter: it reads what the device computed, in order, and writes the values of a run."""
+"""The reporter: it reads the results of the device in order, and writes the values of a run."""

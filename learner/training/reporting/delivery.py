@@ -1,4 +1,4 @@
-"""What the reporter makes of its items: lines in files, points in the history, events for listeners."""
+"""Delivery of the reporter's items: as lines in files, points in the history, and events for listeners."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -29,26 +29,26 @@ from learner.util.ownership import ThreadOwned
 
 
 class Delivery(ThreadOwned):
-    """Deliver the items of a run in order. It belongs to the reporter's thread, and its parts do as well.
+    """Deliver the items of a run in order. It and its parts belong to the reporter's thread.
 
     Args:
-      files: of the run; None if nothing is written.
+      files: the files of the run; None if nothing is written.
       history: the values so far.
-      listeners: their threads.
-      reader: of the device's outputs.
-      host_metrics: of the run.
+      listeners: the threads of the listeners.
+      reader: reads the device's outputs.
+      host_metrics: the metrics on the host.
       nonfinite: reports non-finite steps.
       clock: seconds since 1970 (UTC), for events.
       now: the clock of steps, in seconds.
-      epoch_values: the closed values of the current epoch that a checkpoint holds.
+      epoch_values: the values of finished splits of the current epoch, from a checkpoint.
 
     Attributes:
       history: the value of every metric at every epoch and validation.
       reader: see above.
       nonfinite: see above.
       stopped: the end of a member of a population while others train, or None.
-      summary: of the run, once it has ended.
-      handling: seconds of doing something with values that were read.
+      summary: the summary of the run, once it has ended.
+      handling: seconds spent on values after they were read.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Delivery(ThreadOwned):
 
     @property
     def has_listeners(self) -> bool:
-        """True if somebody sees the values of steps besides the files."""
+        """True if listeners get the values of steps, in addition to the files."""
         return bool(self._listeners)
 
     def is_active(self, item: Item | None = None) -> bool:
-        """Return True unless a member of a population has ended, which the item may be part of."""
+        """Return True unless the member of a population has ended before the item."""
         if self.nonfinite.halted is not None:
             return False
         stopped = self.stopped
@@ -93,7 +93,7 @@ class Delivery(ThreadOwned):
         return stopped is None or (ends and stopped.ends_epoch)
 
     def stop(self, stopped: MemberStop) -> None:
-        """End a member of a population: nothing more is delivered to it than the end of its epoch."""
+        """End a member of a population: from now on, only the end of its epoch is delivered."""
         self.stopped = stopped
         if not stopped.ends_epoch:
             self.journal_end()
@@ -107,7 +107,7 @@ class Delivery(ThreadOwned):
         return MemberStop(reason, halted.epoch, halted.step, ends_epoch=False)
 
     def journal_end(self) -> None:
-        """Write the end of a member of a population to its journal, as the others may train for long."""
+        """Write the end of a member of a population to its journal now, as the others may train for long."""
         if (end := self.end) is not None:
             self.journal("stop", {"epoch": end.epoch, "step": end.step, "stopped_by": end.reason})
 
@@ -118,9 +118,9 @@ class Delivery(ThreadOwned):
             part.claim()
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """Deliver items in order. Dispatches that follow each other are read together."""
+        """Deliver items in order. Consecutive dispatches are read together."""
         began, reading = self._now(), self.reader.reading
-        # Runs of dispatches: one wait and one transfer for all of a kind that are queued.
+        # Runs of dispatches: one wait and one transfer for all queued ones of a kind.
         for kind, group in itertools.groupby(items, lambda x: x.kind if isinstance(x, StepsDispatched) else None):
             if kind is not None:
                 self._deliver_steps([item for item in group if isinstance(item, StepsDispatched)])
@@ -132,7 +132,7 @@ class Delivery(ThreadOwned):
 
     def deliver_one(self, item: Item) -> None:
         """Deliver an item other than steps."""
-        # The host had dispatched these before it knew that a step ends the run: they describe steps that do not count.
+        # The host dispatched these before it knew that a step ends the run: they describe steps that do not count.
         of_steps = SplitFinished, EpochFinished, EpochStarted, SamplesLogged
         if self.nonfinite.halted is not None and isinstance(item, of_steps):
             return
@@ -163,7 +163,7 @@ class Delivery(ThreadOwned):
     def _deliver_steps(self, dispatched: Sequence[StepsDispatched]) -> None:
         read = self.reader.read(dispatched)
         for _, pairs in itertools.groupby(read.pairs, lambda pair: (pair[0].split, pair[0].epoch)):
-            # Asked for each group, as a step of the one before may have ended the run.
+            # Checked for each group, as a step of the previous one may have ended the run.
             if self.nonfinite.halted is None:
                 self.deliver_group(StepsRead(list(pairs), read.seconds, read.computing))
 
@@ -178,9 +178,9 @@ class Delivery(ThreadOwned):
         count = len(weights)
         if self._files is not None:
             self._files.steps(last.split, last.epoch, columns, weights)
-        # This runs for every dispatch: without listeners no event is built.
+        # Called for every dispatch: without listeners no event is built.
         if self._listeners:
-            # `total` has the steps after one that ended the run, and `count` has not: positions leave them out.
+            # `total` includes the steps after one that ended the run, and `count` does not: positions leave them out.
             event = StepsEnded(
                 self._clock(),
                 split=last.split,
@@ -227,7 +227,7 @@ class Delivery(ThreadOwned):
         return values
 
     def _compute(self, finished: SplitFinished) -> tuple[Values, Pictures]:
-        """Return the values of a split by metric, and the functions that draw those with a picture."""
+        """Return the values of a split by metric, and functions that draw the metrics with a picture."""
         return self._host_metrics.compute(finished, self.nonfinite.end_split(finished.split))
 
     def _finish_epoch(self, finished: EpochFinished) -> None:
@@ -258,27 +258,27 @@ class Delivery(ThreadOwned):
             self._files.write_summary(summary)
 
     def mark_logs(self) -> None:
-        """Record the log offsets before a validation: a checkpoint of one that is interrupted has these."""
+        """Record the log offsets before a validation, for a checkpoint if it is interrupted."""
         if self._files is not None:
             self._log_offsets_before_validation = self._files.position()
 
     def flush_logs(self, progress: Mapping[str, Any]) -> None:
-        """Write the logs that a checkpoint's progress counts on to the disk. The saver's thread may call it, as it
+        """Flush the logs that a checkpoint's progress relies on to the disk. The saver's thread may call this, as it
         changes nothing here.
         """
         if self._files is not None:
             self._files.to_disk(progress["log"])
 
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
-        """Return the reporter's part of a checkpoint at this place in the order of items.
+        """Return the reporter's part of a checkpoint at the current position in the order of items.
 
         All of it is copied, as the saver's thread writes it while this one continues.
         """
         assert self._files is not None
-        # A run that resumes within a validation, and stops before it begins again, has none: the logs end there.
+        # None if a run resumes within a validation and stops before it begins again: the logs end there.
         before = self._log_offsets_before_validation if in_validation else None
-        # This also passes the lines so far to the system, so that a killed process leaves what the checkpoint counts
-        # on.
+        # This also passes the lines so far to the operating system, so that they survive if the process is killed, as
+        # the checkpoint relies on them.
         log = self._files.position() if before is None else before
         rows = self._host_metrics.rows.to_store() if with_rows else {}
         states = self._host_metrics.get_states()

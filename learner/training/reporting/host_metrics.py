@@ -28,13 +28,13 @@ class HostMetrics(ThreadOwned):
     """The host's part of all metrics. It belongs to the reporter's thread.
 
     Args:
-      metrics: by split.
-      rows: of collecting metrics.
-      history: the values so far. An earlier process of the run has reported those that are undefined.
+      metrics: the metrics by split.
+      rows: the rows of collecting metrics.
+      history: the values so far. Undefined ones were already reported by an earlier process of the run.
       warn: shows a warning to people, and logs it.
 
     Attributes:
-      arrays: by key, functions that return the newest values of metrics that are texts as arrays.
+      arrays: functions by key that return the newest value of a text metric as arrays.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class HostMetrics(ThreadOwned):
         """Return the columns of some steps of one split, by metric.
 
         Args:
-          read: their dispatches.
-          numbers: `[count, metrics]`, of the device.
+          read: the dispatches of the steps.
+          numbers: `[count, metrics]`, from the device.
           weights: `[count]`.
         """
         split, count = read.pairs[0][0].split, len(numbers)
@@ -75,10 +75,10 @@ class HostMetrics(ThreadOwned):
         return columns
 
     def compute(self, finished: SplitFinished, has_skips: bool) -> tuple[Values, Pictures]:
-        """Return the values of a split by metric, and the functions that draw those with a picture. The split begins
-        again. `has_skips`: some of its steps were skipped.
+        """Return the values of a split by metric, and functions that draw the metrics with a picture. Reset the split.
+        `has_skips`: some of its steps were skipped.
         """
-        # One transfer for all metrics, as each by itself would wait for the device.
+        # One transfer for all metrics, as separate ones would each wait for the device.
         on_device = jax.device_get(dict(finished.values))
         values: Values = {}
         pictures: Pictures = {}
@@ -102,7 +102,7 @@ class HostMetrics(ThreadOwned):
         return values | others, pictures
 
     def discard(self, split: str) -> None:
-        """Drop what a validation that was interrupted has measured."""
+        """Drop the values of an interrupted validation."""
         self.rows.discard(split)
         for metric in self._metrics.get(split, ()):
             if isinstance(metric, HostMetric):
@@ -119,7 +119,7 @@ class HostMetrics(ThreadOwned):
         return states
 
     def _warn_of_undefined(self, finished: SplitFinished, values: Mapping[str, float | str], has_skips: bool) -> None:
-        """Warn once of each metric whose value is NaN, unless a report of the steps has explained it."""
+        """Warn once about each metric whose value is NaN, unless a report of the steps explains it."""
         loss_is_finite = math.isfinite(float(values.get("Loss", math.nan)))
         for metric in self._metrics.get(finished.split, ()):
             value = values[metric.name]
@@ -139,7 +139,7 @@ class HostMetrics(ThreadOwned):
 
 
 def _undefined_in(history: History) -> set[str]:
-    """Return the names of metrics that had a NaN in a split whose loss was a number at that step."""
+    """Return the names of metrics that were NaN in a split whose loss was a number at the same step."""
     names = set()
     for key in history:
         split, name = key.split("/", 1)
@@ -152,7 +152,7 @@ def _undefined_in(history: History) -> set[str]:
 
 
 def _checked_number(name: str, value: Any) -> float:
-    """Return the value of a metric as a number; None is one that is not defined."""
+    """Return the value of a metric as a number. None means undefined."""
     try:
         return math.nan if value is None else shortest(value)
     except (TypeError, ValueError, OverflowError):

@@ -14,20 +14,20 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class StepsDispatched:
-    """Steps that were dispatched; their values are still on the device.
+    """Dispatched steps, whose values are still on the device.
 
     Attributes:
-      split: such as `train`.
+      split: the split, such as `train`.
       epoch: the number of the epoch.
-      first: the number of the first step: of the run for `train`, of the split otherwise.
-      count: of steps.
-      batches: of their micro-batches.
-      in_epoch: steps of this epoch, or of this validation, up to the last one of these.
+      first: the number of the first step: in the run for `train`, in the split otherwise.
+      count: the number of steps.
+      batches: the number of their micro-batches.
+      in_epoch: the number of steps in this epoch or validation, up to and including the last one.
       total: the length of the epoch or the validation in steps, or None if unknown.
       step: optimizer steps of the run.
-      values: on the device.
-      rows: of their batches.
-      time: of the loop for them.
+      values: the outputs on the device.
+      rows: the number of rows in their batches.
+      time: the loop's time for them.
     """
 
     split: str
@@ -68,7 +68,7 @@ class ValidationAborted:
 
 @dataclasses.dataclass(frozen=True)
 class EpochFinished:
-    """An epoch and its validation are over."""
+    """An epoch and its validation have ended."""
 
     epoch: int
     step: int
@@ -85,7 +85,9 @@ class NonFiniteStop:
 
 @dataclasses.dataclass(frozen=True)
 class MemberStop:
-    """The end of a member of a population while others train: why, where, and True if its epoch is complete."""
+    """The end of a member of a population while others train: the reason, the position, and True if its epoch is
+    complete.
+    """
 
     reason: str
     epoch: int
@@ -104,7 +106,7 @@ class Callback:
 class Query:
     """A function to call on the reporter's thread, in order, and the future of its result.
 
-    The future fails if the reporter does, also before it has come to this item.
+    The future fails if the reporter fails, even before it reaches this item.
     """
 
     fn: Callable[[], Any]
@@ -112,13 +114,13 @@ class Query:
 
     def run(self) -> None:
         """Fill the future, unless it was cancelled."""
-        # Atomically: after this call the loop can no longer cancel it, and before it may do so at any time.
+        # Atomic: after this call the loop can no longer cancel the future; before it, it can at any time.
         if not self.answer.done() and self.answer.set_running_or_notify_cancel():
             self.answer.set_result(self.fn())
 
     def fail(self, error: BaseException) -> None:
         """Fail the future with an error of the reporter, unless it is done."""
-        # A future that is running was being filled by `run`, on this thread, when the error came.
+        # A running future was being filled by `run`, on this thread, when the error occurred.
         if not self.answer.done() and (self.answer.running() or self.answer.set_running_or_notify_cancel()):
             self.answer.set_exception(error)
 
@@ -128,14 +130,14 @@ Item = StepsDispatched | SplitFinished | ValidationAborted | EpochFinished | Cal
 
 @dataclasses.dataclass(frozen=True)
 class ReporterSnapshot:
-    """The reporter's part of a checkpoint: the values at one place in the order of its items.
+    """The reporter's part of a checkpoint: the values at one position in the order of its items.
 
     Attributes:
       log: the offsets of the logs.
-      epoch_values: the closed values of the current epoch, by key.
+      epoch_values: the values of finished splits of the current epoch, by key.
       host_metrics: the states of metrics on the host, by split and name.
-      rows: of collecting metrics in an epoch in progress, as `RowCollector.to_store` returns them.
-      history: returns the history as JSON. It is called when the checkpoint is written: there may be very many values.
+      rows: the rows of collecting metrics in an epoch in progress, as returned by `RowCollector.to_store`.
+      history: returns the history as JSON. Called when the checkpoint is written, as the history may be very long.
       halted: the step that ended the run, or a member of a population, or None.
       stopped: the end of a member of a population, or None.
       members: the parts of the members of a population.
@@ -152,7 +154,7 @@ class ReporterSnapshot:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """The fields of the checkpoint's progress but for the history."""
+        """The fields of the checkpoint's progress, except for the history."""
         return {"log": self.log, "epoch_values": self.epoch_values, "host_metrics": self.host_metrics}
 
     @property

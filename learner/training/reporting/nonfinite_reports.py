@@ -1,4 +1,4 @@
-"""Reports of steps whose loss or gradients are not finite, and of such validations."""
+"""Reports of steps whose loss or gradients are not finite, and of validations with such losses."""
 
 import logging
 import math
@@ -15,12 +15,12 @@ class NonFiniteReports(ThreadOwned):
     """Report non-finite steps, and find the one that ends the run. It belongs to the reporter's thread.
 
     Args:
-      policy: for such steps; None if they are not reported.
-      log: of the application.
+      policy: the policy for such steps; None if they are not reported.
+      log: writes to the application log.
       warn: shows a warning to people, and logs it.
 
     Attributes:
-      halted: the step that ended the run, or None. The steps that were dispatched after it are not reported.
+      halted: the step that ended the run, or None. Steps dispatched after it are not reported.
     """
 
     def __init__(self, policy: NonFinitePolicy | None, log: logging.Logger, warn: Callable[[str], None]):
@@ -31,10 +31,10 @@ class NonFiniteReports(ThreadOwned):
         self._with_nonfinite_loss: set[str] = set()  # splits whose loss was not finite at their end
 
     def report(self, first: StepsDispatched, codes: np.ndarray) -> int:
-        """Report the non-finite ones of some steps. Return the number of steps, up to one that ends the run.
+        """Report the steps that are not finite. Return the number of steps, up to one that ends the run.
 
         Args:
-          first: the dispatch of the first of them.
+          first: the dispatch of the first step.
           codes: see `learner.steps.finite.Mark`; 0 for a finite step.
         """
         for index in np.flatnonzero(codes):
@@ -59,7 +59,7 @@ class NonFiniteReports(ThreadOwned):
         return skipped
 
     def report_split(self, split: str, epoch: int, loss: float | str | None) -> None:
-        """Warn of the first loss of a split that is not finite where no step is to blame, so that nothing ends."""
+        """Warn about the first non-finite loss of a split that no step explains. The run continues."""
         ignored = ("ignore", "skip") if split == "train" else ("ignore",)
         ignores = self._policy is None or self._policy.policy in ignored
         if ignores or not isinstance(loss, float) or math.isfinite(loss) or split in self._with_nonfinite_loss:
@@ -78,7 +78,7 @@ class NonFiniteReports(ThreadOwned):
         )
 
     def _report_step(self, step: int, kind: str) -> None:
-        """Report a step whose loss or gradients are not finite: people see the first one, the log has all."""
+        """Report a step whose loss or gradients are not finite. The first is shown; the log has all."""
         if self._policy is None:
             return
         text = nonfinite_text(kind, step)
@@ -91,7 +91,7 @@ class NonFiniteReports(ThreadOwned):
             self._warn(f"{text}: it is skipped, and so are further ones, up to {self._policy.in_a_row} in a row")
 
     def _report_overflow(self, step: int, scale: int) -> None:
-        """Report a step whose gradients overflowed, as a loss scale makes them do now and then."""
+        """Report a step whose gradients overflowed, as happens now and then with a loss scale."""
         if self._policy is not None:
             text = "the gradients of step %d overflowed: it is skipped, and the loss scale is now %d"
             self._log.info(text, step, scale)

@@ -1,4 +1,4 @@
-"""The values of a population: each member's to its own files and listeners, and their means to those of the run."""
+"""Delivery for a population: each member's values to its files and listeners, and their means to the run's."""
 
 import dataclasses
 import math
@@ -24,12 +24,12 @@ from learner.training.reporting.step_reader import StepsRead
 
 
 class PopulationDelivery(Delivery):
-    """Deliver the items of a population in order. What was read of the device is divided among the members, each of
-    which has a `Delivery` of its own, as a run by itself; the run has the means of the members that train.
+    """Deliver the items of a population in order. Each member has its own `Delivery`, like a separate run, and gets its
+    part of the values from the device. The run gets the means over the active members.
 
     Attributes:
-      members: the deliveries of the members. It belongs to the reporter's thread, as they do.
-      lanes: the member of each place on the leading axis of what is read.
+      members: the deliveries of the members. All belong to the reporter's thread.
+      lanes: the member of each position on the leading axis of the values.
     """
 
     members: Sequence[Delivery] = ()
@@ -42,7 +42,7 @@ class PopulationDelivery(Delivery):
             member.claim()
 
     def _active(self) -> list[tuple[int, Delivery]]:
-        """Return the members that train, each with its lane."""
+        """Return the active members, each with its lane."""
         lanes = [(lane, self.members[index]) for lane, index in enumerate(self.lanes)]
         return [(lane, member) for lane, member in lanes if member.is_active()]
 
@@ -66,7 +66,7 @@ class PopulationDelivery(Delivery):
         count = max(len(weights) for _, weights in measured)
         if not self.has_listeners:
             return {}, measured[0][1][:count]
-        # A member that a step has ended has fewer steps: the means are over members that have all.
+        # A member that a step has ended has fewer steps: the means are over members with all steps.
         complete = [(columns, weights) for columns, weights in measured if len(weights) == count]
         means = {name: np.mean([columns[name] for columns, _ in complete], 0) for name in complete[0][0]}
         return means, np.mean([weights for _, weights in complete], 0)
@@ -98,8 +98,8 @@ class PopulationDelivery(Delivery):
 
 
 def means_of(of_members: Sequence[Values]) -> Values:
-    """Return the means of the metrics that are numbers. A member whose value is not finite counts for the others only
-    where it is the value of all of them.
+    """Return the means of the numeric metrics over the members. Values that are not finite are left out, unless all
+    are.
     """
     means: Values = {}
     for name, first in of_members[0].items() if of_members else ():

@@ -1,9 +1,9 @@
-"""The reporter: a thread that reads what the device computed, in order, and writes the run's files.
+"""The reporter: a thread that reads the results of the device in order, and writes the run's files.
 
-It is part of the run: an error here is raised in `fit`, and a full queue makes the loop wait. All knowledge of a run on
-the host (history, log offsets, collected rows) is here, in order, so `snapshot` gives checkpoints their part of it.
+It is part of the run: an error here is raised in `fit`, and a full queue makes the loop wait. The host's state of a run
+(history, log offsets, collected rows) is here, in order, so `snapshot` returns a consistent part of a checkpoint.
 
-This module has the queue and the thread; `learner.training.reporting.delivery` has what is done with each item.
+This module has the queue and the thread; `learner.training.reporting.delivery` handles each item.
 """
 
 import dataclasses
@@ -46,9 +46,9 @@ from learner.util.ownership import ThreadOwned
 
 D = TypeVar("D", bound=Delivery)
 POLL_SECONDS = 1
-MOST_QUEUED = 256  # hand-overs of the loop; the loop waits for room
+MOST_QUEUED = 256  # hand-overs of the loop; if the queue is full, the loop waits
 MOST_AT_ONCE = 32  # hand-overs that are read together
-SECONDS_UNSENT = 0.005  # of steps that are handed over together; at most a quarter of what may be in flight
+SECONDS_UNSENT = 0.005  # of steps that are handed over together; at most a quarter of the limit in flight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +56,10 @@ class ReporterTimes:
     """Counts of the loop and the reporter, for a profile.
 
     Attributes:
-      dispatches: of training and validation.
-      blocked: seconds for which the loop waited until it might dispatch more.
-      reading: seconds for which the reporter waited for values of the device.
-      handling: seconds for which it did something with them.
+      dispatches: the number of dispatches of training and validation.
+      blocked: seconds in which the loop waited for a free dispatch slot.
+      reading: seconds in which the reporter waited for values from the device.
+      handling: seconds in which the reporter handled them.
     """
 
     dispatches: int
@@ -70,7 +70,7 @@ class ReporterTimes:
 
 @dataclasses.dataclass(frozen=True)
 class MemberValues:
-    """What a reporter delivers the values of a member of a population with; see the arguments of `Reporter`."""
+    """The files, history and listeners of a member of a population; see the arguments of `Reporter`."""
 
     files: RunFiles | NoFiles | None
     listeners: Sequence[ListenerThread]
@@ -88,12 +88,12 @@ class _LoopSide(ThreadOwned):
     """The loop's side of a reporter.
 
     Attributes:
-      estimator: of the time of steps.
-      unsent: items that wait to be handed over together.
-      unsent_seconds: the estimate of what their steps take.
-      announced: the newest epoch that was announced.
-      dispatches: so far.
-      blocked: seconds of waiting until another dispatch may be in flight.
+      estimator: estimates the time of steps.
+      unsent: items to be handed over together.
+      unsent_seconds: the estimated time of their steps.
+      announced: the newest announced epoch.
+      dispatches: the number of dispatches so far.
+      blocked: seconds of waiting for a free dispatch slot.
     """
 
     def __init__(self, estimator: StepTimeEstimator) -> None:
@@ -110,24 +110,24 @@ class Reporter(ThreadOwned):
     its own thread; `_loop` belongs to the loop's.
 
     Args:
-      metrics: by split.
-      files: of the run; None if nothing is written.
+      metrics: the metrics by split.
+      files: the files of the run; None if nothing is written.
       history: the values so far.
-      listeners: their threads.
-      estimator: is given the time of steps.
+      listeners: the threads of the listeners.
+      estimator: receives the time of steps.
       clock: seconds since 1970 (UTC), for events.
-      collected: rows of collecting metrics that a checkpoint holds.
-      row_trees: the structures of those rows, by metric.
-      epoch_values: the closed values of the current epoch that a checkpoint holds.
-      policy: of steps that are not finite; None if they are not reported.
-      log: of the application.
+      collected: rows of collecting metrics from a checkpoint.
+      row_trees: the structures of these rows, by metric.
+      epoch_values: the values of finished splits of the current epoch, from a checkpoint.
+      policy: the policy for steps that are not finite; None if they are not reported.
+      log: writes to the application log.
       warn: shows a warning to people, and logs it.
-      limiter: of dispatches in flight.
+      limiter: limits the dispatches in flight.
       check_peers: called now and then during a wait; it raises if another process has failed.
       now: the clock of steps, in seconds.
-      steps_per_epoch: None if that is not known.
-      members: of a population, whose means the run then has.
-      lanes: the member of each place on the leading axis of the values.
+      steps_per_epoch: the steps of an epoch, or None if unknown.
+      members: the members of a population; the run then has their means.
+      lanes: the member of each position on the leading axis of the values.
 
     Attributes:
       log: see above.
@@ -162,7 +162,7 @@ class Reporter(ThreadOwned):
         self.steps_per_epoch = steps_per_epoch
         self.limiter = limiter or InFlightLimiter()
         self._clock, self._now, self._check_peers = clock, now, check_peers
-        # Built by the loop's thread and claimed by the reporter's in `_work`, which alone writes to them from then on.
+        # Built by the loop's thread and claimed by the reporter's in `_work`; from then on only that thread writes.
         reader = StepReader(estimator, self.limiter, now)
 
         def delivery(kind: type[D], of: MemberValues) -> D:
@@ -197,7 +197,7 @@ class Reporter(ThreadOwned):
         if full:
             self._hand_over()  # before the wait: the slots of these dispatches are freed when they are read
         seconds = self._loop.estimator.seconds(kind, steps)
-        # With a timeout: a peer that has failed would keep the devices waiting for ever.
+        # With a timeout: a failed peer would keep the devices waiting forever.
         while not self.limiter.acquire(math.inf if seconds is None else seconds, POLL_SECONDS):
             self._check_peers()
         self._loop.dispatches += 1
@@ -207,13 +207,13 @@ class Reporter(ThreadOwned):
     def put(self, item: Item) -> None:
         """Queue an item. Blocks while the queue is full; raises the error of the reporter's thread, if any.
 
-        Short dispatches are handed over several at once: waking a thread for each costs more than they take.
+        Short dispatches are handed over in groups: waking a thread for each would take longer than the dispatch.
         """
         self.check()
         loop = self._loop
         loop.unsent.append(item)
         seconds = loop.estimator.seconds(item.kind, item.count) if isinstance(item, StepsDispatched) else None
-        # Items other than steps count as infinitely long, so that they are handed over at once.
+        # Items other than steps count as infinitely long, so that they are handed over immediately.
         loop.unsent_seconds += math.inf if seconds is None else seconds
         is_long = loop.unsent_seconds + (seconds or 0.0) > SECONDS_UNSENT  # with one more like it
         if is_long or 4 * len(loop.unsent) >= self.limiter.most:
@@ -221,9 +221,9 @@ class Reporter(ThreadOwned):
 
     def _hand_over(self) -> None:
         if self._loop.unsent:
-            # The queue itself has no bound, since `put_nowait` must not wait: the semaphore bounds the loop alone.
+            # The queue itself is unbounded, since `put_nowait` must not wait: the semaphore bounds only the loop.
             self._space.acquire()
-            # Replaced first: a signal between the two lines may lose items of a run that ends, but sends none twice.
+            # Replaced first: a signal between the two lines may lose items of an ending run, but sends none twice.
             items, self._loop.unsent, self._loop.unsent_seconds = self._loop.unsent, [], 0.0
             self._queue.put((items, True))
 
@@ -234,20 +234,20 @@ class Reporter(ThreadOwned):
             self.put(EpochStarted(self._clock(), epoch, self.steps_per_epoch))
 
     def mark_logs(self) -> None:
-        """Record the log offsets before a validation: a checkpoint of one that is interrupted has these."""
+        """Record the log offsets before a validation, for a checkpoint if it is interrupted."""
         self.put(Callback(self._delivery.mark_logs))
 
     def newest(self, at: int | None = None, member: int | None = None) -> dict[str, float | str]:
-        """Wait for the values of all steps, and return the newest value of every metric, or of those that were measured
-        at a step. `member`: of a population, whose values they are.
+        """Wait for the values of all steps, and return the newest value of every metric. `at`: only metrics measured at
+        this step; `member`: the values of this member of a population.
         """
-        self.wait()  # afterwards this thread may read the history: the reporter has nothing to do
+        self.wait()  # then the reporter is idle, and this thread may read the history
         history = self.history_of(member)
         last = {key: history.last(key) for key in history}
         return {key: point.value for key, point in last.items() if point is not None and at in (None, point.step)}
 
     def journal(self, event: str, member: int | None = None, **fields: Any) -> None:
-        """Write a line of the journal, in order. `member`: of a population, whose journal it is."""
+        """Write a line of the journal, in order. `member`: write to the journal of this member of a population."""
         self.put(Callback(lambda: self._delivery_of(member).journal(event, fields)))
 
     def write_model(self, model: Mapping[str, Any], member: int | None = None) -> None:
@@ -260,35 +260,35 @@ class Reporter(ThreadOwned):
         self.wait()
 
     def emit(self, event: Event, member: int | None) -> None:
-        """Send an event to the listeners of a member of a population, in order, or to those of the run."""
+        """Send an event in order to the listeners of a member of a population, or of the run."""
         self.put(Callback(lambda: self._delivery_of(member).emit(event)))
 
     def _delivery_of(self, member: int | None) -> Delivery:
         return self._delivery if member is None else self._members[member]
 
     def idle(self, since: float) -> float:
-        """Return the seconds since then, by the clock of steps, in which the device had nothing to do."""
+        """Return the seconds after `since`, by the clock of steps, in which the device was idle."""
         unsent = sum(isinstance(item, StepsDispatched) for item in self._loop.unsent)
         return self.limiter.idle(since, self._now(), unsent)
 
     def wait(self) -> None:
-        """Block until every item that was put before is delivered."""
+        """Block until every item put so far is delivered."""
         delivered = threading.Event()
         self.put(Callback(delivered.set))
         for waits in itertools.count(1):
             if delivered.wait(0.1):
                 break
-            self.check()  # a reporter that has failed delivers nothing more
+            self.check()  # a failed reporter delivers nothing more
             if waits % (10 * POLL_SECONDS) == 0:
                 self._check_peers()
         self.check()
 
     def close(self, seconds: float | None = None) -> None:
-        """Deliver the queued items, and end the thread. This raises nothing. If the reporter hangs, it is abandoned
-        after `seconds`.
+        """Deliver the queued items, and end the thread. Raises nothing. If the reporter hangs, it is abandoned after
+        `seconds`.
         """
-        # Without waiting for room: a reporter that hangs would hold this thread as well.
-        # The loop's unsent items as well: one may be a query whose answer the saver waits for.
+        # Without the semaphore: a reporter that hangs would also block this thread.
+        # With the loop's unsent items: one may be a query whose answer the saver waits for.
         self._queue.put((self._loop.unsent, False))
         self._queue.put((None, False))
         self._thread.join(seconds)
@@ -297,7 +297,7 @@ class Reporter(ThreadOwned):
 
     def put_nowait(self, item: Item) -> None:
         """Queue an item from another thread, without waiting."""
-        # It may overtake items that the loop has not handed over, so that only what has no order goes this way.
+        # The item may overtake items that the loop has not handed over, so this is only for items without an order.
         self._queue.put(([item], False))
 
     def notify(self, text: str, log: bool = False) -> None:
@@ -312,7 +312,7 @@ class Reporter(ThreadOwned):
         self.put_nowait(Saved(self._clock(), epoch, step, path, seconds))
 
     def flush_logs(self, progress: Mapping[str, Any]) -> None:
-        """Write the logs that a checkpoint's progress counts on to the disk, on the thread that calls this."""
+        """Flush the logs that a checkpoint's progress relies on to the disk, on the calling thread."""
         self._delivery.flush_logs(progress)
 
     def check(self) -> None:
@@ -332,16 +332,16 @@ class Reporter(ThreadOwned):
 
     @property
     def arrays(self) -> Arrays:
-        """By key, functions that return the newest values of metrics that are texts as arrays; read as `history`."""
+        """Functions by key that return the newest value of a text metric as arrays. Read them like `history`."""
         return self._delivery.arrays
 
     def history_of(self, member: int | None) -> History:
-        """Return the history of a member of a population, or that of the run; see `history`."""
+        """Return the history of a member of a population, or of the run; see `history`."""
         return self._delivery_of(member).history
 
     @property
     def halted(self) -> NonFiniteStop | None:
-        """The step that ended the run, or None. Steps that were dispatched after it leave no trace."""
+        """The step that ended the run, or None. Steps dispatched after it leave no trace."""
         return self._delivery.nonfinite.halted
 
     @property
@@ -350,7 +350,7 @@ class Reporter(ThreadOwned):
         return self._delivery.summary
 
     def is_active(self, member: int) -> bool:
-        """Return True unless a member of a population has ended. Other threads may ask after `wait`."""
+        """Return True unless a member of a population has ended. Other threads may call it after `wait`."""
         return self._members[member].is_active()
 
     @property
@@ -372,7 +372,7 @@ class Reporter(ThreadOwned):
         self.wait()
 
     def set_lanes(self, lanes: Sequence[int]) -> None:
-        """Set the member of each place on the leading axis of values that are put from now on."""
+        """Set the member of each position on the leading axis, for values put from now on."""
         self.put(Callback(lambda: setattr(self._population, "lanes", lanes)))
 
     def summary_of(self, member: int) -> Mapping[str, Any]:
@@ -393,7 +393,7 @@ class Reporter(ThreadOwned):
     # -- the reporter's thread -----------------------------------------------------------------------------------------
 
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
-        """Return the reporter's part of a checkpoint at this place in the order of items: call it from a `Query`."""
+        """Return the reporter's part of a checkpoint at the current position in the order. Call it from a `Query`."""
         return self._delivery.snapshot(in_validation, with_rows)
 
     def _work(self) -> None:
@@ -403,13 +403,13 @@ class Reporter(ThreadOwned):
             pass
 
     def _work_once(self) -> bool:
-        """Deliver what is queued. Return False after the last item.
+        """Deliver the queued items. Return False after the last item.
 
-        It is a function, so that nothing is left of the items when the thread waits for others: they hold buffers of
-        the device and answers of queries, which hold copies of the state.
+        A separate function, so that no reference to the items is left when the thread waits for others: they hold
+        buffers of the device and results of queries, which hold copies of the state.
         """
         batches = [self._queue.get()]
-        # Only this thread takes items from the queue, so that `get` never blocks after `empty`.
+        # Only this thread takes items from the queue, so `get` never blocks after `empty`.
         while len(batches) < MOST_AT_ONCE and not self._queue.empty():
             batches.append(self._queue.get())
         items = [item for batch, _ in batches for item in batch or ()]
@@ -417,15 +417,15 @@ class Reporter(ThreadOwned):
             try:
                 self._delivery.deliver(items)
             except BaseException as error:
-                # The error first: a loop that the limiter lets through must find it at its next `put`.
+                # The error first: once the limiter lets the loop through, its next `put` must find it.
                 self._error = error
                 self.limiter.open()
         if self._error is not None:
-            # Also after the failure: the saver must not wait for an answer that nobody will give.
+            # Also after the failure: the saver must not wait for an answer that never comes.
             for item in items:
                 if isinstance(item, Query):
                     item.fail(self._error)
-        # Also after a failure, so that a loop that waits for room gets to its next check.
+        # Also after a failure, so that a loop that waits for the semaphore reaches its next check.
         for _, counted in batches:
             if counted:
                 self._space.release()

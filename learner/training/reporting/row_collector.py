@@ -19,8 +19,8 @@ class RowCollector(ThreadOwned):
     """The collected rows by split and metric. It belongs to the reporter's thread.
 
     Args:
-      collected: the rows that a checkpoint holds: by split and metric, lists of the leaves of each batch.
-      row_trees: the structures of those rows, by metric.
+      collected: the rows from a checkpoint: by split and metric, lists of the leaves of each batch.
+      row_trees: the structures of these rows, by metric.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class RowCollector(ThreadOwned):
         """Append the rows of a dispatch for each of its collecting metrics."""
         if not collecting:
             return
-        # Batches in the order in which they were trained: those of the loop's buffer first, the ragged ones after it.
+        # Batches in the order of training: first those in the loop's buffer, then the ragged ones.
         tails = values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []
         full = dispatched.batches - len(tails)
-        # Those of steps that were skipped as not finite count in no metric.
+        # Steps that were skipped as not finite count in no metric.
         kept = np.asarray(values.nonfinite[: dispatched.count]) <= 0
         if not kept[-1]:  # the step that the ragged batches belong to
             tails = [jax.tree.map(lambda x: x[:0], tail) for tail in tails]
@@ -58,7 +58,7 @@ class RowCollector(ThreadOwned):
         self._collected.pop(split, None)
 
     def to_store(self) -> dict[str, Any]:
-        """Return the rows for a checkpoint: arrays by split, by the number of the metric and by that of the leaf."""
+        """Return the rows for a checkpoint: arrays by split, number of the metric, and number of the leaf."""
         rows: dict[str, Any] = {}
         for split, metrics in self._collected.items():
             for index, name in enumerate(metrics):
@@ -82,7 +82,7 @@ class RowCollector(ThreadOwned):
 
 
 def _pad(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return arrays `[rows, ...]` of one shape but for the rows, with zeros behind the shorter ones."""
+    """Return arrays `[rows, ...]` of equal shapes except for the rows. Shorter ones are padded with zeros."""
     longest = np.max([rows.shape[1:] for rows in parts], axis=0)
     margins = [longest - rows.shape[1:] for rows in parts]
     return [
@@ -93,7 +93,7 @@ def _pad(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _flatten(buffer: np.ndarray, batches: int, kept: np.ndarray) -> np.ndarray:
     """Return the rows of the first micro-batches of a buffer `[steps, micro-batches, rows, ...]`, as `[all rows,
-    ...]`. What is behind them in the buffer was never written. `kept`: of which of the steps, bool.
+    ...]`. The rest of the buffer was never written. `kept`: the steps to include, bool.
     """
     written = buffer.reshape(-1, *buffer.shape[2:])[:batches]
     if not kept.all():

@@ -20,8 +20,8 @@ class StepsRead:
 
     Attributes:
       pairs: each dispatch with its outputs on the host.
-      seconds: of one step.
-      computing: seconds of one step without compiling and waiting for batches.
+      seconds: the time of one step.
+      computing: the time of one step without compiling and waiting for batches.
     """
 
     pairs: Sequence[tuple[StepsDispatched, StepOutputs]]
@@ -32,18 +32,18 @@ class StepsRead:
 class StepReader(ThreadOwned):
     """Read dispatches from the device. It belongs to the reporter's thread.
 
-    The device runs behind the host, so the time of a step is measured where its values arrive: from the end of the
-    step before, or from when the loop began to work for it.
+    The device runs behind the host, so the time of a step is measured when its values arrive: from the end of the
+    previous step, or from when the loop began to prepare it.
 
     Args:
-      estimator: of the time of a step.
-      limiter: of dispatches in flight.
+      estimator: receives the time of a step.
+      limiter: limits the dispatches in flight.
       now: the clock of steps, in seconds.
 
     Attributes:
       spent: seconds so far of `train` and `valid` steps, without compiling and waiting for batches.
-      reading: seconds of waiting for values of the device.
-      last_end: when the newest step ended.
+      reading: seconds of waiting for values from the device.
+      last_end: the end of the newest step.
     """
 
     def __init__(self, estimator: StepTimeEstimator, limiter: InFlightLimiter, now: Callable[[], float]):
@@ -53,7 +53,7 @@ class StepReader(ThreadOwned):
         self.last_end = self._busy_until = now()
 
     def mark_busy(self) -> None:
-        """Record that the thread did something else until now: steps may have ended without being noticed."""
+        """Record that the thread was busy until now, so that steps may have ended unnoticed."""
         self._busy_until = self._now()
 
     def read(self, dispatched: Sequence[StepsDispatched]) -> StepsRead:
@@ -66,8 +66,8 @@ class StepReader(ThreadOwned):
         seconds = now - max(before, dispatched[0].time.since)
         computing = seconds - sum(d.time.overhead_after(before) for d in dispatched)
         if computing <= 0:
-            # The steps ended while the loop waited for batches. The time of fetching is what is known of them, so that
-            # no speed is undefined.
+            # The steps ended while the loop waited for batches. Only the time of fetching them is known; it is used so
+            # that no speed is undefined.
             computing = min(seconds, now - began)
         estimate = self._estimator.seconds(kind, steps)
         if self._busy_until > before and estimate is not None:
@@ -75,7 +75,7 @@ class StepReader(ThreadOwned):
             most = max(now - self._busy_until, estimate)
             seconds, computing = min(seconds, most), min(computing, most)
         self.last_end = now
-        # Before anything is made of the values: the loop may dispatch the next steps meanwhile.
+        # Before the values are handled: the loop may dispatch the next steps meanwhile.
         self._limiter.release(len(dispatched), now)
         self._estimator.measured(kind, steps, seconds)
         self.spent[kind] += computing
@@ -83,7 +83,7 @@ class StepReader(ThreadOwned):
 
 
 def fetch(dispatched: Sequence[StepsDispatched]) -> list[StepOutputs]:
-    """Return the outputs on the host. If the device is out of memory, the error names the split that was first."""
+    """Return the outputs on the host. If the device is out of memory, the error names the first such split."""
     try:
         return _on_host([d.values for d in dispatched])
     except jax.errors.JaxRuntimeError:

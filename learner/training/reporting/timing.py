@@ -1,4 +1,4 @@
-"""Where the wall-clock time of a run goes."""
+"""Measurement of the wall-clock time of a run."""
 
 import contextlib
 import dataclasses
@@ -19,9 +19,9 @@ class DispatchTime:
     """The loop's time for a dispatch, by the clock of steps.
 
     Attributes:
-      since: when the loop began to work for it. What came before (a hook, a validation) is not its time.
+      since: when the loop began to prepare it, after any hook or validation.
       overhead: seconds since then in which the loop compiled, or waited for batches.
-      dispatched: when all of that was over.
+      dispatched: when the loop had dispatched it.
     """
 
     since: float = 0.0
@@ -29,24 +29,24 @@ class DispatchTime:
     dispatched: float = math.inf
 
     def overhead_after(self, end: float) -> float:
-        """Return the part of the overhead after the end of the steps before: an earlier part has delayed nothing."""
+        """Return the part of the overhead after the end of the previous steps. Earlier overhead delays nothing."""
         return max(0.0, min(self.overhead, self.dispatched - max(end, self.since)))
 
 
 class StepTimeEstimator:
-    """Estimate the seconds of a training step and of a validation batch from when they end. The estimates bound how
-    much is dispatched at once, and how much is in flight.
+    """Estimate the seconds of a training step and of a validation batch from their ends. The estimates limit the size
+    of dispatches and the number in flight.
 
-    The reporter's thread calls `measured`; the loop's, the feeder's and the watchdog's threads read single values, each
-    of which is one number and replaced at once.
+    The reporter's thread calls `measured`. The loop's, the feeder's and the watchdog's threads read single values, each
+    of which is one number that is replaced atomically.
 
     Args:
-      seconds: the time that one dispatch should take.
+      seconds: the target time of one dispatch.
       compilations: returns the number of compilations so far. A step that waited for one counts only until another
-        step was measured.
+        step is measured.
 
     Attributes:
-      ended: the number of steps that have ended, those of validation included.
+      ended: the number of steps that have ended, including validation batches.
       stepped: set once a step has ended.
     """
 
@@ -64,7 +64,7 @@ class StepTimeEstimator:
         # Compared, not reset: the count also goes into the log.
         now, compiled = seconds / max(steps, 1), self._compilations()
         waited, self._compiled = compiled != self._compiled, compiled
-        # A first value that waited for a compilation is replaced by the next one, and later ones that did are left out.
+        # A first value that includes a compilation is replaced by the next one; later values that do are ignored.
         if self._rough.get(kind, True):
             self._per_step[kind], self._rough[kind] = now, waited
         elif not waited:
@@ -77,7 +77,7 @@ class StepTimeEstimator:
         return None if per_step is None else per_step * steps
 
     def steps(self, kind: str) -> int:
-        """Return how many steps of a kind fit into the time of one dispatch; 1 before the first measurement."""
+        """Return the number of steps of a kind that fit into one dispatch; 1 before the first measurement."""
         per_step = self._per_step.get(kind)
         return 1 if per_step is None else max(1, int(self._aim / max(per_step, 1e-6)))
 
@@ -85,9 +85,9 @@ class StepTimeEstimator:
 class TimeBreakdown:
     """Seconds that the loop's thread spends on anything but steps.
 
-    The device works while the loop prepares the next dispatch, so the reporter measures the time of a step where it
-    ends: from the end of the step before, or from when the loop began to work for it. The seconds counted here lie
-    within that time and are subtracted from it.
+    The device works while the loop prepares the next dispatch, so the reporter measures the time of a step at its end:
+    from the end of the previous step, or from when the loop began to prepare it. The seconds counted here are part of
+    that time and are subtracted from it.
 
     Args:
       compiling: returns the seconds that this thread has spent on tracing and compiling programs.
@@ -120,7 +120,7 @@ class TimeBreakdown:
         return self._taken_before - before
 
     def waited(self, idle: float, compiled: float) -> None:
-        """Count the wait for a batch: `idle` seconds without work for the device, less those of compiling since
+        """Count the wait for a batch: `idle` seconds in which the device was idle, minus the compilation since
         `compiled`, the value of `compiling()` before the wait.
         """
         self.data += max(0.0, idle - (self.compiling() - compiled))
@@ -132,11 +132,11 @@ class TimeBreakdown:
         try:
             yield
         finally:
-            # Compiling within the block is counted by itself.
+            # Compilation within the block is counted separately.
             self.save += self._clock() - began - (self.compiling() - compiled)
 
     def split(self, total: float, steps: Mapping[str, float]) -> dict[str, float]:
-        """Return seconds by part, which add up to `total`. `steps`: the reporter's of `train` and `valid`."""
+        """Return seconds by part, which add up to `total`. `steps`: the reporter's seconds of `train` and `valid`."""
         parts, remaining = {}, total
         waits = {"compile": self.compiling(), "data": self.data}
         # Parts that overlap are cut: steps while the loop compiles, and saves while it trains.
@@ -151,11 +151,11 @@ class StepTimer(ThreadOwned):
 
     Args:
       estimator: the reporter's estimate of the time of a step.
-      spent: the loop's seconds apart from steps.
-      now: the clock of steps, in seconds; the reporter has the same one.
+      spent: the loop's seconds on anything but steps.
+      now: the clock of steps, in seconds; the reporter uses the same one.
 
     Attributes:
-      since: when the loop began to work for the next dispatch.
+      since: when the loop began to prepare the next dispatch.
 
     >>> ticks = iter([1.0, 4.0])
     >>> timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0), lambda: next(ticks))
@@ -179,7 +179,7 @@ class StepTimer(ThreadOwned):
         self.spent.take_overhead()
 
     def lap(self) -> DispatchTime:
-        """Return the time of the dispatch that ends now, where the next one begins."""
+        """Return the time of the dispatch that ends now, and begin the next one."""
         since, overhead, self.since = self.since, self.spent.take_overhead(), self.now()
         return DispatchTime(since, overhead, self.since)
 
