@@ -1,7 +1,7 @@
-"""Checkpoints for training loops of the user: any tree of arrays, by step.
+"""Checkpoints for custom training loops: any tree of arrays, by step.
 
-They are written as those of `fit`: each under another name at first, and renamed once it is complete, with checksums.
-The newest are kept, and on request the best.
+They are written as in `fit`: with checksums, first under a temporary name, and renamed once complete. The newest are
+kept, and optionally the best.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ NO_NUMBERS = "OSUmM"  # kinds of NumPy's dtypes: objects, texts, times
 
 @dataclasses.dataclass(frozen=True)
 class RestoredState:
-    """The state and the metadata that `Checkpointer.restore` read.
+    """The state and the metadata that `Checkpointer.restore` returns.
 
     Attributes:
-      step: of the checkpoint.
+      step: the step of the checkpoint.
       state: a new tree with the arrays and numbers of the checkpoint.
-      info: the `info` that was saved with it.
-      score: the `score` that was saved with it.
+      info: the saved `info`.
+      score: the saved `score`.
     """
 
     step: int
@@ -48,16 +48,16 @@ class RestoredState:
 
 
 class Checkpointer:
-    """Saves and restores `(step, state)`, for one process.
+    """Save and restore `(step, state)` in one process.
 
-    A state is any pytree: a `TrainState`, a model, a dict of models and optimizer states. Arrays of JAX and NumPy in
-    any dtype of numbers, random keys and Python numbers in it are saved; all else (functions, texts) comes from the
-    tree that `restore` is given. `save` waits until the checkpoint is complete.
+    A state is any pytree: a `TrainState`, a model, a dict of models and optimizer states. JAX and NumPy arrays of any
+    numeric dtype, random keys and Python numbers are saved; everything else (functions, texts) comes from the tree
+    passed to `restore`. `save` waits until the checkpoint is complete.
 
     Args:
-      directory: of the checkpoints, or `gs://...` (with gcsfs).
-      keep_last: the number of the newest that are kept.
-      keep_best: the number of the best by `score` that are kept as well.
+      directory: the directory of the checkpoints, or `gs://...` (with gcsfs).
+      keep_last: the number of newest checkpoints to keep.
+      keep_best: the number of best checkpoints by `score` to keep as well.
       higher_is_better: the direction of `score`.
 
     >>> import tempfile
@@ -86,18 +86,18 @@ class Checkpointer:
     def save(
         self, step: int, state: PyTree, *, score: float | None = None, info: Mapping[str, Any] | None = None
     ) -> None:
-        """Write a checkpoint, and remove those that are not kept.
+        """Write a checkpoint, and remove those that are no longer kept.
 
         Args:
-          step: its number, 0 or more.
+          step: the number of the checkpoint, 0 or more.
           state: a tree of arrays.
-          score: for `keep_best`; NaN counts as none.
-          info: the other data that a loop needs to resume, as JSON: the epoch, the position in the data.
+          score: the value for `keep_best`; NaN means no score.
+          info: further JSON data that a loop needs to resume: the epoch, the position in the data.
 
         Raises:
-          LearnerError: there is a checkpoint of this step, or the state has nothing that could be saved, or arrays of
-            texts or objects.
-          TypeError: `info` cannot be JSON.
+          LearnerError: there already is a checkpoint of this step, or the state has nothing to save, or arrays of texts
+            or objects.
+          TypeError: `info` is not JSON-serializable.
         """
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
             raise LearnerError(
@@ -127,13 +127,13 @@ class Checkpointer:
         """Read a checkpoint.
 
         Args:
-          like: a tree of the same structure, shapes and dtypes. The new arrays are placed on the devices of its arrays;
-            NumPy arrays are restored as new NumPy arrays.
-          step: its number, `"latest"` or `"best"`. A latest one that is damaged is skipped with a warning.
+          like: a tree with the same structure, shapes and dtypes. The new arrays are placed on the devices of its
+            arrays; NumPy arrays are restored as new NumPy arrays.
+          step: its number, `"latest"` or `"best"`. With `"latest"`, damaged checkpoints are skipped with a warning.
 
         Raises:
-          DamagedError: the requested checkpoint is not as it was saved.
-          LearnerError: there is no checkpoint, or it is of another tree; the message lists all differences.
+          DamagedError: the requested checkpoint is damaged.
+          LearnerError: there is no checkpoint, or its tree differs; the message lists all differences.
         """
         if step != "latest":
             entry = self._store.find(epoch=step) if step == "best" else self._store.find(step=int(step))

@@ -1,6 +1,6 @@
-"""Checkpoints outside of their run: for inference, for a loop of one's own, and as the start of another run.
+"""Loading checkpoints outside of their run: for inference, for a custom loop, and as the start of another run.
 
-Nothing that a file names is imported or called: the model comes from whoever loads.
+Nothing named in a file is imported or called: the caller provides the model.
 """
 
 import contextlib
@@ -52,22 +52,22 @@ SHOWN = 20  # of a long list
 
 @dataclasses.dataclass(frozen=True)
 class LoadedCheckpoint:
-    """The model and the metadata that `load_checkpoint` read.
+    """The model and the metadata that `load_checkpoint` returns.
 
     Attributes:
-      path: of the checkpoint.
+      path: the path of the checkpoint.
       step: the optimizer step.
-      epoch: the epoch that it is the end of, or None if it was made inside one.
+      epoch: the epoch that ends at the checkpoint, or None if it was made inside one.
       score: the monitored metric's value, or None.
-      monitor: the metric that decides about the best, by key.
-      lr_scale: the rate of a step is `schedule(step) * lr_scale`; without a schedule it is the rate.
+      monitor: the key of the metric that selects the best.
+      lr_scale: the learning rate of a step is `schedule(step) * lr_scale`; without a schedule it is `lr_scale`.
       history: the values of every metric up to the checkpoint.
-      config: the text of the config that the run was started from, or None.
+      config: the text of the config that started the run, or None.
       params: the trained arrays as NumPy arrays by path. Random keys are their numbers.
       model_state: the other arrays of the model.
-      opt_state: those of the optimizer.
-      model: the model that was given, with the arrays of the checkpoint, in eval mode; a new object.
-      optimizer_state: the state of the optimizer that was given, in its own structure.
+      opt_state: the arrays of the optimizer's state.
+      model: the given model with the arrays of the checkpoint, in eval mode; a new object.
+      optimizer_state: the state of the given optimizer, in its own structure.
     """
 
     path: str
@@ -98,17 +98,18 @@ def load_checkpoint(
     """Read a checkpoint of a run, which may still be training.
 
     Args:
-      directory: of the run, or the one that holds its checkpoints where they lie elsewhere, or of a member of a
-        population, whose arrays it then has. Where its checkpoints lie elsewhere, the name of the member below them.
-      which: `"best"` (of a member among those that its population has kept), `"latest"`, or the epoch that it ends.
-      model: as for `build`, an object or a function that makes one. It is not changed. None: only arrays.
-      step: the optimizer step instead of `which`.
-      optimizer: a function of the learning rate as for `build`, for `optimizer_state`. It needs the model.
+      directory: the directory of the run or, if they are elsewhere, of its checkpoints. For a member of a population,
+        its directory or, if the checkpoints are elsewhere, its name below theirs.
+      which: `"best"` (for a member, among the checkpoints that its population has kept), `"latest"`, or the epoch of
+        the checkpoint.
+      model: as for `build`, an object or a function that makes one. It is not changed. None: load only arrays.
+      step: the optimizer step of the checkpoint, instead of `which`.
+      optimizer: a function of the learning rate as for `build`, for `optimizer_state`. It requires the model.
       trainable: as for `build`; the optimizer's state depends on it.
       freeze: as for the builder, one or several; the optimizer's state depends on it.
 
     Raises:
-      DamagedError: the checkpoint is not as it was saved.
+      DamagedError: the checkpoint is damaged.
       LearnerError: there is no such checkpoint, or the model or the optimizer differs; the message lists all
         differences.
 
@@ -172,15 +173,15 @@ def load_optimizer(
     `with_file_checkpointer(record=..., record_items=("model", "optim"))`.
 
     Args:
-      path: such as `runs/digits/checkpoint/optim-3.mpk.gz`.
+      path: the file, such as `runs/digits/checkpoint/optim-3.mpk.gz`.
       model: as for `build`, an object or a function that makes one. It is not changed.
       optimizer: a function of the learning rate as for `build`.
       trainable: as for `build`; the optimizer's state depends on it.
       freeze: as for the builder, one or several; the optimizer's state depends on it.
 
     Raises:
-      LearnerError: there is no such file, it is damaged, or of another optimizer or model; then all paths that differ
-        are named.
+      LearnerError: there is no such file, it is damaged, or it has another optimizer or model; then the message lists
+        all paths that differ.
     """
     return load_model(path, blank_state(_split_model(model, trainable, freeze), optimizer).opt_state)
 
@@ -191,7 +192,7 @@ class SchedulerRecord:
 
     Attributes:
       step: optimizer steps so far.
-      lr_scale: the rate of a step is `schedule(step) * lr_scale`; without a schedule it is the rate.
+      lr_scale: the learning rate of a step is `schedule(step) * lr_scale`; without a schedule it is `lr_scale`.
     """
 
     step: int
@@ -202,10 +203,10 @@ def load_scheduler(path: str | Path) -> SchedulerRecord:
     """Read a file that `with_file_checkpointer(record=..., record_items=("model", "scheduler"))` wrote.
 
     Args:
-      path: such as `runs/digits/checkpoint/scheduler-3.mpk.gz`.
+      path: the file, such as `runs/digits/checkpoint/scheduler-3.mpk.gz`.
 
     Raises:
-      LearnerError: there is no such file, it is damaged, or no scheduler's.
+      LearnerError: there is no such file, it is damaged, or it does not hold a scheduler.
 
     >>> import os, tempfile
     >>> from learner import save_model
@@ -255,7 +256,7 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
 
 
 def materialize(model: Any) -> Any:
-    """Return the model, or the result of a function that makes it, of random streams with the seed 0 if it takes some.
+    """Return the model, or the result of a function that makes it. Random streams, if it takes any, have the seed 0.
 
     >>> materialize(lambda: {"w": 1.0})
     {'w': 1.0}
@@ -310,7 +311,7 @@ def store_of(directory: str | Path) -> CheckpointStore:
 
 
 def refuse_elsewhere(directory: Path) -> None:
-    """Raise if the member of a population has no checkpoint because the population has saved elsewhere."""
+    """Raise if a member of a population has no checkpoint because the population saves elsewhere."""
     elsewhere = _elsewhere(directory.parent) if member_index(directory) is not None else None
     if elsewhere is not None:
         raise LearnerError(
@@ -323,9 +324,9 @@ def refuse_elsewhere(directory: Path) -> None:
 
 
 def _elsewhere(directory: Path) -> str | None:
-    """Return the directory in which a run has saved its checkpoints according to its journal, for a message.
+    """Return the directory of a run's checkpoints according to its journal, for a message.
 
-    It is not opened: the journal may come from anywhere.
+    It is not opened, as the journal is untrusted.
     """
     with contextlib.suppress(LearnerError, OSError):
         saves = [line.get("path") for _, line in read_journal(directory) if line.get("event") == "save"]
@@ -380,11 +381,11 @@ def _unescape(name: str) -> str:
 
 def evaluated_item(model: Mapping[str, Arrays], opt_state: Arrays) -> dict[str, Arrays]:
     """Return the item `model` of a checkpoint with the parameters to evaluate, such as averages. They are found by the
-    paths of the checkpoint, before a model with other paths or other trainable parameters takes them.
+    checkpoint's own paths, before they are matched to a model with other paths or other trainable parameters.
     """
     params, opt_state = _on_device(_unescaped(model["params"])), _on_device(_unescaped(opt_state))
     replaced = eval_leaves(params, opt_state)
-    if not replaced and params.keys() == {"value"}:  # of a model that is one array, whose path is empty in the state
+    if not replaced and params.keys() == {"value"}:  # a model of one array, whose path is empty in the state
         replaced = eval_leaves({"": params["value"]}, opt_state)
     return {**model, "params": {**model["params"], **{escaped(name): x for name, x in replaced.items()}}}
 
@@ -406,33 +407,33 @@ def _on_device(arrays: Arrays) -> Arrays:
 
 
 def blank_state(adapter: ModelAdapter, optimizer: Any) -> TrainState:
-    """Return a state whose arrays only have the shapes for those of a checkpoint."""
+    """Return a state of shapes, for the arrays of a checkpoint."""
     opt_state: PyTree = ()
     if optimizer is not None:
         optimizer = with_placeholder_schedules(optimizer)
         if problems := check_optimizer(optimizer, adapter.params, False, own_grads=True).problems:
             raise one_error(problems, code="checkpoint-arguments-wrong")
-        # The rate plays no part: its state is replaced by that of the checkpoint, and only its structure counts.
+        # The rate does not matter: only the structure of the state is used; the checkpoint replaces its values.
         first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731
         opt_state = jax.jit(first)(adapter.params)
     return TrainState(jnp.int32(0), adapter.params, adapter.model_state, opt_state, jnp.float32(1), (), {})
 
 
 class PathMatch:
-    """The arrays of a checkpoint beside those of a model, by path.
+    """The match of a checkpoint's arrays with a model's, by path.
 
     Args:
       saved: the item `model` of the checkpoint.
       blank: a state of the model.
       kind: the library of the model.
       rename: rules for the paths of the checkpoint; see `learner.records.load_model`.
-      checkpoint: for messages about these rules.
+      checkpoint: the name of the checkpoint, for messages about these rules.
 
     Attributes:
       matched: the paths of the arrays that fit.
-      unmatched: why the others do not, by path.
+      unmatched: the paths of the arrays that do not fit, with the reason for each.
       unused: the paths that only the checkpoint has.
-      renamed: of those that fit, the ones that the checkpoint has under another path: that one, by the model's.
+      renamed: the path in the checkpoint by path in the model, for arrays that fit and whose paths differ.
     """
 
     def __init__(
@@ -461,7 +462,7 @@ class PathMatch:
         }
 
     def _rename(self, rules: Rename, checkpoint: str) -> None:
-        """Rename the paths of the checkpoint. Raise if a rule matches none of them, or gives none one of the model."""
+        """Rename the paths of the checkpoint. Raise if a rule matches no path, or yields no path of the model."""
         split = {name: _split_collection(name) for name in self._saved_paths}
         paths = {name: _unescape(path) for name, (_, path) in split.items()}
         renamed, matched = rename_paths(paths, rules, checkpoint)
@@ -484,7 +485,7 @@ class PathMatch:
         return self._origins.get(name, name) != name
 
     def _label(self, name: str) -> str:
-        """Return the path of an array in the model, or else in the checkpoint; of one that is renamed, both."""
+        """Return the path of an array in the model, or else in the checkpoint; both if it is renamed."""
         if not self._is_renamed(name):
             return _shown(self._model_paths.get(name) or self._saved_paths[name])
         old = _shown(self._saved_paths[name])
@@ -508,7 +509,7 @@ class PathMatch:
         return self._saved[part][path], self._shapes["model"][model_part][model_path]
 
     def refuse_differences(self, checkpoint: str, advice: str, opt_state: Arrays | None = None) -> None:
-        """Raise one error that lists all arrays that differ, those of the optimizer included."""
+        """Raise one error that lists all arrays that differ, including the optimizer's."""
         self._refuse_part(checkpoint)
         saved = {self._label(name): self._saved[part][path] for name, (part, path) in self._saved_paths.items()}
         needed = {
@@ -525,7 +526,7 @@ class PathMatch:
             )
 
     def refuse_strangers(self, checkpoint: str) -> None:
-        """Raise if not one array fits."""
+        """Raise if no array fits."""
         if not self._fitting:
             self._refuse_part(checkpoint)
             unmatched = [f"{path}: {reason}" for path, reason in self.unmatched.items()]
@@ -554,7 +555,7 @@ class PathMatch:
 
     def items(self) -> dict[str, Arrays]:
         """Return the item `model` for the state: the arrays of the checkpoint that fit, on the host and cast if
-        necessary, and the model's own in place of the others.
+        necessary, and otherwise the model's own arrays.
         """
         items = to_items(self._blank)["model"]
         for name in self._fitting:
@@ -565,8 +566,8 @@ class PathMatch:
 
 
 def paths_in_model(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str, str]]:
-    """Return part and path of each array by its name in the model: `trainable=` moves arrays between the parts. `kind`:
-    of the model, such as `flax.linen`.
+    """Return the part and path of each array by its name in the model, as `trainable=` moves arrays between the parts.
+    `kind`: the library of the model, such as `flax.linen`.
     """
     paths = {}
     for part in ("params", "model_state"):
@@ -580,7 +581,7 @@ def paths_in_model(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str
 
 
 def _split_collection(name: str) -> tuple[str, str]:
-    """Return the collection of Linen's variables that a name begins with, if any, and the path in it."""
+    """Return the collection of Linen variables that a name begins with, if any, and the path inside it."""
     collection = re.match(r"model_state/collections\.[^.]+\.", name)
     return ("", name) if collection is None else (collection[0], name[collection.end() :])
 

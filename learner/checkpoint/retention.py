@@ -1,4 +1,4 @@
-"""When checkpoints are made, and which are kept."""
+"""The schedule of checkpoints, and the rule for which are kept."""
 
 import dataclasses
 import math
@@ -17,16 +17,16 @@ class CheckpointOptions:
     Attributes:
       keep_last: the number of newest checkpoints to keep, 1 or more.
       keep_best: the number of best checkpoints by `monitor` to keep as well.
-      keep_every: the interval in epochs at which a checkpoint is kept for good, or `None`.
-      monitor: a metric by key; `None`: `valid/Loss`, or `train/Loss` where there is no validation.
+      keep_every: the interval in epochs of checkpoints to keep permanently, or `None`.
+      monitor: a metric by key; `None`: `valid/Loss`, or `train/Loss` without validation.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.
       every_epochs: the interval in epochs between saves at the end of an epoch.
       every_steps: the interval in optimizer steps between saves.
       every_seconds: save at the first dispatch that ends this long after the last save.
       epoch_ends_after: save at the first epoch end this long after the last save.
-      record: writes the model of each into a file of its own beside it; `None`: none does.
+      record: writes the model of each checkpoint to a separate file next to it; `None` for no such files.
       record_items: the parts of a checkpoint that `record` writes.
-      directory: where they go, a path or `gs://...`; `None`: `checkpoint/` of the run.
+      directory: the directory of the checkpoints, a path or `gs://...`; `None`: `checkpoint/` of the run.
     """
 
     keep_last: int = 2
@@ -100,7 +100,7 @@ class CheckpointOptions:
         Args:
           ended: the epoch that has just ended, or `None` inside of one.
           step: optimizer steps so far.
-          seconds: how long ago the last save was.
+          seconds: the seconds since the last save.
         """
         periods = [(self.every_epochs, ended), (self.every_steps, step)]
         if any(every is not None and number is not None and number % every == 0 for every, number in periods):
@@ -111,9 +111,10 @@ class CheckpointOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """The rule for which checkpoints stay: the newest, the best, and one in a number of epochs, each independently.
+    """The rule for which checkpoints to keep: the newest, the best, and one per interval of epochs, independently.
 
-    A worsening metric never evicts the newest one; NaN is never among the best; of equal ones the earlier is better.
+    A worsening metric never evicts the newest checkpoint. NaN is never among the best. Of equal values, the earlier is
+    better.
 
     >>> keep = Retention(last=1, best=1, every=None, higher_is_better=False)
     >>> keep.kept({10: (1, 0.5), 20: (2, 0.4), 30: (3, 0.9), 40: (4, float("nan"))})
@@ -131,14 +132,13 @@ class Retention:
         at_stop: Collection[int] = (),
         at_end: Collection[int] = (),
     ) -> set[int]:
-        """Return the steps that are kept, of `{step: (epoch that it ends or None, value of the monitor or None)}`.
+        """Return the steps to keep, given `{step: (epoch that ends there or None, value of the monitor or None)}`.
 
-        A checkpoint that was made only because a run was stopped (`at_stop`) is kept as long as it is the newest, and
-        is never one of the best: a run that resumes there keeps the checkpoints that it would have kept without the
-        stop. One that was made only because a run came to its end (`at_end`) may be one of the best if the run is
-        extended.
+        A checkpoint made only because a run was stopped (`at_stop`) is kept only while it is the newest, and is never
+        one of the best: a run that resumes there keeps the checkpoints that it would have kept without the stop. A
+        checkpoint made only because a run ended (`at_end`) may be one of the best if the run is extended.
         """
-        # The newest stays even if it was made at a stop: a run resumes from it.
+        # The newest stays even if it was made at a stop, as the run resumes from it.
         steps = sorted(checkpoints)
         last = [step for step in steps if (step not in at_stop and step not in at_end) or step == steps[-1]]
         due = {step: checkpoints[step] for step in steps if step not in at_stop}

@@ -1,4 +1,4 @@
-"""Connecting the processes of a run, and their exits: a process that ends reports to the others why."""
+"""The connection of the processes of a run, and their exits: a process that ends reports the reason to the others."""
 
 import atexit
 import contextlib
@@ -19,13 +19,13 @@ from learner.errors import LearnerError
 from learner.util.jax_internals import backends_are_initialized, distributed_state
 from learner.util.number_checks import check_int, is_finite
 
-POLL_SECONDS, WAIT_SECONDS = 0.1, 0.5  # between two questions of a process: until process 0 listens, and afterwards
-SEEN_SECONDS = 5.0  # how long a process counts as there after a question
-SERVING_SECONDS = 15.0  # to connect to a service of JAX that runs already
+POLL_SECONDS, WAIT_SECONDS = 0.1, 0.5  # between two requests of a process: until process 0 listens, and afterwards
+SEEN_SECONDS = 5.0  # how long a process counts as present after a request
+SERVING_SECONDS = 15.0  # to connect to a running service of JAX
 WAIT, START = b"wait", b"start"
-HEARTBEAT = 40.0  # seconds; JAX's own 100 would let a run wait for a minute and a half for a process that was killed
+HEARTBEAT = 40.0  # seconds; with JAX's 100, a run would wait a minute and a half for a killed process
 
-LAUNCHERS = {  # and the variables in which they give each process the number of all
+LAUNCHERS = {  # and the environment variables with the number of processes
     "SLURM": "SLURM_STEP_NUM_TASKS",
     "Open MPI": "OMPI_COMM_WORLD_SIZE",
     "MPI": "PMI_SIZE",
@@ -44,24 +44,24 @@ def init_distributed(
     timeout: float = MEETING,
     heartbeat: float = HEARTBEAT,
 ) -> None:
-    """Make this process one of several of a run. Each process calls it before it uses JAX, and then makes the same
-    calls. It returns once all processes have connected and know each other's devices.
+    """Connect this process to the other processes of a run. Call it in each process before it uses JAX, and then make
+    the same calls in all. It returns once all processes are connected and know each other's devices.
 
-    Without arguments JAX finds the cluster: SLURM, Open MPI, Kubernetes (with the package `kubernetes`), Cloud TPU. A
-    process that is connected already stays as it is. On CPUs the processes exchange arrays by gloo. JAX's own service
-    for SIGTERM is turned off: Python receives the signal, and learner stops all processes of a run at the same step. A
-    process that ends by an error reports it to the others, which raise it where they wait for that process.
+    Without arguments JAX detects the cluster: SLURM, Open MPI, Kubernetes (with the package `kubernetes`), Cloud TPU.
+    Nothing changes if the process is already connected. On CPUs the processes exchange arrays with gloo. JAX's own
+    service for SIGTERM is turned off: Python receives the signal, and learner stops all processes of a run at the same
+    step. If a process fails, it reports the error to the others, which raise it where they wait for that process.
 
     Args:
-      coordinator: `HOST:PORT` of process 0, as the others reach it; the port is any that is free there.
-      num_processes: how many there are.
-      process_id: which one this is, from 0.
-      timeout: seconds to wait for the others, here and wherever the processes of a run meet.
+      coordinator: `HOST:PORT` of process 0, as the others reach it; any free port.
+      num_processes: the number of processes.
+      process_id: the index of this process, from 0.
+      timeout: seconds to wait for the other processes, here and whenever the processes of a run meet.
       heartbeat: seconds of silence after which a process counts as dead, and JAX ends the others.
 
     Raises:
-      LearnerError: no cluster is found, only some of the three are given, they are neither an address nor numbers,
-        JAX is in use already, processes do not come in time, or a time is not a positive number.
+      LearnerError: no cluster is found, only some of the first three arguments are given, they are neither an address
+        nor numbers, JAX is already in use, processes do not connect in time, or a time is not a positive number.
 
     >>> init_distributed("localhost:1234", num_processes=2)
     Traceback (most recent call last):
@@ -86,17 +86,17 @@ def init_distributed(
             "array is made and before jax.devices() (an import may do it, too)",
             code="process-jax-in-use",
         )
-    # These wait in Python and raise errors. JAX would end this process from C++ for the same reasons.
+    # This waits in Python and raises errors, for which JAX would end the process from C++.
     seconds = timeout
     if coordinator is not None and num_processes is not None and process_id:
         if _come_to_coordinator(coordinator, process_id, num_processes, timeout):
-            # Where this process takes the place of one that died, the service is that of the others. Connecting ends
-            # them, and JAX would ask on, while those that take their places wait for this process, which has to end.
+            # If this process replaces one that died, the service belongs to the old run. Connecting ends its processes,
+            # and JAX would retry, while their replacements wait for this process, which must end.
             seconds = min(timeout, SERVING_SECONDS)
     elif coordinator is not None and num_processes is not None:
         _gather_processes(coordinator, num_processes, timeout)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from Python
-    # JAX asks Kubernetes even where nothing is left to ask, and raises in pods that may not.
+    # JAX queries Kubernetes even if it needs no answer, and raises in pods without the permission.
     by_hand = coordinator is not None and "KUBERNETES_SERVICE_HOST" in os.environ
     with _connection_errors(coordinator, process_id):
         jax.distributed.initialize(
@@ -108,8 +108,8 @@ def init_distributed(
             heartbeat_timeout_seconds=max(1, round(heartbeat)),
         )
         _report_exits()
-        # Here, where all processes are at the same place and no code of the user's can fail in between: a process that
-        # looks for the devices of one that has ended waits for two minutes.
+        # Here, where all processes are at the same point and no user code can fail in between: looking for the devices
+        # of a process that has ended takes two minutes.
         with _gloo_silenced():
             jax.devices()
             if jax.default_backend() == "cpu":
@@ -117,8 +117,8 @@ def init_distributed(
 
 
 def unconnected_launcher() -> str | None:
-    """Return which launcher started this process as one of several, such as `SLURM started 4 processes`, if it is not
-    connected to the others; else None.
+    """Return a text about the launcher if this process is one of several and not connected to the others, such as
+    `SLURM started 4 processes`; else None.
     """
     if distributed_state().client is not None:
         return None
@@ -130,7 +130,7 @@ def unconnected_launcher() -> str | None:
 
 
 def _check_same_place(num_processes: int | None, process_id: int | None) -> None:
-    """Raise if this process is connected already, as another one than the arguments name."""
+    """Raise if this process is already connected with other values than the arguments."""
     state = distributed_state()
     if process_id is not None and (num_processes, process_id) != (state.num_processes, state.process_id):
         raise LearnerError(
@@ -144,7 +144,7 @@ def _check_same_place(num_processes: int | None, process_id: int | None) -> None
 
 @contextlib.contextmanager
 def _connection_errors(coordinator: str | None, process_id: int | None) -> Iterator[None]:
-    """Raise what JAX raises while it connects as errors that say what to do."""
+    """Turn JAX's errors during the connection into errors with a remedy."""
     try:
         yield
     except ValueError as error:
@@ -155,7 +155,7 @@ def _connection_errors(coordinator: str | None, process_id: int | None) -> Itera
             code="process-cluster-missing",
         ) from error
     except Exception as error:
-        if coordinator is None:  # any that a cluster's own package raises
+        if coordinator is None:  # any error of a cluster's own package
             raise LearnerError(
                 f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}",
                 code="process-cluster-unconnected",
@@ -200,16 +200,16 @@ def _check_arguments(given: dict[str, Any]) -> None:
 
 
 def _port(coordinator: str) -> int:
-    """Return the port, or 0 if the address has none."""
+    """Return the port, or 0 if the address has no port."""
     host, _, port = coordinator.rpartition(":")
     return int(port) if host and port.isascii() and port.isdigit() and int(port) < 2**16 else 0
 
 
 def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
-    """Block until the other processes have come to process 0, which calls this before it starts JAX's service.
+    """Block until the other processes have contacted process 0, which calls this before it starts JAX's service.
 
-    That service would wait as well, and end all processes from C++ without a name. Nobody stays connected, so that a
-    thousand processes need no thousand sockets: each asks again until it is told to start.
+    That service would wait, too, but end all processes from C++ without naming the missing ones. Connections are short,
+    so that a thousand processes do not need a thousand sockets: each process asks again until it gets the start signal.
     """
     seen, started = dict[int, float](), set[int]()
     error, end = None, time.monotonic() + timeout
@@ -217,7 +217,7 @@ def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
         while len(started) < count - 1:
             now = time.monotonic()
             here = {index for index, time_of in seen.items() if now - time_of < SEEN_SECONDS}
-            # One that was told to start asks no more, so that the others are not counted again.
+            # A process with the start signal asks no more, so the processes are not counted again.
             ready = bool(started) or len(here) == count - 1
             if error is None and now >= end:
                 missing = [index for index in range(1, count) if index not in (started if ready else here)]
@@ -225,14 +225,14 @@ def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
             if error is not None and now >= end + 4 * WAIT_SECONDS:  # those that wait have asked meanwhile
                 raise error
             listener.settimeout(POLL_SECONDS)
-            # Nobody has come, or one left in the middle and asks again.
+            # No process has connected, or one disconnected early and will ask again.
             with contextlib.suppress(OSError):
                 peer, _ = listener.accept()
                 with peer:
                     peer.settimeout(1.0)
                     place = _place_in(peer.recv(100))
                     if place is None:
-                        continue  # something else that looks for open ports
+                        continue  # another program that scans ports
                     index, expected = place
                     if error is None and expected != count:
                         error, end = _differing_count(index, expected, count), now
@@ -263,7 +263,7 @@ def _differing_count(process_id: int, expected: int, count: int) -> LearnerError
 
 
 def _place_in(line: bytes) -> tuple[int, int] | None:
-    """Return the index that another process sends, and how many processes there are for it.
+    """Return the index and the number of processes that another process sends, or None for any other line.
 
     >>> _place_in(b"learner 1 2"), _place_in(b"learner 2 2"), _place_in(b"GET / HTTP/1.1")
     ((1, 2), None, None)
@@ -276,7 +276,7 @@ def _place_in(line: bytes) -> tuple[int, int] | None:
 
 
 def _listening(coordinator: str) -> socket.socket:
-    """Return a socket that listens where JAX's service will. Raise if the port is in use: JAX may crash then."""
+    """Return a socket that listens on the port of JAX's service. Raise if the port is in use, as JAX may crash then."""
     address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or f"[::]:{_port(coordinator)}"
     host = address.rpartition(":")[0].strip("[]")
     try:
@@ -295,10 +295,10 @@ def _listening(coordinator: str) -> socket.socket:
 
 
 def _come_to_coordinator(coordinator: str, process_id: int, count: int, timeout: float) -> bool:
-    """Block until process 0 says that all processes have come. Return True if JAX's service is there already."""
+    """Block until process 0 reports that all processes are present. Return True if JAX's service already runs."""
     end, host, answer = time.monotonic() + timeout, coordinator.rpartition(":")[0].strip("[]"), b""
     problem: OSError = ConnectionError("it closed the connection")
-    # Where process 0 has answered, it reports who is missing once its own time is over.
+    # If process 0 has answered, it reports which processes are missing once its own timeout expires.
     while time.monotonic() < end + (SEEN_SECONDS if answer else 0):
         try:
             with socket.create_connection((host, _port(coordinator)), max(0.1, end - time.monotonic())) as peer:
@@ -331,7 +331,7 @@ def _come_to_coordinator(coordinator: str, process_id: int, count: int, timeout:
 
 
 def _report_exits() -> None:
-    """Have this process report to the others when it ends, by an error or without one."""
+    """Make this process report its end to the others, with or without an error."""
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -344,7 +344,7 @@ def _report_exits() -> None:
 
 
 def _exchange_once() -> None:
-    """Connect the processes' gloo, which their first exchange of arrays does."""
+    """Connect gloo between the processes by a first exchange of arrays."""
     from jax.experimental import multihost_utils
 
     multihost_utils.sync_global_devices("learner")
@@ -352,10 +352,10 @@ def _exchange_once() -> None:
 
 @contextlib.contextmanager
 def _gloo_silenced() -> Iterator[None]:
-    """Keep the lines that gloo writes from the screen: `[Gloo] Rank 0 is connected to 1 peer ranks. ...`. All else that
-    the block writes to file descriptor 1 comes when it ends.
+    """Hide gloo's output: `[Gloo] Rank 0 is connected to 1 peer ranks. ...`. Everything else that the block writes to
+    file descriptor 1 appears when it ends.
     """
-    # What Python has buffered comes first, and must not go into the file whose lines are filtered.
+    # Python's buffered output comes first, and must not go into the filtered file.
     sys.stdout.flush()
     try:
         screen = os.dup(1)

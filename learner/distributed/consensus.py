@@ -1,9 +1,9 @@
-"""Agreement between the processes of a run on what happens at which step.
+"""Agreement between the processes of a run on the actions at each step.
 
-Devices of all processes take part in every program, so that each process has to dispatch the same programs in the same
-order. Local knowledge (a signal, the clock, a step that the reporter has just read) may change that order only when the
-processes synchronize, which they do after as many turns (dispatches) as take about a second. Each process has a clock
-of its own, so they count turns, each with the time that those of its kind took before the last meeting.
+Devices of all processes take part in every program, so each process must dispatch the same programs in the same order.
+Local events (a signal, the clock, a step that the reporter has just read) may change that order only when the processes
+synchronize, which they do after about a second's worth of turns (dispatches). Each process has its own clock, so they
+count turns, each with the time that turns of its kind took before the last meeting.
 """
 
 import threading
@@ -25,13 +25,13 @@ class Consensus:
     Args:
       hosts: the processes.
       step: optimizer steps before this start.
-      clock: in seconds.
+      clock: returns seconds.
 
     Attributes:
-      reason: why the run has to end now, or None.
-      save: whether a checkpoint was requested.
+      reason: why the run must end now, or None.
+      save: True if a checkpoint was requested.
       since: seconds since the last save, by the clock of process 0.
-      halted: whether a step that ends the run has been read.
+      halted: True if a step that ends the run has been read.
     """
 
     def __init__(self, hosts: ProcessGroup, step: int = 0, clock: Callable[[], float] = time.monotonic):
@@ -47,7 +47,7 @@ class Consensus:
         self.save, self.halted, self.since = False, False, 0.0
 
     def sync(self, local_status: Callable[[], Mapping[str, Any]], step: int | None = None) -> None:
-        """Synchronize between two dispatches, if it is time; all processes call it equally often.
+        """Synchronize between two dispatches, if it is time. All processes must call it equally often.
 
         Args:
           local_status: called if the processes synchronize now; returns `reason`, `save`, `since`, `halted`,
@@ -78,17 +78,17 @@ class Consensus:
         self._seconds, self._since = {}, self._clock()
 
     def _set_costs(self, turns: Mapping[str, float]) -> None:
-        """Set when the next meeting is, from the status of all: so all of them come at the same turn."""
+        """Set the time of the next meeting from the status of all, so that all processes meet at the same turn."""
         for kind, seconds in turns.items():
-            # Each meeting at most doubles the turns until the next: a dispatch returns before it has been computed, so
-            # that a few turns may look as if they took no time.
-            # Without that, SIGTERM took 47 to 80 s where a step took a quarter of a second.
+            # Each meeting at most doubles the turns until the next: a dispatch returns before it is computed, so a few
+            # turns may seem to take no time.
+            # Without this limit, SIGTERM took 47 to 80 s with steps of a quarter of a second.
             self._costs[kind] = max(seconds, self._costs.get(kind, SECONDS) / 2, SECONDS / MOST)
         self._remaining = SECONDS - 1e-6  # the sum of many costs is a little less than a second
 
     def steps(self, step: int) -> int:
-        """Return how many steps may be dispatched at `step`: one at first, then the agreed number, for which it waits.
-        It is called by the thread that prepares the data.
+        """Return the number of steps to dispatch at `step`: one at first, then the agreed number, for which this waits.
+        Called by the thread that prepares the data.
         """
         if step < self._step + FIRST_STEPS:
             return 1

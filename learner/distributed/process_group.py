@@ -4,11 +4,11 @@
     here = hosts()
     here.all_gather_json({"stop": False})  # in both: [{'stop': False}, {'stop': False}]
 
-They exchange values in the key-value store of JAX's coordination service, which process 0 holds. It costs the devices
-nothing, and two messages per process and meeting, some 1 ms between processes of one machine. Devices exchange their
-arrays without it.
+They exchange values through the key-value store of JAX's coordination service in process 0. A meeting does not involve
+the devices. It takes two messages per process, about 1 ms between processes of one machine. Devices exchange arrays
+without the store.
 
-JAX's heartbeats find a process that ends without notice: JAX then ends the others, from C++, by SIGABRT.
+JAX's heartbeats detect a process that ends without notice: JAX then ends the others, from C++, with SIGABRT.
 """
 
 import abc
@@ -33,19 +33,19 @@ Json = Any
 
 MEETING = 300.0  # seconds
 SLICES = (0.1, 1.0)  # seconds of the first and of any later wait; Python handles signals only in between
-SHOWN, LONGEST = 6, 120  # places where values differ, and characters of each
+SHOWN, LONGEST = 6, 120  # differing positions to show, and characters of each
 
 ONCE = "what process 0 does alone"
 FAILED, LEFT, ENDED = "learner/failed", "learner/left", "learner/ended"
-PASSES = 64  # ends of passes over data that a process remembers
+PASSES = 64  # ends of passes over data that a process stores
 
 
 class ProcessGroup(abc.ABC):
-    """The processes of a run. Each of them calls the same methods in the same order.
+    """The processes of a run. Each process must call the same methods in the same order.
 
     Attributes:
-      index: of this process, from 0.
-      count: of all.
+      index: the index of this process, from 0.
+      count: the number of processes.
     """
 
     index: int
@@ -53,24 +53,24 @@ class ProcessGroup(abc.ABC):
 
     @abc.abstractmethod
     def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
-        """Wait for all processes, and return the values of all, in their order, as JSON has them (tuples are lists).
+        """Wait for all processes, and return the values of all in their order. As in JSON, tuples become lists.
 
         Args:
-          value: JSON.
+          value: a JSON value.
           what: the meeting's name.
 
         Raises:
-          LearnerError: a process has failed, does not come, or is at a meeting of another name.
+          LearnerError: a process has failed, does not come, or is at a meeting with another name.
         """
 
     @abc.abstractmethod
     def all_reduce_json(self, value: Json, combine: Callable[[list[Json]], Json], what: str = "") -> Json:
         """Wait for all processes, and return `combine(values)`, which process 0 computes from the values of all in
-        their order. What each process sends and receives does not grow with their number.
+        their order. The size of each process's messages does not grow with the number of processes.
 
         Args:
-          value: JSON.
-          combine: a function to JSON.
+          value: a JSON value.
+          combine: a function that returns a JSON value.
           what: the meeting's name.
 
         Raises:
@@ -83,51 +83,50 @@ class ProcessGroup(abc.ABC):
     @abc.abstractmethod
     def fail(self, text: str) -> None:
         """Report to the others that this process has failed: they raise the error when they wait for it. It may be
-        called at any time, also from an `except` around a meeting, and must be the last call.
+        called at any time, even from an `except` around a meeting, and must be the last call.
         """
 
     def raise_if_peer_failed(self) -> None:  # noqa: B027 (a single process has no peers)
-        """Raise `ProcessError` if another process has failed. It does not wait."""
+        """Raise `ProcessError` if another process has failed. This does not wait."""
 
     def record_read(self, split: str, number: int, batches: int, ended: bool) -> None:  # noqa: B027
-        """Record how many batches were read in a pass over data, and whether they were all. Any thread may call it; it
-        sends nothing. `compare_passes` finds processes with other lengths.
+        """Record the number of batches read in a pass over data, for `compare_passes`. Any thread may call it. Nothing
+        is sent.
 
         Args:
-          split: such as `train`.
-          number: of the pass, from 1.
-          batches: so far.
+          split: the split, such as `train`.
+          number: the number of the pass, from 1.
+          batches: the number of batches so far.
           ended: True at the end of the pass.
         """
 
     def compare_passes(self) -> None:  # noqa: B027
-        """Raise `ProcessError` in all processes if a pass over data has another length in the next process. It costs at
-        most two messages, and the processes compare in a ring, so that any difference is found by one of them.
+        """Raise `ProcessError` in all processes if a pass over data has another length in the next process. This takes
+        at most two messages. The processes compare in a ring, so one of them finds any difference.
         """
 
     def agree(self, what: str, value: Json) -> None:
         """Verify that all processes have the same value.
 
         Args:
-          what: its name, for the message.
-          value: JSON. All processes come with one of their own.
+          what: the name of the value, for the message.
+          value: the JSON value of this process.
 
         Raises:
-          LearnerError: in every process, where they differ: who has what.
+          LearnerError: in every process if the values differ; the message lists them by process.
 
         >>> SingleProcess().agree("the seed", 3)
         """
         text = json.dumps(value, sort_keys=True)
-        # The value itself would be sent by all to all, and configs are long.
+        # Otherwise all processes would send the value to all, and configs are long.
         if not self.all_reduce_json(hashlib.sha256(text.encode()).hexdigest(), _are_equal, what):
             raise LearnerError(_difference(what, self.all_gather_json(value, what)), code="process-values-differ")
 
     def run_on_primary(self, function: Callable[[], Json]) -> Json:
-        """Call `function` in process 0 alone, and return its result in every process: for work to be done once in a
-        shared directory.
+        """Call `function` only in process 0, and return its result in every process, for work in a shared directory.
 
         Raises:
-          LearnerError: in every process, where `function` raised it.
+          LearnerError: in every process, if `function` raises it.
 
         >>> SingleProcess().run_on_primary(lambda: 5)
         5
@@ -140,7 +139,7 @@ class ProcessGroup(abc.ABC):
         try:
             returned = function()
         except LearnerError as error:
-            # An error for users is the result of this meeting, which all raise; any other is a failure of this process.
+            # A `LearnerError` is the result of the meeting, which all raise; any other error is this process's failure.
             self.all_reduce_json({"raised": str(error)}, _first, ONCE)
             raise
         except BaseException as error:
@@ -177,14 +176,14 @@ class SingleProcess(ProcessGroup):
 class Connected(ProcessGroup):
     """One of several processes.
 
-    Every meeting has a number. The processes store their values under it. Process 0 collects them, stores them all
-    as one value, and removes the meeting before, which all processes have left.
+    Every meeting has a number, under which the processes store their values. Process 0 collects them, stores them as
+    one value, and removes the previous meeting, which all processes have left.
 
     Args:
-      client: of JAX's coordination service.
-      index: of this process.
-      count: of all.
-      run: the number of the run among those of this process, the same in all.
+      client: the client of JAX's coordination service.
+      index: the index of this process.
+      count: the number of processes.
+      run: the number of the run in this process, the same in all processes.
       timeout: seconds that a meeting waits for a process.
     """
 
@@ -208,11 +207,11 @@ class Connected(ProcessGroup):
         return self._meet(value, what, combine)[0]
 
     def _meet(self, value: Json, what: str, combine: Callable[[list[Json]], Json] | None) -> list[Json]:
-        """Return the values of all processes, or what process 0 has made of them as the only one."""
+        """Return the values of all processes, or one value: process 0's combination of them."""
         text = json.dumps([what, value])
         if self._over:
             raise ProcessError(self._over, code="process-run-over")
-        # Without a lock: the loop's thread alone meets the others, and in the same order in all processes.
+        # Without a lock: only the loop's thread meets the others, in the same order in all processes.
         self._number += 1
         end = time.monotonic() + self._timeout
         prefix = f"{self._place}/{self._number}"
@@ -221,7 +220,7 @@ class Connected(ProcessGroup):
             if combine is not None:
                 answers_text = _combined(answers_text, combine)
             self._ask(self._client.key_value_set, f"{prefix}/all", answers_text)
-            # All processes have arrived here, so all have read the result of the meeting before.
+            # All processes have arrived here, so all have read the result of the previous meeting.
             self._ask(self._client.key_value_delete, self._before)
             self._before = prefix
         else:
@@ -240,7 +239,7 @@ class Connected(ProcessGroup):
     def fail(self, text: str) -> None:
         """See `ProcessGroup`."""
         if self._over:
-            return  # the others know, from this process or from another
+            return  # the others already have it, from this process or from another
         self._over = f"process {self.index} has failed, and meets the others no more: {text}"
         _store_failure(self._client, self.index, self._run, text)
 
@@ -281,10 +280,10 @@ class Connected(ProcessGroup):
                 raise ProcessError(text, code="process-data-ended")
 
     def _collected(self, prefix: str, text: str, end: float) -> list[str]:
-        """Return the values of all processes, in their order. It is called in process 0."""
+        """Return the values of all processes, in their order. Called in process 0."""
         texts = {0: text}
         while len(texts) < self.count:
-            # Reads are blocking and one at a time. After the first, a listing returns most of the others at once.
+            # Reads block and come one at a time. After the first, a listing returns most of the others at once.
             latest = max(set(range(self.count)) - set(texts))
             texts[latest] = self._awaited(prefix, str(latest), end)
             if len(texts) < self.count:  # most of the rest has been stored by now
@@ -306,7 +305,7 @@ class Connected(ProcessGroup):
             self.raise_if_peer_failed()
             if self.index == 0:  # process 0 stores no value: mark it as present for the check of missing processes
                 self._ask(self._client.key_value_set, f"{prefix}/0", "null", True)
-            # Of those that had ended before the wait above: what they have stored would have come by now.
+            # Only processes that had ended before the wait above: their values would have arrived by now.
             if ended and (absent := sorted(set(ended) - set(self._under(prefix)))):
                 raise self._ended_early(absent)
             ended = self._under(ENDED)
@@ -379,8 +378,8 @@ def _store_failure(client: Any, index: int, run: int | None, text: str) -> None:
 
 
 def mark_ended() -> None:
-    """Report that this process ends: processes that still wait for it raise an error. A process that left because of an
-    error has reported that.
+    """Report that this process ends, so that processes that still wait for it raise an error. A process that ends with
+    an error has already reported it.
     """
     state = distributed_state()
     if state.client is not None and state.num_processes > 1:
@@ -389,16 +388,15 @@ def mark_ended() -> None:
 
 
 def leave(text: str, patience: float = 5.0) -> None:
-    """Report to the other processes, whichever run they are in, that this one ends because of an error. They raise it
-    when they wait for this one, and should leave as well; then all end together. Without other processes it does
-    nothing.
+    """Report to the other processes, in any run, that this one ends because of an error. They raise it when they wait
+    for this one, and should leave as well; then all end together. Without other processes this does nothing.
 
-    Devices of the others may wait for those of this process, and JAX lets none end before all do. So where not all have
-    left in time, this one ends without them, which ends their waiting.
+    Devices of the others may wait for those of this process, and JAX lets no process end before all do. So if not all
+    have left in time, this process ends without them, which ends their wait.
 
     Args:
-      text: what they raise.
-      patience: seconds that the others have.
+      text: the text of the error that they raise.
+      patience: seconds to wait for the others.
     """
     state = distributed_state()
     client, index = state.client, state.process_id
@@ -444,19 +442,18 @@ _runs, _timeout = itertools.count(1), MEETING
 
 
 def set_meeting_timeout(seconds: float) -> None:
-    """Set how long meetings of later runs wait for a process."""
+    """Set the seconds that meetings of later runs wait for a process."""
     global _timeout
     _timeout = seconds
 
 
 def hosts(timeout: float | None = None) -> ProcessGroup:
-    """Return the processes of this one's cluster: those of `init_distributed`, or of another call of
-    `jax.distributed.initialize`.
+    """Return the connected processes, by `init_distributed` or another call of `jax.distributed.initialize`.
 
-    Every run calls it once, in the same order in all processes: messages of one run do not reach the next.
+    Every run calls it once, in the same order in all processes, so messages of one run do not reach the next.
 
     Args:
-      timeout: seconds that a meeting waits for a process that has not come. Default: that of `init_distributed`.
+      timeout: seconds that a meeting waits for a process. Default: the timeout of `init_distributed`.
 
     >>> hosts().count
     1
@@ -469,7 +466,7 @@ def hosts(timeout: float | None = None) -> ProcessGroup:
 
 
 def named_processes(processes: Sequence[int]) -> str:
-    """Return processes in words.
+    """Return the names of processes as a text.
 
     >>> named_processes([0]), named_processes([0, 1, 4])
     ('process 0', 'processes 0, 1 and 4')
@@ -480,7 +477,7 @@ def named_processes(processes: Sequence[int]) -> str:
 
 
 def _difference(what: str, values: Sequence[Json]) -> str:
-    """Describe the positions at which the values of the processes differ, and who has which value.
+    """Describe the positions at which the values differ, with the values by process.
 
     >>> print(_difference("the config", [{"lr": 1, "seed": 0}, {"lr": 2, "seed": 0}, {"lr": 1, "seed": 0}]))
     the processes of the run differ in the config:

@@ -1,4 +1,4 @@
-"""The pieces for hand-written loops: gradients of a step, their weighted mean, and the update of a part of a model.
+"""Functions for custom loops: gradients of a step, their weighted mean, and the update of a part of a model.
 
     opt = Optimizer(optax.adamw)
 
@@ -12,7 +12,7 @@
     for batch in train:
         model, opt_state, loss = train_step(model, opt_state, batch)
 
-All of it is pure but for what a library changes in place, and works inside and outside of `jax.jit`.
+They are pure, except for models that a library changes in place, and work inside and outside of `jax.jit`.
 """
 
 import math
@@ -35,23 +35,23 @@ PyTree = Any
 
 
 def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Callable[..., tuple[Any, PyTree]]:
-    """Return the function `(model, batch)` or `(model, batch, rng)` that returns a step's output, and its gradients.
+    """Return a function `(model, batch)` or `(model, batch, rng)` that returns the output and the gradients of a step.
 
-    The step runs in train mode, as in `fit`. Running statistics and the like change as in a call of the step itself: in
-    the model that is given where its library changes models in place (nnx, `Linen`), else in the model that the step
-    returns. Random streams of an nnx model start from `rng`, as in `fit`; without one they continue where they are.
+    The step runs in train mode, as in `fit`. Running statistics and other state change as in a direct call of the step:
+    in the given model if its library changes models in place (nnx, `Linen`), else in the model that the step returns.
+    Random streams of an nnx model start from `rng`, as in `fit`; without `rng` they continue.
 
     Args:
-      step: `(model, batch)` or `(model, batch, rng)` to an output with a `loss`, or to the loss; also `(output, model)`
-        and `TrainOutput`, as for `build`.
-      trainable: what is differentiated; see `parameters`.
+      step: a function `(model, batch)` or `(model, batch, rng)` that returns an output with a `loss`, or the loss; also
+        `(output, model)` and `TrainOutput`, as for `build`.
+      trainable: the parameters to differentiate; see `trainable_params`.
 
     Returns:
-      A function whose result is `(output, grads)`: what the step returned (of a `TrainOutput` the output), and a tree
+      A function that returns `(output, grads)`: the result of the step (for a `TrainOutput`, its output), and a tree
       like `trainable_params(model, trainable)`.
 
     Raises:
-      LearnerError: no model, no such step, a step without its random key, an output without a loss of one number.
+      LearnerError: the model or the step is invalid, the step lacks its random key, or the output has no scalar loss.
 
     >>> def step(model, batch):
     ...     return ((model["w"] * batch["x"] - batch["y"]) ** 2).mean()
@@ -112,9 +112,9 @@ def _loss_of(output: Any, name: str) -> Array:
 class GradientsAccumulator:
     """A weighted sum of gradients, which returns their weighted mean, `Σ(weight·grads) / Σweight`.
 
-    Gradients of weight 0 contribute nothing, even if they are NaN. Sums have 32 bits at least. It is a pytree, so that
-    a jitted function may have it as argument and result; a loop inside of a program (`jax.lax.scan`) needs one that
-    knows its gradients from the start: `GradientsAccumulator(trainable_params(model))`.
+    Gradients with weight 0 contribute nothing, even if they are NaN. Sums have at least 32 bits. It is a pytree, so a
+    jitted function may take and return it. A loop inside of a program (`jax.lax.scan`) needs an accumulator with the
+    structure of the gradients from the start: `GradientsAccumulator(trainable_params(model))`.
 
     Attributes:
       weight: float32 scalar, `Σweight` so far.
@@ -127,7 +127,7 @@ class GradientsAccumulator:
     """
 
     def __init__(self, like: PyTree = None):
-        """Begin without gradients. `like`: arrays with their shapes and dtypes; default: those of the first ones."""
+        """Begin without gradients. `like`: arrays with their shapes and dtypes; default: as in the first call."""
         self.weight: Array = jnp.float32(0)
         self._sums: PyTree = None
         self._dtypes: tuple[Any, ...] = ()
@@ -142,12 +142,12 @@ class GradientsAccumulator:
         """Add gradients.
 
         Args:
-          grads: arrays of the same shapes each time.
-          weight: what they count, such as the output's `weight`: how many rows the loss is the mean over. A number of 0
-            or more.
+          grads: arrays of the same shapes at each call.
+          weight: the weight of the gradients, such as the output's `weight`, the number of rows that the loss is the
+            mean over. A number of 0 or more.
 
         Raises:
-          LearnerError: the weight is none, or the gradients are not those of the times before.
+          LearnerError: the weight is invalid, or the structure of the gradients has changed.
         """
         given = weight
         weight = jnp.asarray(weight, jnp.float32)
@@ -172,8 +172,8 @@ class GradientsAccumulator:
         self.weight = self.weight + weight
 
     def grads(self) -> PyTree:
-        """Return the weighted mean in the dtypes of the gradients, zeros where all weights were 0. It is empty
-        afterwards.
+        """Return the weighted mean in the dtypes of the gradients, or zeros if all weights were 0. The accumulator is
+        empty afterwards.
 
         Raises:
           LearnerError: nothing was ever accumulated.

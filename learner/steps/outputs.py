@@ -1,10 +1,10 @@
 """Outputs of a step: pytrees with the loss, its weight, and the fields that metrics read.
 
-Losses are computed in float32, or in float64 where the model's numbers are (`jax_enable_x64`).
+Losses are computed in float32, or in float64 if the model's numbers are float64 (`jax_enable_x64`).
 
-Every mean of the project is `Σ(value·weight) / Σweight`; what has weight 0 contributes nothing, even when it is NaN.
-`weight` says how many examples (or tokens) the loss is the mean over, and it is what makes accumulation, ragged batches
-and several devices exact.
+Every mean is `Σ(value·weight) / Σweight`; values with weight 0 contribute nothing, even if they are NaN. `weight` is
+the number of examples (or tokens) that the loss is the mean over. It makes accumulation, ragged batches and several
+devices exact.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import optax
 from learner.errors import LearnerError
 
 Array = Any  # a jax.Array, or a tracer of one
-ROUNDING = 0.01  # by which probabilities may be beyond 0 and 1: mixtures of labels are rounded
+ROUNDING = 0.01  # tolerance for probabilities outside of 0 and 1, as mixtures of labels are rounded
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -30,8 +30,8 @@ class Output(types.SimpleNamespace):
 
     Attributes:
       loss: scalar, the mean over the rows of the batch.
-      weight: how many rows (or tokens) the mean is over. Left out: the rows of the batch.
-      mask: `[batch]` of 0 and 1. Left out: every row counts. With a mask, `weight` is needed.
+      weight: the number of rows (or tokens) that the mean is over. Default: the rows of the batch.
+      mask: `[batch]` of 0 and 1. Default: every row counts. A mask requires `weight`.
 
     >>> out = Output(jnp.float32(1.5), reconstruction=jnp.float32(1.2), kl=jnp.float32(0.3))
     >>> print(out.loss, out.kl)
@@ -50,7 +50,7 @@ class Output(types.SimpleNamespace):
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], fields: Iterable[Any]) -> Self:
-        """Return an output of these fields."""
+        """Return an output with these fields."""
         return cls(**dict(zip(names, fields, strict=True)))
 
 
@@ -63,8 +63,8 @@ class ClassificationOutput:
       loss: scalar, the mean cross-entropy over the rows.
       logits: `[batch, classes]`, unnormalised scores.
       targets: `[batch]`, integer labels.
-      weight: how many rows the mean is over, or the sum of their weights.
-      mask: `[batch]` of 0 and 1, or weights of the rows in the loss; `None` when every row counts. Metrics count a row
+      weight: the number of rows that the mean is over, or the sum of their weights.
+      mask: `[batch]` of 0 and 1, or weights of the rows in the loss; `None` if every row counts. Metrics count a row
         once if its mask is not 0.
     """
 
@@ -100,15 +100,16 @@ class ClassificationOutput:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MultiLabelOutput:
-    """Several labels for each row, each present or not.
+    """Output of a classifier with several labels for each row, each present or not.
 
     Attributes:
-      loss: scalar, the binary cross-entropy, mean over rows and labels.
+      loss: scalar, the mean binary cross-entropy over rows and labels.
       logits: `[batch, labels]`.
       targets: `[batch, labels]` of 0 and 1, or probabilities.
-      weight: how many rows the mean is over, or the sum of their weights. A row has the share of its labels that count.
-      mask: `[batch]` of 0 and 1, or weights; `None` when every row counts. See `ClassificationOutput`.
-      ignore_label: the target that stands for an unknown label, which does not count; None if there is none.
+      weight: the number of rows that the mean is over, or the sum of their weights. A row counts by the fraction of its
+        labels that count.
+      mask: `[batch]` of 0 and 1, or weights; `None` if every row counts. See `ClassificationOutput`.
+      ignore_label: the target of an unknown label, which does not count; None for no such target.
     """
 
     loss: Array
@@ -124,8 +125,8 @@ class MultiLabelOutput:
     ) -> "MultiLabelOutput":
         """Return an output with the sigmoid cross-entropy of `logits` and 0/1 `targets`, both `[batch, labels]`.
 
-        The loss and its gradient are NaN where a target that counts is neither 0, 1 nor between. Metrics ignore unknown
-        labels by their own `ignore_label`.
+        The loss and its gradient are NaN if a target that counts is not between 0 and 1. Metrics ignore unknown labels
+        by their own `ignore_label`.
 
         >>> out = MultiLabelOutput.from_logits(jnp.zeros((4, 3)), jnp.ones((4, 3)))
         >>> print(f"{out.loss:.4f}")   # ln(2)
@@ -150,14 +151,15 @@ class MultiLabelOutput:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RegressionOutput:
-    """Numbers for each row.
+    """Output of a regression model with numbers for each row.
 
     Attributes:
       loss: scalar, the mean squared error over rows and their values.
       predictions: `[batch, ...]`.
       targets: same shape as `predictions`.
-      weight: how many rows the mean is over, or the sum of their weights. A row has the share of its values that count.
-      mask: `[batch]`, or more of the first axes of `predictions`: 0 and 1, or weights; `None` when every value counts.
+      weight: the number of rows that the mean is over, or the sum of their weights. A row counts by the fraction of its
+        values that count.
+      mask: `[batch]`, or more of the first axes of `predictions`: 0 and 1, or weights; `None` if every value counts.
         See `ClassificationOutput`.
     """
 
@@ -169,7 +171,7 @@ class RegressionOutput:
 
     @classmethod
     def from_predictions(cls, predictions: Array, targets: Array, mask: Array | None = None) -> "RegressionOutput":
-        """Return an output with the mean squared error of `predictions` and `targets`, of one shape `[batch, ...]`.
+        """Return an output with the mean squared error of `predictions` and `targets`, both `[batch, ...]`.
 
         >>> out = RegressionOutput.from_predictions(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0]))
         >>> print(out.loss)
@@ -202,8 +204,8 @@ class SequenceOutput:
       loss: scalar, the mean cross-entropy over the tokens that count.
       logits: `[batch, length, classes]`.
       targets: `[batch, length]`, integer labels.
-      weight: how many tokens the mean is over.
-      mask: `[batch, length]` of 0 and 1, or weights; `None` when every token counts. See `ClassificationOutput`.
+      weight: the number of tokens that the mean is over.
+      mask: `[batch, length]` of 0 and 1, or weights; `None` if every token counts. See `ClassificationOutput`.
     """
 
     loss: Array
@@ -249,8 +251,8 @@ class SegmentationOutput:
       loss: scalar, the mean cross-entropy over the pixels that count.
       logits: `[batch, height, width, ..., classes]`.
       targets: `[batch, height, width, ...]`, integer labels.
-      weight: how many pixels the mean is over.
-      mask: of 0 and 1, or weights, in the targets' shape; `None` when every pixel counts. See `ClassificationOutput`.
+      weight: the number of pixels that the mean is over.
+      mask: 0 and 1, or weights, in the targets' shape; `None` if every pixel counts. See `ClassificationOutput`.
     """
 
     loss: Array
@@ -291,15 +293,15 @@ class SegmentationOutput:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GeneratedOutput:
-    """Sequences that a model made, of any length, and those it should have made. For validation.
+    """Generated sequences of any length, and their target sequences, for validation.
 
     Attributes:
-      loss: scalar; NaN where there is none.
+      loss: scalar; NaN if there is no loss.
       predictions: `[batch, length]`, integer tokens.
       targets: `[batch, another length]`, integer tokens.
-      weight: how much `loss` counts: that of its own output, or the number of rows.
-      mask: `[batch]` or `[batch, another length]` of 0 and 1: which rows, or which target tokens count; or `None`.
-      prediction_mask: `[batch, length]` of 0 and 1: which predicted tokens count. `None`: those that `mask` says.
+      weight: the weight of `loss`: from its own output, or the number of rows.
+      mask: `[batch]` or `[batch, another length]` of 0 and 1: the rows or target tokens that count; or `None`.
+      prediction_mask: `[batch, length]` of 0 and 1: the predicted tokens that count. `None`: determined by `mask`.
     """
 
     loss: Array
@@ -318,8 +320,8 @@ class GeneratedOutput:
         prediction_mask: Array | None = None,
         scored: Any = None,
     ) -> "GeneratedOutput":
-        """Return sequences with the loss and the weight of another output, `scored`: a monitor needs a number, and a
-        generated sequence has no loss by itself.
+        """Return sequences with the loss and the weight of another output, `scored`: a monitor needs a number, and
+        generated sequences have no loss of their own.
 
         >>> out = GeneratedOutput.of(jnp.array([[4, 5, 6]]), jnp.array([[4, 5]]))
         >>> print(out.loss, out.weight)
@@ -337,10 +339,10 @@ class GeneratedOutput:
 
 
 def weighted_mean(values: Array, weights: Array | None) -> tuple[Array, Array]:
-    """Return the mean of `values`, each with its weight (same shape, such as a mask of 0 and 1), and the sum of the
-    weights; (0, 0) if that is 0.
+    """Return the weighted mean of `values` and the sum of the weights, or (0, 0) if that sum is 0. `weights` has the
+    shape of `values`, such as a mask of 0 and 1.
 
-    Values with the weight 0 may be NaN: they count neither here nor in the gradient.
+    Values with weight 0 may be NaN: they count neither here nor in the gradient.
 
     >>> weighted_mean(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([1, 0, 1]))
     (Array(2., dtype=float32), Array(2., dtype=float32))
@@ -351,7 +353,7 @@ def weighted_mean(values: Array, weights: Array | None) -> tuple[Array, Array]:
         return values.mean(), float(values.size)
     _check_mask(weights, values.shape)
     (values,) = _wide(values)
-    # Whole numbers are counted as such, so that no mask is too long for float32.
+    # Integers are summed as integers, so that no mask is too long for float32.
     total = weights.astype(values.dtype if jnp.issubdtype(weights.dtype, jnp.floating) else jnp.int32).sum()
     weighted = (jnp.where(weights.astype(bool), values, 0) * weights.astype(values.dtype)).sum()
     return weighted / jnp.where(total > 0, total, 1).astype(values.dtype), total.astype(jnp.float32)
@@ -371,8 +373,8 @@ def _one_hot_hint(logits: Array, labels: Array) -> str:
 
 
 def _kept(values: Array, mask: Array | None) -> Array:
-    """Return `values` with zeros where the mask is 0. It is applied before the loss, so that a NaN there does not reach
-    the gradients.
+    """Return `values` with zeros where the mask is 0. Applied before the loss, so that a masked NaN does not reach the
+    gradients.
     """
     if mask is None:
         return values
@@ -381,7 +383,7 @@ def _kept(values: Array, mask: Array | None) -> Array:
 
 
 def _wide(*arrays: Array) -> list[Array]:
-    """Return the arrays in the dtype that losses are computed in: float64 where the first is, float32 otherwise."""
+    """Return the arrays in the dtype of losses: float64 if the first array is float64, else float32."""
     double = jnp.result_type(arrays[0]) == jnp.float64
     return [x.astype(jnp.float64 if double else jnp.float32) for x in arrays]
 
@@ -392,7 +394,7 @@ def _label_losses(logits: Array, targets: Array) -> Array:
 
 
 def _no_probability(targets: Array) -> Array:
-    """Return True for targets that are neither 0, 1 nor between: bool of the targets' shape."""
+    """Return True for targets that are not between 0 and 1: bool in the targets' shape."""
     (targets,) = _wide(targets)
     return (targets < -ROUNDING) | (targets > 1 + ROUNDING)
 
@@ -404,19 +406,19 @@ def _cross_entropy(what: str, logits: Array, labels: Array) -> Array:
             code="output-labels-dtype",
         )
     losses = optax.softmax_cross_entropy_with_integer_labels(*_wide(logits), labels)
-    # optax counts negative labels from the end. As a factor the NaN reaches the gradient, too; times 1 is exact.
+    # optax counts negative labels from the end. As a factor, NaN also reaches the gradient; times 1 is exact.
     return losses * jnp.where(_outside(labels, logits.shape[-1]), jnp.nan, 1.0)
 
 
 def _outside(labels: Array, classes: int) -> Array:
-    """Return True for labels outside of `0..classes-1`: bool of the labels' shape."""
+    """Return True for labels outside of `0..classes-1`: bool in the labels' shape."""
     highest = min(classes - 1, int(jnp.iinfo(labels.dtype).max))  # type: ignore[no-untyped-call]
     return (labels < 0) | (labels > highest)
 
 
 def has_wrong_labels(output: Any) -> Array:
-    """Return True, a bool scalar, where a label counts that is none of the classes of its logits, or neither 0 nor 1 of
-    several labels, in an output of this module or in one inside of it.
+    """Return a bool scalar: True if an output of this module, or one nested in `output`, has an invalid label that
+    counts: one outside of the classes of its logits or, in a `MultiLabelOutput`, not between 0 and 1.
 
     >>> out = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, -1]), mask=jnp.array([1, 0]))
     >>> print(has_wrong_labels(out), out.loss)
@@ -445,7 +447,7 @@ class TrainOutput:
     """Output of a train step that computes its own gradients.
 
     Attributes:
-      grads: as `nnx.grad`, `jax.grad` or `eqx.filter_grad` return them for the model, one for each parameter.
+      grads: gradients as returned by `nnx.grad`, `jax.grad` or `eqx.filter_grad` for the model, one per parameter.
       output: the step's output, with `loss`.
     """
 
@@ -454,7 +456,7 @@ class TrainOutput:
 
 
 def as_output(returned: Any) -> Any:
-    """Return what a step returned, with an `Output` in place of a dict with a loss.
+    """Return the result of a step, with an `Output` in place of a dict with a loss.
 
     >>> as_output({"loss": 1.5, "kl": 0.5}), as_output(TrainOutput({}, {"loss": 1.5}))
     (Output(loss=1.5, kl=0.5), TrainOutput(grads={}, output=Output(loss=1.5)))
@@ -464,5 +466,5 @@ def as_output(returned: Any) -> Any:
     return Output(**returned) if isinstance(returned, dict) and "loss" in returned else returned
 
 
-OF_LABELS = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of integer labels
+OF_LABELS = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # with losses of integer labels
 OF_CLASSES = (*OF_LABELS, MultiLabelOutput)

@@ -1,12 +1,12 @@
 """Populations: the steps of one run, mapped over a leading axis of members.
 
-The members share the batches, and each has a state, metrics and random keys of its own. A population is a `TrainState`
-whose leaves have a leading axis `[members, ...]`, and its programs are those of one run over that axis:
+The members share the batches; each has its own state, metrics and random keys. A population is a `TrainState` whose
+leaves have a leading axis `[members, ...]`, and its programs map those of one run over that axis:
 
-- under `jax.vmap`: one operation for all members fills an accelerator. The loop over steps, whose count all members
+- with `jax.vmap`: one operation for all members fills an accelerator. The loop over steps, whose count all members
   share, stays outside of the mapped axis;
-- in a loop over the members, each of which makes all steps of the dispatch: one member keeps a core of a CPU busy,
-  products of large matrices take longer with a further axis, and on one device its bits are those of the run by itself.
+- in a loop over the members, each of which makes all steps of the dispatch: one member keeps a CPU core busy, products
+  of large matrices take longer with another axis, and on one device the bits equal those of a separate run.
 """
 
 import copy
@@ -31,12 +31,12 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What the state of a member begins with.
+    """The initial values of a member's state.
 
     Attributes:
-      lr_scale: the first rate, or the factor of the schedule.
-      seed: of the root random key, and of the random streams of the model.
-      hyperparameters: keywords of the optimizer.
+      lr_scale: the first learning rate, or the factor of the schedule.
+      seed: the seed of the root random key and of the model's random streams.
+      hyperparameters: keyword arguments of the optimizer.
     """
 
     lr_scale: float
@@ -49,7 +49,7 @@ def init_population(
 ) -> tuple[Callable[..., TrainState], tuple[PyTree, ...]]:
     """Return the function that makes the states of all members, and its arguments; see `StepFunctions.init_function`.
 
-    Each member has the bits of a run by itself.
+    Each member is bit-identical to a separate run.
     """
     functions = [step.init_function(s.lr_scale, s.seed, s.hyperparameters) for s in starts]
     make, (existing, *_) = functions[0]
@@ -63,7 +63,7 @@ def init_population(
 
 
 def as_member(state: TrainState) -> TrainState:
-    """Return the state of one run as that of a member, which is active."""
+    """Return the state of one run as the state of an active member."""
     return dataclasses.replace(state, extra={**state.extra, ACTIVE: jnp.bool_(True)})
 
 
@@ -87,7 +87,7 @@ def member_shapes(tree: PyTree) -> PyTree:
 
 
 def stacked_shapes(tree: PyTree, members: int) -> PyTree:
-    """Return the shapes of the arrays of several members, given those of one."""
+    """Return the shapes of the arrays of several members, given the shapes of one."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), tree)
 
 
@@ -99,9 +99,9 @@ class MemberAxes:
     """The axis of members of the arguments and results of a program. Batches, cursors and counts are shared.
 
     Attributes:
-      takes: of each argument, 0 or `SHARED`.
-      gives: of each result, or of the only one.
-      replaced: by the index of a result, that of the argument whose place it takes.
+      takes: the axis of each argument, 0 or `SHARED`.
+      gives: the axis of each result, or of the only one.
+      replaced: by the index of a result, the index of the argument that it replaces.
     """
 
     takes: tuple[int | None, ...]
@@ -130,9 +130,9 @@ CHANGES_STATE = "train", "train_tail", "train_single", "finish"
 
 
 def _keeping(program: Callable[..., Any], tree: Any) -> Callable[..., Any]:
-    """Return a program of one member that leaves the state of one that has ended as it is.
+    """Return a program of one member that leaves its state unchanged once the member has ended.
 
-    The choice is made once for all steps of a dispatch: members end between two dispatches.
+    The choice is made once for all steps of a dispatch, as members end between two dispatches.
     """
 
     def kept(leaves: Leaves, *rest: Any) -> Any:
@@ -162,7 +162,7 @@ def _alone(program: Callable[..., Any], axes: MemberAxes) -> Callable[..., Any]:
 
 
 def _in_turn(program: Callable[..., Any], axes: MemberAxes, members: int) -> Callable[..., Any]:
-    """Return the program of all members, which runs that of one for each of them.
+    """Return the program of all members, which runs the program of one member for each of them.
 
     A result that replaces an argument is written into it, so that there is never a second state of all members. A
     program with a convolution is mapped: on a CPU, XLA runs one in a loop about 60 times slower than outside of one.
@@ -221,12 +221,12 @@ def population_programs(
     """Return the programs of a population: states, metrics and outputs have a leading axis of members.
 
     Args:
-      programs: of one member.
-      members: their number.
-      ends: whether members may end alone, whose state then stays. It costs the memory of a second state of the members
-        that are computed at once.
-      own_data: whether each has batches of its own to train on.
-      in_turn: run one member after another, rather than each operation for all of them.
+      programs: the programs of one member.
+      members: the number of members.
+      ends: True if members may end alone and keep their state. This needs memory for a second state of the members that
+        are computed at once.
+      own_data: True if each member has its own training batches.
+      in_turn: run one member after another, rather than each operation for all members.
     """
     mapped = copy.copy(programs)
 
@@ -246,5 +246,5 @@ def population_programs(
             program = functools.wraps(program)(_keeping(program, programs.tree))
         replaced[name] = functools.wraps(program)(_mapped(program, axes, members, in_turn))
     for name, program in replaced.items():
-        object.__setattr__(mapped, name, program)  # the instance is frozen for everybody else
+        object.__setattr__(mapped, name, program)  # the dataclass is frozen
     return mapped

@@ -1,7 +1,7 @@
-"""Precision: the dtypes of parameters, of computing and of outputs, and the loss scale that float16 needs.
+"""Precision: the dtypes of parameters, computation and outputs, and the loss scale that float16 needs.
 
-The casts are part of the function that is differentiated, so gradients arrive in the dtype of the parameters. Nothing
-is cast with `"float32"`: its programs are those of a learner without this option.
+The casts are part of the differentiated function, so gradients have the dtype of the parameters. With `"float32"`
+nothing is cast: the programs are the same as without this option.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 DTYPES = ("float32", "bfloat16", "float16")
 MATMUL = ("default", "high", "highest")
-MOST = 2.0**24  # of a loss scale: beyond it, it would only ever have met gradients of zero
+MOST = 2.0**24  # the largest loss scale: only gradients of zero would lead to a larger one
 
 
 def _dtype_name(field: str, given: Any) -> str:
@@ -48,21 +48,21 @@ def _is_float(x: Any) -> bool:
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:
-    """Return `tree` with its floating-point arrays in another dtype. Those of 8 bits are quantised, and stay."""
+    """Return `tree` with its floating-point arrays in another dtype. 8-bit arrays are quantised, and stay."""
     to = jnp.dtype(dtype)
     return jax.tree.map(lambda x: x.astype(to) if _is_float(x) and x.dtype != to else x, tree)
 
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """The factor of the loss before it is differentiated, so that small gradients are not zero in float16.
+    """A factor that multiplies the loss before differentiation, so that small gradients are not zero in float16.
 
-    It is halved at each step whose gradients are not finite, down to 1, and doubled after `every` steps in a row whose
-    gradients are, up to 2²⁴. The gradients are divided by it again, which is exact, as it is a power of two.
+    It is halved at each step whose gradients are not finite, down to 1, and doubled after `every` consecutive steps
+    with finite gradients, up to 2²⁴. The gradients are divided by it again, which is exact for a power of two.
 
     Attributes:
-      start: the first one, a power of two.
-      every: the number of good steps after which it is doubled.
+      start: the initial scale, a power of two.
+      every: the number of consecutive good steps after which it is doubled.
 
     >>> scaling = LossScale(start=4.0, every=2)
     >>> state = scaling.fresh()
@@ -94,17 +94,17 @@ class LossScale:
             )
 
     def fresh(self) -> dict[str, Array]:
-        """Return the first state: `scale`, float32, and `good`, int32, the good steps since it changed."""
+        """Return the initial state: `scale`, float32, and `good`, int32, the good steps since it changed."""
         return {"scale": jnp.float32(self.start), "good": jnp.int32(0)}
 
     def overflows(self, state: dict[str, Array], weight: Array, loss: Array, norm: Array) -> Array:
         """Return True if the gradients of a step overflowed and a lower scale may help: the loss is finite, the norm of
-        its gradients is not, and the scale is above 1.
+        the gradients is not, and the scale is above 1.
         """
         return (weight > 0) & jnp.isfinite(loss) & ~jnp.isfinite(norm) & (state["scale"] > 1)
 
     def after(self, state: dict[str, Array], overflows: Array, good: Array) -> dict[str, Array]:
-        """Return the state after a step that overflowed, or was good, or neither (a step without weight)."""
+        """Return the state after a step that overflowed, was good, or neither (a step with weight 0)."""
         count = state["good"] + good.astype(jnp.int32)
         grows = count >= self.every
         up = jnp.where(grows, jnp.minimum(state["scale"] * 2, MOST), state["scale"])
@@ -116,15 +116,15 @@ class LossScale:
 class Policy:
     """The dtypes in which a model is stored and computed: `float32`, `bfloat16` or `float16`, by name or as a dtype.
 
-    Floating-point parameters and arrays of the batch are cast to `compute`, in training as in validation; whole
-    numbers, booleans and random keys are not. The optimizer's state follows the parameters. Running statistics, the
-    loss, the weights and the sums of the metrics stay float32. With float32 three times nothing is cast at all.
+    Floating-point parameters and arrays of the batch are cast to `compute`, in training and validation; integers,
+    booleans and random keys are not. The optimizer's state has the dtype of the parameters. Running statistics, the
+    loss, the weights and the sums of the metrics stay float32. If all three are float32, nothing is cast.
 
     Attributes:
-      param: of the parameters that are trained, between the steps; float32 or bfloat16.
-      compute: of the forward and the backward pass.
-      output: of what a step returns besides its loss and its weight, before metrics see it.
-      loss_scale: default: a `LossScale()` where `compute` is float16, and none elsewhere.
+      param: the dtype of the trained parameters between steps; float32 or bfloat16.
+      compute: the dtype of the forward and the backward pass.
+      output: the dtype of a step's output, except for its loss and its weight, before metrics use it.
+      loss_scale: default: a `LossScale()` if `compute` is float16, otherwise none.
 
     >>> Policy(compute="bfloat16").description
     'bfloat16 (parameters float32, outputs float32)'
@@ -162,7 +162,7 @@ class Policy:
 
     @property
     def scaling(self) -> LossScale | None:
-        """The loss scale, if there is one."""
+        """The loss scale, or None."""
         return LossScale() if self.loss_scale is None and self.compute == "float16" else self.loss_scale
 
     @property
@@ -171,22 +171,22 @@ class Policy:
         return f"{self.compute} (parameters {self.param}, outputs {self.output})" if self.casts else "float32"
 
     def to_param_dtype(self, params: PyTree) -> PyTree:
-        """Return parameters in the dtype of storage."""
+        """Return parameters in the storage dtype."""
         return _cast(params, self.param) if self.casts else params
 
     def to_compute_dtype(self, tree: PyTree) -> PyTree:
-        """Return parameters, or a batch, in the dtype of computing."""
+        """Return parameters, or a batch, in the compute dtype."""
         return _cast(tree, self.compute) if self.casts else tree
 
     def state_to_compute_dtype(self, model_state: PyTree, frozen: PyTree) -> PyTree:
-        """Return the rest of the model for computing: only parameters that are not trained (`frozen`) are cast."""
+        """Return the rest of the model for computation: only untrained parameters (`frozen`) are cast."""
         if not self.casts:
             return model_state
         return jax.tree.map(lambda x, fixed: _cast(x, self.compute) if fixed else x, model_state, frozen)
 
     def restore_state_dtypes(self, after: PyTree, computed: PyTree, before: PyTree) -> PyTree:
-        """Return the rest of the model after a step, in its own dtypes. Arrays that were cast and not changed keep
-        their values.
+        """Return the rest of the model after a step, in its own dtypes. Arrays that were cast but not changed keep
+        their original values.
         """
         if computed is before:
             return after
@@ -206,7 +206,7 @@ class Policy:
         return jax.tree.map(lambda x: _cast(x, "float32" if any(x is y for y in float32) else self.output), output)
 
     def problems(self, output: Any, name: str) -> list[str]:
-        """Return the problems of the output of a step, as it is before it is cast."""
+        """Return the problems of the output of a step before it is cast."""
         weight = getattr(output, "weight", None)
         if not self.casts or weight is None or not _is_float(weight) or weight.dtype.itemsize >= 4:
             return []
@@ -222,8 +222,8 @@ class Policy:
 
     @contextlib.contextmanager
     def allow_promotion(self) -> Iterator[None]:
-        """Allow implicit promotion around the user's step if dtypes are cast. Casts meet other dtypes: BatchNorm takes
-        the statistics of half precision to float32, also for users who run their own code under strict promotion.
+        """Allow implicit promotion around the user's step if dtypes are cast, even under strict promotion: cast arrays
+        meet other dtypes, as BatchNorm converts statistics of half precision to float32.
         """
         with jax.numpy_dtype_promotion("standard") if self.casts else contextlib.nullcontext():
             yield
@@ -251,7 +251,7 @@ def policy_of(given: Any) -> Policy:
 
 
 def with_matmul(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a method of a step, traced with its precision of matrix products and convolutions (`matmul`)."""
+    """Return a method of a step that is traced with the step's precision of matrix products and convolutions."""
 
     @functools.wraps(method)
     def traced(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""The promotion of dtypes that optax relies on."""
+"""The dtype promotion that optax relies on."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import jax
 
 @contextlib.contextmanager
 def optax_promotion() -> Iterator[None]:
-    """Allow implicit promotion for a while: optax mixes dtypes and ranks (`decay**count`), also for users who run their
-    own code under strict promotion.
+    """Allow implicit promotion inside the block, even if the user has set strict promotion: optax mixes dtypes and
+    ranks (`decay**count`).
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

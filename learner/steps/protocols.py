@@ -1,4 +1,4 @@
-"""The methods by which a model brings its own steps, as protocols for annotations and `isinstance`."""
+"""Protocols for models with their own steps, for annotations and `isinstance`."""
 
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -10,9 +10,9 @@ OutputT = TypeVar("OutputT", covariant=True)
 class TrainStep(Protocol[BatchT, OutputT]):
     """A model with a train step, which `LearnerBuilder.build` finds by its name.
 
-    The step is the forward pass only: it maps a batch to an output with a `loss`, a mean over the batch's rows, which
+    The step is only the forward pass: it maps a batch to an output with a `loss`, a mean over the batch's rows, which
     the learner differentiates. A model need not derive from this class. A step that draws random numbers takes a key
-    after the batch; `isinstance` holds for it, too, because it looks at the name alone.
+    after the batch; `isinstance` is True for it, too, because it checks only the name.
 
     >>> from flax import nnx
     >>> from learner import ClassificationOutput
@@ -35,7 +35,7 @@ class TrainStep(Protocol[BatchT, OutputT]):
 
 @runtime_checkable
 class ValidStep(Protocol[BatchT, OutputT]):
-    """A model with a step for validation, `evaluate` and `predict`: as `TrainStep`, in eval mode and without gradients.
+    """A model with a step for validation, `evaluate` and `predict`: like `TrainStep`, in eval mode without gradients.
 
     Often it is the same function: `valid_step = train_step`.
     """

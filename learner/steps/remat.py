@@ -1,8 +1,8 @@
-"""Rematerialisation: the backward pass computes parts of the forward pass again, rather than to keep them in memory.
+"""Rematerialisation: the backward pass recomputes parts of the forward pass instead of keeping them in memory.
 
-A model whose layers are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`) gains by it as it is: `jax.checkpoint` goes
-around the loop's body, so that a layer's insides are computed again when its turn comes. Without a loop it goes around
-the whole forward pass, and the compiler decides what of that is gained.
+If the layers of a model are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`), `jax.checkpoint` wraps the loop's body, so
+that the backward pass recomputes one layer at a time. Without a loop it wraps the whole forward pass, and the gain
+depends on the compiler.
 """
 
 from collections.abc import Callable
@@ -60,8 +60,8 @@ def remat_name(policy: Any) -> str:
 
 
 def rematerialised(forward: Callable[[Any], Any], policy: Policy) -> Callable[[Any], Any]:
-    """Return `forward` of one pytree, wrapped in `jax.checkpoint`: the bodies of its loops, or all of it if it has
-    none.
+    """Return `forward`, a function of one pytree, wrapped in `jax.checkpoint`: the bodies of its loops, or without
+    loops the whole function.
 
     >>> import jax.numpy as jnp
     >>> def deep(x):
@@ -98,7 +98,7 @@ def _with_remat(traced: ClosedJaxpr, policy: Policy) -> ClosedJaxpr:
         if _is_jit(equation) and has_loop(inner.jaxpr):
             inner = _with_remat(inner, policy)
         elif equation.primitive.name == "scan":
-            # What is outside of a loop cannot be joined with what is computed again in it: there is nothing to prevent.
+            # XLA cannot merge operations outside of a loop with recomputed ones inside: there is no CSE to prevent.
             body = jax.checkpoint(jaxpr_as_fun(inner), policy=policy, prevent_cse=False)
             inner = jax.make_jaxpr(body)(*inner.in_avals)
         if inner is not equation.params.get("jaxpr"):

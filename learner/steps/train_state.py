@@ -15,13 +15,13 @@ class TrainState:
     """The arrays that an optimizer step reads and writes. They are donated to each dispatch.
 
     Attributes:
-      step: int32 scalar, optimizer steps made so far.
-      params: what is differentiated, under its names in the model.
-      model_state: everything else that the model carries: batch statistics, counters, frozen parameters.
+      step: int32 scalar, the number of optimizer steps so far.
+      params: the trained parameters, by their names in the model.
+      model_state: all other arrays of the model: batch statistics, counters, frozen parameters.
       opt_state: the optimizer's state.
-      lr_scale: float32 scalar; the rate of a step is `schedule(step) * lr_scale`.
+      lr_scale: float32 scalar; the learning rate of a step is `schedule(step) * lr_scale`.
       rng: the run's root random key; a step's key is `fold_in(rng, step)`.
-      extra: pytrees by name that options add.
+      extra: pytrees added by options, by name.
     """
 
     step: Array

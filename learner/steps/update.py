@@ -1,4 +1,4 @@
-"""The update of a hand-written loop: of the parameters that there are gradients of, at a rate that is an argument."""
+"""The update of a custom loop: it updates the parameters that have gradients; the learning rate is an argument."""
 
 import math
 from collections.abc import Callable
@@ -27,9 +27,9 @@ MOST_NAMED = 4
 
 
 class Optimizer:
-    """An optax optimizer whose rate is an argument, and which updates what there are gradients of.
+    """An optax optimizer that takes the learning rate as an argument and updates the parameters that have gradients.
 
-    Several of them, or one with several states and rates, serve parts of one model; see `partition_params`.
+    Use several of them, or one with several states and rates, for parts of one model; see `partition_params`.
 
     >>> import optax
     >>> from learner.models.params import partition_params
@@ -47,7 +47,7 @@ class Optimizer:
         `lambda lr: optax.chain(...)`.
 
         Raises:
-          LearnerError: it is none, such as an already built `optax.adamw(1e-3)`.
+          LearnerError: `optimizer` is not such a function, but for example `optax.adamw(1e-3)`, which has its rate.
         """
         if problem := not_a_function_of_the_rate(optimizer):
             raise LearnerError(problem, code="optimizer-unusable")
@@ -57,14 +57,14 @@ class Optimizer:
         return f"Optimizer({name_of(self._optimizer)})"
 
     def init(self, params: PyTree, lr: Any = None) -> PyTree:
-        """Return the first state for these parameters.
+        """Return the initial state for these parameters.
 
         Args:
-          params: a model, `trainable_params(model, trainable)`, or a part of them as `partition_params` gives it.
+          params: a model, `trainable_params(model, trainable)`, or a part of it from `partition_params`.
           lr: the first rate, for optimizers that keep it in their state (`optax.rprop`).
 
         Raises:
-          LearnerError: the optimizer needs the rate, and there is none.
+          LearnerError: the optimizer needs the rate, and `lr` is not given.
         """
         params = trainable_params(params)
         if lr is None and reads_rate_in_init(self._optimizer, params):
@@ -83,7 +83,7 @@ class Optimizer:
         loss: Array | None = None,
         value_fn: Callable[[PyTree], Array] | None = None,
     ) -> tuple[Any, PyTree]:
-        """Return `(params, opt_state)` after one update of those parameters that have gradients.
+        """Return `(params, opt_state)` after one update of the parameters that have gradients.
 
         Args:
           lr: the rate of this step, a number or a float scalar.
@@ -95,7 +95,7 @@ class Optimizer:
           value_fn: the loss as a function of the updated part, for optimizers that evaluate it again (`optax.lbfgs`).
 
         Raises:
-          LearnerError: gradients of what is not a parameter, or of another shape; the state of another part.
+          LearnerError: a gradient has no parameter or another shape, or the state belongs to another part.
         """
         grads, lr = trainable_params(grads), _checked_lr(lr)
         if not jax.tree.leaves(grads):

@@ -1,4 +1,4 @@
-"""Strategies: the devices that programs run on. `learner.steps` has the programs; a strategy places arrays and
+"""Strategies: the placement of programs on devices. `learner.steps` has the programs; a strategy places arrays and
 compiles.
 """
 

@@ -22,18 +22,18 @@ Kind = str
 
 
 class Strategy(abc.ABC):
-    """The placement of arrays on devices, and of programs that are compiled for them.
+    """The placement of arrays on devices, and the compilation of programs for them.
 
-    All arguments of a program are committed to its devices first: an uncommitted one would cost a second compilation.
+    All arguments of a program are committed to its devices first: an uncommitted one would cause a second compilation.
 
     Attributes:
       devices: the devices that it uses, of all processes.
       replicated_sharding: the sharding of arrays that are replicated on every device.
-      axis: the name of the axis over which steps add up what each device has by itself; `None`: programs see whole
-        batches, wherever they lie.
-      sync_batch_norm: whether batch statistics are those of the whole batch where there is such an axis.
-      resident: whether a whole dataset may be kept on the device.
-      splits: whether arrays of the model may be sharded.
+      axis: the name of the axis over which steps sum the results of each device; `None`: programs see whole batches,
+        regardless of their sharding.
+      sync_batch_norm: True if, with such an axis, batch statistics are those of the whole batch.
+      resident: True if a whole dataset may be kept on the device.
+      splits: True if arrays of the model may be sharded.
     """
 
     axis: ClassVar[str | None] = None
@@ -53,8 +53,8 @@ class Strategy(abc.ABC):
 
     @property
     def one_at_a_time(self) -> bool:
-        """True if only one program may run at a time: otherwise XLA's collectives between CPU devices of one process
-        deadlock.
+        """True if only one program may run at a time, because XLA's collectives between CPU devices of one process
+        would deadlock otherwise.
         """
         return self.platform == "cpu" and len(self.devices) > 1
 
@@ -72,8 +72,8 @@ class Strategy(abc.ABC):
         return jax.tree.map(lambda _: self.replicated_sharding, state)
 
     def gather(self, state: PyTree) -> Callable[[str, PyTree], PyTree] | None:
-        """Return the function with which programs gather a part of a state (`"params"` or `"model_state"`) before they
-        compute with it, or None if there is nothing to gather.
+        """Return the function that gathers a part of a state (`"params"` or `"model_state"`) before a program computes
+        with it, or None if there is nothing to gather.
 
         Args:
           state: a `TrainState` of arrays or of their shapes.
@@ -86,29 +86,29 @@ class Strategy(abc.ABC):
         return jax.tree.map(shape, state, self.shardings(state))
 
     def problems(self, state: PyTree) -> list[str]:
-        """Return the problems of the strategy with a state of these arrays, or shapes."""
+        """Return the problems of the strategy with a state of these arrays or shapes."""
         return []
 
     def warnings(self, state: PyTree) -> list[str]:
-        """Return warnings about settings that fit a state of these arrays, or shapes, but are probably not intended."""
+        """Return warnings about settings that fit a state of these arrays or shapes, but are probably not intended."""
         return []
 
     def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
-        """Place arrays on the devices: with `shardings`, or else replicated."""
+        """Place arrays on the devices, with `shardings` or else replicated."""
         return jax.device_put(tree, self.replicated_sharding if shardings is None else shardings)
 
     @property
     def member_shares(self) -> int:
-        """The number of shares that the members of a population are spread in, each on devices of its own."""
+        """The number of groups of devices over which the members of a population are spread."""
         return 1
 
     @property
     def members_are_mapped(self) -> bool:
-        """True if programs have the members of one share, False if they have all."""
+        """True if a program has only the members of one group of devices, False if it has all members."""
         return False
 
     def place_members(self, tree: PyTree) -> PyTree:
-        """Place arrays with a leading axis of members, or those of one run."""
+        """Place arrays with a leading axis of members, or the arrays of a single run."""
         return self.place(tree)
 
     @abc.abstractmethod
@@ -118,7 +118,7 @@ class Strategy(abc.ABC):
     @property
     def share(self) -> tuple[int, int, int] | None:
         """The index of this process's share of each batch, the number of shares, and the number of devices that a batch
-        is spread over; None if this is the only process.
+        is sharded over; None if this is the only process.
         """
         return None
 
@@ -145,15 +145,15 @@ class Strategy(abc.ABC):
           arguments: the kind of each argument.
           results: the kind of each result of a tuple, or of the only one.
           donate: the indices of arguments to donate.
-          shardings: of `state` and of `sums`.
+          shardings: the shardings of `state` and of `sums`.
         """
 
     def to_single_device(self, tree: PyTree) -> PyTree:
-        """Return the arrays on one device if it already has all of them; else return them unchanged."""
+        """Return the arrays on one device if it already holds all of them; otherwise return them unchanged."""
         return tree
 
     def scalar(self, value: int) -> Any:
-        """Return a placed int32 from a table: placing one costs more than the dispatch it is for."""
+        """Return a placed int32 from a table, as placing one takes longer than the dispatch that needs it."""
         if value not in self._scalars:
             self._scalars[value] = self.place(np.int32(value))
         return self._scalars[value]

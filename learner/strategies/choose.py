@@ -1,4 +1,4 @@
-"""The strategy that `devices(...)` chooses."""
+"""The choice of a strategy for `devices(...)`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from learner.strategies.single import SingleDevice
 
 
 def choose_devices(devices: int | str | Sequence[Any] | None = None) -> Strategy:
-    """Return the strategy for `devices(...)`, by a fixed rule: one device is `SingleDevice`; several are `Replicated`
-    on one process and `Sharded` on several.
+    """Return the strategy for `devices(...)`, by a fixed rule: `SingleDevice` for one device; for several devices,
+    `Replicated` in one process and `Sharded` in several.
 
     Args:
-      devices: how many, `"all"`, or which (`jax.Device`, or their ids); `None`: one device, or all where there are
+      devices: their number, `"all"`, or a list of `jax.Device` objects or ids; `None`: one device, or all devices with
         several processes.
 
     >>> choose_devices(1).description.startswith("one device")

@@ -1,4 +1,4 @@
-"""Devices by number, by id or as objects."""
+"""Lookup of devices by number, by id or as objects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def find_devices(devices: int | str | Sequence[Any]) -> list[Any]:
     """Return the devices that an argument names.
 
     Args:
-      devices: how many, `"all"`, or which (`jax.Device`, or their ids).
+      devices: their number, `"all"`, or a list of `jax.Device` objects or ids.
 
     Raises:
       LearnerError: there are no such devices.
@@ -70,6 +70,6 @@ def _listed(devices: Sequence[Any]) -> str:
 
 
 def memory_limit(device: Any) -> int | None:
-    """Return the memory that JAX may use on a device, in bytes, or None if it is not known, as on a CPU."""
+    """Return the memory that JAX may use on a device, in bytes, or None if unknown, as on a CPU."""
     limit: int | None = (device.memory_stats() or {}).get("bytes_limit")
     return limit

@@ -14,15 +14,15 @@ from learner.strategies.sharded import Sharded
 
 AXIS = "members"
 AXIS_OF_MESH = "member"
-SHARED = ("same", "batch")  # kinds that every device has whole
+SHARED = ("same", "batch")  # kinds that are complete on every device
 
 
 class Members(Strategy):
-    """`jax.shard_map` over several devices of this process, each of which has an equal number of members and all of the
-    data. Nothing is sent between them.
+    """`jax.shard_map` over several devices of this process. Each has an equal number of members and all of the data.
+    Nothing is sent between them.
 
     Args:
-      devices: which.
+      devices: the devices.
 
     >>> Members(jax.devices()[:1]).description
     'members over 1 device (cpu)'
@@ -83,7 +83,7 @@ class Members(Strategy):
         donate: tuple[int, ...] = (),
         shardings: Mapping[str, PyTree] | None = None,
     ) -> Any:
-        """See `Strategy`. The program is that of the members of one device."""
+        """See `Strategy`. The program has the members of one device."""
         if results == "same":  # it has no members
             return jax.jit(program, donate_argnums=donate, out_shardings=self.replicated_sharding, keep_unused=True)
         out_specs = _spec(results) if isinstance(results, str) else tuple(map(_spec, results))
@@ -94,12 +94,12 @@ class Members(Strategy):
 
 
 class ShardedMembers(Sharded):
-    """`Sharded` for the members of a population, which are spread over the axis `member` of its mesh.
+    """`Sharded` for the members of a population, which are sharded over the axis `member` of the mesh.
 
-    Programs see all members and whole batches, and XLA divides both.
+    Programs see all members and whole batches, and XLA partitions both.
 
     Args:
-      strategy: the mesh, and the axes of the rows.
+      strategy: the strategy with the mesh and the axes of the rows.
 
     >>> ShardedMembers(Sharded({"member": 1, "data": 1}, devices=jax.devices()[:1])).description
     "sharded over 1 device (cpu): {'member': 1, 'data': 1}, rows over 'data', members over 'member'"
@@ -153,8 +153,8 @@ class ShardedMembers(Sharded):
 
 
 def spread_members(strategy: Strategy | None) -> Strategy | None:
-    """Return the strategy of a population for the one of the builder: under `Replicated`, members are spread over the
-    devices rather than the rows of batches, under `Sharded` beside them.
+    """Return the strategy of a population, given the builder's. With `Replicated`, the devices share the members
+    instead of the rows of batches; with `Sharded`, both.
     """
     if isinstance(strategy, Replicated):
         return Members(strategy.devices)

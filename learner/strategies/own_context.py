@@ -1,4 +1,4 @@
-"""Settings of JAX that code of the user's may have around a run, and that a run does without."""
+"""A context without JAX settings that the user's code may have set around a run."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ import jax
 
 @contextlib.contextmanager
 def own_context() -> Iterator[None]:
-    """Return a context for what a run computes. `jax.set_mesh` has set no mesh in it: with one, JAX refuses arrays on
-    other devices, such as a copy of a replicated array on one of them. And transfers are allowed: a run moves batches,
-    and numbers such as the length of a dispatch, which `jax.transfer_guard("disallow")` forbids.
+    """Return a context for the computations of a run. It clears the mesh of `jax.set_mesh`: with a mesh, JAX refuses
+    arrays on other devices, such as a copy of a replicated array on one device. It allows transfers, which
+    `jax.transfer_guard("disallow")` forbids: a run moves batches, and numbers such as the length of a dispatch.
 
     >>> with jax.transfer_guard("disallow"), own_context():
     ...     jax.sharding.get_abstract_mesh().empty, float(jax.numpy.ones(()))

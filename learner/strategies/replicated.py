@@ -1,4 +1,4 @@
-"""Data parallelism: the state is replicated on each device, and every batch is divided."""
+"""Data parallelism: the state is replicated on each device, and every batch is sharded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,23 +17,23 @@ AXIS = "devices"
 class Replicated(Strategy):
     """`jax.shard_map` over several devices of this process: each has the whole state and its share of every batch.
 
-    Gradients and the states of metrics are added up over the devices in each step, by weight, so that they are those
-    of the whole batch. A batch that does not divide evenly is computed whole on each device and counted once. Random
-    masks (dropout) are drawn on each device for its own rows: they are other ones on another number of devices.
+    Each step sums gradients and the states of metrics over the devices, by weight, so they equal those of the whole
+    batch. A batch that does not divide evenly is computed in full on each device and counted once. Each device draws
+    random masks (dropout) for its own rows, so they depend on the number of devices.
 
-    That is so for a loss that is a mean over rows. A loss over pairs of rows (in-batch negatives) sees the rows of one
-    device at a time, and wants `Sharded`.
+    This holds for a loss that is a mean over rows. A loss over pairs of rows (in-batch negatives) sees only the rows of
+    one device at a time; use `Sharded` instead.
 
-    What else a step keeps in the model's state is averaged over the devices by weight, and integers are those of the
-    first one's rows: a step that counts or sums up rows itself, or a BatchNorm with a mask, wants `Sharded`.
+    Other values that a step keeps in the model's state are averaged over the devices by weight; integers are taken from
+    the first device. Use `Sharded` for a step that counts or sums rows itself, and for a BatchNorm with a mask.
 
-    What a mapped program cannot do is an error that says so: `update=` and optimizers that evaluate the loss again
-    need the whole batch, as `Sharded` gives it.
+    Anything that a mapped program does not support raises an error: `update=` and optimizers that evaluate the loss
+    again need the whole batch, as with `Sharded`.
 
     Args:
-      devices: how many, or which (`jax.Device`, or their ids); default: all of them.
-      sync_batch_norm: BatchNorm of `flax.nnx`, `flax.linen` and Equinox (`mode="batch"`) uses the statistics of the
-        whole batch. Otherwise each device uses those of its rows, and the running statistics are averaged by weight.
+      devices: their number, or a list of `jax.Device` objects or ids; default: all devices.
+      sync_batch_norm: if True, BatchNorm of `flax.nnx`, `flax.linen` and Equinox (`mode="batch"`) uses the statistics
+        of the whole batch. Otherwise each device uses those of its rows, and running statistics are averaged by weight.
 
     >>> Replicated(jax.devices()[:1]).description
     'replicated on 1 device (cpu)'
@@ -64,7 +64,7 @@ class Replicated(Strategy):
         return rows % len(self.devices) == 0
 
     def put(self, tree: PyTree, axis: int = 0, replicated: bool = False, one_off: bool = False) -> PyTree:
-        """See `Strategy`. The arrays get a leading axis, the devices."""
+        """See `Strategy`. The arrays get a leading axis for the devices."""
         return jax.device_put(jax.tree.map(lambda x: self._shares(np.asarray(x), axis, replicated), tree), self._each)
 
     def _shares(self, array: np.ndarray, axis: int, replicated: bool) -> np.ndarray:
@@ -92,7 +92,7 @@ class Replicated(Strategy):
     def _mapped(
         self, program: Callable[..., Any], arguments: Sequence[Kind], results: Sequence[Kind] | Kind
     ) -> Callable[..., Any]:
-        """Return the program of one device as one of all: what differs between devices has them as its first axis."""
+        """Map the program of one device over all. Values that differ between devices get a leading axis for them."""
 
         def on_each(*given: Any) -> Any:
             own = [_without_axis(x) if _differs(kind) else x for x, kind in zip(given, arguments, strict=True)]
@@ -113,7 +113,7 @@ class Replicated(Strategy):
         on_each.__name__ = program.__name__  # for profiles
         specs = tuple(map(_spec, arguments))
         out_specs = _spec(results) if isinstance(results, str) else tuple(map(_spec, results))
-        # Results in one copy are equal on all devices, as their sums are; JAX cannot check that of every operation.
+        # Results without this axis are equal on all devices, like their sums; JAX cannot check this for all operations.
         mapped: Callable[..., Any] = jax.shard_map(
             on_each, mesh=self._each.mesh, in_specs=specs, out_specs=out_specs, check_vma=False
         )
@@ -128,12 +128,12 @@ class Replicated(Strategy):
 
 
 def first_replica(tree: PyTree) -> PyTree:
-    """Return replicated arrays as they are on the first device; nothing is copied."""
+    """Return the replica of arrays on the first device, without a copy."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
 def _differs(kind: Kind) -> bool:
-    """Return True for what each device has of its own."""
+    """Return True for kinds that differ between devices."""
     return kind in ("batch", "sums")
 
 

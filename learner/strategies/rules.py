@@ -39,8 +39,8 @@ def fsdp(min_size: int = 1024, axis: str = "data") -> Fsdp:
     divisible axis, are replicated.
 
     Args:
-      min_size: elements; small arrays cost more to gather than they save.
-      axis: of the mesh.
+      min_size: the minimum number of elements; gathering smaller arrays costs more than it saves.
+      axis: the axis of the mesh.
 
     >>> tuple(fsdp().spec((64, 4096), {"data": 8}))
     (None, 'data')
@@ -60,14 +60,14 @@ class Rules:
     without a match is replicated.
 
     Attributes:
-      rows: `(pattern, spec)`, or an `Fsdp`, which takes whatever comes to it.
+      rows: `(pattern, spec)` pairs, or an `Fsdp`, which matches every array.
     """
 
     rows: tuple[tuple[str, PartitionSpec] | Fsdp, ...] = ()
 
     @classmethod
     def of(cls, rules: Any) -> "Rules":
-        """Parse a user's rules: `fsdp()` or `"fsdp"`, a dict or pairs of patterns and specs, or a list of all these.
+        """Parse a user's rules: `fsdp()` or `"fsdp"`, a dict or pairs of patterns and specs, or a list of these.
 
         >>> Rules.of({"kernel": (None, "model")}).rows == (("kernel", PartitionSpec(None, "model")),)
         True

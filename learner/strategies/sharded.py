@@ -1,4 +1,4 @@
-"""A mesh of devices: batches are sharded over one axis of it, arrays of the model by rules."""
+"""A mesh of devices: batches are sharded over one of its axes, arrays of the model by rules."""
 
 import functools
 import math
@@ -22,20 +22,21 @@ _DEFAULT_BATCH = ("data",)
 class Sharded(Strategy):
     """`jax.jit` over a mesh of devices, of one process or of several.
 
-    Rows of a batch are spread over the axis `data` of the mesh; each array of the model lies where the rules say, and
-    its optimizer state with it. Programs see whole batches and whole arrays, and XLA puts in what has to be sent, so
-    that every number, random masks too, is that of one device.
+    Rows of a batch are sharded over the axis `data` of the mesh; each array of the model and its optimizer state are
+    sharded by the rules. Programs see whole batches and whole arrays, and XLA inserts the communication, so every
+    number, including random masks, is the same as on one device.
 
     Args:
       mesh: a `jax.sharding.Mesh`, or the sizes of its axes, `{"data": 4, "model": 2}`; default: all devices along
-        `data`. Axes of the type `Explicit`, which `jax.make_mesh` makes, are used as `Auto` ones.
+        `data`. Axes of the type `Explicit`, as `jax.make_mesh` returns, are used as `Auto`.
       rules: `fsdp()`, or `"fsdp"`; patterns of paths with a spec for each, `{r"attention.*kernel": (None, "model")}`;
-        or a list of both, of which the first that matches counts. Default: every device has all of the model.
-      batch: the axis of the mesh that rows are spread over, or several, of which those that the mesh does not have are
-        left out; None or `()` spreads none: each device computes all rows. So does the default on a mesh without the
-        axis `data`.
-        The members of a population are spread over the axis `member`: `{"member": 4, "data": 2}`.
-      devices: how many, or which (`jax.Device`, or their ids), the mesh is made of, if sizes are given; default: all.
+        or a list of both, in which the first match applies. Default: the model is replicated on every device.
+      batch: the axis of the mesh over which rows are sharded, or several; axes that the mesh does not have are left
+        out. With None or `()`, rows are not sharded: each device computes all of them. This is also the default on a
+        mesh without the axis `data`.
+        The members of a population are sharded over the axis `member`: `{"member": 4, "data": 2}`.
+      devices: the devices of the mesh, if sizes are given: their number, or a list of `jax.Device` objects or ids;
+        default: all.
 
     Raises:
       LearnerError: the mesh does not fit the devices, a rule or the mesh is malformed, or the mesh has none of the axes
@@ -83,8 +84,8 @@ class Sharded(Strategy):
     # -- where arrays go -----------------------------------------------------------------------------------------------
 
     def shardings(self, state: PyTree) -> PyTree:
-        """See `Strategy`. An array of the optimizer's state, or of another tree that follows the parameters, is sharded
-        like the parameter whose path its own ends with, if it has its shape.
+        """See `Strategy`. An array of the optimizer's state, or of another tree that mirrors the parameters, is sharded
+        like the parameter with the path that its own path ends with, if the shapes are equal.
         """
         specs = self._specs(state)
         return jax.tree_util.tree_map_with_path(
@@ -92,9 +93,9 @@ class Sharded(Strategy):
         )
 
     def gather(self, state: PyTree) -> Callable[[str, PyTree], PyTree] | None:
-        """See `Strategy`. Arrays sharded over an axis of the rows are gathered along it; their gradients are scattered
-        again. Without this, XLA would shard the computation as the parameters are, and send every activation between
-        devices.
+        """See `Strategy`. Arrays sharded over an axis of the rows are gathered along it, and their gradients are
+        scattered again. Without this, XLA would shard the computation like the parameters, and send every activation
+        between devices.
         """
         where = self.shardings(state)
         split = {"params": where.params, "model_state": where.model_state}
@@ -131,7 +132,7 @@ class Sharded(Strategy):
 
     @property
     def _axes_in_use(self) -> set[str]:
-        """Axes of the mesh that something is spread over."""
+        """The axes of the mesh that something is sharded over."""
         return {*self._batch, *self.rules.axes}
 
     def _specs(self, state: PyTree) -> dict[str, tuple[tuple[int, ...], PartitionSpec]]:
@@ -216,7 +217,7 @@ class Sharded(Strategy):
         donate: tuple[int, ...] = (),
         shardings: Mapping[str, PyTree] | None = None,
     ) -> Any:
-        """See `Strategy`. The shardings of the results are fixed, so that XLA chooses no others for the arguments of
+        """See `Strategy`. The shardings of the results are fixed, so that XLA cannot choose others for the arguments of
         the next dispatch.
         """
         by_kind, same = shardings or {}, self.replicated_sharding
@@ -257,7 +258,7 @@ def _is_mine(device: Any) -> bool:
 
 
 def _model_leaves(state: PyTree) -> dict[str, Any]:
-    """Return the arrays that rules apply to, by path: those of the model, trainable or not."""
+    """Return the arrays of the model, trainable or not, by path. The rules apply to these."""
     by_path = {}
     for part in (state.params, state.model_state):
         for path, leaf in jax.tree_util.tree_leaves_with_path(part):
@@ -280,7 +281,7 @@ def _spec_of(path: str, leaf: Any, specs: Mapping[str, tuple[tuple[int, ...], Pa
 
 
 def _from_all(x: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Return an array over the devices of several processes, each of which has all of it."""
+    """Return an array over the devices of several processes, each of which passes the whole array."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
     if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):

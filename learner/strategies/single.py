@@ -38,7 +38,7 @@ class SingleDevice(Strategy):
         return True
 
     def put(self, tree: PyTree, axis: int = 0, replicated: bool = False, one_off: bool = False) -> PyTree:
-        """See `Strategy`. Arguments of a jitted function reach the device in 10 µs, and `jax.device_put` takes 60: that
+        """See `Strategy`. Arguments of a jitted function reach the device in 10 µs, and `jax.device_put` takes 60. This
         is worth a program for buffers of a recurring shape, but not for a batch at the end of an epoch.
         """
         return self.place(tree) if one_off else self._put(tree)
@@ -55,5 +55,5 @@ class SingleDevice(Strategy):
         return jax.jit(program, donate_argnums=donate, keep_unused=True)
 
 
-def _same(tree: PyTree) -> PyTree:  # one function, so that all strategies share what JAX compiles for it
+def _same(tree: PyTree) -> PyTree:  # one function, so that all strategies share its compiled programs
     return tree
