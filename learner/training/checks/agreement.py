@@ -1,4 +1,4 @@
-"""A run of several processes: all of them describe the same run, and they fail together."""
+"""Checks for several processes: all of them must describe the same run, and they fail together."""
 
 import contextlib
 import zlib
@@ -49,19 +49,19 @@ def description(
     first_values: int | str | None,
     fingerprint: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the description of a run that all processes must agree on, as JSON. `rates`: the learning rate and
-    its schedules, by name; `first_values`: a hash of the values that the model begins with, or of the function that
-    makes them, None for a run that resumes; `fingerprint`: see `learner.training.checks.fingerprints`.
+    """Return the description of a run that all processes must agree on, as JSON. `rates`: the learning rate and its
+    schedules, by name; `first_values`: a hash of the model's initial values, or of the function that makes them, None
+    for a resumed run; `fingerprint`: see `learner.training.checks.fingerprints`.
     """
     splits = {}
     for split in inputs.first_batches:
         source = inputs.source(split)
-        # The first row is that of a process's own share, so it differs.
+        # The first row belongs to the process's own share, so it differs.
         facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}
         facts["values (PerProcess marks data of one process)"] = source.first_digest
         splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
     return {
-        # First: the shapes of parts of a batch follow from it, and a few differences are shown.
+        # First: the shapes of parts of a batch follow from it, and only a few differences are shown.
         "strategy": [strategy.description, repr(getattr(strategy, "rules", None))],
         "config": options.config_kept,
         "directory": options.shown,
@@ -83,7 +83,7 @@ def description(
 
 
 def digest(arrays: PyTree) -> int | None:
-    """Return a checksum of the arrays of a tree, random keys among them, or None if they do not exist yet.
+    """Return a checksum of the arrays of a tree, including random keys, or None if they do not exist yet.
 
     >>> digest({"w": np.arange(3)}) == digest({"w": np.arange(3)}), digest(jax.ShapeDtypeStruct((3,), "float32"))
     (True, None)
@@ -94,7 +94,7 @@ def digest(arrays: PyTree) -> int | None:
     digest = 0
     for x in leaves:
         if not getattr(x, "is_fully_addressable", True):
-            continue  # one array of all processes, of which each has other parts
+            continue  # one array of all processes: each has other parts of it
         is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         values = jax.random.key_data(x) if is_key else x  # a variable of nnx may hold a number of Python
         digest = zlib.crc32(np.asarray(values).tobytes(), digest)
@@ -110,7 +110,7 @@ def propagate_failures(group: ProcessGroup) -> Iterator[None]:
         with peers_monitored(group):
             yield
     except (ProcessError, GeneratorExit):  # an iterator that is closed has not failed
-        # A `ProcessError` is about a failure that the other processes know already.
+        # A `ProcessError` reports a failure that the other processes already have.
         raise
     except BaseException as error:
         lost = group.count > 1 and is_device_error(error)

@@ -1,4 +1,4 @@
-"""Random numbers of a step whose key is a constant: each step draws the same ones."""
+"""Detection of random numbers from a constant key: each step draws the same numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from learner.util.jaxprs import called_program
 
 def draws_of_constant_keys(jaxpr: Any, output: int, rows: int) -> bool:
     """Return True if an output of a traced program needs random numbers for each of the `rows` of a batch, from a key
-    that depends on no input. Those of loops are not looked at.
+    that depends on no input. Loops are not examined.
 
     >>> import jax
     >>> x, key = jax.numpy.ones((4, 3)), jax.random.key(0)
@@ -24,8 +24,8 @@ def draws_of_constant_keys(jaxpr: Any, output: int, rows: int) -> bool:
 
 
 def _draws(jaxpr: Any, given: Sequence[bool], rows: int) -> tuple[bool, list[bool]]:
-    """Return True if the program has such draws, and of each output whether it depends on an input that is `given` as
-    one that varies.
+    """Return True if the program has such draws, and for each output, True if it depends on an input that varies
+    (`given`).
     """
     varies = dict(zip(jaxpr.invars, given, strict=True))
 

@@ -1,9 +1,8 @@
-"""Fingerprints of runs. A resuming run compares them with its checkpoint's, and processes with each other's.
+"""Fingerprints of runs. A resuming run compares its fingerprint with the checkpoint's; processes compare theirs.
 
-A fingerprint has three parts, as JSON: `data`, the facts of each split; `settings`, what the builder was given, in
-words; and `programs`, hashes of the traced steps, optimizer and schedules, which see each constant in them. A
-difference is reported in words where data or settings show it, and otherwise as a program that computes something
-else.
+A fingerprint has three parts, as JSON: `data`, the facts of each split; `settings`, texts of the builder's options; and
+`programs`, hashes of the traced steps, optimizer and schedules, including their constants. A difference is described
+if data or settings show it; otherwise it is reported as a program that computes something else.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ FIRST_ROW = "first row"
 LISTS = ("list", "tuple")
 SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
-MOST_LABELS = 1000  # texts of a field that are kept by name
+MOST_LABELS = 1000  # texts of a field that are stored by name
 MICRO_BATCHES = "micro-batches per step"
 """The option that changes the meaning of a position inside an epoch."""
 PARTS = "parts per micro-batch"
@@ -74,13 +73,13 @@ def fingerprint_of(
     """Return the fingerprint of a run.
 
     Args:
-      options: of the builder.
+      options: the options of the builder.
       step: the definition of its steps, with schedules of a known length.
       state: the shapes of its state.
       inputs: its data, with the traced steps.
-      lr: the learning rate, where it is a number.
-      plateau: the scheduler that sets it otherwise, if there is one.
-      strategy: where it runs, in words.
+      lr: the learning rate, if it is a number.
+      plateau: the plateau scheduler that sets the learning rate, or None.
+      strategy: a description of the strategy.
     """
     texts = describe_schedules(step.schedule, step.optimizer)
     settings = {
@@ -108,7 +107,7 @@ def metrics_in_flight(options: Options) -> list[str]:
 
 
 def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
-    """Return the attributes of all metrics that are numbers or texts."""
+    """Return the numeric and text attributes of all metrics."""
     by_metric: dict[str, dict[str, str]] = {}
     for kind in ("train", "valid"):
         for metric in options.metrics_of(kind):
@@ -143,7 +142,7 @@ def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
 
 
 def _hash_of_update(step: StepFunctions, shapes: TrainState) -> str:
-    """Return the hash of the update alone, without the loss function. Schedules are compared separately."""
+    """Return the hash of the update without the loss function. Schedules are compared separately."""
     optimizer: Any = step.optimizer
     if isinstance(optimizer, OptimizerFactory):
         optimizer = optimizer.with_schedules(lambda name, schedule: Constant(0.0))
@@ -154,7 +153,7 @@ def _hash_of_update(step: StepFunctions, shapes: TrainState) -> str:
 
     of_examples = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), shapes.params)
     for grads in (shapes.params, of_examples):  # some optimizers take the gradients of each example
-        # An update that cannot be traced here has no hash, and is compared by its settings alone.
+        # An update that cannot be traced here has no hash, and is compared only by its settings.
         with contextlib.suppress(Exception):
             state = shapes.params, shapes.opt_state
             keywords = shapes.extra.get(HYPERPARAMETERS, {})
@@ -171,10 +170,10 @@ class Changes:
     """Texts about the differences between two fingerprints.
 
     Attributes:
-      train_data: of the train data, by which a position inside an epoch has another meaning.
-      doubts: of the train data, where it cannot repeat itself or its values differ: a position may be another one.
-      others: everything else that changes what the run computes from here on.
-      logged: what changes last bits at most.
+      train_data: changes of the train data that invalidate a position inside an epoch.
+      doubts: changes of the train data that may do so: it cannot repeat itself, or its values differ.
+      others: all other changes that affect the run from here on.
+      logged: changes that affect at most the last bits.
     """
 
     train_data: list[str]
@@ -205,7 +204,7 @@ def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
 
 
 def saved_labels(progress: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the texts that the train split numbered, by field; empty for checkpoints of versions that kept none."""
+    """Return the texts that the train split numbered, by field; empty for checkpoints of versions without them."""
     data = saved_fingerprint(progress).get("data")  # of a checkpoint, which is untrusted
     train = data.get("train") if isinstance(data, dict) else None
     labels = train.get("labels") if isinstance(train, dict) else None
@@ -217,8 +216,8 @@ def saved_labels(progress: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Return the differences between the fingerprint of a checkpoint and that of the run now. Facts that one of them
-    does not have are not compared.
+    """Return the differences between the fingerprints of a checkpoint and of the current run. Facts that one of them
+    lacks are not compared.
     """
     had, have = {split: facts for split, facts in before["data"].items() if isinstance(facts, dict)}, now["data"]
     train, doubts = _data_changes(had.get("train"), have["train"], "train data")
@@ -237,7 +236,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     others += settings.change("plateau")
     others += settings.change("precision")
     others += _metric_changes(settings)
-    # Another precision is another program, and one line about it is enough.
+    # Another precision changes the programs, and one line about it is enough.
     explained = bool(settings.change("precision"))
     others += [] if explained else programs.changes_of_steps()
     logged = settings.change("strategy")
@@ -250,7 +249,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
 
 
 def _shown(text: str) -> str:
-    """Return a text on one line of bounded length, because checkpoints are untrusted."""
+    """Return a text as one line of limited length, because checkpoints are untrusted."""
     return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
@@ -274,7 +273,7 @@ class _Settings:
     now: Mapping[str, Any]
 
     def change(self, name: str) -> list[str]:
-        """Return a text if the setting changed; otherwise, or if one fingerprint lacks it, return an empty list."""
+        """Return a list with a text if the setting changed; it is empty otherwise, or if one fingerprint lacks it."""
         had, have = self.before.get(name), self.now[name]
         if name == PARTS and name in self.before:  # None: the builder did not set them
             had, have = had or 1, have or 1
@@ -284,14 +283,14 @@ class _Settings:
 @dataclasses.dataclass(frozen=True)
 class _Programs:
     """The traced programs of a checkpoint and of the run that resumes from it. Different versions of JAX trace
-    differently, so they are compared within one version only.
+    differently, so programs are compared only within one version.
     """
 
     before: Mapping[str, Any]
     now: Mapping[str, Any]
 
     def is_same(self, name: str) -> bool | None:
-        """Return True or False if the programs of that name can be compared, otherwise None."""
+        """Return True if the programs of that name are the same, False if not, and None if they are incomparable."""
         had, have = self.before.get("hashes"), self.now["hashes"].get(name)
         if self.before.get("versions") != self.now["versions"] or not isinstance(had, dict):
             return None
@@ -307,7 +306,7 @@ class _Programs:
 
 
 def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[str], list[str]]:
-    """Return the certain differences and the possible ones, each as at most one text."""
+    """Return the certain and the possible differences, each as at most one text."""
     if not isinstance(before, dict):
         return [], []
     had, have = flat(before), flat(now)
@@ -317,7 +316,7 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
     other_kind = "kind" in known
     if other_kind:
         differing = [key for key in known if not key.startswith("fields")]
-    elif not same_class:  # it may give the same batches, and tells them in another way
+    elif not same_class:  # it may yield the same batches, with other facts
         differing = known = [key for key in known if key in SIZES]
     texts = [f"{had.get('class')} -> {have['class']}"] if other_kind else []
     unseen = {"kind", "class"} | ({"batch_size"} if "rows per batch" in known else set())

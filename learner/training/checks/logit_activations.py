@@ -1,17 +1,17 @@
-"""Logits that are probabilities already: losses and metrics apply softmax or sigmoid to them once more."""
+"""Detection of logits that are already probabilities: losses and metrics would apply softmax or sigmoid again."""
 
 from typing import Any
 
 from learner.util.jaxprs import FORWARDING, called_program
 
-WITH_NUMBERS = ("max", "min", "add")  # a lower bound, an upper one, and what keeps a logarithm finite
+WITH_NUMBERS = ("max", "min", "add")  # a lower bound, an upper bound, and a term that keeps a logarithm finite
 KINDS = ("softmax", "sigmoid")
 RESHAPING = (*FORWARDING, "reshape", "squeeze", "broadcast_in_dim", "transpose", "slice", "concatenate")
 
 
 def activations(jaxpr: Any) -> list[str | None]:
-    """Return, for each output of a traced program, `softmax` or `sigmoid` if it is the result of one, also reshaped,
-    clipped, or in another dtype; None for any other.
+    """Return, for each output of a traced program, `softmax` or `sigmoid` if it is the result of one, even reshaped,
+    clipped, or cast; otherwise None.
 
     >>> import jax
     >>> function = lambda x: (x, jax.nn.softmax(x), jax.nn.sigmoid(x)[None], jax.nn.log_softmax(x))
@@ -22,7 +22,7 @@ def activations(jaxpr: Any) -> list[str | None]:
 
 
 def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
-    """Return what the outputs are, also the parts that a softmax is made of: exponentials, their sums, logarithms."""
+    """Return the kinds of the outputs, including the parts of a softmax: exponentials, their sums, logarithms."""
     kinds = dict(zip(jaxpr.invars, given, strict=True))
 
     def of(x: Any) -> str | None:

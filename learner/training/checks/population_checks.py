@@ -20,11 +20,11 @@ from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import Inputs
 from learner.util.text import count, first_line, size
 
-MEMBERS = 2  # of the population that is traced: which number is the same
+MEMBERS = 2  # of the traced population; any number will do
 
 
 def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) -> list[str]:
-    """Return the problems of the traced steps, which are those of one member, with a population.
+    """Return the problems of the traced steps of one member with a population.
 
     Args:
       step: the definition of the steps.
@@ -49,7 +49,7 @@ def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) 
 
 
 def data_order_problems(source: Source) -> list[str]:
-    """Return the problem of training data of which members cannot have orders of their own."""
+    """Return the problem of training data for which members cannot have their own orders."""
     if source.has_rows and source.fingerprint().get("order") == "shuffled":
         return []
     return [
@@ -62,11 +62,11 @@ def data_order_problems(source: Source) -> list[str]:
 
 
 def memory_problems(state: TrainState, members: int, strategy: Strategy) -> list[str]:
-    """Return the problem of members that do not fit into the memory of their device, where that is known.
+    """Return the problem of members that do not fit into the memory of their device, if that is known.
 
     Args:
       state: the shapes of the state of a member.
-      members: their number.
+      members: the number of members.
       strategy: their devices.
     """
     limit, shares = memory_limit(strategy.devices[0]), strategy.member_shares
@@ -111,7 +111,7 @@ def _not_mappable(program: Any, state: TrainState) -> str | None:
 
 
 def _explain(step: StepFunctions, state: TrainState, inputs: Inputs, split: str, reason: str) -> Problem:
-    """Return the problem of a step that cannot be mapped: that of a metric, if it can be without it."""
+    """Return the problem of a step that cannot be mapped: a metric, if the step can be mapped without it."""
     kind, batch = _kind(split), inputs.first_batches[split]
     measure = step.train_metrics if kind == "train" else step.valid_metrics
     traced: Callable[[StepFunctions], Any] = (

@@ -1,24 +1,24 @@
-"""Losses that broadcast predictions against targets: `[rows, 1]` with `[rows]` is `[rows, rows]`."""
+"""Detection of losses that broadcast predictions against targets: `[rows, 1]` with `[rows]` is `[rows, rows]`."""
 
 from typing import Any
 
 from learner.util.jaxprs import called_program
 
-Marks = tuple[bool, bool, str | None]  # depends on parameters; on the batch; the first broadcast that it came of
+Marks = tuple[bool, bool, str | None]  # depends on parameters; on the batch; its first broadcast
 
 
 def broadcast_rows(jaxpr: Any, params: list[bool], batch: list[bool], rows: int) -> list[str | None]:
-    """Return, for each output of a traced program, the first operation that it came of which combines a column of the
-    model with a row of the batch, such as `sub of float32[8, 1] and float32[1, 8]`; None if there is none.
+    """Return, for each output of a traced program, the first operation that it depends on and that combines a column of
+    the model with a row of the batch, such as `sub of float32[8, 1] and float32[1, 8]`; otherwise None.
 
-    Arrays that both depend on parameters are left out, as scores of a ranking are compared in pairs on purpose, and so
-    are products of matrices.
+    Arrays that both depend on parameters are left out, as rankings compare scores in pairs on purpose; so are matrix
+    products.
 
     Args:
       jaxpr: the program.
       params: for each input, True for a parameter.
       batch: for each input, True for an array of the batch.
-      rows: of the batch.
+      rows: the number of rows of the batch.
 
     >>> import jax, jax.numpy as jnp
     >>> error = lambda w, x, y: ((x @ w - y[None]) ** 2).mean()
@@ -52,7 +52,7 @@ def _marked(jaxpr: Any, given: list[Marks], rows: int) -> list[Marks]:
 
 
 def _crossed(equation: Any, inputs: list[Marks], rows: int) -> str | None:
-    """Return the text of an operation on a column and a row, one of which alone depends on parameters."""
+    """Return the text of an operation on a column and a row if exactly one of them depends on parameters."""
     shapes = sorted(getattr(x.aval, "shape", ()) for x in equation.invars)
     is_pair = rows > 1 and shapes == [(1, rows), (rows, 1)] and equation.primitive.name != "dot_general"
     if not is_pair or sorted(params for params, *_ in inputs) != [False, True]:

@@ -1,7 +1,7 @@
-"""Steps whose loss relates the rows of a batch to each other: a run that computes them on parts of a batch warns.
+"""Detection of losses that relate the rows of a batch to each other: a run on parts of a batch warns about them.
 
-Each device of `Replicated` and each micro-batch has some rows of a batch, and their losses are averaged by weight. That
-is the loss of the whole batch where it is a mean over rows, and the weight says over how many.
+Each device of `Replicated` and each micro-batch has some rows of a batch, and their losses are averaged by weight. This
+equals the loss of the whole batch if it is a mean over rows and the weight is their number.
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ CONSTANT, MEAN, NONLINEAR = range(3)
 
 
 def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:
-    """Return the warnings about a train step in a run that computes it on parts of a batch; none for other runs."""
+    """Return warnings about a train step in a run that computes it on parts of a batch; none for other runs."""
     if step.train is None or not (strategy.axis is not None or step.accumulates):
         return []
-    # Traced with the batch and with twice its rows; a step that can only be traced with its own rows is not judged.
+    # Traced with the batch and with twice its rows; a step that can only be traced with its own rows is not checked.
     traced = [_traced(step, state, batch, times) for times in (1, 2)]
     parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
     count = step.accumulate * step.split
@@ -52,7 +52,7 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
         if shape is not None or is_nonlinear:
             texts.append(_of_relation(step, strategy, relation, " and ".join(parts)))
     if is_nonlinear:
-        return texts  # a weight would not mend it
+        return texts  # a weight would not fix it
     if traced[0] is not None and traced[0][1] and divides_by_data(*traced[0][::2]):
         texts.append(
             "train_step divides its loss by a number that depends on the batch, as a mean over the rows or tokens that "
@@ -80,8 +80,9 @@ def _of_relation(step: StepFunctions, strategy: Strategy, relation: str, parts: 
 
 
 def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> tuple[Any, bool, int] | None:
-    """Return the program of a train step for a multiple of the rows, whose first output is the loss; True if its output
-    has no weight; and how many of its inputs belong to the batch, the last but one. None if it cannot be traced.
+    """Return the program of a train step for a multiple of the rows, with the loss as its first output; True if the
+    step's output has no weight; and the number of its inputs that belong to the batch, followed by one other input.
+    Return None if it cannot be traced.
     """
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((times * x.shape[0], *x.shape[1:]), x.dtype), batch)
     plain: list[bool] = []
@@ -94,15 +95,15 @@ def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -
 
     try:
         jaxpr = jax.make_jaxpr(loss_and_all)(state.params, state.model_state, shapes, state.rng).jaxpr
-    except Exception:  # of the user's code, which may know how many rows a batch has
+    except Exception:  # from user code, which may depend on the number of rows
         return None
     return jaxpr, plain[0], len(jax.tree.leaves(batch))
 
 
 def rows_on_two_axes(one: Any, other: Any) -> str | None:
     """Return the first array of a traced program, such as `float32[16, 16]`, that differs on two axes from its
-    counterpart in the program for twice the rows: such axes come of the rows, whatever other sizes are the same by
-    chance. None if there is none, or if it cannot be known.
+    counterpart in the program for twice the rows: such axes depend on the rows, even if other sizes are equal by
+    chance. Return None if there is no such array, or if it cannot be known.
     """
     if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
         return None
@@ -119,10 +120,10 @@ def rows_on_two_axes(one: Any, other: Any) -> str | None:
 
 
 def is_nonlinear_in_means(one: Any, other: Any, params: int) -> bool:
-    """Return True if the first output of a traced program is no linear function of sums over the rows of what depends
-    on the parameters, its `params` first inputs. False if it cannot be known, as in loops.
+    """Return True if the first output of a traced program is a nonlinear function of sums over rows of values that
+    depend on the parameters, its `params` first inputs. Return False if it cannot be known, as in loops.
 
-    What is combined with rows again counts as rows: a norm over the batch is a part of the model.
+    A sum that is combined with rows again counts as rows: a norm over the batch is a part of the model.
     """
     if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
         return False
@@ -131,7 +132,7 @@ def is_nonlinear_in_means(one: Any, other: Any, params: int) -> bool:
 
 
 def _kinds(one: Any, other: Any, given: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
-    """Return of each output whether it depends on parameters, and its kind, from the same of the inputs."""
+    """Return, for each output, True if it depends on parameters, and its kind, given the same for the inputs."""
     known = dict(zip(one.invars, given, strict=True))
 
     def of(x: Any) -> tuple[bool, int]:
@@ -154,7 +155,7 @@ def _kinds(one: Any, other: Any, given: list[tuple[bool, int]]) -> list[tuple[bo
 
 
 def _kind(name: str, inputs: list[tuple[bool, int]], rows: list[bool]) -> int:
-    """Return the kind of an operation's output without an axis of the rows; `rows`: the inputs that have one."""
+    """Return the kind of an operation's output without an axis of rows; `rows`: True for inputs with such an axis."""
     kinds = [kind for _, kind in inputs]
     if name in ("reduce_sum", "dot_general") and any(
         x and trained for x, (trained, _) in zip(rows, inputs, strict=True)
@@ -176,18 +177,18 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 
 def is_sum(one: Any, other: Any) -> bool:
-    """Return True if the first output of a traced program sums over the rows and nowhere divides by their number: none
-    of its constants differs from those of the program for twice the rows. False if it cannot be known.
+    """Return True if the first output of a traced program sums over the rows and never divides by their number: no
+    constant differs from the program for twice the rows. Return False if it cannot be known.
     """
     return _sums_rows(one, other) and not _has_row_constants(one, other)
 
 
 def _sums_rows(one: Any, other: Any) -> bool:
-    """Return True if an equation sums over rows, so that its inputs alone have other shapes in the other program."""
+    """Return True if an equation sums over rows, so that only its inputs have other shapes in the other program."""
     needed = set(one.outvars[:1])
     for a, b, inner in reversed(list(_paired(one, other))):
         if needed.isdisjoint(a.outvars):
-            continue  # of another output than the loss
+            continue  # only for outputs other than the loss
         needed.update(x for x in a.invars if not hasattr(x, "val"))
         shapes = [[getattr(x.aval, "shape", ()) for x in vars_] for e in (a, b) for vars_ in (e.invars, e.outvars)]
         if a.primitive.name == "reduce_sum" and shapes[0] != shapes[2] and shapes[1] == shapes[3]:
@@ -208,28 +209,28 @@ def _has_row_constants(one: Any, other: Any) -> bool:
         if literals[0] != literals[1] or any(_has_row_constants(*pair) for pair in inner):
             return True
         shapes = [[getattr(x.aval, "shape", ()) for x in vars_] for e in (a, b) for vars_ in (e.invars, e.outvars)]
-        if shapes[0] == shapes[2] and shapes[1] != shapes[3]:  # such as ones for each row, made of no row
+        if shapes[0] == shapes[2] and shapes[1] != shapes[3]:  # such as ones for each row, made from no row
             return True
     return False
 
 
 def _paired(one: Any, other: Any) -> Iterator[tuple[Any, Any, list[tuple[Any, Any]]]]:
-    """Yield the equations of two programs that correspond, with the programs inside of them."""
+    """Yield the corresponding equations of two programs, with the programs inside of them."""
     for a, b in zip(one.eqns, other.eqns, strict=False):
         pairs = zip(a.params.values(), b.params.values(), strict=False)
         yield a, b, [inner for p, q in pairs for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False)]
 
 
 def divides_by_data(jaxpr: Any, inputs: int) -> bool:
-    """Return True if the first output of a traced program is a ratio of numbers, or a sum of such, whose denominator
-    depends on the batch: its `inputs` last inputs before the random key.
+    """Return True if the first output of a traced program is a ratio of numbers, or a sum of ratios, whose denominator
+    depends on the batch: the last `inputs` inputs before the random key.
     """
     data = [len(jaxpr.invars) - 1 - inputs <= index < len(jaxpr.invars) - 1 for index in range(len(jaxpr.invars))]
     return _flow(jaxpr, [(of_batch, False) for of_batch in data])[0][1]
 
 
 def _flow(jaxpr: Any, given: list[tuple[bool, bool]]) -> list[tuple[bool, bool]]:
-    """Return of each output whether it depends on the batch, and whether it is such a ratio, from the same of the
+    """Return, for each output, True if it depends on the batch, and True if it is such a ratio, given the same for the
     inputs.
     """
     known = dict(zip(jaxpr.invars, given, strict=True))

@@ -37,7 +37,7 @@ from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any
 GIVEN = "the batch"  # in place of a split
-CALLERS = 3  # lines of the user's code that an error names beside its own
+CALLERS = 3  # further lines of the user's code in an error
 
 
 def no_step(name: str) -> str:
@@ -65,18 +65,18 @@ class TracedTrainStep:
     """A train step that was traced on a batch.
 
     Attributes:
-      problems: of the step.
+      problems: the problems of the step.
       own_grads: True if it computes its own gradients.
-      program: a `ClosedJaxpr` of `(state, batch)`. Its outputs are those of the step; the equations of metrics, which
-        are traced with it, do not lead to any output.
+      program: a `ClosedJaxpr` of `(state, batch)` with the outputs of the step. The equations of metrics are traced
+        with it, but do not lead to any output.
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
-      host_generators: the names of the generators of the host whose random numbers are constants of the program.
+      host_generators: the names of the host's generators whose random numbers are constants of the program.
       broadcast: the operation of the loss that combines each prediction with the targets of all rows; see
         `broadcast_rows`.
       activation: `softmax` or `sigmoid` if the logits of the output are the result of one.
-      has_constant_key: True if the loss needs random numbers of a key that is a constant; see `draws_of_constant_keys`.
+      has_constant_key: True if the loss needs random numbers from a constant key; see `draws_of_constant_keys`.
     """
 
     problems: list[str]
@@ -108,18 +108,18 @@ class TracedValidStep:
 
 
 class _TrainTrace:
-    """Traces a train step, and notes what the traces have found.
+    """Trace a train step, and record the findings.
 
-    JAX caches traces by function, so `fresh` returns a new one for each trace.
+    JAX caches traces by function, so `fresh` returns a new function for each trace.
 
     Attributes:
-      name: of the function, in messages.
-      problems: of the step; each trace adds its own.
+      name: the name of the function, in messages.
+      problems: the problems of the step; each trace adds its own.
       own_grads: True if the step computes its own gradients.
       replaces: True if a step has replaced parameters of its model.
       assigned: the names of attributes that a step assigned.
-      losses: where the loss is among the outputs of the last trace, or nothing.
-      logits: where the logits are.
+      losses: the positions of the loss among the outputs of the last trace; empty if there is none.
+      logits: the positions of the logits.
     """
 
     def __init__(self, step: StepFunctions, batch: PyTree) -> None:
@@ -132,7 +132,7 @@ class _TrainTrace:
         self.logits: list[int] = []
 
     def fresh(self) -> Callable[[TrainState, PyTree], PyTree]:
-        """Return a function of the state and a batch whose results are those of the step."""
+        """Return a function of the state and a batch with the results of the step."""
         return lambda state, batch: self._run(state, batch)
 
     def with_gradients(self, state: TrainState, batch: PyTree) -> PyTree:
@@ -145,7 +145,7 @@ class _TrainTrace:
     def _run(self, state: TrainState, batch: PyTree) -> PyTree:
         step, key = self._step, jax.random.fold_in(state.rng, 0)
         changed = step.train_batch(state, batch, key)
-        if isinstance(batch, _WatchedDict):  # a function of on_batch returns dicts of its own
+        if isinstance(batch, _WatchedDict):  # a function of on_batch returns its own dicts
             changed = _watched(changed, batch.misses)
         returned, after = self._train(state, changed, key) if step.update is None else self._update(state, changed, key)
         self.own_grads = isinstance(returned, TrainOutput)
@@ -198,7 +198,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
             trace.problems.append(raw_gradients_problem(step.optimizer, added))
     problems = list(trace.problems)  # each further trace adds them again
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
-        # The rules are traced with them alone.
+        # The rules are traced only with gradients.
         program = _trace(trace.with_gradients, (state, batch), trace.name, batch, "train")
     return TracedTrainStep(
         problems,
@@ -226,7 +226,7 @@ def _facts_of_loss(
     is_constant = not dependent_outputs(jaxpr, of_params)[loss]
     broadcast = broadcast_rows(jaxpr, of_params, of_batch, rows_of(batch))[loss]
     places = [place for place, is_param in enumerate(of_params) if is_param]
-    # A parameter behind `stop_gradient`, say, has a gradient of 0, which may be added.
+    # For example, a parameter behind `stop_gradient` has a gradient of 0, which may be added.
     added = [
         name
         for name, place in zip(named_leaves(state.params), places, strict=True)
@@ -236,8 +236,8 @@ def _facts_of_loss(
 
 
 def _draws_follow_rows(trace: _TrainTrace, state: TrainState, batch: PyTree) -> bool:
-    """Return True if a traced train step has draws of constant keys for each row of a batch that is twice as long, too,
-    or takes no other length. Otherwise their number is that of the rows by accident, such as in a fixed projection.
+    """Return True if a traced train step also has draws of constant keys for each row of a batch twice as long, or
+    accepts no other length. Otherwise their number equals the number of rows by accident, as in a fixed projection.
     """
     rows = rows_of(batch)
     longer = jax.tree.map(
@@ -258,15 +258,15 @@ def _trace_with_draws(
     program = trace()
     after = generator_states(functions)
     names = [name for (name, key), state in before.items() if after.get((name, key)) != state]
-    # Other threads may have drawn, such as those that read data: what the step draws differs in a second trace.
+    # Other threads may have drawn, such as those that read data: the step's own draws differ in a second trace.
     if names and not problems and jaxpr_fingerprint(trace()) == jaxpr_fingerprint(program):
         names = []
     return program, names
 
 
 def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
-    """Return the names of the parameters that a train step replaces by others. Those that it only hands through jitted
-    functions or a cast are not among them.
+    """Return the names of the parameters that a train step replaces. Parameters that it only passes through jitted
+    functions or a cast do not count.
     """
 
     def params_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:
@@ -343,14 +343,14 @@ def _drops_in_eval_mode(step: StepFunctions, fn: StepFn | None, program: Any, st
     """
     if step.adapter.rngs != ("dropout",) or fn is None or fn.takes_rng:
         return False
-    # Of a scan over layers, which gets keys in each mode, only this tells if an output needs them.
+    # For a scan over layers, which gets keys in each mode, only this shows if an output needs them.
     _, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     is_key = [path[0] == jax.tree_util.GetAttrKey("rng") for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     return any(is_used for is_used, of_rng in zip(used, is_key, strict=False) if of_rng)  # the batch comes after
 
 
 def _arrays(tree: PyTree) -> list[Any]:
-    """Return the leaves that a traced function can return. An invalid output may have others, which `_problems`
+    """Return the leaves that a traced function can return. An invalid output may have other leaves, which `_problems`
     reports.
     """
     leaves = jax.tree.leaves(tree)
@@ -405,9 +405,9 @@ def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, spli
 
 
 def _missed(once: Any, arguments: tuple[Any, ...]) -> tuple[str, Any, list[Any]] | None:
-    """Return which dict of a batch lacks a key that the step reads, the key, and the keys that are there; None where a
-    KeyError came of something else. The step is traced again, with dicts that know what was not found in them: a batch
-    is of plain dicts everywhere else.
+    """Return the name of the batch's dict that lacks a key that the step reads, the key, and the existing keys, or None
+    if a KeyError has another cause. The step is traced again with dicts that record missing keys; everywhere else a
+    batch has plain dicts.
     """
     *others, batch = arguments
     misses: list[tuple[str, Any, list[Any]]] = []
@@ -416,7 +416,7 @@ def _missed(once: Any, arguments: tuple[Any, ...]) -> tuple[str, Any, list[Any]]
     except KeyError as error:
         if misses and error.args == (misses[-1][1],):
             return misses[-1]
-    except Exception:  # of another kind than before: nothing is known
+    except Exception:  # another error than before: the cause is unknown
         return None
     return None
 
@@ -451,7 +451,7 @@ class _Same:
 
 
 def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str = "batch") -> PyTree:
-    """Return the batch with watched dicts, also inside dicts, tuples and lists."""
+    """Return the batch with watched dicts, including those inside dicts, tuples and lists."""
     if type(batch) is dict:
         inner = {key: _watched(value, misses, f"{name}[{key!r}]") for key, value in batch.items()}
         return _WatchedDict(inner, name, misses)
@@ -460,7 +460,7 @@ def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str 
     return batch
 
 
-OF_TRACED_CONSTANTS = "Computation compiled for"  # more inputs than it is called with, says JAX
+OF_TRACED_CONSTANTS = "Computation compiled for"  # JAX's error about more inputs than the call has
 
 
 class Tracing:
@@ -468,13 +468,13 @@ class Tracing:
     batch.
 
     Args:
-      name: of the step.
-      split: of the data, or `GIVEN`.
-      batch: makes the batch, or its shapes; it is called after an error alone.
+      name: the name of the step.
+      split: the split of the data, or `GIVEN`.
+      batch: returns the batch, or its shapes; only called after an error.
 
     Raises:
-      LearnerError: in place of what JAX and flax raise where shapes, dtypes or structures do not fit each other. Other
-        exceptions get a note.
+      LearnerError: replaces the errors of JAX and flax about mismatched shapes, dtypes or structures. Other exceptions
+        get a note.
 
     >>> with Tracing("train_step", "train", lambda: {"x": np.zeros((2, 3), np.float32)}):
     ...     raise TypeError("mine")
@@ -486,7 +486,7 @@ class Tracing:
         self._name, self._split, self._batch = name, split, batch
 
     def __enter__(self) -> None:
-        """Do nothing; only errors are handled."""
+        """Do nothing, as only errors are handled."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         """Add the batch to the error."""
@@ -522,7 +522,7 @@ class Tracing:
             ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
         which = f"{which} ({listed(self._batch())})"
-        # An exception of the user's keeps its type, by which it may be caught.
+        # The user's exceptions keep their type, by which they may be caught.
         if not _may_be_of_shapes(error):
             error.add_note(f"while tracing {self._name} with {which}")
             return
@@ -535,13 +535,13 @@ class Tracing:
 
 def _may_be_of_shapes(error: Exception) -> bool:
     """Return True for the exceptions that JAX and flax raise if shapes, dtypes or structures do not match."""
-    # Not imported for this, as a model of another library needs no flax.
+    # Not imported here, as models of other libraries do not need flax.
     flax = sys.modules.get("flax.errors")
     return isinstance(error, TypeError | ValueError) or (flax is not None and isinstance(error, flax.FlaxError))
 
 
 def _own_grads_problems(step: StepFunctions) -> list[str]:
-    """Return the options that need gradients that the learner computes."""
+    """Return the options that require gradients computed by the learner."""
     computes = "but train_step computes its own gradients (TrainOutput)"
     problems: list[str] = []
     if step.policy.scaling is not None:
@@ -643,10 +643,10 @@ def _fields(output: Any) -> list[str]:
 
 
 def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyTree, batch: PyTree) -> list[str]:
-    """Return labels outside of the classes. They are only found if the targets are an unchanged field of the batch that
+    """Return labels outside of the classes. They are found only if the targets are an unchanged field of the batch that
     a metric, or the loss of an output of this package, reads.
 
-    A label that a metric ignores is none.
+    Labels that a metric ignores do not count.
     """
     targets, logits = getattr(output, "targets", None), getattr(output, "logits", None)
     if (
@@ -681,10 +681,10 @@ def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyT
 
 
 def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
-    """Return the remedy for labels outside of the classes. `by_metrics`: only metrics read them, which can ignore one;
-    the loss of an output of this package cannot.
+    """Return the remedy for labels outside of the classes. `by_metrics`: only metrics read them. Metrics can ignore a
+    label; the loss of an output of this package cannot.
     """
-    special = (labels < 0) | ((labels == 255) & (classes < 255))  # as data sets mark what does not count
+    special = (labels < 0) | ((labels == 255) & (classes < 255))  # usual markers of labels that do not count
     counted, advice = labels[~special], []
     if counted.size and (most := int(counted.max())) >= classes:
         from_one = "if they count from 1, subtract 1 from the labels; otherwise "
@@ -726,7 +726,7 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
 
 
 def _field(output: Any, name: str) -> Any:
-    """Return a field of an output, or of a head of it by a dotted name; None if it is missing."""
+    """Return a field of an output, or by a dotted name of one of its heads; None if it is missing."""
     if (field := getattr(output, name, None)) is not None or "." not in name:
         return field
     head, _, rest = name.partition(".")
@@ -737,7 +737,7 @@ def _field(output: Any, name: str) -> Any:
 def _tried(
     metric: Metric | CollectingMetric, output: Any, info: Info, states: dict[int | None, PyTree], index: int | None
 ) -> list[str]:
-    """Return the problems of a metric. `states` has those after this output that metrics before it were tried with, by
+    """Return the problems of a metric. `states`: the states after this output of metrics that were tried before, by
     `index`.
     """
     if isinstance(metric, CollectingMetric):

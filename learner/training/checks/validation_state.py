@@ -1,4 +1,4 @@
-"""Valid steps that carry state: a validation discards it, so a run warns."""
+"""Detection of valid steps that carry state: a validation discards it, so the run warns."""
 
 import dataclasses
 from typing import Any
@@ -16,8 +16,8 @@ PyTree = Any
 
 
 def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
-    """Return the names of the model's state that a valid step changes and computes its output from, such as that of a
-    recurrent cell. Counters and statistics that it only writes are not among them.
+    """Return the names of state in the model that a valid step both changes and reads for its output, such as the state
+    of a recurrent cell. Counters and statistics that it only writes do not count.
     """
     names = list(named_leaves(state.model_state))
     outputs: list[int] = []
@@ -34,7 +34,7 @@ def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list
     (count,) = outputs
     sources = forwarded_inputs(program)[count:]
     changed = [index for index, source in enumerate(sources) if source != index]
-    # Of a scan over layers, whose statistics are among its results, only this tells if the output needs them.
+    # For a scan over layers, whose statistics are among its results, only this shows if the output needs them.
     _, used = partial_eval.dce_jaxpr(program, [index < count for index in range(len(program.outvars))])
     return [names[index] for index in changed if used[index]]
 

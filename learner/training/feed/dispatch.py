@@ -1,4 +1,4 @@
-"""One dispatch: steps that the device gets together."""
+"""One dispatch: steps that are sent to the device together."""
 
 import dataclasses
 from typing import Any, Literal
@@ -20,12 +20,12 @@ class Dispatch:
         one step that ends with the feed's ragged micro-batch. `parts`: one step whose micro-batches are accumulated one
         by one.
       epoch: the epoch of its micro-batches.
-      feed: the micro-batches on the device; for `parts` one feed for each.
-      start: the first micro-batch in the feed; `None`: the one after the last dispatch.
-      count: full micro-batches.
-      steps: optimizer steps (batches, in validation).
-      batches: micro-batches, the ragged one included.
-      ends_epoch: the epoch ends with it.
+      feed: the micro-batches on the device; for `parts`, one feed for each.
+      start: the index of the first micro-batch in the feed; `None`: the one after the last dispatch.
+      count: the number of full micro-batches.
+      steps: the number of optimizer steps (batches, in validation).
+      batches: the number of micro-batches, including the ragged one.
+      ends_epoch: True if the epoch ends with it.
       states: positions in the data after each of its steps, for data with a state.
       rows: rows of all its micro-batches, over all processes.
     """
@@ -42,7 +42,7 @@ class Dispatch:
     rows: int = 0
 
     def shapes(self) -> PyTree:
-        """Return the shapes of a micro-batch, of the ragged one if there is one; for messages."""
+        """Return the shapes of a micro-batch for messages, of the ragged one if there is one."""
         feed = self.feed[-1][0] if isinstance(self.feed, list) else self.feed
         if isinstance(feed, ResidentBatches):
             return feed.batch_shapes(feed.size)

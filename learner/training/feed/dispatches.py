@@ -1,6 +1,6 @@
 """Dispatches of a split, epoch after epoch: grouped, placed on the devices and prefetched.
 
-The cuts between dispatches depend on a limit, which may read a clock: the result is the same to the bit.
+The cuts between dispatches depend on a limit, which may read a clock. They do not affect a bit of the results.
 """
 
 import contextlib
@@ -32,19 +32,19 @@ MAX_RESIDENT_STEPS = 256  # of data on the device, which needs no buffer
 
 
 class Feeder:
-    """Makes the dispatches of a split, epoch after epoch.
+    """Make the dispatches of a split, epoch after epoch.
 
-    The loop's thread opens and closes the iterator of streamed data. Between the two, the prefetching thread alone uses
+    The loop's thread opens and closes the iterator of streamed data. In between, only the prefetching thread uses
     source, grouper and placer.
 
     Args:
       source: the data of a split.
-      strategy: places it.
-      grouping: how many micro-batches make a step, and steps a dispatch.
+      strategy: places the data.
+      grouping: the sizes of steps and dispatches.
       first: the first batch of the source.
       warn: called with the text of a warning.
       lane_seeds: see `ResidentRows`.
-      changes: True if hooks may change the data at the end of an epoch: then nothing of the next one is read before.
+      changes: True if hooks may change the data at the end of an epoch: then the next epoch is not read before.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Feeder:
         self._source, self._grouping, self._first, self._changes = source, grouping, first, changes
         self._grouper = Grouper(source, grouping, first, warn)
         self._placer = Placer(source, strategy)
-        # At least 2 steps, also where no dispatch has as many: one shape of buffer for the looped program.
+        # At least 2 steps, even if no dispatch has as many: one buffer shape for the looped program.
         self._room = max(2, grouping.buffer) * grouping.accumulate
         is_resident = strategy.resident and source.has_rows
         self._rows = ResidentRows(source, strategy, self._room, lane_seeds) if is_resident else None
@@ -75,7 +75,7 @@ class Feeder:
             )
 
     def compare_lengths(self, processes: ProcessGroup) -> None:
-        """Raise `ProcessError` in the iterators of `open` where data of unknown length end elsewhere in another
+        """Raise `ProcessError` in the iterators of `open` if data of unknown length has another length in another
         process.
         """
         if self._source.batches is None:
@@ -97,12 +97,12 @@ class Feeder:
         return self._grouping.buffer
 
     def describe_state(self, state: Any) -> list[str]:
-        """Return lines for the log about the rows that were read up to a dispatch's `data_state`."""
+        """Return lines for the log about the rows read up to a dispatch's `data_state`."""
         return self._source.describe_state(state)
 
     def without_loop(self) -> "Feeder":
-        """Return a feeder of the same data whose steps are programs of their own."""
-        # Shallow: the copies share the placer, and the rows that are on the device.
+        """Return a feeder of the same data whose steps are separate programs."""
+        # Shallow: the copies share the placer and the rows on the device.
         feeder = copy.copy(self)
         feeder._grouping = dataclasses.replace(self._grouping, loop=False)
         feeder._grouper = self._grouper.with_grouping(feeder._grouping)
@@ -110,12 +110,12 @@ class Feeder:
 
     @property
     def data(self) -> PyTree:
-        """Return the data that lives on the device, in its own order; None if it is streamed."""
+        """Return the data on the device, in its own order, or None if it is streamed."""
         return None if self._rows is None else self._rows.data
 
     def bad_rows(self) -> str | None:
-        """Return the fields of data in memory that are not finite, with their rows, for messages; None for streams, and
-        where other processes have data of their own that this one does not see.
+        """Return the fields of data in memory that are not finite, with their rows, for messages. Return None for
+        streams, and if other processes have their own data.
         """
         arrays = self._source.arrays
         if arrays is None:
@@ -127,28 +127,28 @@ class Feeder:
         return f"{text} of process {jax.process_index()}" if found else None
 
     def integers(self) -> str:
-        """Return the ranges of the integers of data in memory, for messages; empty for streams."""
+        """Return the ranges of the integers in data in memory, for messages; empty for streams."""
         arrays = self._source.arrays
         ranges = {} if arrays is None else integer_ranges(arrays)
         return join_names([f"{name} is from {low} to {high}" for name, (low, high) in ranges.items()], 8)
 
     def example(self) -> Feed:
-        """Return a feed as the looped program gets it, to trace the program with."""
-        # Of the first epoch, which a new run then finds arranged.
+        """Return an example feed of the looped program, for tracing."""
+        # Of the first epoch, which a new run then finds already arranged.
         if self._rows is not None:
             return self._rows.batches(1)
         zeros = lambda x: np.zeros((self._room, *x.shape), device_dtype(x).dtype)  # noqa: E731
         return self._placer.place(jax.tree.map(zeros, self._first), self._grouper.regular)
 
     def example_alone(self) -> Feed:
-        """Return a feed as a program without a loop gets it, to trace the program with."""
+        """Return an example feed of a program without a loop, for tracing."""
         if self._rows is not None:
             return self._rows.batches(1)
         return self._placer.place(None, None, MicroBatch(self._first, self._grouper.regular))
 
     def expected(self) -> Sequence[tuple[str, Feed]]:
-        """Return the kinds of dispatch that an epoch has, as far as they are known, each with an example of its feed.
-        Steps of several programs have none.
+        """Return the known kinds of dispatch in an epoch, each with an example feed. Steps of several programs have
+        none.
         """
         if not self.loop and self._grouping.accumulate > 1:
             return []
@@ -176,7 +176,7 @@ class Feeder:
         if self._rows is not None:
             return self._resident(self._rows, epoch, batch, step, last)
         self._passes += 1
-        # Read ahead over the end of an epoch, data that hooks change came up to three epochs late.
+        # With reading ahead over the end of an epoch, changes by hooks took effect up to three epochs late.
         make = self._epoch_by_epoch if self._changes else self._prefetched
         dispatches = make(epoch, batch, step, last, stopped, state)
         return dispatches if self._processes is None else self._compared(dispatches, self._processes, batch)
@@ -189,7 +189,7 @@ class Feeder:
     def _epoch_by_epoch(
         self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
     ) -> Iterator[Dispatch]:
-        """Read nothing of an epoch before the loop asks for it."""
+        """Yield dispatches, reading an epoch only when the loop requests it."""
         ended = True
         while ended and (last is None or epoch <= last):
             ended = False
@@ -200,13 +200,13 @@ class Feeder:
             epoch, batch, state = epoch + 1, 0, None
 
     def end_epoch(self, epoch: int, state: Any) -> None:
-        """Bring streamed data that hooks may change to the end of an epoch, with the `data_state` that it had there."""
+        """Set streamed data that hooks may change to the end of an epoch, with its `data_state` there."""
         if self._changes and self._rows is None and state is not None:
             self._grouper.end_epoch(epoch, state)
 
     def state_after(self, hooks: Callable[[], None], state: Any) -> Any:
-        """Call the hooks between two epochs, which may change the data, and return the position in it then. `state`:
-        the `data_state` at the end of the epoch, which it still is if they change nothing.
+        """Call the hooks between two epochs, which may change the data, and return the new position in it. `state`: the
+        `data_state` at the end of the epoch, which is returned if they change nothing.
         """
         read = self._grouper.between if self._changes else None
         before = None if read is None else read()
@@ -215,8 +215,9 @@ class Feeder:
         return state if after == before else changed(after)
 
     def _compared(self, dispatches: Iterator[Dispatch], processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
-        """Have the processes meet before each dispatch that ends an epoch. Beyond it they run other programs, and those
-        of processes whose data have not ended would exchange arrays with them, which ends a process from C++.
+        """Synchronize the processes before each dispatch that ends an epoch. After it they run other programs. If the
+        data of another process has not ended, its programs would exchange arrays with these, which ends a process from
+        C++.
         """
         with contextlib.closing(dispatches):  # type: ignore[type-var]
             for dispatch in dispatches:
@@ -285,7 +286,7 @@ class Feeder:
                     self._processes.record_read(self._source.split, number, batch, group.ends_epoch)
                     batch = 0 if group.ends_epoch else batch
                 first, is_loop = group.micro_batches[0], self._grouper.is_loop(group.micro_batches)
-                # Another shape is another program, and steps keep their order.
+                # Another shape needs another program, and steps keep their order.
                 if pending and not (is_loop and pending[0].micro_batches[0].signature == first.signature):
                     yield self._loop(pending)
                     step, pending = step + len(pending), []
@@ -294,10 +295,10 @@ class Feeder:
                     step += 1
                     continue
                 if not pending:
-                    # Read once for each buffer, when it begins: the limit may depend on a clock.
+                    # Evaluated once per buffer, at its start: the limit may depend on a clock.
                     room = min(self._grouping.limit(step), self._grouper.buffer_steps(first))
                 pending.append(group)
-                # An epoch ends with a dispatch of its own, so nothing is pending where the next one begins.
+                # The end of an epoch ends a dispatch, so nothing is pending when the next one begins.
                 if group.ends_epoch or len(pending) >= room:
                     yield self._loop(pending)
                     step, pending = step + len(pending), []
@@ -305,17 +306,17 @@ class Feeder:
     def _loop(self, groups: list[MicroBatchGroup]) -> list[Dispatch]:
         first, ends_epoch = groups[0].micro_batches[0], groups[-1].ends_epoch
         batches = [micro.batch for group in groups for micro in group.micro_batches]
-        # One shape for each length of batches, however full the buffer is: another shape is another compilation.
+        # One shape per batch length, regardless of how full the buffer is: another shape is another compilation.
         buffer = max(2, self._grouper.buffer_steps(first)) * self._grouping.accumulate
         feed = self._placer.place(stacked(batches, buffer), first.signature)
         states = tuple(group.micro_batches[-1].state for group in groups)
         rows, size = self._grouper.rows_in(first.signature), self._grouping.accumulate
-        # The buffer is filled and placed once, however few steps one dispatch may have.
+        # The buffer is filled and placed once, regardless of the number of steps in a dispatch.
         most, dispatches = self._grouping.most or len(groups), []
         for begin in range(0, len(groups), most):
             end = min(begin + most, len(groups))
             count = min((end - begin) * size, len(batches) - begin * size)
-            # Only the first has a start: the others continue at the cursor, which stays on the device.
+            # Only the first dispatch has a start: the others continue at the cursor, which stays on the device.
             dispatches.append(
                 Dispatch(
                     kind="loop",

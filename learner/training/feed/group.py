@@ -1,6 +1,6 @@
 """Micro-batches of a source, checked and grouped into optimizer steps.
 
-The grouping depends on the data alone: the batches of a run are the same wherever its dispatches are cut.
+The grouping depends only on the data: the cuts between dispatches do not affect the batches of a run.
 """
 
 import copy
@@ -19,7 +19,8 @@ from learner.util.trees import named_leaves
 
 PyTree = Any
 BUFFER_BYTES = 64 * 2**20
-# The host's work for a call is most of a small step: 11,000 steps/s of the digits MLP one by one, 16,800 with 32.
+# A call on the host takes most of the time of a small step: the digits MLP makes 11,000 steps/s one by one, and 16,800
+# with 32.
 MAX_STEPS = 32
 MANY_SHAPES = 8
 
@@ -30,10 +31,10 @@ class DispatchGrouping:
 
     Attributes:
       accumulate: micro-batches per step.
-      buffer: steps that fit into a buffer, the limit of a dispatch.
-      loop: run steps in a loop; otherwise each is a program of its own.
-      limit: a function of the number of steps so far that returns the largest number of steps of the next dispatch.
-      most: the largest number of steps of any dispatch; `None`: those of a buffer.
+      buffer: the number of steps that fit into a buffer, the limit of a dispatch.
+      loop: True if steps run in a loop; otherwise each step is a separate program.
+      limit: a function of the number of steps so far that returns the maximum number of steps of the next dispatch.
+      most: the maximum number of steps of any dispatch; `None`: the size of a buffer.
     """
 
     accumulate: int
@@ -44,7 +45,7 @@ class DispatchGrouping:
 
 
 def steps_for(bytes_per_step: int) -> int:
-    """Return the default size of a buffer: the steps that fit into 64 MiB, at most 32. Below 2 there is no loop.
+    """Return the default size of a buffer: the number of steps in 64 MiB, at most 32. Below 2 there is no loop.
 
     >>> steps_for(8_000), steps_for(16 * 2**20), steps_for(100 * 2**20)
     (32, 4, 1)
@@ -56,7 +57,7 @@ Signature = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...], bool]
 
 
 def signature_of(batch: PyTree, part: bool = False) -> Signature:
-    """Return the structure, shapes and dtypes of a batch, and True if it is only this process's part of one."""
+    """Return the structure, shapes and dtypes of a batch, and True if it is only this process's part of a batch."""
     leaves, tree = jax.tree.flatten(batch)
     return tree, tuple((x.shape, x.dtype) for x in leaves), part
 
@@ -74,8 +75,8 @@ class MicroBatchGroup(NamedTuple):
 
     Attributes:
       epoch: their epoch.
-      micro_batches: at most as many as are accumulated.
-      ends_epoch: the epoch ends with them.
+      micro_batches: the micro-batches, at most `accumulate`.
+      ends_epoch: True if the epoch ends with them.
     """
 
     epoch: int
@@ -84,16 +85,16 @@ class MicroBatchGroup(NamedTuple):
 
 
 class Grouper:
-    """Reads the micro-batches of a source, checks their shapes and groups them into steps.
+    """Read the micro-batches of a source, check their shapes and group them into steps.
 
     Args:
       source: the data of a split.
-      grouping: how many micro-batches make a step.
+      grouping: the number of micro-batches in a step.
       first: the first batch of the source, which sets structure, dtypes and the regular shape.
       warn: called with the text of a warning.
 
     Attributes:
-      between: see `Batches`, of the epoch that was read last.
+      between: see `Batches`; that of the epoch read last.
     """
 
     between: Callable[[], Any] | None = None
@@ -106,13 +107,13 @@ class Grouper:
         self._narrowed = any(is_narrowed(x.dtype) for x in jax.tree.leaves(first))
 
     def end_epoch(self, epoch: int, state: Any) -> None:
-        """Bring the data to the end of an epoch, with the state that it had there."""
+        """Set the data to the end of an epoch, with its state there."""
         self.between = self._source.end_epoch(epoch, state, self._warn)
 
     def with_grouping(self, grouping: DispatchGrouping) -> "Grouper":
         """Return a grouper of the same source with another grouping."""
         grouper = copy.copy(self)
-        # A set of its own, as each feeder counts the shapes that it reads, and warns of them.
+        # A separate set, as each feeder counts the shapes that it reads, and warns about them.
         grouper._grouping, grouper._shapes = grouping, set(self._shapes)
         return grouper
 
@@ -126,7 +127,7 @@ class Grouper:
             if current is None:
                 del batches  # otherwise the error's traceback would keep its workers alive
                 raise empty_epoch(self._source, epoch, batch)
-            # One batch is read ahead: the last group of an epoch must say so before its step is dispatched.
+            # One batch is read ahead: the last group of an epoch must be known before its step is dispatched.
             while current is not None:
                 following, count = self._read(batches), count + 1
                 if following is None and batches.end is not None:
@@ -136,13 +137,13 @@ class Grouper:
                     yield MicroBatchGroup(epoch, group, following is None)
                     group = []
                 current = following
-            # The iterator of this epoch ends its threads and processes before the next one starts its own.
+            # The iterator of this epoch must end its threads and processes before the next one starts its own.
             del batches
             self._compare_length(epoch, count)
             epoch, batch, state = epoch + 1, 0, None
 
     def _compare_length(self, epoch: int, count: int) -> None:
-        """Warn once of data whose epochs have another length than it claims."""
+        """Warn once about data whose epochs have another length than declared."""
         claimed = self._source.claimed_batches
         if claimed is not None and count != claimed and not self._has_other_length:
             self._has_other_length = True
@@ -185,7 +186,7 @@ class Grouper:
         else:
             change = ""
         if change:
-            refuse_wrapped(batch, self._source.split)  # more than 32 bits are the reason for another dtype
+            refuse_wrapped(batch, self._source.split)  # more than 32 bits explain another dtype
             raise LearnerError(
                 f"the {self._source.split} batches changed their {change} from {listed(self._first)} to "
                 f"{listed(batch)}{_differences(self._first, batch)}",
@@ -199,30 +200,30 @@ class Grouper:
             )
 
     def is_ragged(self, signature: Signature) -> bool:
-        """Return True for a batch that only has fewer rows than the regular one."""
+        """Return True for a batch that differs from the regular one only by fewer rows."""
         pairs = zip(signature[1], self.regular[1], strict=True)
         fewer = self.rows_in(signature) < self.rows_in(self.regular)
         return fewer and all(a[0][1:] == b[0][1:] for a, b in pairs)
 
     def rows_in(self, signature: Signature) -> int:
-        """Return the rows of a batch, over all processes."""
+        """Return the number of rows of a batch over all processes."""
         return signature[1][0][0][0] * (self._source.shares if signature[2] else 1)
 
     def is_loop(self, group: list[MicroBatch]) -> bool:
-        """Return True if the group can be a step of a loop: all its micro-batches have one full shape."""
+        """Return True if the group can be a step of a loop: all of its micro-batches have the same full shape."""
         shape = group[0].signature
         uniform = all(micro.signature == shape for micro in group)
         return self._grouping.loop and uniform and not self.is_ragged(shape)
 
     def buffer_steps(self, micro: MicroBatch) -> int:
-        """Return the number of steps that a buffer of such micro-batches has room for."""
+        """Return the number of steps that fit into a buffer of such micro-batches."""
         if micro.signature == self.regular:
             return self._grouping.buffer
         return min(self._grouping.buffer, max(2, steps_for(bytes_of(micro.batch) * self._grouping.accumulate)))
 
 
 def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:
-    """Return the error of an epoch that has no batches from a position on."""
+    """Return the error for an epoch without batches after a position."""
     if batch:
         return source.shorter(epoch, batch)
     where = f"epoch {epoch}" if source.split == "train" else "a validation"
@@ -251,7 +252,7 @@ def listed(batch: PyTree) -> str:
 
 
 def _differences(first: PyTree, batch: PyTree) -> str:
-    """Describe the leaves that are new, missing, or of another dtype."""
+    """Describe the leaves that are new, missing, or have another dtype."""
     before, after = named_leaves(first), named_leaves(batch)
     changes = [f"{field_text(name)} is missing" for name in before if name not in after]
     changes += [f"{field_text(name)} is new" for name in after if name not in before]

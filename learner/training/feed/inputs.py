@@ -1,4 +1,4 @@
-"""The data of a run, read as far as the first batch of each split."""
+"""The data of a run, read up to the first batch of each split."""
 
 import contextlib
 import dataclasses
@@ -34,12 +34,12 @@ class Inputs:
     """The data of a run.
 
     Attributes:
-      train: the train split, if there is one.
+      train: the train split, or None.
       valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
       first_batches: the first batch of each split, NumPy arrays.
-      programs: the traced step of each split (`ClosedJaxpr`), once they are checked.
-      warnings: of the checks, for the log of the run.
-      labels: by field, the texts that the train split numbers, in the order of their numbers.
+      programs: the traced step of each split (`ClosedJaxpr`), once checked.
+      warnings: the warnings of the checks, for the log of the run.
+      labels: for each field, the texts that the train split numbers, in the order of their numbers.
     """
 
     train: Source | None
@@ -75,7 +75,7 @@ class Inputs:
 
 @contextlib.contextmanager
 def closed_on_error(data: Source | Inputs) -> Iterator[None]:
-    """Close the data if the block raises: its worker processes would live as long as the traceback."""
+    """Close the data if the block raises, as its worker processes would live as long as the traceback."""
     try:
         yield
     except BaseException:
@@ -136,7 +136,7 @@ def _refuse_unshuffled(inputs: Inputs) -> None:
 
 
 def refuse_endless(inputs: Inputs) -> None:
-    """Raise `LearnerError` if a validation is known never to end."""
+    """Raise `LearnerError` if a validation is known to be endless."""
     for split, source in inputs.valid.items():
         if source.endless:
             raise LearnerError(
@@ -151,8 +151,8 @@ def run_length(options: Options, batches: int | None) -> RunLength:
     """Return the length of a run, as far as it is known.
 
     Args:
-      options: of the builder.
-      batches: of an epoch; `None`: the data does not say it.
+      options: the options of the builder.
+      batches: the number of batches in an epoch, or `None` if the data does not declare it.
     """
     epoch = None if batches is None else -(-batches // options.accumulate)
     by_epochs = None if epoch is None or options.num_epochs is None else epoch * options.num_epochs
@@ -167,14 +167,14 @@ def _share(strategy: Strategy | None) -> ProcessShard | None:
 def read_valid(
     options: Options, valid: Any, strategy: Strategy | None, shuffle: int | None = None, what: str = "data"
 ) -> Inputs:
-    """Read validation data only; without a strategy, each process gets all of it.
+    """Read only validation data; without a strategy, each process gets all of it.
 
     Args:
-      options: of the builder.
+      options: the options of the builder.
       valid: the data.
-      strategy: where it is used.
+      strategy: the strategy of the run.
       shuffle: the seed of the order of datasets, or None.
-      what: the data, for errors.
+      what: the name of the data, for errors.
     """
     sources = valid_sources(options, valid, _share(strategy), shuffle, what)
     inputs = Inputs(None, sources, {})
@@ -184,14 +184,14 @@ def read_valid(
 
 
 def has_several(valid: Any) -> bool:
-    """Return True for a dict of loaders by name. One of arrays has the fields of a single dataset."""
+    """Return True for a dict of loaders by name. A dict of arrays is a single dataset."""
     return isinstance(valid, dict) and not any(map(_is_field, valid.values()))
 
 
 def valid_sources(
     options: Options, valid: Any, share: ProcessShard | None, shuffle: int | None = None, what: str = "validation data"
 ) -> dict[str, Source]:
-    """Return the validation splits by name. `what`: the data, for errors."""
+    """Return the validation splits by name. `what`: the name of the data, for errors."""
     if valid is None:
         return {}
     named = {"valid": valid}
@@ -232,13 +232,13 @@ def valid_sources(
 
 
 def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "valid") -> list[str]:
-    """Return a warning for each field whose texts have other numbers than in the train split. Texts of which the splits
-    share none, such as names of files, are not labels.
+    """Return a warning for each field whose texts have other numbers than in the train split. Fields without common
+    texts, such as file names, are not labels.
 
     Args:
       known: the `labels` of the train split.
       data: a split, or a dict of several.
-      name: of the split.
+      name: the name of the split.
 
     >>> from learner.data.sources.table_arrays import Table
     >>> valid = Table({"kind": np.array([0, 1], np.int32)}, {"kind": ("cat", "eel")})
@@ -278,7 +278,7 @@ def _is_arrays(data: PyTree) -> bool:
 
 
 def _is_loader(value: Any) -> bool:
-    """Return True for an iterable of batches or a dataset, which no batch has in the place of an array."""
+    """Return True for an iterable of batches or a dataset, which cannot be an array of a batch."""
     if isinstance(value, Dataset):
         return True
     has_rows = hasattr(value, "shape") or isinstance(value, Mapping | Sequence)  # also texts
@@ -286,7 +286,7 @@ def _is_loader(value: Any) -> bool:
 
 
 def _is_field(value: Any) -> bool:
-    """Return True for an array, also one of another library: a tensor, or the column of a data frame."""
+    """Return True for an array, including those of other libraries: a tensor, or the column of a data frame."""
     is_table = is_data_frame(value) or hasattr(value, "column_names")  # such as one of pyarrow
     return hasattr(value, "__array__") and not is_table
 

@@ -17,7 +17,7 @@ PyTree = Any
 
 
 class Placer:
-    """Puts micro-batches onto the devices of a strategy.
+    """Place micro-batches on the devices of a strategy.
 
     Args:
       source: the data of a split.
@@ -38,14 +38,14 @@ class Placer:
         return not self.strategy.divides(signature[1][0][0][0])
 
     def place(self, batches: PyTree, signature: Signature | None, last: MicroBatch | None = None) -> BatchBuffer:
-        """Place a buffer of `stacked` micro-batches with one signature, and one more micro-batch by itself."""
+        """Place a buffer of `stacked` micro-batches with one signature, and one more micro-batch separately."""
         put, replicated = self.strategy.put, (True, True)
         if signature is not None:
             replicated = self.is_replicated(signature), True
         if last is not None:
             replicated = replicated[0], self.is_replicated(last.signature)
         last_batch = None if last is None else jax.tree.map(device_dtype, last.batch)
-        # A buffer beside a ragged batch usually comes once an epoch, so that no program to place it would pay.
+        # A buffer with a ragged batch usually comes once per epoch, so a program to place it would not pay off.
         return BatchBuffer(
             None if signature is None else put(batches, axis=1, replicated=replicated[0], one_off=last is not None),
             None if last is None else put(last_batch, replicated=replicated[1], one_off=True),
@@ -54,16 +54,16 @@ class Placer:
 
 
 class ResidentRows:
-    """Rows that live on the devices for all of a run, in the order of one epoch at a time.
+    """Rows that stay on the devices during a run, in the order of one epoch at a time.
 
     Args:
       source: has `rows`.
       strategy: chooses the devices.
-      room: the largest number of micro-batches in one dispatch.
-      lane_seeds: returns the seed of the order for each lane of a population whose members have orders of their own.
+      room: the maximum number of micro-batches in one dispatch.
+      lane_seeds: returns the seed of the order for each lane of a population whose members have their own orders.
 
     Attributes:
-      data: the rows in their own order.
+      data: the rows in their original order.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class ResidentRows:
             return self._batches_of_lanes(epoch, tuple(self._lane_seeds()))
         if self._epoch is None or self._epoch[0] != epoch:
             order = np.asarray(self._order_of(epoch), np.int32)
-            # The arrangement of the last epoch is released first, so that there are never two of them beside the data.
+            # The last epoch's arrangement is released first, so that there are never two in addition to the data.
             self._epoch, data = None, self.data
-            # Once for the epoch, not in the loop: on a CPU XLA takes a gather of a few rows there for one of all rows,
+            # Once per epoch, not in the loop: there, on a CPU, XLA treats a gather of a few rows like one of all rows,
             # and splits it between threads, which costs more than a small step.
             if not np.array_equal(order, np.arange(len(jax.tree.leaves(self._arrays)[0]))):
                 data = self._arrange(self.data, self._strategy.place(order))
@@ -99,7 +99,7 @@ class ResidentRows:
         return self._epoch[1]
 
     def _batches_of_lanes(self, epoch: int, seeds: tuple[int, ...]) -> ResidentBatches:
-        """Return the rows in the order that each seed makes of an epoch, `[lanes, rows, ...]`."""
+        """Return the rows of an epoch in the order of each seed, `[lanes, rows, ...]`."""
         if self._epoch is None or self._epoch[0] != (epoch, seeds):
             self._epoch = None
             orders = np.stack([np.asarray(self._order_of(epoch, seed), np.int32) for seed in seeds])
@@ -112,7 +112,7 @@ class ResidentRows:
 def stacked(batches: list[PyTree], size: int) -> PyTree:
     """Return a new buffer of `size` batches with the given ones at its start."""
     # A new one each time: a CPU device aliases the memory of the buffer instead of copying it, so refilling a buffer
-    # would change the data of a dispatch in flight. Its unused end is not cleared: programs read `count` batches only.
+    # would change the data of a dispatch in flight. Its unused end is not cleared: programs read only `count` batches.
 
     def stack(*arrays: np.ndarray) -> np.ndarray:
         buffer = np.empty((size, *arrays[0].shape), device_dtype(arrays[0]).dtype)
@@ -124,14 +124,14 @@ def stacked(batches: list[PyTree], size: int) -> PyTree:
 
 
 def device_dtype(array: Any) -> np.ndarray:
-    """Return an array in the dtype that JAX gives it: 64-bit numbers become 32-bit ones unless x64 is enabled."""
+    """Return an array in JAX's dtype for it: 64-bit numbers become 32-bit, unless x64 is enabled."""
     array = np.asarray(array)
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def _arranged(data: PyTree, order: Any) -> PyTree:
     """Return the rows in the order of an epoch."""
-    # Uniqueness concerns gradients only, and none are taken here: rows of a mixture or of a sample may repeat.
+    # `unique_indices` matters only for gradients, which are not used here: rows of a mixture or a sample may repeat.
     return jax.tree.map(lambda x: jnp.asarray(x).at[order].get(mode="promise_in_bounds", unique_indices=True), data)
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from learner.util.device_threads import with_precision
 
-DEPTH = 2  # lists that wait
-IN_MEMORY = DEPTH + 2  # with the one that is made, and the one that is used
+DEPTH = 2  # queued lists
+IN_MEMORY = DEPTH + 2  # with the list in preparation, and the one in use
 
 
 class Prefetcher(Iterator[Any]):
-    """Runs an iterator of lists in a thread, a few lists ahead, and yields their items one by one.
+    """Run an iterator of lists in a thread, a few lists ahead, and yield their items one by one.
 
-    An exception in the thread is raised in place of the list that it prevented.
+    An exception in the thread is raised in place of the missing list.
 
     Args:
       lists: the iterator; only the thread uses it until `close`.
-      depth: the largest number of lists that wait.
+      depth: the maximum number of queued lists.
       stopped: polled while waiting; once it returns True, iteration ends.
     """
 
@@ -37,12 +37,12 @@ class Prefetcher(Iterator[Any]):
                 if not self._put((True, items)):
                     return
             self._put((False, None))
-        # Whatever it is: without an entry the consumer would wait for ever.
+        # Any exception: without an entry the consumer would wait forever.
         except BaseException as error:
             self._put((False, error))
 
     def _put(self, entry: tuple[bool, Any]) -> bool:
-        # With a timeout, because nobody empties a full queue once the consumer has closed.
+        # With a timeout, because a full queue is no longer emptied once the consumer has closed.
         while not self._closed.is_set():
             try:
                 self._queue.put(entry, timeout=0.1)
@@ -68,7 +68,7 @@ class Prefetcher(Iterator[Any]):
             break
         if ok:
             return entry  # type: ignore[no-any-return]
-        # The end, or the error, goes back for later calls. The thread puts nothing after it, so the queue has room.
+        # The end, or the error, goes back for later calls. The thread puts nothing after it, so there is a free slot.
         self._queue.put((False, entry))
         if entry is None:
             raise StopIteration
@@ -78,7 +78,7 @@ class Prefetcher(Iterator[Any]):
         """End the thread and drop the lists that it has prepared."""
         self._closed.set()
         close = getattr(self._lists, "close", None)
-        # A loader of the user's may hang, and must not hold the end of the run.
+        # The user's loader may hang, and must not block the end of the run.
         self._thread.join(timeout=5)
         # Python refuses to close a generator that runs in another thread: then the daemon thread keeps it.
         if close is not None and not self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""The files of a run directory: checks before a run uses it, and the removal of a run that is replaced."""
+"""The files of a run directory: checks before a run uses it, and the removal of a replaced run."""
 
 import contextlib
 import os
@@ -32,18 +32,18 @@ EPOCH = re.compile(r"epoch-\d+")
 def holds_run(directory: Path) -> bool:
     """Return True if a run was started here, or remains of one exist."""
     if not os.access(directory, os.X_OK):
-        return False  # none is there, or none that can be reached
+        return False  # no run, or not reachable
     if (directory / MARK).exists() or any(not (directory / path).is_symlink() for path in metric_files(directory)):
         return True
     return any(_checkpoints(place / "checkpoint") for place in (directory, *_set_aside(directory)))
 
 
 def problem_with(directory: Path) -> str | None:
-    """Return why nothing can be written there, or None."""
+    """Return why the directory cannot be written to, or None."""
     existing = directory.absolute()
     if wrong := wrong_name(existing):
         return wrong
-    while not os.path.exists(existing) and existing != existing.parent:  # `Path.exists` raises where it may not look
+    while not os.path.exists(existing) and existing != existing.parent:  # `Path.exists` raises without permission
         existing = existing.parent
     if not existing.is_dir():
         return f"the directory {directory} cannot be made: {existing} is a file"
@@ -53,22 +53,22 @@ def problem_with(directory: Path) -> str | None:
 
 
 def wrong_name(place: str | Path) -> str | None:
-    """Return why no directory can have a name, or `None`; a place that is not on a disk has no such limits."""
+    """Return why a directory cannot have this name, or `None`. A place that is not on a disk has no such limits."""
     wrong = problem_with_name(place) if isinstance(place, Path) else None
     return f"the directory {os.fspath(place)!a} cannot be made: {wrong}" if wrong else None
 
 
 def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = False, config: bool = False) -> None:
-    """Raise `LearnerError` where a link, or something else that no run made, has the name of a file or a directory of a
-    run. Only the run's directory itself and those above it may be links.
+    """Raise `LearnerError` if a link, or anything else that no run wrote, has the name of a file or a directory of a
+    run. Only the run's directory itself and its parents may be links.
 
     Args:
-      directory: of the run; it need not exist.
+      directory: the directory of the run; it need not exist.
       splits: the names of the directories of its metric logs.
-      profile: whether the run writes a profile.
-      config: whether the run writes `config.yaml`.
+      profile: True if the run writes a profile.
+      config: True if the run writes `config.yaml`.
     """
-    linked = profile and (directory / "profile").is_symlink()  # a file there costs the profile, not the run
+    linked = profile and (directory / "profile").is_symlink()  # a file there prevents the profile, not the run
     directories = ["checkpoint", "superseded", SAMPLES, *splits, *(["profile"] if linked else [])]
     problems = [_foreign(directory / name, "file") for name in FILES]
     problems += [_foreign(directory / name, "directory") for name in directories]
@@ -85,7 +85,7 @@ def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = Fa
 def _foreign(path: Path, needed: str) -> str | None:
     try:
         mode = os.lstat(path).st_mode
-    except OSError:  # nothing is there, or nothing can be there, which `problem_with` tells
+    except OSError:  # nothing exists there, or nothing can, which `problem_with` reports
         return None
     if stat.S_ISREG(mode) if needed == "file" else stat.S_ISDIR(mode):
         return None
@@ -98,8 +98,8 @@ def _replaced(path: Path) -> str | None:
     beginning = BEGINNINGS[path.name]
     if path.is_symlink() or not path.is_file():
         return None
-    with contextlib.suppress(OSError), path.open("rb") as file:  # one that cannot be read is not a run's either
-        if beginning.startswith(file.read(len(beginning))):  # also of a file that was cut off
+    with contextlib.suppress(OSError), path.open("rb") as file:  # an unreadable file is not a run's either
+        if beginning.startswith(file.read(len(beginning))):  # also for a truncated file
             return None
     return f"no run wrote {path}, and a run would replace it: move it, or choose another directory"
 
@@ -116,14 +116,14 @@ def refuse_run(directory: Path, *, overwrite: bool) -> None:
 
 
 def prepare(directory: Path, *, keep: bool) -> None:
-    """Create the directory for a new run, or (`keep`) leave the run in it to be resumed."""
+    """Create the directory for a new run, or with `keep` leave the run in it to be resumed."""
     if holds_run(directory) and not keep:
         remove_run(directory)
     directory.mkdir(parents=True, exist_ok=True)
 
 
 def remove_run(directory: Path) -> None:
-    """Remove the files that a run wrote, and nothing else in the directory: no link, and no target of one."""
+    """Remove the files that a run wrote, and nothing else in the directory: no link, and no target of a link."""
     for path in [
         *(directory / name for name in (*FILES, *OF_LOGGERS)),
         *directory.glob("experiment-[0-9]*.log"),
@@ -142,12 +142,12 @@ def remove_run(directory: Path) -> None:
         _remove_logs(place)
         _remove_if_empty(place)
     _remove_if_empty(directory / "superseded")
-    # Last: while there are logs the directory holds a run, so that a removal that was cut off is continued.
+    # Last: while there are logs, the directory counts as a run, so an interrupted removal is continued.
     _remove_logs(directory)
 
 
 def remove_members(directory: Path) -> None:
-    """Remove the runs of the members of the population in a directory, if there is one, and nothing else."""
+    """Remove the runs of the members if the directory holds a population, and nothing else."""
     for member in read_members(directory):
         inside = directory / member["directory"]
         if inside.is_dir() and not inside.is_symlink():
@@ -156,7 +156,7 @@ def remove_members(directory: Path) -> None:
 
 
 def remove_waves(directory: Path) -> None:
-    """Remove the runs of the waves of the population in a directory, if there are some, and nothing else."""
+    """Remove the runs of the waves if the directory holds a population in waves, and nothing else."""
     for name in read_waves(directory):
         inside = directory / name
         if inside.is_dir() and not inside.is_symlink():
@@ -167,7 +167,7 @@ def remove_waves(directory: Path) -> None:
 
 
 def refuse_waves(directory: Path) -> None:
-    """Raise `LearnerError` if a population in a directory trains in waves: a run there would be mixed with it."""
+    """Raise `LearnerError` if the directory holds a population in waves, with which a run would be mixed."""
     if read_waves(directory):
         raise LearnerError(
             f"{directory} holds a population that trains in waves. To resume it, use population(..., waves=...) with "
@@ -190,15 +190,15 @@ def _remove_logs(directory: Path) -> None:
 
 
 def _remove_checkpoints(place: Path) -> None:
-    """Remove the checkpoints that are proven to be ours, and the records beside them."""
+    """Remove the checkpoints that are proven to be ours, and the records next to them."""
     if place.is_symlink() or not place.is_dir():
         return
-    from learner.checkpoint.manifest import is_mark, remove_checkpoint  # with JAX, which readers do without
+    from learner.checkpoint.manifest import is_mark, remove_checkpoint  # imports JAX, which readers do not need
     from learner.checkpoint.records import is_record
 
     for path in _checkpoints(place):
         remove_checkpoint(path)
-    # Marks go after the directories that they prove to be ours.
+    # Marks are removed after the directories that they prove to be ours.
     for path in list(place.iterdir()):
         if is_mark(path) or is_record(path.name):
             _remove_file(path)
@@ -206,7 +206,7 @@ def _remove_checkpoints(place: Path) -> None:
 
 
 def _checkpoints(place: Path) -> list[Path]:
-    """Return the checkpoints of a run, unfinished ones included."""
+    """Return the checkpoints of a run, including unfinished ones."""
     if place.is_symlink() or not place.is_dir():
         return []
     named = [path for path in place.iterdir() if path.name[0].isdecimal() and path.is_dir()]
@@ -226,7 +226,7 @@ def _set_aside(directory: Path) -> list[Path]:
 
 
 def _remove_profile(directory: Path) -> None:
-    """Remove the traces of a run, and their profile."""
+    """Remove the traces and the profile of a run."""
     if any(path.is_symlink() for path in (directory, directory / "plugins", directory / "plugins/profile")):
         return
     traces = [path for path in directory.glob("plugins/profile/*/*") if path.name.endswith(TRACES)]
@@ -250,6 +250,6 @@ def _remove_samples(directory: Path) -> None:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """Remove a directory if it is empty. A link stays: the next run writes to its target, too."""
+    """Remove a directory if it is empty. A link stays, as the next run also writes to its target."""
     if not directory.is_symlink() and directory.exists() and not any(directory.iterdir()):
         directory.rmdir()

@@ -1,4 +1,4 @@
-"""The directory that a run may use: it is checked, locked and prepared before anything is written there."""
+"""The directory of a run: checks, lock and preparation before anything is written there."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 def resumes(options: Options) -> bool:
-    """Return True if the builder asked to resume and the directory holds a run.
+    """Return True if the builder requests to resume and the directory holds a run.
 
     Raises:
-      LearnerError: a checkpoint was named, and there is no run.
+      LearnerError: the builder selects a checkpoint, but there is no run.
     """
     start, path = options.start, options.directory
     if start is None or directory.holds_run(path):
@@ -61,7 +61,7 @@ def may_resume(options: Options) -> bool:
 
 
 def refuse_links(options: Options, inputs: Inputs) -> None:
-    """Raise `LearnerError` if something that no run wrote has the name of a file of this run."""
+    """Raise `LearnerError` if anything that no run wrote has the name of a file of this run."""
     splits = ["train", "custom", *map(file_name, inputs.valid)]
     profile, config = options.profile is not None, options.config_text is not None
     for path in _directories(options):
@@ -70,18 +70,18 @@ def refuse_links(options: Options, inputs: Inputs) -> None:
 
 @contextlib.contextmanager
 def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None]:
-    """Hold the lock of the directory in the first process, and those of the members of a population and of a directory
-    of checkpoints elsewhere. Requests to a run that ended earlier are removed.
+    """Hold the lock of the directory in the first process, and the locks of a population's members and of a separate
+    directory of checkpoints. Remove requests to an earlier run.
     """
     with contextlib.ExitStack() as locks:
         for path in _directories(options):
             make_directory(path)
-            # One process holds the locks for all: where it cannot, the others raise its error when they meet next.
+            # One process holds the locks for all: if it fails, the others raise its error at their next meeting.
             if processes.index == 0:
                 locks.enter_context(locked(path))
-                # Under the lock: a request to a run that trains here would be lost.
+                # Under the lock: otherwise a request to an active run would be lost.
                 control_files.forget(path)
-        # Two runs with directories of their own may save into one: each would remove the checkpoints of the other.
+        # Two runs may have the same directory of checkpoints: each would remove the checkpoints of the other.
         if processes.index == 0 and (place := _checkpoints_elsewhere(options)) is not None:
             make_directory(place)
             locks.enter_context(locked(place))
@@ -89,7 +89,7 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
 
 
 def _checkpoints_elsewhere(options: Options) -> Path | None:
-    """Return the directory of the checkpoints if it is on a disk, and not in the run's."""
+    """Return the directory of the checkpoints if it is on a disk, but not in the run's directory."""
     place = options.checkpoint_place
     if options.checkpoints is None or options.checkpoints.directory is None or not isinstance(place, Path):
         return None
@@ -98,12 +98,12 @@ def _checkpoints_elsewhere(options: Options) -> Path | None:
 
 def prepare(options: Options, *, keep: bool) -> None:
     """Remove the run that a new one replaces, unless it is kept to be resumed."""
-    # Read before the file that has these names is removed.
+    # Read before the file with these names is removed.
     names = {member["directory"] for member in read_members(options.directory)}
     if not keep:
         for path in _directories(options):
-            directory.refuse_run(path, overwrite=options.overwrite)  # one may have begun since preflight
-        _refuse_checkpoints(options)  # or may have saved, where two runs were given one directory
+            directory.refuse_run(path, overwrite=options.overwrite)  # a run may have begun since preflight
+        _refuse_checkpoints(options)  # or it may have saved, if two runs share a directory of checkpoints
         directory.remove_members(options.directory)
         directory.remove_waves(options.directory)
     for path in _directories(options):
@@ -111,10 +111,10 @@ def prepare(options: Options, *, keep: bool) -> None:
     if options.population is not None:
         write_members(options.directory, options.population.to_json())
     if not keep and options.checkpoints is not None and options.checkpoints.directory is not None:
-        # A direction makes the store one that may write; where everything goes, either will do.
+        # A direction makes the store writable; as everything is removed, either will do.
         with contextlib.closing(open_store(options, higher_is_better=False)) as store:
             store.remove_all()
-        for name in names:  # members that have resumed by themselves
+        for name in names:  # members that have resumed separately
             with contextlib.closing(CheckpointStore(_place_of_member(options, name))) as store:
                 store.remove_all()
 
@@ -122,8 +122,8 @@ def prepare(options: Options, *, keep: bool) -> None:
 def open_store(
     options: Options, higher_is_better: bool | None = None, processes: ProcessGroup = SINGLE_PROCESS
 ) -> CheckpointStore:
-    """Return the checkpoints of a run; read-only if the direction of the monitor is not given. Those of a member of a
-    population that has none of its own are read from the population's.
+    """Return the checkpoints of a run; read-only if the direction of the monitor is not given. For a member of a
+    population without its own checkpoints, return those of the population.
     """
     checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
     if higher_is_better is None:
@@ -142,8 +142,8 @@ def read_found(
     step: int | None,
     read: Callable[[CheckpointStore, Entry], T],
 ) -> T:
-    """Return what a function reads of a checkpoint of a run, which may train meanwhile: where it has removed the
-    checkpoint before that was read, it finds another one. `epoch`, `step`: see `CheckpointStore.find`.
+    """Return the result of a function that reads a checkpoint of a run, which may still train: if the run removes the
+    checkpoint before it is read, find another one. `epoch`, `step`: see `CheckpointStore.find`.
     """
 
     def read_one(store: CheckpointStore) -> T:
@@ -171,13 +171,13 @@ def _directories(options: Options) -> list[Path]:
 
 
 def _place_of_member(options: Options, name: str) -> str:
-    """Return where a member of the population saves that has resumed by itself."""
+    """Return the directory of the checkpoints of a member of the population that has resumed separately."""
     elsewhere = options.checkpoints is not None and options.checkpoints.directory is not None
     return f"{options.checkpoint_place}/{name}" if elsewhere else str(options.directory / name / "checkpoint")
 
 
 def _refuse_members_alone(options: Options) -> None:
-    """Raise `LearnerError` if a member of the population has resumed by itself: its files have other steps now."""
+    """Raise `LearnerError` if a member of the population has resumed separately, as its files now have other steps."""
     for member in options.population.members if options.population is not None else ():
         place = _place_of_member(options, member.name)
         with contextlib.closing(CheckpointStore(place)) as store:
@@ -193,7 +193,7 @@ def _refuse_members_alone(options: Options) -> None:
 
 
 def _refuse_checkpoints(options: Options) -> None:
-    """Raise `LearnerError` if the checkpoints of another run are where those of this run would be."""
+    """Raise `LearnerError` if the directory of the checkpoints holds those of another run."""
     if options.checkpoints is None or options.checkpoints.directory is None or options.overwrite:
         return
     with contextlib.closing(open_store(options)) as store:

@@ -17,16 +17,16 @@ from learner.util.json_values import encode
 from learner.util.text import name_of
 
 PACKAGES = ("learner", "flax", "optax", "orbax-checkpoint", "numpy")
-SECONDS = 5.0  # for git
+SECONDS = 5.0  # the timeout of git
 
 
 def run_metadata(options: Options, step: StepFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `config`, `environment` and `commit` of a run.
 
     Args:
-      options: of the builder.
+      options: the options of the builder.
       step: the definition of its steps.
-      settings: the settings of its fingerprint.
+      settings: the settings in its fingerprint.
     """
     return {"config": hyperparameters(options, step, settings), "environment": environment(), "commit": commit()}
 
@@ -55,7 +55,7 @@ def hyperparameters(options: Options, step: StepFunctions, settings: Mapping[str
 
 
 def optimizer_text(optimizer: Callable[..., Any]) -> str:
-    """Return the name of an optimizer, with the arguments that are fixed.
+    """Return the name of an optimizer, with its fixed arguments.
 
     >>> import functools, optax
     >>> optimizer_text(optax.sgd), optimizer_text(functools.partial(optax.adamw, weight_decay=0.1))
@@ -82,14 +82,14 @@ def environment() -> dict[str, Any]:
 
 
 def commit(directory: str | Path = ".") -> str | None:
-    """Return the Git commit that is checked out in a directory. Return None outside of a repository, before the first
+    """Return the Git commit that is checked out in a directory, or None outside of a repository, before the first
     commit, and without Git.
 
     >>> commit("/")
     """
     command = ["git", "-C", os.fspath(directory), "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
-        # Without a terminal, and within 5 s: Git must not hold the start of a run.
+        # Without a terminal, and within 5 s: Git must not delay the start of a run.
         process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None

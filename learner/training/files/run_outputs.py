@@ -1,4 +1,4 @@
-"""The log, the files and the listeners of a run: opened first, closed last, also if the run fails in between."""
+"""The log, the files and the listeners of a run: opened first, closed last, even if the run fails in between."""
 
 import contextlib
 import dataclasses
@@ -21,15 +21,15 @@ Files = RunFiles | NoFiles
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Where a run writes.
+    """The outputs of a run.
 
     Attributes:
       log: the application log.
-      files: the journal and the metric files; none in all processes but the first.
-      listeners: the renderer and the loggers, each on a thread of its own.
+      files: the journal and the metric files; only in the first process.
+      listeners: the renderer and the loggers, each on a separate thread.
       saves: the saves that are not written yet.
-      options: of the run that writes there.
-      members: those of the members of a population.
+      options: the options of the run.
+      members: the outputs of the members of a population.
     """
 
     log: logging.Logger
@@ -40,14 +40,14 @@ class Outputs:
     members: "list[Outputs]" = dataclasses.field(default_factory=list)
 
     def report_signal(self, name: str, saves: bool) -> None:
-        """Tell the listeners that a signal stops the run. Any thread may call it."""
+        """Notify the listeners that a signal stops the run. Any thread may call it."""
         saving = ", saving a checkpoint" if saves else ""
         for listener in self.listeners:
             text = f"{name}: stopping after the steps in flight{saving}; again to end now"
             listener.put(Message(time.time(), logging.INFO, text))
 
     def report_compilation(self, number: int, total: int) -> None:
-        """Tell the listeners which program is about to be compiled; see `Compiling`. Any thread may call it."""
+        """Notify the listeners of the program about to be compiled; see `Compiling`. Any thread may call it."""
         for listener in self.listeners:
             listener.put(Compiling(time.time(), number, total))
 
@@ -64,7 +64,7 @@ class Outputs:
 
 @contextlib.contextmanager
 def open_outputs(options: Options, process: int, position: Position) -> Iterator[Outputs]:
-    """Open the outputs of a run. An error in the block is written to all of them, with the position of the run then."""
+    """Open the outputs of a run. An error in the block is written to all of them, with the current position."""
     first = process == 0
     log = open_application_log(options.directory, options.application_logger, process)
     saves = SaveQueue()
@@ -74,7 +74,7 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
         stack.callback(close_application_log, log)
         for member in options.population.members if options.population else ():
             own = member.options(options)
-            # Members share the log and the queue of saves, as each checkpoint holds all of them.
+            # Members share the log and the queue of saves, as each checkpoint holds all members.
             outputs.members.append(Outputs(log, _files(own, saves), [], saves, own))
         every = [outputs, *outputs.members] if first else [outputs]
         for each in every:
@@ -88,9 +88,9 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
         except BaseException as error:
             log.error("failed: %r", error, exc_info=error)
             for each in every:
-                # The disk may be what has failed, and the error of the block is the one to raise.
+                # The disk may have failed, and the error of the block is the one to raise.
                 with contextlib.suppress(Exception):
-                    if not each.files.has_ended:  # as a member of a population that ended while others trained
+                    if not each.files.has_ended:  # a member of a population may have ended while others trained
                         each.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
                 for listener in each.listeners:
                     listener.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
@@ -98,16 +98,16 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
 
 
 def _files(options: Options, saves: SaveQueue) -> RunFiles:
-    # The run of a population has means of splits only: those of steps would cost as much as another member.
+    # The run of a population has only means of splits: means of steps would cost as much as another member.
     kind = RunFiles if options.metric_files and options.population is None else RunFilesWithoutMetrics
-    # On a full disk the files wait for saves, but only for those that the reporter has answered: the saver waits for
-    # its answer to the others.
+    # On a full disk the files wait for saves, but only for those that the reporter has answered: for the others, the
+    # saver waits for the reporter.
     return kind(options.directory, time.time, saves.wait_for_answered)
 
 
 def closing(close: Callable[[float | None], None]) -> Callable[..., None]:
-    """Return an exit callback that closes a part, however long that takes. After a second signal, or if another process
-    has failed, a part that hangs is abandoned after a second.
+    """Return an exit callback that closes a part without a timeout. After a second signal, or if another process has
+    failed, a part that hangs is abandoned after a second.
     """
 
     def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -117,7 +117,7 @@ def closing(close: Callable[[float | None], None]) -> Callable[..., None]:
 
 
 def _suppressing_beside_an_error(close: Callable[[], None]) -> Callable[..., None]:
-    """Return an exit callback whose own error is suppressed if the block has raised one, which is the cause."""
+    """Return an exit callback whose own error is suppressed if the block has raised an error, which is the cause."""
 
     def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
         with contextlib.suppress(LearnerError, OSError) if error is not None else contextlib.nullcontext():
@@ -137,16 +137,16 @@ def _listeners(options: Options) -> list[Listener]:
 
 
 def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
-    """Close each within its time. The renderer is the last one, so that it shows which listeners were abandoned."""
+    """Close each listener within its time, the renderer last, so that it shows which listeners were abandoned."""
     began = time.monotonic()
 
     def left(listener: ListenerThread) -> float:
         until = began + (listener.seconds_to_close if seconds is None else seconds)
         return max(1.0, until - time.monotonic())
 
-    # Before one of them is ended: the warning about a listener that fails now is an event of all others.
+    # Before any of them is ended: the warning about a listener that fails now is an event for all others.
     hanging = [listener for listener in listeners if not listener.flush(left(listener))]
-    # All of them before the first wait, so that they close side by side.
+    # All of them before the first wait, so that they close in parallel.
     for listener in listeners[1:]:
         listener.end()
     for listener in reversed(listeners):

@@ -1,1 +1,1 @@
-"""The setup of a run: programs, feeders, threads and parts, in the order in which they depend on each other."""
+"""The setup of a run: programs, feeders, threads and parts, in the order of their dependencies."""

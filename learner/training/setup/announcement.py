@@ -1,4 +1,4 @@
-"""The lines and events of a run's start and of its end: in the journal, in the log, and for the listeners."""
+"""The announcement of a run's start and end: in the journal, in the log, and for the listeners."""
 
 import dataclasses
 import logging
@@ -33,7 +33,7 @@ from learner.util.text import count, short, size
 
 
 def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -> None:
-    """Announce the start of a run whose model has this many parameters."""
+    """Announce the start of a run. `parameters`: the number of the model's parameters."""
     p, options, reporter = run.position, run.options, run.reporter
     _announce(run, spec, parameters, options, None)
     for member, own in zip(spec.members, outputs.members, strict=True):
@@ -74,7 +74,7 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
     ended = reporter.end_of(index)  # before the checkpoint that the others resume from
     epoch, step = (p.epoch, p.step) if ended is None else (ended.epoch, ended.step)
     infos, history = _metric_infos(spec, member), reporter.history_of(index)
-    # Only the first process has a journal and listeners, so the others need not ask Git.
+    # Only the first process has a journal and listeners, so the others need not call Git.
     metadata = _metadata(spec, options, member) if spec.processes.index == 0 else {}
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
     fields = {"epoch": epoch, "step": step, "resumed": resumed, "metrics": metrics, **metadata}
@@ -109,7 +109,7 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
 
 
 def _metadata(spec: RunSpec, options: Options, member: Member | None) -> dict[str, Any]:
-    """Return the metadata of a run, or what those of a run by itself with the settings of a member are."""
+    """Return the metadata of a run, or for a member, those of a separate run with its settings."""
     step, settings = spec.step, spec.fingerprint["settings"]
     if member is not None and step.optimizer is not None:
         step = dataclasses.replace(step, optimizer=member.optimizer(step.optimizer))
@@ -136,7 +136,7 @@ def _fingerprint(spec: RunSpec, member: Member | None) -> Mapping[str, Any]:
 
 
 def _metric_infos(spec: RunSpec, member: Member | None = None) -> tuple[MetricInfo, ...]:
-    """Return the metrics of a run, or of a member of a population, whose own values are means of numbers."""
+    """Return the metrics of a run, or of a member. The run of a population has only means of numeric metrics."""
     infos = spec.options.metric_infos(spec.splits)
     return tuple(info for info in infos if info.numeric or member is not None or not spec.members)
 
@@ -163,8 +163,8 @@ def _notify_of_large_batch(run: Run, spec: RunSpec) -> None:
 
 
 def _log_early_end(run: Run, spec: RunSpec) -> None:
-    """Schedules that are shorter than the run: in the log, and for people where nothing is learnt from there on. What
-    of a schedule is not reached is in the log, too.
+    """Log schedules that are shorter than the run, with a warning if nothing is learnt after their end, and parts of
+    schedules that the run does not reach.
     """
     steps = run_length(run.options, spec.inputs.source("train").batches).steps
     if steps is None:
@@ -181,7 +181,7 @@ def _log_early_end(run: Run, spec: RunSpec) -> None:
 
 
 def _warn_of_selections(run: Run, spec: RunSpec) -> None:
-    """Warn people about halving and exploit that would do nothing."""
+    """Show a warning about halving or exploitation that would have no effect."""
     options, per_epoch = run.options, run.reporter.steps_per_epoch
     steps = run_length(options, spec.inputs.source("train").batches).steps
     if steps is None or per_epoch is None:
@@ -200,7 +200,7 @@ def announce_end(run: Run, spec: RunSpec, outputs: Outputs) -> None:
     reporter, p = run.reporter, run.position
     seconds, reason = time.monotonic() - run.stop.began, run.stop.stopped_by
     epoch, step = p.shown_epoch, p.step
-    # `spent` belongs to the reporter's thread, which `_teardown` has waited for: it has nothing to do any more.
+    # `spent` belongs to the reporter's thread, which is idle, as `_teardown` has waited for it.
     parts = run.timer.spent.split(seconds, reporter.spent)
     rounded = {name: round(value, 6) for name, value in parts.items()}
     for member, own in zip(spec.members, outputs.members, strict=True):
@@ -245,7 +245,7 @@ def _announce_end(
         checkpoints=_checkpoints(run, options, ended),
     )
     summary["metrics"] |= summaries(read_evaluations(options.directory))
-    # Before the line of the end: whoever finds that line in the journal finds the summary, too.
+    # Before the journal's end line: a reader that finds this line must find the summary, too.
     reporter.write_summary(summary, index)
     event = "end" if reason in ("num_epochs", "num_steps") else "stop"
     if ended is None:  # otherwise the journal has it
@@ -255,8 +255,8 @@ def _announce_end(
 
 
 def _checkpoints(run: Run, options: Options, ended: MemberStop | None) -> list[dict[str, Any]]:
-    """Return the checkpoints of the run, which in a population hold all members. Those after the end of a member have
-    its last state: the first of them stands for all.
+    """Return the checkpoints of the run; in a population, each holds all members. Checkpoints after the end of a member
+    have its last state, so only the first of them is included.
     """
     if run.saver is None:
         return []

@@ -23,7 +23,7 @@ from learner.training.spec import RunSpec
 from learner.training.stopping import StopController, StopRequest
 from learner.training.validation import Validator
 
-LEAST_FLOPS = 1e11  # what a CPU computes in the few seconds that compiling takes
+LEAST_FLOPS = 1e11  # the work of a CPU in the few seconds of a compilation
 LEAST_FLOPS_OF_ACCELERATORS = 1e14
 
 
@@ -36,19 +36,19 @@ def build_stop(
     saver: CheckpointSaver | None,
     consensus: Consensus | None,
 ) -> StopController:
-    """Return what decides when the run ends. `began`: when it was opened, in seconds of `time.monotonic`."""
+    """Return the stop controller of a run. `began`: when the run was opened, by `time.monotonic`."""
     options = spec.options
 
     def status() -> dict[str, Any]:
         since = time.monotonic() - began if saver is None else saver.seconds_since_save()
-        # `halted` is the reporter's, read as it is at this moment: a step that is missed is found at the next meeting.
+        # `halted` belongs to the reporter and is read without waiting: the next meeting finds a step missed now.
         return {"since": since, "halted": reporter.halted is not None, "pace": timer.estimator.steps("train")}
 
     time_limit = options.time_limit
     if time_limit is not None:
-        time_limit -= began - spec.began  # reading the data, tracing and making the model have taken these seconds
+        time_limit -= began - spec.began  # the time for reading the data, tracing and making the model
     if options.job_ends is not None:
-        # The end of a job is a time of day; from here on the run counts on a clock that nobody sets.
+        # The end of a job is a time of day; from here on the run uses a monotonic clock.
         time_limit = options.job_ends - time.time()
     reserve = (lambda: 0.0) if saver is None else saver.reserve
     return StopController(request, options.interrupter, time_limit, began, consensus, reserve, status)
@@ -63,7 +63,7 @@ def build_validator(
     feeders: Mapping[str, Feeder],
     outputs: Outputs,
 ) -> Validator:
-    """Return what validates. `feeders`: of the validation splits."""
+    """Return the validator. `feeders`: the feeders of the validation splits."""
     options, restored = spec.options, spec.restored
     members = None
     plateaus = [] if spec.plateau is None else [spec.plateau.with_lr(s.lr_scale) for s in spec.definition.starts or ()]
@@ -94,14 +94,14 @@ def build_validator(
 
 
 def compaction_pays(spec: RunSpec, ended: int, step: int) -> bool:
-    """Return True if programs without members that have ended save more than it takes to compile them.
+    """Return True if programs without ended members save more than their compilation costs.
 
-    It depends on the work that is left and not on a clock, as the number of members may change last bits.
+    This depends on the remaining work and not on a clock, as the number of members may change last bits.
 
     Args:
-      spec: of the run.
+      spec: the spec of the run.
       ended: the number of members that have ended.
-      step: of the run.
+      step: the step of the run.
     """
     steps = run_length(spec.options, spec.inputs.source("train").batches).steps
     flops = step_work(spec.step, spec.member_state, spec.inputs, spec.strategy).flops()
@@ -112,7 +112,7 @@ def compaction_pays(spec: RunSpec, ended: int, step: int) -> bool:
 def build_profiler(spec: RunSpec, position: Position, timer: StepTimer, reporter: Reporter) -> Profiler | None:
     """Return the profiler of some steps. Return None if none are profiled in this process."""
     window = spec.options.profile
-    # A window of about a second that began in an earlier process is not traced again.
+    # A one-second window that began in an earlier process is not traced again.
     if spec.processes.index or window is None or (window.last is None and position.step > window.first):
         return None
     return Profiler(window, spec.options.directory, reporter, timer)

@@ -32,8 +32,8 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class DispatchPlan:
-    """The decision how steps are dispatched. It depends on the program, the size of the data and the platform, never
-    on a clock. The option `steps_per_dispatch` limits a dispatch; the choice of the program does not depend on it.
+    """The plan for dispatching steps. It depends on the program, the size of the data and the platform, never on a
+    clock. The option `steps_per_dispatch` limits a dispatch; the choice of the program does not depend on it.
 
     Attributes:
       buffer: the largest number of steps in a dispatch.
@@ -51,9 +51,9 @@ class StepLimit:
     """The limit of the steps in the next training dispatch. The feeder's thread calls it while it prepares data.
 
     Attributes:
-      options: of the builder. They set when a validation, a checkpoint or a hook is due.
-      estimator: the time of a step.
-      consensus: with the other processes, or None. All processes have to dispatch the same steps.
+      options: the options of the builder, which set when a validation, a checkpoint or a hook is due.
+      estimator: estimates the time of a step.
+      consensus: the consensus with the other processes, or None. All processes must dispatch the same steps.
     """
 
     options: Options
@@ -61,7 +61,7 @@ class StepLimit:
     consensus: Consensus | None
 
     def __call__(self, step: int) -> int:
-        """Return the number of steps after `step`: up to the next thing that is due, and half a second of work."""
+        """Return the number of steps after `step`: up to the next due action, and at most half a second of work."""
         options = self.options
         saves = options.checkpoints.every_steps if options.checkpoints is not None else None
         own: list[int | None] = [period["steps"] for period in (options.valid_splits or {}).values()]
@@ -84,19 +84,19 @@ def feeder_for(
     limit: Callable[[int], int] | None = None,
     lanes: Callable[[], Sequence[int]] = tuple,
 ) -> tuple[Feeder, DispatchGrouping]:
-    """Return a feeder of a split for steps in a loop, with its grouping. `decide_dispatch` tells if they run in one.
+    """Return a feeder of a split for steps in a loop, with its grouping. `decide_dispatch` decides if there is a loop.
 
-    `limit` returns how many steps the next dispatch may have; by default as many as the buffer has room for. `lanes`
-    returns the members of a population that the programs have.
+    `limit` returns the maximum number of steps in the next dispatch; by default the capacity of the buffer. `lanes`
+    returns the members of a population in the programs.
     """
     source = inputs.source(split)
     size = options.accumulate if split == "train" else 1
     first = inputs.first_batches[split]
     collects = any(isinstance(metric, CollectingMetric) for metric in options.metrics_of(split))
     resident = strategy.resident and source.has_rows
-    # Where rows are collected, each step of a dispatch needs room for them, also if its batches need none.
+    # If rows are collected, each step of a dispatch needs space for them, even if its batches need none.
     fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
-    # The option may not decide whether there is a loop: steps without one are other programs, with other last bits.
+    # The option must not decide if there is a loop: steps without one are other programs, with other last bits.
     buffer = max(fit, options.steps_per_dispatch or 0) if fit > 1 else 1
     plan = DispatchGrouping(size, buffer, True, limit or (lambda step: buffer), options.steps_per_dispatch)
     lane_seeds = None
@@ -115,7 +115,7 @@ def build_feeder(
     warn: Callable[[str], None] = lambda text: None,
     limit: Callable[[int], int] | None = None,
 ) -> tuple[Feeder, DispatchPlan]:
-    """Return the feeder of a split, and the decision how its steps are dispatched. The programs are traced for it."""
+    """Return the feeder of a split and its dispatch plan. This traces the programs."""
     feeder, grouping = feeder_for(inputs, split, runner.strategy, options, warn, limit, lambda: runner.lanes or ())
     kind = "train" if split == "train" else "valid"
     decided = decide_dispatch(runner, feeder, grouping, options, kind, runner.strategy)
@@ -125,7 +125,7 @@ def build_feeder(
 def decide_dispatch(
     runner: Runner, feeder: Feeder, plan: DispatchGrouping, options: Options, kind: str, strategy: Strategy
 ) -> DispatchPlan:
-    """Return how a split is dispatched, by its traced program: on a CPU, XLA runs a convolution in a loop about 60
+    """Return the dispatch plan of a split, by its traced program: on a CPU, XLA runs a convolution in a loop about 60
     times slower than outside of one.
     """
     data = "the data lives on the device" if feeder.resident else "the data streams"
@@ -139,7 +139,7 @@ def decide_dispatch(
 
 
 def in_flight_limit(strategy: Strategy) -> InFlightLimiter:
-    """Return the limiter of how far the host may run ahead of these devices."""
+    """Return the limiter that bounds how far the host runs ahead of these devices."""
     # Two programs in flight on simulated CPU devices can deadlock in XLA's collectives: the process ends after 40 s.
     return InFlightLimiter(1, least=1) if strategy.one_at_a_time else InFlightLimiter()
 
@@ -155,10 +155,10 @@ def make_runner(
 
     Args:
       step: the definition of its steps.
-      state: the first one, or its shapes.
+      state: the first state, or its shapes.
       strategy: the devices.
-      options: of a run that trains.
-      lanes: the members of a population that the programs have; default: all.
+      options: the options of a run that trains.
+      lanes: the members of a population in the programs; default: all.
     """
     axis = None if strategy.axis is None else Axis(strategy.axis, strategy.sync_batch_norm)
     step = dataclasses.replace(step, axis=axis, gather=strategy.gather(state))
@@ -171,19 +171,19 @@ def make_runner(
 
 
 def has_own_data(options: Options) -> bool:
-    """Return True if the members of a population have orders of the training data of their own."""
+    """Return True if each member of a population has its own order of the training data."""
     return options.population is not None and options.population.data_order == "own"
 
 
 def keeps_ended(options: Options, strategy: Strategy) -> bool:
-    """Return True if the programs of a population may have members that have ended. It depends on nothing else, as such
+    """Return True if the programs of a population may include ended members. It depends on nothing else, as such
     programs may differ in last bits.
     """
     return bool(options.early_stopping) or (options.halving is not None and strategy.member_shares > 1)
 
 
 def lanes_of(progress: Mapping[str, Any], options: Options, strategy: Strategy) -> list[int] | None:
-    """Return the members of a population that programs have when it resumes from a checkpoint."""
+    """Return the members in the programs of a population that resumes from a checkpoint."""
     lanes: list[int] | None = progress.get("lanes")
     if lanes is None or keeps_ended(options, strategy):
         return lanes
@@ -195,12 +195,12 @@ class Planned:
     """The parts of a run that an overview describes.
 
     Attributes:
-      options: of the builder.
+      options: the options of the builder.
       step: the definition of its steps.
-      state: the first one as it is placed, or its shapes with their shardings.
+      state: the first state, placed, or its shapes with their shardings.
       inputs: the data.
       runner: its programs.
-      feeder: of the train split.
+      feeder: the feeder of the train split.
     """
 
     options: Options
@@ -216,7 +216,7 @@ class Planned:
         return self.runner.strategy
 
     def feed(self) -> Feed:
-        """Return the example of the data of a training dispatch."""
+        """Return an example feed of a training dispatch."""
         return self.feeder.example() if self.feeder.loop else self.feeder.example_alone()
 
     def batch(self) -> PyTree:
@@ -239,7 +239,7 @@ def step_work(step: StepFunctions, state: TrainState, inputs: Inputs, strategy: 
 
     def flops() -> int:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        # What is computed again to save memory is no work of the model.
+        # Recomputation to save memory does not count as work of the model.
         return step_flops(dataclasses.replace(step, remat=None), shapes, whole_batch(inputs)).number
 
     rows = inputs.rows("train") * step.accumulate
@@ -247,7 +247,7 @@ def step_work(step: StepFunctions, state: TrainState, inputs: Inputs, strategy: 
 
 
 def planned(definition: TrainingDefinition, inputs: Inputs) -> Planned:
-    """Return a run of which no state is made."""
+    """Return the parts of a run without creating a state."""
     options, step, strategy = definition.options, definition.step, definition.strategy
     state = definition.placed_shapes()
     runner = make_runner(step, state, strategy, options)

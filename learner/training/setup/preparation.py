@@ -1,5 +1,5 @@
-"""What a run needs before its first step: programs, feeders and the first state. Programs follow from shapes, so that a
-CPU compiles some while others are traced, and the first step while the model is made.
+"""The preparation of a run: programs, feeders and the first state. Programs depend only on shapes, so a CPU compiles
+some while others are traced, and the first step while the model is made.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from learner.util.executables import compile_threads
 
 
 class EarlyMessages:
-    """Messages for the log and the listeners of a run, which are kept until these are open."""
+    """Messages for the log and the listeners of a run, stored until these are open."""
 
     def __init__(self) -> None:
         self._early: list[tuple[int, str]] = []
@@ -41,12 +41,12 @@ class EarlyMessages:
         self._write(logging.WARNING, text)
 
     def report_compilation(self, number: int, total: int) -> None:
-        """Tell the listeners which program is about to be compiled; see `Outputs.report_compilation`."""
+        """Notify the listeners of the program about to be compiled; see `Outputs.report_compilation`."""
         if self._outputs is not None:
             self._outputs.report_compilation(number, total)
 
     def connect(self, outputs: Outputs) -> None:
-        """Write all messages so far, and from now on each at once."""
+        """Write all messages so far, and from now on each one immediately."""
         # No other thread has a message before the run is open, so none can come between these lines.
         self._outputs = outputs
         for level, text in self._early:
@@ -66,16 +66,16 @@ class Preparation:
     """Programs and feeders of a run, and its first state.
 
     Attributes:
-      runner: the programs; it has shapes in the place of a state.
-      feeders: by split.
+      runner: the programs; it has shapes instead of a state.
+      feeders: the feeders by split.
       needs: the memory of the batches.
-      estimator: of the time of a step.
-      consensus: with the other processes, or None.
-      times: counts compilations, from those of the first state on.
-      programs: the number of those that are compiled in the background.
-      compiling: ends that when it is closed.
-      messages: about all of this.
-      init: returns the first state of a new run, whose programs are compiled in the background as well.
+      estimator: estimates the time of a step.
+      consensus: the consensus with the other processes, or None.
+      times: counts compilations, including those for the first state.
+      programs: the number of programs that are compiled in the background.
+      compiling: ends the background compilation when closed.
+      messages: messages about all of this.
+      init: returns the first state of a new run. Its programs are also compiled in the background.
     """
 
     runner: Runner
@@ -92,10 +92,10 @@ class Preparation:
 
 @contextlib.contextmanager
 def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Preparation]:
-    """Build programs and feeders, and begin to compile in the background. Nothing is written but compiled programs.
+    """Build programs and feeders, and begin to compile in the background. Only compiled programs are written.
 
     Args:
-      plan: of the run.
+      plan: the plan of the run.
       restored: the checkpoint that the run resumes from. None: `init` makes the first state.
     """
     definition, messages = plan.definition, EarlyMessages()
@@ -105,10 +105,10 @@ def prepare_programs(plan: RunPlan, restored: Restored | None) -> Iterator[Prepa
         cache = stack.enter_context(compilation_cache(plan.strategy.platform, plan.options.compilation_cache))
         if cache:
             messages.info(f"compilations are kept in {cache}")
-        # A stack of its own, as these threads end once the state is made.
+        # A separate stack, as these threads end once the state is made.
         making, init = stack.enter_context(contextlib.ExitStack()), definition.init_placed
         if restored is None:
-            # While Python traces the steps, the other cores compile what makes the model.
+            # While Python traces the steps, the other cores compile the initialisation of the model.
             init = making.enter_context(definition.init_ahead(max(1, (os.cpu_count() or 1) - 1)))
         estimator = StepTimeEstimator(compilations=lambda: times.count)
         step = 0 if restored is None else restored.position.step
@@ -149,7 +149,7 @@ def build_feeders(
     options, inputs = plan.options, plan.inputs
     if text := unused_batch_size(options, inputs):
         messages.warn(text)
-    # All processes have to dispatch the same numbers of steps, so several of them go by the consensus.
+    # All processes must dispatch the same numbers of steps, so several processes use the consensus.
     train_limit = StepLimit(options, estimator, consensus)
     for split in ("train", *inputs.valid):
         limit: Callable[[int], int] = train_limit
@@ -164,7 +164,7 @@ def build_feeders(
         if split != "train" and options.valid_batches is not None:
             rows = f"of rows drawn with seed {options.seed}" if options.valid_shuffle else "the first ones"
             messages.info(f"each validation of {split} reads at most {options.valid_batches} batches, {rows}")
-        # One split at a time: the caller has its programs compiled while those of the next split are traced.
+        # One split at a time: the caller compiles its programs in the background while the next split is traced.
         yield split, feeder
 
 
@@ -175,10 +175,10 @@ def compile_in_background(
     stack: contextlib.ExitStack,
     report: Callable[[int, int], None],
 ) -> tuple[dict[str, Feeder], int]:
-    """Begin to compile the programs of these splits in another thread: that of the first step, and the others once
-    `stepped` is set. When `stack` is closed, the rest is given up. `report` is called there with the number of each
-    of the others and how many they are, and at the end with 0. Return the feeders by split, and how many programs
-    there are; 0 if none is compiled there.
+    """Begin to compile the programs of these splits in another thread: first that of the first step, and once
+    `stepped` is set, the others. Closing `stack` cancels the rest. The thread calls `report` with the number of each of
+    the others and their total, and at the end with 0. Return the feeders by split, and the number of programs; 0 if
+    none is compiled in the background.
     """
     if runner.strategy.platform != "cpu":
         return dict(built), 0  # compilers for accelerators measure kernels on the device, which trains meanwhile
@@ -188,13 +188,13 @@ def compile_in_background(
         compiler.shutdown(wait=False, cancel_futures=True)  # before the thread that waits continues
         stepped.set()
 
-    # Runs before `compile_threads` waits for its thread, which may be waiting for a first step that never came.
+    # Runs before `compile_threads` waits for its thread, which may be waiting for a first step that never comes.
     stack.callback(end)
     feeders: dict[str, Feeder] = {}
     programs: list[str] = []
 
     def report_program(number: int) -> None:
-        report(number, len(programs))  # which are all by now, as this runs after the first step
+        report(number, len(programs))  # the list is complete, as this runs after the first step
 
     # The first program is compiled while those of the other splits are traced.
     for split, feeder in built:
@@ -205,7 +205,7 @@ def compile_in_background(
                 compiler.submit(report_program, len(programs))
             runner.compile_ahead(compiler, "train" if split == "train" else "valid", name, feed)
             if len(programs) == 1:
-                # There is one thread: what follows waits for the first step, with which it would share the cores.
+                # There is one thread: later programs wait for the first step, with which they would share the cores.
                 compiler.submit(stepped.wait)
     compiler.submit(report_program, 0)
     return feeders, len(programs)

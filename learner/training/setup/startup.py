@@ -62,7 +62,7 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
 
 
 def check_recordable(options: Options, state: TrainState) -> None:
-    """Raise `LearnerError` if records are written beside checkpoints and no process has all of the arrays."""
+    """Raise `LearnerError` if records are written next to checkpoints, but no process has all of the arrays."""
     if options.checkpoints is None or options.checkpoints.record is None:
         return
     parts = {"params": state.params, "model_state": state.model_state}

@@ -1,5 +1,5 @@
-"""Threads beside a run: files in its directory that request something, and the watchdog. They may use only what any
-thread may.
+"""Threads that supervise a run: the poller of request files in its directory, and the watchdog. They may call only
+methods that any thread may call.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from learner.training.watchdog import Watchdog
 
 
 def start_supervision(run: Run, outputs: Outputs, first: bool, threads: contextlib.ExitStack) -> None:
-    """Start the threads, which `threads` closes. `first`: in the first process, whose directory people see."""
+    """Start the threads, which `threads` closes. `first`: True in the first process, whose directory users see."""
     options = run.options
     if first:
         poller = ControlFilePoller(options.directory, lambda what, who: _answer(run, what, who), run.warn)
-        # Before the start, so that nothing can fail in between: closing a thread that never started does nothing.
+        # Before the start, so that nothing can fail in between: closing a thread that was not started does nothing.
         threads.callback(poller.close)
         poller.start()
     if options.watchdog is not None:

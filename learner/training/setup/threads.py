@@ -40,8 +40,8 @@ def start_threads(
 ) -> tuple[Reporter, CheckpointSaver | None]:
     """Return the reporter, and the saver if checkpoints are saved. `threads` closes both."""
     best = None if store is None else best_snapshot(spec, store)
-    # The saver needs the reporter, which is started first; it is closed first as well, since the last saves wait for
-    # its answers. So nothing that can fail lies between the two constructors and what closes them.
+    # The saver needs the reporter, so the reporter is started first. It is also closed first, since the last saves wait
+    # for its answers. So nothing that can fail lies between the two constructors and their callbacks.
     reporter = build_reporter(spec, runner, timer, outputs)
     saver = None
     if store is not None:
@@ -49,7 +49,7 @@ def start_threads(
     if saver is not None:
         threads.push(closing(saver.close))
         threads.push(_saving_best(spec.processes, saver.submit_best))  # if the reporter could not
-    # Left once the reporter is closed: only then is it final whether an earlier failure explains the error.
+    # Exited once the reporter is closed: only then is it final whether an earlier failure explains the error.
     threads.enter_context(explain_oom(needs, lambda: reporter.failure))
     threads.push(closing(reporter.close))
     if saver is not None:
@@ -63,7 +63,7 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
     values = reporter_values(spec.options, spec.restored, spec.splits, runner, spec.inputs.first_batches["train"])
     members = member_values(spec, runner, outputs)
     work = step_work(spec.step, spec.member_state, spec.inputs, spec.strategy)
-    # Before the reporter's thread begins, to which these metrics belong from then on.
+    # Before the start of the reporter's thread, to which these metrics then belong.
     for metric in [*values["metrics"]["train"], *(m for member in members for m in member.metrics["train"])]:
         if isinstance(metric, HostMetric):
             metric.on_start(work)
@@ -86,7 +86,7 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
 
 
 def member_values(spec: RunSpec, runner: Runner, outputs: Outputs) -> list[MemberValues]:
-    """Return what the reporter delivers the values of each member of a population with."""
+    """Return the reporter's arguments for each member of a population."""
     population, restored = spec.options.population, spec.restored
     members = []
     for member, own in zip(population.members if population else (), outputs.members, strict=True):
@@ -130,26 +130,24 @@ def build_saver(
         monitor=monitor,
         higher_is_better=higher_is_better,
         fingerprint=spec.fingerprint,
-        # A checkpoint that was saved because the run stopped is saved again if the run ends there after all.
+        # A checkpoint that was saved at a stop is saved again if the run now ends there.
         last_saved=None if restored is None or restored.progress["at_stop"] else restored.position,
         each_data=spec.processes.count > 1 and spec.inputs.source("train").own,
     )
 
 
 def best_snapshot(spec: RunSpec, store: CheckpointStore) -> BestSnapshot | None:
-    """Return the holder of the best epoch until it is saved. Return None if only checkpoints that are due can be the
-    best.
-    """
+    """Return the holder of the best epoch until it is saved, or None if only due checkpoints can be the best."""
     options, restored = spec.options, spec.restored
     if options.checkpoints is None or options.checkpoints.keep_best == 0:
         return None
     monitor, higher_is_better = monitor_of(options, list(spec.inputs.valid))
     split, _, name = monitor.partition("/")
-    # Several processes have to save the same steps. Only metrics of the devices have the same value in all of them.
+    # All processes must save the same steps. Only metrics on the devices have the same value in all of them.
     on_devices = split != "custom" and any(m.name == name and isinstance(m, Metric) for m in options.metrics_of(split))
     if spec.processes.count > 1 and not on_devices:
         return None
-    # A checkpoint that was saved because the run stopped is removed later, so it cannot stand for its epoch.
+    # A checkpoint that was saved at a stop is removed later, so it cannot represent its epoch.
     stopped = None
     if restored is not None and restored.progress["at_stop"]:
         stopped = restored.entry.step
@@ -160,8 +158,8 @@ def best_snapshot(spec: RunSpec, store: CheckpointStore) -> BestSnapshot | None:
 
 
 def _saving_best(processes: ProcessGroup, save: Callable[[], None]) -> Callable[..., None]:
-    """Return an exit callback that saves the best epoch of a run that fails. A run that is interrupted twice ends at
-    once; and several processes, which save together, may not all have failed.
+    """Return an exit callback that saves the best epoch of a failed run. Nothing is saved after a second interrupt,
+    which ends the run immediately, or with several processes, which save together but may not all have failed.
     """
 
     def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -173,11 +171,11 @@ def _saving_best(processes: ProcessGroup, save: Callable[[], None]) -> Callable[
 
 
 def finish_records(spec: RunSpec, runner: Runner, saver: CheckpointSaver | None) -> None:
-    """Write the records beside the checkpoint to resume from, if the process was killed before it had written them."""
+    """Write the records of the checkpoint to resume from, if the earlier process was killed before it wrote them."""
     restored, checkpoints = spec.restored, spec.options.checkpoints
     if restored is None or checkpoints is None or saver is None:
         return
     step, items = restored.entry.step, len(checkpoints.record_items)
-    # All processes take the same branch: copying the state is a program of the devices of all of them.
+    # All processes take the same branch: copying the state is a program on the devices of all of them.
     if spec.processes.run_on_primary(lambda: len(saver.store.records(step)) < items):
         saver.record(runner.copy(runner.state), restored.progress)
