@@ -1,4 +1,4 @@
-"""Reductions over a named axis of devices that each have rows of their own."""
+"""Reductions over a named axis of devices, each with its own rows."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,15 +16,15 @@ class Axis:
     """A mapped axis of devices.
 
     Attributes:
-      name: of the axis in `jax.shard_map`.
-      sync_batch_norm: whether batch statistics are those of all devices' rows.
+      name: the name of the axis in `jax.shard_map`.
+      sync_batch_norm: True if batch statistics are over the rows of all devices.
     """
 
     name: str
     sync_batch_norm: bool = True
 
     def fold(self, key: Array) -> Array:
-        """Return a random key of the device's own."""
+        """Return a separate random key for each device."""
         return jax.random.fold_in(key, jax.lax.axis_index(self.name))
 
     def sum(self, tree: PyTree) -> PyTree:
@@ -33,20 +33,19 @@ class Axis:
         return summed
 
     def once(self, new: PyTree, old: PyTree) -> PyTree:
-        """Return `new` on the first device and `old` on the others, for results that all devices computed of the same
+        """Return `new` on the first device and `old` on the others, for results that all devices computed from the same
         rows.
         """
         first = jax.lax.axis_index(self.name) == 0
         return jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
 
     def rows(self, tree: PyTree) -> PyTree:
-        """Return arrays `[rows, ...]` of each device as those of the whole batch, in its order."""
+        """Return arrays `[rows, ...]` of the whole batch, in its order, from those of each device."""
         gathered: PyTree = jax.lax.all_gather(tree, self.name, tiled=True)
         return gathered
 
     def merged(self, merge: Callable[[PyTree, PyTree], PyTree], state: PyTree) -> PyTree:
-        """Return the states of all devices as one, on each of them. Neighbours are merged in pairs, then pairs in
-        pairs.
+        """Return the merged state of all devices, on each of them. Neighbours are merged in pairs, then pairs in pairs.
 
         >>> add = lambda a, b: a + b
         >>> jax.vmap(lambda x: Axis("i").merged(add, x), axis_name="i")(jnp.arange(5)).tolist()
@@ -61,14 +60,14 @@ class Axis:
         return jax.tree.map(lambda x: x[0], states)
 
     def averaged(self, new: PyTree, old: PyTree, weight: Array, total: Array) -> PyTree:
-        """Return the mean over the devices, by weight, of what a step changed. What it left alone stays the same to the
-        bit: it is the change that is averaged.
+        """Return the mean of a step's changes over the devices, by weight. As only the change is averaged, unchanged
+        values stay bit-identical.
 
         Args:
-          new: after the step, on each device.
-          old: before it, the same on all.
-          weight: of the device's rows.
-          total: of all rows.
+          new: the values after the step, on each device.
+          old: the values before the step, the same on all devices.
+          weight: the weight of the device's rows.
+          total: the weight of all rows.
         """
 
         def mean(a: Array, b: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Functions of the user's that change training batches inside of the programs: mixup, noise, a curriculum by step."""
+"""User functions that change training batches inside of the programs: mixup, noise, a curriculum by step."""
 
 import dataclasses
 import inspect
@@ -11,16 +11,16 @@ from learner.errors import LearnerError
 
 Array = Any
 Batch = Any
-STREAM = 2  # folded into the key of a micro-batch: the train step has the key itself, and its model the stream 1
+STREAM = 2  # folded into the key of a micro-batch: the train step uses the key itself, and its model stream 1
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchTransform:
-    """A function that changes a batch, called in one way whatever its signature.
+    """A function that changes a batch, with a uniform call for all signatures.
 
     Attributes:
       fn: `(batch, rng)` or `(batch, rng, step)`.
-      takes_step: which of them.
+      takes_step: True for `(batch, rng, step)`.
     """
 
     fn: Callable[..., Batch]
@@ -31,7 +31,7 @@ class BatchTransform:
         """Return the transform of a function.
 
         Raises:
-          LearnerError: it is not a function of a batch, a random key and possibly the step.
+          LearnerError: it is not a function of a batch, a random key and optionally the step.
         """
         try:
             parameters = inspect.signature(fn).parameters.values()
@@ -65,10 +65,10 @@ def transformed(transforms: tuple[BatchTransform, ...], batch: Batch, key: Array
     """Return a batch after all transforms, in order.
 
     Args:
-      transforms: of the run.
+      transforms: the transforms of the run.
       batch: a micro-batch.
-      key: of the micro-batch, from the seed, the step and its number in the step.
-      step: optimizer steps before this one, int32.
+      key: the key of the micro-batch, derived from the seed, the step and its number in the step.
+      step: the number of optimizer steps before this one, int32.
     """
     for number, transform in enumerate(transforms):
         batch = transform(batch, jax.random.fold_in(jax.random.fold_in(key, STREAM), number), step)

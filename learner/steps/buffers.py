@@ -15,9 +15,9 @@ class ResidentBatches:
     """Micro-batches as rows of data on the device.
 
     Attributes:
-      data: arrays `[rows of an epoch, ...]` in the order of this epoch; the last ones may be a ragged micro-batch.
-      size: rows of a full micro-batch.
-      room: at most how many micro-batches a dispatch has.
+      data: arrays `[rows of an epoch, ...]` in the order of this epoch; the last rows may be a ragged micro-batch.
+      size: the rows of a full micro-batch.
+      room: the maximum number of micro-batches in a dispatch.
       of_lanes: True if the arrays have a leading axis, the lanes of a population, outside of its programs.
     """
 
@@ -67,7 +67,7 @@ class BatchBuffer:
 
     @property
     def room(self) -> int:
-        """The largest number of micro-batches in a dispatch."""
+        """The maximum number of micro-batches in a dispatch."""
         return int(jax.tree.leaves(self.batches)[0].shape[0])
 
     def micro(self, index: Array) -> PyTree:
@@ -88,10 +88,10 @@ class StepOutputs:
     """The outputs of a dispatch for the logs, read later by the host.
 
     Attributes:
-      table: float32 `[buffer, metrics + 2]`: of each step the metrics' values, its weight, and its mark of values that
-        are not finite (see `learner.steps.finite`). One array, as each array costs time on the host and the device.
-      rows: of collecting metrics, arrays `[buffer, micro-batches, rows, ...]`.
-      tail: the same of the ragged micro-batch, arrays `[rows, ...]`, or `()`.
+      table: float32 `[buffer, metrics + 2]`: for each step, the metrics' values, its weight, and its mark for
+        non-finite values (see `learner.steps.finite`). One array, as each array takes time on the host and the device.
+      rows: the rows of collecting metrics, arrays `[buffer, micro-batches, rows, ...]`.
+      tail: the same for the ragged micro-batch, arrays `[rows, ...]`, or `()`.
     """
 
     table: Array
@@ -119,7 +119,7 @@ class StepOutputs:
         return cls(row[None], rows, tail)
 
     def put(self, index: Array, row: Array, rows: PyTree) -> "StepOutputs":
-        """Return the outputs with those of one step at `index`."""
+        """Return the outputs with the values of one step at `index`."""
 
         def set_at(buffer: Array, x: Array) -> Array:
             return jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)

@@ -1,8 +1,8 @@
-"""The parameters to evaluate, which are not always those that are trained.
+"""The parameters to evaluate, which may differ from the trained ones.
 
-Averages (`learner.optimizers.Ema`) and schedule-free optimizers (`optax.contrib.schedule_free`) keep in their state
-what the others are computed from. It is found by the names of its leaves, so that a checkpoint, which has no more than
-these, is understood in the same way as the state of a run.
+Averages (`learner.optimizers.Ema`) and schedule-free optimizers (`optax.contrib.schedule_free`) compute them from
+values in their state. These are found by the names of the leaves, as a checkpoint has only names. So it is treated like
+the state of a run.
 """
 
 import re
@@ -20,11 +20,11 @@ Array = Any
 PyTree = Any
 
 _AVERAGE = re.compile(r"(?:^|\.)averaged_params(?:\.|$)")
-_PARTS = ("weight_sum", "max_lr", "step_count")  # beside `b1` and `z`, in the state of a schedule-free optimizer
+_PARTS = ("weight_sum", "max_lr", "step_count")  # with `b1` and `z`, in the state of a schedule-free optimizer
 
 
 def eval_params(params: PyTree, opt_state: PyTree) -> PyTree:
-    """Return the parameters to evaluate, as `params`: the trained ones, unless the optimizer keeps others for that.
+    """Return the parameters to evaluate, in the form of `params`: the trained ones, unless the optimizer keeps others.
 
     >>> import jax.numpy as jnp
     >>> optimizer = optax.contrib.schedule_free_sgd(0.5, b1=0.5)
@@ -39,7 +39,7 @@ def eval_params(params: PyTree, opt_state: PyTree) -> PyTree:
 
 
 def eval_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]) -> dict[str, Array]:
-    """Return, by path, the parameters that are evaluated with other values than they are trained with."""
+    """Return, by path, the parameters whose values for evaluation differ from the trained ones."""
     params_to_evaluate: dict[str, Array] = {}
     for prefix in _schedule_free(opt_state):
         z = {path: opt_state[name] for path in params if (name := f"{prefix}z.{path}".rstrip(".")) in opt_state}
@@ -59,7 +59,7 @@ def has_eval_params(opt_state: Iterable[str]) -> bool:
 
 
 def problems_of(opt_state: Iterable[str]) -> list[str]:
-    """Return the problems of an optimizer that has these leaves in its state."""
+    """Return the problems of an optimizer with these leaves in its state."""
     if not (_schedule_free(opt_state) and _averages(opt_state)):
         return []
     return [
@@ -77,7 +77,7 @@ def _averages(opt_state: Iterable[str]) -> bool:
 
 
 def _is_average(name: str, at: re.Match[str], opt_state: Collection[str]) -> bool:
-    """Return True if it stands beside a count of steps. Otherwise a model has a parameter of that name."""
+    """Return True if the leaf is next to a count of steps. Otherwise a model has a parameter of that name."""
     return f"{name[: at.start()]}.count".lstrip(".") in opt_state
 
 

@@ -1,7 +1,7 @@
-"""Arguments of an optimizer beside gradients and parameters: the loss, the loss as a function, the number of the step.
+"""Extra arguments of an optimizer: the loss, the loss as a function, the number of the step.
 
-Optax hands such arguments on through `chain` and `partition` to whatever is inside, and leaves it to that to refuse
-those that it does not know. Here each gets what it takes.
+Optax passes such arguments through `chain` and `partition` to the transformations inside, which refuse those that they
+do not know. Here each transformation gets only the arguments that it takes.
 """
 
 import inspect
@@ -24,12 +24,12 @@ def extra_arguments(
     value_fn: Callable[[PyTree], Array] | None = None,
     step: Array | None = None,
 ) -> dict[str, Any]:
-    """Return, by name, what optax's optimizers request: `value`, `grad`, `value_fn` (also as `obj_fn`), its gradient
-    `grad_fn`, and `step`, which the optimizers of `learner.optimizers` request.
+    """Return the extra arguments of optax's optimizers by name: `value`, `grad`, `value_fn` (also as `obj_fn`), its
+    gradient `grad_fn`, and `step`, for the optimizers of `learner.optimizers`.
 
     Args:
-      grads: of this step.
-      loss: of this step, if it is known.
+      grads: the gradients of this step.
+      loss: the loss of this step, if known.
       value_fn: the loss as a function of the parameters, if it can be evaluated again.
       step: the number of the optimizer step, from 0.
 
@@ -49,8 +49,8 @@ def extra_arguments(
 
 
 def steepest_ascent(grads: PyTree) -> PyTree:
-    """Return the gradients in the direction that optimizers descend against: those of complex parameters, which
-    `jax.grad` returns conjugated (∂f/∂x - i ∂f/∂y), conjugated again. Real ones stay as they are.
+    """Return the gradients as directions of steepest ascent: gradients of complex parameters, which `jax.grad` returns
+    conjugated (∂f/∂x - i ∂f/∂y), are conjugated again. Real gradients are unchanged.
 
     >>> print(steepest_ascent({"w": jax.grad(lambda w: jnp.abs(w) ** 2)(1.0 + 2.0j)})["w"])
     (2+4j)
@@ -59,8 +59,8 @@ def steepest_ascent(grads: PyTree) -> PyTree:
 
 
 def ignore_extra_kwargs(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
-    """Return the function with any further argument ignored. Optax's line searches refuse every argument that
-    `value_fn` does not have.
+    """Return a function that ignores further arguments. Optax's line searches refuse arguments that `value_fn` does not
+    take.
     """
 
     def value(params: PyTree, obj_fn: Any = None, grad_fn: Any = None, step: Any = None) -> Array:
@@ -89,7 +89,7 @@ def filter_kwargs(transformation: Any, extra: Mapping[str, Any]) -> dict[str, An
 
 
 def accepting(transformation: Any) -> optax.GradientTransformationExtraArgs:
-    """Return the transformation for `optax.chain` and `optax.partition`, which pass on arguments that it does not know.
+    """Return a transformation that ignores unknown arguments, which `optax.chain` and `optax.partition` pass on.
 
     Raises:
       LearnerError: it is not a transformation.

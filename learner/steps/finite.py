@@ -1,7 +1,7 @@
-"""Losses and gradients that are not finite: found inside the step that has them, and remembered in the state.
+"""Losses and gradients that are not finite: detected inside of the step, and recorded in the state.
 
-However many steps are under way when the host reads of one, the mark in the state names it, no checkpoint is made of
-what came after it, and with `stop` and `skip` the parameters are those before it.
+Regardless of the number of steps in flight, the mark in the state names the step, no checkpoint is made of later steps,
+and with `stop` and `skip` the parameters are those before the step.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ Array = Any
 
 POLICIES = ("raise", "stop", "skip", "ignore")
 LOSS, NORM, LABELS, WEIGHT = "loss", "gradient norm", "labels", "weight"
-KINDS = {1: LOSS, 2: NORM, 3: LABELS, 4: WEIGHT}  # of labels: a loss that is not finite because of them
+KINDS = {1: LOSS, 2: NORM, 3: LABELS, 4: WEIGHT}  # LABELS: a loss that is not finite because of labels
 CODES = {kind: code for code, kind in KINDS.items()}
 HALTS = 8  # added to the kind by the step that ends the run
-# In its place, for a step whose gradients overflowed in half precision: the loss scale after it, below 0.
+# Instead of the kind, for a step whose gradients overflowed in half precision: the negated loss scale after it.
 ADVICE = {
     LABELS: "Give the labels of the classes numbers from 0 on, the model a logit for each of them, and the output a "
     "mask where labels are not to count (of several labels for each row, an ignore_label)",
@@ -26,7 +26,7 @@ ADVICE = {
 
 
 class Mark(enum.IntEnum):
-    """The entries of a mark, an int32 `[4]`. It stays one array: each array of a state costs every dispatch time.
+    """The entries of a mark, an int32 `[4]`. It is one array, as each array of a state costs every dispatch time.
 
     Attributes:
       HALTED_AT: the step that ended the run, from 1; 0 if none did.
@@ -47,8 +47,8 @@ class NonFinitePolicy:
     """The response to losses and gradients that are not finite.
 
     Attributes:
-      policy: `raise`: the run ends with an error. `stop`: it ends, and nothing changes the parameters from that step
-        on. `skip`: that step does not change them. `ignore`: nothing is looked at.
+      policy: `raise`: the run ends with an error. `stop`: it ends, and the parameters do not change from that step on.
+        `skip`: that step does not change them. `ignore`: nothing is checked.
       in_a_row: the number of consecutive skipped steps that ends the run.
     """
 
@@ -57,7 +57,7 @@ class NonFinitePolicy:
 
     @property
     def holds(self) -> bool:
-        """True if such steps are kept from changing the parameters, which costs a branch around the update."""
+        """True if such steps must not change the parameters, which requires a branch around the update."""
         return self.policy in ("stop", "skip")
 
     def fresh(self) -> Array:
@@ -67,15 +67,15 @@ class NonFinitePolicy:
     def look(
         self, mark: Array, step: Array, weight: Array, loss: Array, norm: Array, wrong_labels: Array | bool = False
     ) -> tuple[Array, Array]:
-        """Return the mark after a step, and whether the step may change the parameters.
+        """Return the mark after a step, and True if the step may change the parameters.
 
         Args:
-          mark: int32 `[4]`, before it.
-          step: int32 scalar, steps made before it.
-          weight: of the step; one of weight 0 has no loss and no gradients.
+          mark: int32 `[4]`, the mark before the step.
+          step: int32 scalar, the number of steps before it.
+          weight: the weight of the step; a step with weight 0 has no loss and no gradients.
           loss: scalar.
-          norm: scalar, of its gradients; 0 where they are not known.
-          wrong_labels: bool scalar, whether it had labels that are none of the classes, which is why its loss is NaN.
+          norm: scalar, the norm of its gradients; 0 if unknown.
+          wrong_labels: bool scalar, True if labels are outside of the classes, so that its loss is NaN.
 
         >>> watch, mark = NonFinitePolicy("skip", in_a_row=2), NonFinitePolicy().fresh()
         >>> for loss in (0.5, jnp.nan, 0.25, jnp.inf, jnp.nan):
@@ -103,7 +103,7 @@ class NonFinitePolicy:
 
 
 def nonfinite_text(kind: str, step: int) -> str:
-    """Return the sentence that names a step and what of it is not finite, one of `KINDS`.
+    """Return the sentence that names a step and its non-finite quantity, one of `KINDS`.
 
     >>> nonfinite_text("gradient norm", 7)
     'the gradient norm of step 7 is not finite'
@@ -117,8 +117,8 @@ def nonfinite_text(kind: str, step: int) -> str:
 
 
 def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
-    """Return what may be done about it. `bad_rows` names rows of the training data that are not finite; None if they
-    are not known, and empty if there are none. `integers`: the ranges of its integers, if they are known.
+    """Return advice for a non-finite quantity. `bad_rows` names non-finite rows of the training data; None if unknown,
+    and empty if there are none. `integers`: the ranges of the data's integers, if known.
     """
     if kind in ADVICE:
         return ADVICE[kind]
@@ -139,7 +139,7 @@ def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
 
 
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:
-    """Return the mark after a step, with a note if its gradients overflowed. `scale` is the loss scale from here on.
+    """Return the mark after a step, with an entry if its gradients overflowed. `scale`: the loss scale from here on.
 
     >>> print(mark_overflow(NonFinitePolicy().fresh(), jnp.bool_(True), jnp.float32(512)))
     [   0    0    0 -512]

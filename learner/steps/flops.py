@@ -1,14 +1,14 @@
 """Floating-point operations of a step, counted in its traced program, equation by equation.
 
-XLA's own count has the body of a loop once, however often it runs, and is another one on each kind of device. This one
-is of the program as it is traced, before XLA changes anything:
+XLA's own count includes the body of a loop only once, and differs between kinds of devices. This one counts the traced
+program, before XLA changes anything:
 
-- `dot_general`: 2·batch·m·n·k; a convolution: two for each product of an input with a weight, those with the zeros of
-  paddings and dilations left out;
-- arithmetic, a function such as `exp`, and each number that is added up: one;
-- what moves, compares, chooses or casts numbers, random numbers and integers: none;
+- `dot_general`: 2·batch·m·n·k; a convolution: two for each product of an input with a weight, without products with
+  zeros of padding and dilation;
+- arithmetic, a function such as `exp`, and each summed number: one;
+- moving, comparing, selecting and casting numbers, random numbers and integers: none;
 - `scan`: its body times its length; `cond`: its most expensive branch;
-- what nothing reads: none, as it is never computed.
+- unused results: none, as they are never computed.
 """
 
 import dataclasses
@@ -51,9 +51,9 @@ class Flops:
     """A number of floating-point operations.
 
     Attributes:
-      number: how many.
-      exact: `False`: there are more, in what cannot be counted: loops whose length is not known before (their bodies
-        count once), decompositions of matrices, Fourier transforms, kernels and callbacks.
+      number: the number of operations.
+      exact: `False` if there are more, in parts that cannot be counted: loops of unknown length (their bodies count
+        once), matrix decompositions, Fourier transforms, kernels and callbacks.
     """
 
     number: int
@@ -75,7 +75,7 @@ def step_flops(step: StepFunctions, state: TrainState, batch: PyTree) -> Flops:
 
     Args:
       step: the definition of a run's steps.
-      state: of the run, or its shapes.
+      state: the state of the run, or its shapes.
       batch: the shapes of a whole micro-batch.
     """
     step = dataclasses.replace(step, axis=None, gather=None, split=1)  # whole batches and whole arrays
@@ -92,7 +92,7 @@ def flops_of(jaxpr: Any, needed: Sequence[bool] | None = None) -> Flops:
 
     Args:
       jaxpr: the program.
-      needed: whether each of its results is needed; default: all are.
+      needed: for each result, True if it is needed; default: all are.
 
     >>> x, w = jnp.ones((8, 3)), jnp.ones((3, 4))
     >>> flops_of(jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(x, w).jaxpr).number == 2 * 8 * 3 * 4 + 8 * 4
@@ -137,7 +137,7 @@ def _sum(params: dict[str, Any], needed: list[bool] | None = None) -> Flops:
 
 
 def _inside(params: dict[str, Any], needed: list[bool] | None = None) -> Iterator[Flops]:
-    """Yield the operations of each program inside of an equation, which may be `needed` in part."""
+    """Yield the operations of each program inside of an equation, of which only some results may be `needed`."""
     for value in params.values():
         for jaxpr in inner_jaxprs(value):
             same = needed is not None and len(needed) == len(jaxpr.outvars)
@@ -181,7 +181,7 @@ WINDOW = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
 def _pairs(
     inputs: int, weights: int, outputs: int, stride: int, padding: tuple[int, int], input_dilation: int, dilation: int
 ) -> int:
-    """Return the number of products of an input and a weight along one axis, without those with zeros between and
+    """Return the number of products of an input and a weight along one axis, without products with zeros between and
     around the inputs.
     """
     at = np.arange(outputs)[:, None] * stride + np.arange(weights)[None] * dilation - padding[0]

@@ -1,4 +1,4 @@
-"""The metrics of one split, inside a program: states, values of a step, rows that are collected."""
+"""The metrics of one split inside of a program: states, values of a step, collected rows."""
 
 import dataclasses
 import functools
@@ -21,15 +21,15 @@ SCALARS = ("float32", "uint32", "int32")
 @dataclasses.dataclass(frozen=True)
 class MetricCollection:
     """Pure functions over all traced metrics of a split. A state is a tuple with one entry for each `Metric`, or for
-    several that share theirs; see `Metric.state_key`.
+    several that share a state; see `Metric.state_key`.
 
-    The states of an epoch go from program to program packed, scalars of a dtype as one array: a program pays for each
-    array that goes in and out, some 3 µs on a CPU.
+    The states of an epoch pass between programs in packed form, with all scalars of a dtype in one array: each argument
+    and result of a program takes time, about 3 µs on a CPU.
 
     Attributes:
-      metrics: those with a state on the device.
-      collecting: those that collect rows.
-      separate: True if no metrics share a state, as in checkpoints of versions before they did.
+      metrics: the metrics with a state on the device.
+      collecting: the metrics that collect rows.
+      separate: True if no metrics share a state, as in checkpoints of earlier versions.
     """
 
     metrics: tuple[Metric, ...]
@@ -62,13 +62,13 @@ class MetricCollection:
         return tuple(jax.jit(metric.compute) for metric in self.metrics)
 
     def share(self, separate: Packed) -> Packed:
-        """Return the packed states of this collection, from those of one that is `separate`."""
+        """Return the packed states of this collection, given those of a `separate` one."""
         states = dataclasses.replace(self, separate=True)._unpack(separate)
         return self._pack(tuple(states[self.state_of.index(index)] for index in range(len(self.stateful))))
 
     @property
     def step_names(self) -> tuple[str, ...]:
-        """The names of the metrics that have a number per step, in the order of `step_values`."""
+        """The names of the metrics with a number per step, in the order of `step_values`."""
         return tuple(m.name for m in self.metrics if m.numeric)
 
     @property
@@ -77,21 +77,21 @@ class MetricCollection:
         return tuple(sorted({name for metric in self.metrics for name in metric.requires}))
 
     def init(self) -> PyTree:
-        """Return the states of no rows."""
+        """Return the initial states, of no rows."""
         return tuple(_strong(m.init()) for m in self.stateful)
 
     def fresh(self) -> Packed:
-        """Return the packed states of no rows."""
+        """Return the packed initial states, of no rows."""
         return self._pack(self.init())
 
     def add(self, epoch: Packed, state: PyTree) -> Packed:
         """Return the states of an epoch so far, merged with those of a step or a validation batch.
 
-        Metrics that merge scalars in the same way do so at once: each by itself would make some ten small operations
-        of every step, which cost a CPU more than what they compute.
+        Metrics that merge scalars in the same way are merged together: separately, each would add about ten small
+        operations to every step, whose overhead on a CPU exceeds the computation.
         """
         before = self._unpack(epoch)
-        scalars: dict[str, list[tuple[np.ndarray, Array]]] = {}  # by dtype: places, and what is there now
+        scalars: dict[str, list[tuple[np.ndarray, Array]]] = {}  # by dtype: positions, and the new values
         packed: Packed = {}
         for group in self._mergeable_groups:
             metric, slots = self.stateful[group[0]], list(zip(*(self._slots[i] for i in group), strict=True))
@@ -189,12 +189,12 @@ class MetricCollection:
         return jnp.stack(values) if values else jnp.zeros((0,), jnp.float32)
 
     def values(self, state: PyTree) -> dict[str, PyTree]:
-        """Return every metric's value by name: float32 scalars, or arrays of those that are not numeric."""
+        """Return every metric's value by name: float32 scalars, or arrays for metrics that are not numeric."""
         rows = zip(self.metrics, self._computes, self.state_of, strict=True)
         return {m.name: compute(state[index]) for m, compute, index in rows}
 
     def collect(self, output: Any) -> tuple[PyTree, ...]:
-        """Return the rows to keep of one (micro-)batch, per collecting metric."""
+        """Return the rows of one (micro-)batch to keep, per collecting metric."""
         return tuple(m.collect(output) for m in self.collecting)
 
 
@@ -232,12 +232,12 @@ def _is_plain(program: Any) -> bool:
 
 
 def _at(array: Array, places: np.ndarray) -> Array:
-    """Return entries of a vector at places that are within its bounds."""
+    """Return the entries of a vector at positions within its bounds."""
     if np.array_equal(places, np.arange(array.shape[0])):
         return array
     return array.at[places].get(mode="promise_in_bounds", unique_indices=True)
 
 
 def _strong(tree: PyTree) -> PyTree:
-    """Return the arrays with strong types: a weak one would be another program at the next dispatch."""
+    """Return the arrays with strong types, as a weak type would need another program at the next dispatch."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), tree)

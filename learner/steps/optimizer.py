@@ -1,8 +1,8 @@
 """The learning rate at step time: an optimizer is a function of the rate.
 
 `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)` or `lambda lr: optax.chain(optax.clip_by_global_norm(1.0),
-optax.adamw(lr))` is called inside the traced step with a traced rate. That gives the bits of a fixed rate, one
-compilation for every rate, and rates that schedules, schedulers and members of a population may change.
+optax.adamw(lr))` is called inside the traced step with a traced rate. The bits equal those of a fixed rate, one
+compilation serves every rate, and schedules, schedulers and members of a population may change the rate.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from learner.util.trees import named_leaves
 Array = Any
 PyTree = Any
 OptimizerFn = Callable[[Any], optax.GradientTransformation]
-LONGEST_SHOWN = 100  # characters of what is not an optimizer
+LONGEST_SHOWN = 100  # characters of an object that is not an optimizer
 LONGEST_REASON = 400  # characters of the error of an update
 MOST_NAMED = 3  # parameters, in a message
 Schedule = Callable[[Array], Array]
@@ -50,12 +50,12 @@ def update_params(
 ) -> tuple[PyTree, PyTree]:
     """Return `(params, opt_state)` after one update of `optimizer(rate)`.
 
-    Optimizers that take extra arguments are given those of `learner.steps.extra`: the loss, the gradients, the loss
-    as a function of the parameters on the same batch and random keys, and the number of the step. `grads` are those of
-    `jax.grad`; those of complex parameters are conjugated for the optimizer.
+    Optimizers that take extra arguments get those of `learner.steps.extra`: the loss, the gradients, the loss as a
+    function of the parameters on the same batch and random keys, and the number of the step. `grads` are as returned by
+    `jax.grad`; gradients of complex parameters are conjugated for the optimizer.
 
     Raises:
-      ValueError: it makes updates of other shapes than the parameters have.
+      ValueError: the shapes of the updates differ from those of the parameters.
 
     >>> params = {"w": jnp.array([1.0, 2.0])}
     >>> grads, opt_state = {"w": jnp.array([1.0, 1.0])}, optax.sgd(0.5).init(params)
@@ -71,7 +71,7 @@ def update_params(
 def _updates_of(
     optimizer: OptimizerFn, lr: Array, grads: PyTree, opt_state: PyTree, params: PyTree, extra: dict[str, Any]
 ) -> tuple[PyTree, PyTree]:
-    """Return what is to be added to the parameters, and the next state of the optimizer."""
+    """Return the updates to add to the parameters, and the next state of the optimizer."""
     transformation = optimizer(lr)
     opt_state = _with_injected_rate(optimizer, lr, opt_state, params)
     extra = filter_kwargs(transformation, extra)
@@ -83,8 +83,8 @@ def _updates_of(
 
 
 def _with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, params: PyTree) -> PyTree:
-    """Return the state with the hyperparameters that `optax.inject_hyperparams` keeps in it, as far as they depend on
-    the rate, at the rate of this step: its update reads them there.
+    """Return the state with the hyperparameters of `optax.inject_hyperparams` set for the rate of this step, as far as
+    they depend on the rate: its update reads them from the state.
     """
     rows, tree = jax.tree_util.tree_flatten_with_path(opt_state)
     injected = [any(getattr(key, "name", None) == "hyperparams" for key in path) for path, _ in rows]
@@ -114,10 +114,10 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
     """Return the problems of an optimizer for these parameters; nothing is compiled.
 
     Args:
-      optimizer: what the user gave.
+      optimizer: the user's optimizer.
       params: arrays, or their shapes.
-      accumulates: whether an optimizer step is a sum over micro-batches.
-      own_grads: whether the train step says that it returns `TrainOutput`, so that its gradients may be those of each
+      accumulates: True if an optimizer step is a sum over micro-batches.
+      own_grads: True if the train step is annotated to return `TrainOutput`, so that it may return gradients of each
         example.
     """
     if text := not_a_function_of_the_rate(optimizer):
@@ -157,7 +157,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads
 
 
 def raw_gradients_problem(optimizer: Any, names: Sequence[str]) -> Problem:
-    """Return the problem of an optimizer that adds the gradients of these parameters to them as they are."""
+    """Return the problem of an optimizer that adds unchanged gradients to these parameters."""
     return Problem(
         f"the optimizer ({name_of(optimizer)}) adds the gradients of {join_names(names, MOST_NAMED)} to them as they "
         "are, which raises the loss: optax.masked passes on what its mask leaves out. Freeze these parameters (freeze, "
@@ -169,7 +169,7 @@ def raw_gradients_problem(optimizer: Any, names: Sequence[str]) -> Problem:
 
 
 def unfit(opt_state: PyTree) -> str | None:
-    """Return the reason why the states of an optimizer rule it out, or None.
+    """Return the reason why an optimizer with this state is unsuitable, or None.
 
     >>> unfit(optax.adam(0.1).init(jnp.ones(2))) is None
     True
@@ -204,8 +204,8 @@ def _failure_text(error: Exception) -> str:
 
 
 def check_replicas(optimizer: OptimizerFn | None, params: PyTree) -> list[str]:
-    """Return the problems of an optimizer with replicas that see only a share of each batch. None means that `update=`
-    makes the steps.
+    """Return the problems of an optimizer with replicas that see only a share of each batch. `optimizer` is None if
+    `update=` makes the steps.
     """
     why = ""
     if optimizer is None:
@@ -273,7 +273,7 @@ def _try_update(
 
 
 def no_loss(params: PyTree) -> Array:
-    """Return a loss of 0, of the dtype that an optimizer gets, for updates that are only traced."""
+    """Return a loss of 0 in the dtype for optimizers, for updates that are only traced."""
     return jnp.zeros((), loss_dtype(params))
 
 
@@ -357,7 +357,7 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
 
 
 def is_built(optimizer: Any) -> bool:
-    """Return True for an optimizer with its rate inside: a transformation of optax, or an `nnx.Optimizer`.
+    """Return True for an optimizer that already has its rate: an optax transformation, or an `nnx.Optimizer`.
 
     >>> is_built(optax.adamw(1e-3)), is_built(optax.adamw)
     (True, False)
@@ -377,7 +377,7 @@ def is_schedule(lr: Any) -> bool:
 
 
 def no_schedule(lr: Any) -> str | None:
-    """Return the problem of a factory of schedules that is given in place of a rate, with its remedy, or None.
+    """Return the problem of a schedule factory given in place of a rate, with its remedy, or None.
 
     >>> no_schedule(optax.cosine_decay_schedule)
     'cosine_decay_schedule, which needs init_value and decay_steps: give what it makes, or a function of the step'
@@ -452,13 +452,13 @@ def lr_at(schedule: Schedule | None, step: Array, lr_scale: Array) -> Array:
 
 
 def init_optimizer(optimizer: OptimizerFn, schedule: Schedule | None, params: PyTree, lr_scale: Array) -> PyTree:
-    """Return the optimizer's first state, made with the first learning rate: `optax.rprop` stores it."""
+    """Return the optimizer's initial state, given the first learning rate, which `optax.rprop` stores."""
     with optax_promotion():
         return optimizer(lr_at(schedule, jnp.int32(0), lr_scale)).init(params)
 
 
 def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
-    """Return True if the optimizer's first state depends on the rate, as that of `optax.rprop` does.
+    """Return True if the optimizer's initial state depends on the rate, as with `optax.rprop`.
 
     >>> reads_rate_in_init(optax.rprop, jnp.ones(2)), reads_rate_in_init(optax.adam, jnp.ones(2))
     (True, False)
@@ -467,14 +467,14 @@ def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
 
 
 def _outputs_of_rate(optimizer: OptimizerFn, params: PyTree) -> list[bool]:
-    """Return, for each array of the optimizer's first state, whether it depends on the rate."""
+    """Return, for each array of the optimizer's initial state, True if it depends on the rate."""
     program = jax.make_jaxpr(lambda lr: init_optimizer(optimizer, None, params, lr))(jnp.float32(0))
     return dependent_outputs(program.jaxpr, [True])
 
 
 def ignores_rate(optimizer: OptimizerFn, params: PyTree) -> bool:
-    """Return True if the optimizer updates the parameters, or their shapes, without the rate, in its state or in the
-    update. An optimizer that fails is taken to use it.
+    """Return True if neither the optimizer's state nor its update of the parameters (or shapes) uses the rate. An
+    optimizer that fails counts as using it.
 
     >>> [ignores_rate(make, jnp.ones(2)) for make in (lambda lr: optax.adam(1e-3), optax.adam, optax.rprop)]
     [True, False, False]
@@ -491,5 +491,5 @@ def ignores_rate(optimizer: OptimizerFn, params: PyTree) -> bool:
             return None
         return any(dependent_outputs(program, [True] + [False] * (len(program.invars) - 1)))
 
-    # First with a single array, which takes a millisecond: most optimizers use the rate for any.
+    # First with a single array, which takes a millisecond: most optimizers use the rate for any array.
     return not uses_rate(jnp.ones(2)) and uses_rate(params) is False

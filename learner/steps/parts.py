@@ -1,4 +1,4 @@
-"""Programs in parts: random draws that are alike are compiled once."""
+"""Programs in parts: equal random draws are compiled once."""
 
 import collections
 import dataclasses
@@ -19,23 +19,23 @@ Atom = Any  # a `Var` or a `Literal`
 Compiled = Callable[[Any], Any]
 PyTree = Any
 OF_KEYS = "random_bits", "random_fold_in", "random_split"
-CompiledPart = tuple[Any, "_Part"]  # a program, and what it is of
-LEAST_REPEATED = 4  # arrays whose draws are compiled already; with fewer, one program is compiled sooner
+CompiledPart = tuple[Any, "_Part"]  # a program and its part
+LEAST_REPEATED = 4  # arrays whose draws share a program; with fewer, a single program compiles faster
 
 
 def call_in_parts(
     function: Callable[..., PyTree], arguments: Sequence[PyTree], compiled: Compiled = lambda jitted: jitted
 ) -> PyTree:
-    """Return the results of a function of arrays, whose random draws are programs of their own if they are many.
+    """Return the results of a function of arrays. If it has many random draws, they are separate programs.
 
-    As a part of one program, each draw is compiled by itself, which takes some 0.2 CPU seconds, also where the layers
-    of a model are alike. Here each kind of draw is compiled once and called for each of its arrays. What comes before
-    and after the draws is a program, too.
+    In a single program, each draw is compiled separately, which takes about 0.2 CPU seconds, even if the layers of a
+    model are equal. Here each kind of draw is compiled once and called for each of its arrays. The computations before
+    and after the draws are separate programs, too.
 
     Args:
-      function: it is traced once.
+      function: the function; it is traced once.
       arguments: its arguments, pytrees of arrays.
-      compiled: makes the programs of jitted functions.
+      compiled: turns jitted functions into programs.
 
     >>> def make(seed):
     ...     return [jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), 3) for i in range(9)]
@@ -54,7 +54,7 @@ class TracedCall:
     """A function of arrays, traced with its arguments or their shapes; see `call_in_parts`.
 
     Attributes:
-      shapes: of its results.
+      shapes: the shapes of its results.
     """
 
     def __init__(self, function: Callable[..., PyTree], arguments: Sequence[PyTree]) -> None:
@@ -66,7 +66,7 @@ class TracedCall:
         return jaxpr_fingerprint(self._traced)
 
     def in_parts(self, arguments: Sequence[PyTree], compiled: Compiled) -> "PartPrograms":
-        """Return its programs for these arguments. `compiled` makes them of jitted functions."""
+        """Return its programs for these arguments. `compiled` turns jitted functions into programs."""
         traced, inputs = self._traced, jax.tree.leaves(arguments)
         if traced.effects:  # which have an order
             tree = jax.tree.structure(tuple(arguments))
@@ -91,7 +91,7 @@ class PartPrograms:
 
     def compile_ahead(self, threads: Executor) -> None:
         """Compile all programs in other threads. Each call waits for its own."""
-        # Where arguments belong on a device, their results do as well, and shapes do not show that.
+        # Arguments committed to a device commit their results as well, which shapes do not show.
         if any(isinstance(x, jax.core.Tracer) or getattr(x, "committed", False) for x in self._values.values()):
             return
         for program, part in {id(program): (program, part) for program, part in self._parts}.values():
@@ -103,8 +103,8 @@ class PartPrograms:
 
 
 def with_barriers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Return the function with its random draws separated from all else, so that XLA does not combine their last
-    multiplication with the next one, which rounds differently.
+    """Return the function with barriers around its random draws, so that XLA does not fuse their last multiplication
+    with the next one, which rounds differently.
 
     >>> key = jax.random.key(0)
     >>> make = lambda key: jax.random.normal(key, 99) * jax.numpy.sqrt(1 / 7)
@@ -131,9 +131,9 @@ class _Part:
     """A part of a program.
 
     Attributes:
-      function: of the values of `inputs`; it returns a list.
-      inputs, outputs: in the whole program.
-      kind: what parts have in common that are the same function.
+      function: a function of the values of `inputs` that returns a list.
+      inputs, outputs: the inputs and outputs of the part in the whole program.
+      kind: a key that is equal for parts with the same function.
     """
 
     function: Callable[..., list[Any]]
@@ -177,7 +177,7 @@ def _compiled_parts(jaxpr: Jaxpr, compiled: Compiled) -> Iterator[CompiledPart]:
 
 
 def _call(parts: Iterable[CompiledPart], values: Mapping[Atom, Any]) -> list[Any]:
-    """Call the parts, and return the results of the last one. `values`: those of the variables so far."""
+    """Call the parts, and return the results of the last one. `values`: the values of the variables so far."""
     values, results = dict(values), list[Any]()
     for program, part in parts:
         results = program(*(_known(x, values) for x in part.inputs))
@@ -186,7 +186,7 @@ def _call(parts: Iterable[CompiledPart], values: Mapping[Atom, Any]) -> list[Any
 
 
 def _known(atom: Atom, values: Mapping[Atom, Any]) -> Any:
-    """Return the value of an atom, or its shape if that is not known yet."""
+    """Return the value of an atom, or its shape if the value is not known yet."""
     if isinstance(atom, Literal):
         return _array(atom)
     if atom in values:
@@ -199,15 +199,15 @@ def _array(literal: Any) -> np.ndarray:
 
 
 def _steps(jaxpr: Jaxpr) -> Iterator[tuple[_Part, list[_Part]]]:
-    """Yield what comes before draws that do not depend on each other, and these draws. The last has the results, and no
-    draws.
+    """Yield pairs of the computation before a group of independent draws, and these draws. The last pair has the
+    results and no draws.
     """
-    depths: dict[Atom, int] = collections.defaultdict(int)  # how many draws a value is made of, one after another
+    depths: dict[Atom, int] = collections.defaultdict(int)  # the number of consecutive draws that lead to a value
     step_of: list[int] = []
     for equation in jaxpr.eqns:
         step_of.append(max((depths[x] for x in _variables(equation)), default=0))
         depths.update(dict.fromkeys(equation.outvars, step_of[-1] + _is_draw(equation)))
-    # Everything but draws belongs to the first step that needs it, so that most of it is in the last program.
+    # Everything but draws belongs to the first step that needs it, so most of it is in the last program.
     last = max(depths.values(), default=0)
     needed: dict[Atom, int] = collections.defaultdict(lambda: last)
     for index, equation in reversed(list(enumerate(jaxpr.eqns))):
@@ -237,8 +237,8 @@ def _draws(equation: JaxprEqn) -> bool:
 
 
 def _draw(equation: JaxprEqn) -> _Part:
-    """Return a draw as a function of all its inputs: numbers that stand in the program are inputs, too, which XLA does
-    not fold into it.
+    """Return a draw as a function of all its inputs. Literals of the program are inputs, too, so that XLA does not fold
+    them into it.
     """
     primitive, params, types = equation.primitive, equation.params, [str(x.aval) for x in equation.invars]
     if primitive.name in OF_KEYS:

@@ -1,8 +1,8 @@
-"""Programs: what is compiled and dispatched. Up to `k` steps run in one loop with a traced count.
+"""Programs: the functions that are compiled and dispatched. Up to `k` steps run in one loop with a traced count.
 
-A program reads micro-batches from a feed: `ResidentBatches` slices them from data that lives on the device,
-`BatchBuffer` has them in a buffer. The count is traced, so that a dispatch may be cut anywhere (by an epoch's end, a
-validation, a checkpoint, a signal) without a further compilation and without changing a bit.
+A program reads micro-batches from a feed: `ResidentBatches` slices them from data on the device, `BatchBuffer` has them
+in a buffer. The count is traced, so a dispatch may be cut anywhere (by an epoch's end, a validation, a checkpoint, a
+signal) without another compilation and without changing a bit.
 
 Where loops are slow (a convolution on a CPU), and for groups of batches of several shapes, the same steps run without a
 loop: `train_single`, or `add` for each micro-batch and `finish`.
@@ -44,12 +44,12 @@ def _no_values(measure: MetricCollection, buffer: int, rows: PyTree) -> StepOutp
 class Programs:
     """All programs of a run, as pure functions on the flat leaves of a `TrainState`.
 
-    Arguments that they share: `leaves` of the state and `epoch_metrics`, the packed metrics' states of the split so
-    far (both donated where they are returned), `feed`, where micro-batches come from, `cursor`, int32, the first
-    micro-batch in the feed, and `count`, int32, their number.
+    Their common arguments are `leaves` of the state and `epoch_metrics`, the packed metrics' states of the split so far
+    (both donated if they are returned), `feed`, the source of micro-batches, `cursor`, int32, the index of the first
+    micro-batch in the feed, and `count`, int32, the number of micro-batches.
 
     Attributes:
-      step: what they compute.
+      step: the definition of the steps.
       tree: the structure of the state.
     """
 
@@ -81,7 +81,7 @@ class Programs:
         return self._single(result, cursor + count + 1)
 
     def train_single(self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
-        """Make one step of one micro-batch, as a program without a loop."""
+        """Make one step over one micro-batch, as a program without a loop."""
         return self._single(self._step(leaves, epoch_metrics, feed, cursor, count), cursor + count)
 
     def begin(self, leaves: Leaves) -> Leaves:
@@ -101,8 +101,8 @@ class Programs:
         return self._add(leaves, acc, feed.tail(), feed.replicated[1], cursor, index)
 
     def finish(self, leaves: Leaves, acc: Leaves, epoch_metrics: Packed) -> tuple[Leaves, PyTree, StepOutputs]:
-        """Run the update of a step whose micro-batches were added one by one. The rows they collected were returned
-        there.
+        """Run the update of a step whose micro-batches were added one by one. Their collected rows were already
+        returned.
         """
         state, empty = self._begin(leaves)
         leaves, epoch_metrics, row = self._finish(
@@ -113,9 +113,9 @@ class Programs:
     def valid(
         self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, number: Array, count: Array
     ) -> Validated:
-        """Validate `count` batches in one loop. It reads the state and changes nothing of it.
+        """Validate `count` batches in one loop. This reads the state, but does not change it.
 
-        `number`, int32, is the first batch's number within the split, which its random key is made from.
+        `number`, int32, is the first batch's number within the split, from which its random key is derived.
         """
         measure, state = self.step.valid_metrics, self.tree.unflatten(leaves)
 
@@ -147,7 +147,7 @@ class Programs:
         return self._valid_one(leaves, epoch_metrics, feed.tail(), feed.replicated[1], cursor, number)
 
     def outputs(self, leaves: Leaves, batch: PyTree, number: Array) -> PyTree:
-        """Return the output of the step that predicts for a batch."""
+        """Return the output of the predict step for a batch."""
         return self.step.predictions(self.tree.unflatten(leaves), batch, number)
 
     # -- the metrics of a split ----------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Programs:
         return self.measure(kind).fresh()
 
     def totals(self, kind: str, epoch_metrics: Packed) -> tuple[dict[str, PyTree], Packed]:
-        """Return the values over a split, and new states in the place of the old ones."""
+        """Return the values over a split, and new states in place of the old ones."""
         return self.measure(kind).totals(epoch_metrics), self.fresh(kind)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Programs:
         added = self.step.train_metrics.add(epoch, metrics)
         if self.step.watch.policy != "skip":
             return added
-        # Negative where gradients overflowed: such a step lowers the loss scale, and its loss counts.
+        # Negative if gradients overflowed: such a step lowers the loss scale, and its loss counts.
         kept: Packed = keep_if(new.extra["nonfinite"][Mark.KIND] <= 0, added, epoch)
         return kept
 

@@ -1,8 +1,8 @@
-"""Fingerprints of traced programs: equal where two programs compute the same function of their arguments.
+"""Fingerprints of traced programs, which are equal if two programs compute the same function of their arguments.
 
 A fingerprint covers primitives with their parameters, nested programs, the shapes and dtypes of arguments, and the
-values of all constants. It does not depend on the process, its working directory, the hash seed, or the place of the
-source code. Host functions that a program calls count by their qualified names alone.
+values of all constants. It does not depend on the process, its working directory, the hash seed, or the location of the
+source code. Host functions that a program calls count only by their qualified names.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# What changes with the process or with the place of the code: addresses, files with line numbers, files.
+# Texts that change with the process or the location of the code: addresses, files with line numbers, files.
 _INCIDENTAL = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}|( at |from file )?[^\s'\"(]*\.py(:\d+|\b)(, line \d+)?")
 _NAMES_OF_CODE = {"DebugInfo", "NameAndSrcInfo", "SourceInfo", "FrameInfo", "Traceback"}
 _PLAIN = {type(None), bool, int, float, complex, bytes}
 _SETTINGS = ("compute_type", "threefry_partitionable", "xla_metadata")
-_SMALL = 64  # bytes of a constant that stands in the text as it is
+_SMALL = 64  # bytes of a constant that is written to the text without hashing
 
 
 def jaxpr_fingerprint(closed_jaxpr: Any) -> str:
     """Return the SHA-256 of a traced program's canonical form, 64 hexadecimal digits.
 
     Args:
-      closed_jaxpr: as `jax.make_jaxpr(fn)(*arguments)` or `jax.jit(fn).trace(*arguments).jaxpr` return it.
+      closed_jaxpr: the result of `jax.make_jaxpr(fn)(*arguments)` or `jax.jit(fn).trace(*arguments).jaxpr`.
 
     >>> def program(rate):
     ...     return jax.make_jaxpr(lambda x: x - rate * x)(jnp.ones(3))
@@ -37,14 +37,14 @@ def jaxpr_fingerprint(closed_jaxpr: Any) -> str:
     >>> jaxpr_fingerprint(program(0.1)) == jaxpr_fingerprint(program(0.2))
     False
 
-    Equations that lead to no output, and have no effect, do not count.
+    Equations that lead to no output and have no effect do not count.
     """
     return _Canonical().program(closed_jaxpr)
 
 
 def has_own_rules(jaxpr: Any) -> bool:
-    """Return True if a traced program has functions with rules of differentiation that JAX does not bring itself. The
-    rules are Python functions, which only a traced gradient shows.
+    """Return True if a traced program has functions with custom differentiation rules that are not JAX's own. The rules
+    are Python functions, which only a traced gradient shows.
     """
     jax_directory = str(jax.__path__[0])
     for equation in jaxpr.eqns:
@@ -73,11 +73,11 @@ def _variables(atoms: Any) -> set[Any]:
 
 
 class _Canonical:
-    """A writer of canonical texts, which remembers those of objects that occur in many equations."""
+    """A writer of canonical texts, which caches the texts of objects that occur in many equations."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
-        self._referenced: list[Any] = []  # an identity is given again when its object is gone
+        self._referenced: list[Any] = []  # keeps the objects alive, as Python reuses identities
         self._dtypes: dict[Any, str] = {}
 
     def program(self, closed: Any) -> str:
@@ -91,7 +91,7 @@ class _Canonical:
         lines.append(f"constants {[self.value(x) for x in consts]}")
         count, literal, known, texts_of = len(texts), self._literal, self.known, self._known.get
         for equation in _live(jaxpr):
-            # The types of results follow from those of arguments, and are left out, as are parameters that are None.
+            # Types of results follow from the arguments and are left out, as are parameters that are None.
             name, context = equation.primitive.name, equation.ctx
             words = [name, texts_of(id(context)) or known(context)]
             words += [literal(x) if hasattr(x, "val") else texts[x] for x in equation.invars]
@@ -116,7 +116,7 @@ class _Canonical:
 
     def _literal(self, literal: Any) -> str:
         value = literal.val
-        if isinstance(value, float | int):  # these may be of JAX's own types, with the dtype in the aval
+        if isinstance(value, float | int):  # may have JAX's own types, with the dtype in the aval
             number = float.__repr__(value) if isinstance(value, float) else int(value)
             return f"{self._dtype(literal.aval.dtype)} {number}"
         return self.known(value) if isinstance(value, jax.Array) else self._array(np.asarray(value))

@@ -1,4 +1,4 @@
-"""Gradients that an optimizer hands on as its updates: added to the parameters, they raise the loss."""
+"""Detection of gradients that an optimizer returns as its updates: added to the parameters, they raise the loss."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +9,8 @@ BOUNDS = ("max", "min", "clamp")
 
 
 def passed_inputs(jaxpr: Any, inputs: Sequence[int | None] | None = None) -> list[int | None]:
-    """Return, for each output of a traced program, the index of the input that it is, also clipped by a number or by
-    a norm, or in some steps only; None for one that was computed.
+    """Return, for each output of a traced program, the index of the input that it equals, even if clipped by a number
+    or a norm, or only in some steps; None for a computed output.
 
     >>> import jax, optax
     >>> clipped = lambda g: optax.clip_by_global_norm(1.0).update(g, optax.EmptyState())[0]

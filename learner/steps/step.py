@@ -41,7 +41,7 @@ PyTree = Any
 Batch = Any
 
 
-HYPERPARAMETERS = "hyperparameters"  # in `extra`: keywords of the optimizer that members of a population differ in
+HYPERPARAMETERS = "hyperparameters"  # in `extra`: the optimizer's keywords that differ between members of a population
 ACTIVE = "active"  # in `extra` of a member of a population: False once it has ended
 
 
@@ -51,12 +51,12 @@ class Accumulated:
     """The sums over the micro-batches of a step.
 
     Attributes:
-      grads: `Σ weight·grad`, or the gradients themselves where a step has one micro-batch on one device.
+      grads: `Σ weight·grad`, or the gradients themselves if a step has one micro-batch on one device.
       weight: `Σ weight`, float32.
       loss: `Σ weight·loss`, or the loss itself.
       model_state: as the last micro-batch left it.
       metrics: the states of the step's metrics.
-      wrong_labels: int32, how many micro-batches had labels that are none of the classes.
+      wrong_labels: int32, the number of micro-batches with labels outside of the classes.
     """
 
     grads: PyTree
@@ -88,13 +88,13 @@ class StepFunctions(StepDefinition):
         return cls(**fields, optimizer=optimizer, schedule=schedule)
 
     def init(self, lr_scale: float, seed: int, places: Any = None) -> TrainState:
-        """Return the state before the first step. Every leaf is a copy of its own, strongly typed.
+        """Return the state before the first step. Every leaf is a separate copy with a strong type.
 
         Args:
-          lr_scale: the first rate, where there is no schedule.
-          seed: of the root random key, and of the random streams that a function makes the model of.
-          places: has `shardings(state)`, where each leaf belongs, and `place(tree, shardings)`; each leaf is made
-            there. Default: JAX's first device.
+          lr_scale: the first rate, if there is no schedule.
+          seed: the seed of the root random key, and of the random streams for a function that makes the model.
+          places: has `shardings(state)`, the shardings of the leaves, and `place(tree, shardings)`. Each leaf is made
+            in its place. Default: JAX's first device.
         """
         program, arguments = self.init_program(lr_scale, seed, places)
         state: TrainState = program(*arguments)
@@ -104,7 +104,7 @@ class StepFunctions(StepDefinition):
         """Return the jitted program that makes the state, and its arguments; see `init`."""
         make, arguments = self.init_function(lr_scale, seed)
         if places is None:
-            # As one program: op by op, every shape in it would be compiled by itself.
+            # As one program: op by op, every shape in it would be compiled separately.
             return jax.jit(with_barriers(make)), arguments
         shardings = places.shardings(jax.eval_shape(make, *arguments))
         of_model = jax.tree.leaves((shardings.params, shardings.model_state))
@@ -119,15 +119,15 @@ class StepFunctions(StepDefinition):
         Args:
           lr_scale: see `init`.
           seed: see `init`.
-          hyperparameters: keywords of the optimizer that are part of the state, as members of a population differ in
-            them.
+          hyperparameters: keyword arguments of the optimizer that are part of the state, as they differ between members
+            of a population.
         """
         tree: Any
         leaves, tree = jax.tree.flatten((self.adapter.params, self.adapter.model_state))
         existing = {i: x for i, x in enumerate(leaves) if not isinstance(x, jax.ShapeDtypeStruct)}
 
         def make(existing: dict[int, Array], scale: Array, rng: Array, traced: dict[str, Array]) -> TrainState:
-            """Make the state. Arrays that do not exist yet are made inside the program, where they belong."""
+            """Make the state. Arrays that do not exist yet are initialised in place, inside of the program."""
             all_leaves = leaves if self.adapter.fresh is None else jax.tree.leaves(self.adapter.fresh(rng))
             params, model_state = tree.unflatten([existing.get(i, x) for i, x in enumerate(all_leaves)])
             params = self.policy.to_param_dtype(params)
@@ -177,7 +177,7 @@ class StepFunctions(StepDefinition):
     # -- training ------------------------------------------------------------------------------------------------------
 
     def begin(self, state: TrainState) -> Accumulated:
-        """Return the accumulator of no micro-batches."""
+        """Return the empty accumulator."""
         grads = jax.tree.map(lambda p: jnp.zeros(p.shape, sum_dtype(p.dtype)), state.params)
         weight, loss = jnp.float32(0), jnp.zeros((), loss_dtype(state.params))
         return Accumulated(grads, weight, loss, state.model_state, self.train_metrics.init(), jnp.int32(0))
@@ -191,7 +191,7 @@ class StepFunctions(StepDefinition):
         With an axis, `batch` has the device's own rows of it, or is `replicated` on each device.
         """
         acc, rows = self._accumulate_parts(state, acc, batch, index, replicated)
-        # Of all parts at once, as the rows of a device follow each other in the batch.
+        # For all parts at once, as the rows of a device are consecutive in the batch.
         return acc, rows if replicated or self.axis is None else self.axis.rows(rows)
 
     def _accumulate_parts(
@@ -234,7 +234,7 @@ class StepFunctions(StepDefinition):
         if not self.needs_reduction:
             return Accumulated(grads, weight, loss, model_state, metrics, wrong_labels), rows
         if self.accumulates:
-            # Batch statistics of all rows count on every device, be it that none of its own rows has a weight.
+            # Batch statistics of all rows count on every device, even if none of its own rows has a weight.
             total = weight if axis is None or same_leaves(model_state, acc.model_state) else axis.sum(weight)
             model_state = keep_if(total > 0, model_state, acc.model_state)
         if self.axis is not None and replicated:
@@ -281,7 +281,7 @@ class StepFunctions(StepDefinition):
             new: tuple[PyTree, PyTree, PyTree] = keep_if(weight > 0, (params, opt_state, acc.model_state), old)
             return new
 
-        # A branch, because a choice between arrays is compiled into the update, and changes its last bits.
+        # A branch, because a selection between arrays is compiled into the update, and changes its last bits.
         holds = self.watch.holds or self.policy.scaling is not None
         new = jax.lax.cond(changes, updated, lambda: old) if holds else updated()
         counted_weight = jnp.where(changes, weight, 0) if holds else weight  # a step that changes nothing counts none
@@ -296,7 +296,7 @@ class StepFunctions(StepDefinition):
         )
 
     def _required_norms(self, old: PyTree, new: PyTree) -> dict[str, Array]:
-        """Return the norms that metrics require of a step that replaced the `old` parameters by the `new` ones."""
+        """Return the norms that metrics require, for a step that replaced the `old` parameters by the `new` ones."""
         norms = {}
         for name in self.train_metrics.requires:
             norms[name] = global_norm(new if name == "param_norm" else difference(new, old))
@@ -312,7 +312,7 @@ class StepFunctions(StepDefinition):
             return {**state.extra, "nonfinite": mark}, changes
         scale = state.extra["loss_scale"]
         overflows = scaling.overflows(scale, weight, loss, norm)
-        # A step that only lowers the scale is none to the watch.
+        # A step that only lowers the scale does not count for the policy.
         mark, changes = self.watch.look(mark, state.step, jnp.where(overflows, 0, weight), loss, norm, wrong_labels)
         overflows = overflows & changes
         scale = scaling.after(scale, overflows, changes & (weight > 0) & jnp.isfinite(norm))
@@ -321,9 +321,7 @@ class StepFunctions(StepDefinition):
 
     @with_matmul
     def custom(self, state: TrainState, batch: Batch) -> tuple[TrainState, PyTree, Array, PyTree]:
-        """Make a step of `update=`. Return the state, the metrics' states, the weight, and the rows that metrics
-        collect.
-        """
+        """Make a step with `update=`. Return the state, the metrics' states, the weight, and the collected rows."""
         assert self.update is not None
         lr = lr_at(self.schedule, state.step, state.lr_scale)
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
@@ -375,7 +373,7 @@ class StepFunctions(StepDefinition):
 
     @with_matmul
     def predictions(self, state: TrainState, batch: Batch, index: Array) -> Any:
-        """Return the output of the step that predicts for the `index`-th batch, with the model in eval mode."""
+        """Return the output of the predict step for the `index`-th batch, with the model in eval mode."""
         return self.policy.to_output_dtype(self.run_valid(state, batch, index, step=self.predict))
 
     def validate(

@@ -1,7 +1,7 @@
-"""The definition of a run's steps: the user's functions, the model, and what is fixed before an optimizer is chosen.
+"""The definition of a run's steps: the user's functions, the model, and all settings except for the optimizer.
 
-It knows how to run the train step, its gradients and the valid step. `learner.steps.step` adds the optimizer and its
-learning rate, and makes whole steps of them.
+It runs the train step, its gradients and the valid step. `learner.steps.step` adds the optimizer and its learning rate
+for complete steps.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ VALID_STREAM = 2**31 - 1  # folded into the root key for validation: no optimize
 
 @dataclasses.dataclass(frozen=True)
 class StepFn:
-    """A user's step, called in one way whatever its signature.
+    """A user's step, with a uniform call for all signatures.
 
     Attributes:
       fn: `(model, batch)` or `(model, batch, rng)`.
-      takes_rng: which of them.
-      name: for error messages.
+      takes_rng: True for `(model, batch, rng)`.
+      name: the name in error messages.
     """
 
     fn: Callable[..., Any]
@@ -57,8 +57,8 @@ class StepFn:
         return annotation is TrainOutput
 
     def __call__(self, model: Any, batch: Batch, rng: Array) -> tuple[Any, Any]:
-        """Return `(output, model)`. The model is the one that the step returned, or None if it returned the output
-        alone.
+        """Return `(output, model)`. The model is the one that the step returned, or None if it returned only the
+        output.
         """
         returned = self.fn(model, batch, rng) if self.takes_rng else self.fn(model, batch)
         pair = isinstance(returned, tuple) and len(returned) == 2 and not hasattr(returned, "loss")
@@ -71,8 +71,8 @@ def _kind_of(value: Any) -> str:
 
 
 def _is_model(returned: Any, model: Any) -> bool:
-    """Return True if the second element of what a step returned is a model like the one that it was given. It may have
-    further variables: a valid step adds some, such as caches.
+    """Return True if the second element of a step's result is a model like the given one. It may have further
+    variables, as a valid step adds some, such as caches.
     """
     if isinstance(model, Mapping):
         return isinstance(returned, Mapping) and model.keys() <= returned.keys()
@@ -83,8 +83,8 @@ def _is_model(returned: Any, model: Any) -> bool:
 
 
 def _assigned(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the values that a step has changed. New ones are scratch, which the same step may read, and
-    arrays are state. Flags are not among them: a step may set the mode of a part of its model each time.
+    """Return the names of the values that a step has changed. New values do not count, as they are scratch for the same
+    step; nor do arrays, which are state, and flags, as a step may set the mode of a part of its model each time.
     """
     constants = {name: value for name, value in before.items() if not isinstance(value, jax.Array)}
     pairs = {name: (value, after[name]) for name, value in constants.items() if name in after}
@@ -149,13 +149,13 @@ class StepDefinition:
       split: parts that each micro-batch is computed in, one after the other.
       own_grads: True if the train step returns `TrainOutput`.
       watch: the response to a loss or a gradient that is not finite.
-      policy: the dtypes of parameters, computing and outputs.
+      policy: the dtypes of parameters, computation and outputs.
       matmul: the precision of matrix products, if it is not JAX's default.
-      remat: a policy of `jax.checkpoint`, by which the backward pass computes parts of the forward pass again.
+      remat: a policy of `jax.checkpoint`, by which the backward pass recomputes parts of the forward pass.
       on_batch: changes micro-batches before the train step.
-      axis: of devices that each have rows of their own. None if each device has the whole batch, or XLA splits it.
-      gather: gathers arrays that are split over devices before a step computes with them. None if none are.
-      predict: the step that predicts, whose output needs no loss. None: the valid step.
+      axis: the axis of devices, each with its own rows. None if each device has the whole batch, or XLA partitions it.
+      gather: gathers sharded arrays before a step computes with them. None if no arrays are sharded.
+      predict: the predict step, whose output needs no loss. None: the valid step.
     """
 
     adapter: ModelAdapter
@@ -197,8 +197,8 @@ class StepDefinition:
         axis: Axis | None = None,
     ) -> tuple[PyTree, Any, PyTree, bool]:
         """Return the gradients, the output, the model's state after the step, and True if the gradients are multiplied
-        by the weight: where the statistics of a batch are those of all devices, the rows of each have a part in the
-        gradients of the others, which count by the weights of those.
+        by the weight: if batch statistics are over all devices, the rows of each device contribute to the gradients of
+        the others, which count by the weights of the others.
         """
         synced: list[bool] = []
 
@@ -240,9 +240,9 @@ class StepDefinition:
         written: list[tuple[PyTree, PyTree]] | None = None,
         assigned: list[str] | None = None,
     ) -> tuple[Any, PyTree]:
-        """Return the output of the train step, computed as `policy` says, and the model's state after it. Appends to
-        `synced` whether the batch statistics are those of all devices, to `written` the parameters of the model
-        before the step and of the one that it returned, and to `assigned` the attributes that it assigned to the model.
+        """Return the output of the train step, computed by `policy`, and the model's state after it. Append to `synced`
+        True if the batch statistics are over all devices, to `written` the parameters of the model before the step and
+        of the returned model, and to `assigned` the attributes that the step assigned to the model.
         """
         assert self.train is not None
         with self.policy.allow_promotion():
@@ -285,7 +285,7 @@ class StepDefinition:
             )
 
     def _computed(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the parameters and the model's state in the dtypes that steps compute with."""
+        """Return the parameters and the model's state in the compute dtypes of steps."""
         parts = (
             self.policy.to_compute_dtype(params),
             self.policy.state_to_compute_dtype(model_state, self.adapter.frozen),
@@ -295,7 +295,7 @@ class StepDefinition:
         return self.gather("params", parts[0]), self.gather("model_state", parts[1])
 
     def grads_like(self, params: PyTree, grads: Any) -> PyTree:
-        """Return the gradients that the train step returned, under the names of `params`."""
+        """Return the gradients of the train step's result, by the names of `params`."""
         assert self.train is not None
         what = f"{self.train.name} returned other gradients than the model's"
         grads = same_structure(self.adapter.grads(grads), params, what, OF_GRADIENTS)
@@ -310,8 +310,8 @@ class StepDefinition:
         return grads
 
     def model_state_after(self, given: Any, returned: Any, before: PyTree, computed: PyTree) -> PyTree:
-        """Return the model's state after a step that was `given` a model and `returned` one, or None. `computed` is the
-        state `before` it, as it was cast for the step.
+        """Return the model's state after a step with the model `given`, which `returned` a model or None. `computed` is
+        the state `before` the step, cast for the step.
         """
         if returned is None and not self.adapter.changes_in_place:
             return before
@@ -319,21 +319,19 @@ class StepDefinition:
         return like(self.policy.restore_state_dtypes(after, computed, before), before, "the model's state")
 
     def train_batch(self, state: TrainState, batch: Batch, key: Array) -> Batch:
-        """Return a micro-batch as the train step gets it. `key`: of the micro-batch."""
+        """Return a micro-batch for the train step. `key`: the key of the micro-batch."""
         with self.policy.allow_promotion():
             return transformed(self.on_batch, batch, key, state.step)
 
     def value_fn(self, state: TrainState, batch: Batch) -> Callable[[PyTree], Array]:
-        """Return the loss of a step's only batch as a function of the parameters, for optimizers that search along a
-        line.
-        """
+        """Return the loss of a step's only batch as a function of the parameters, for optimizers with a line search."""
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
 
         def value(params: PyTree) -> Array:
             changed = self.train_batch(state, batch, key)  # here, as most optimizers never evaluate the loss again
             output, _ = self.run_train(params, state.model_state, changed, key)
             loss = self.policy.to_output_dtype(output.output if self.own_grads else output).loss
-            return jnp.asarray(loss, loss_dtype(params))  # as the loss of the step: a search compares the two
+            return jnp.asarray(loss, loss_dtype(params))  # like the loss of the step, as a search compares the two
 
         return value
 
@@ -346,8 +344,8 @@ class StepDefinition:
         step: StepFn | None = None,
         written: list[tuple[PyTree, PyTree]] | None = None,
     ) -> Any:
-        """Return the output of `step`, by default the valid step, in the dtypes that it returns; see
-        `StepFunctions.evaluate`. Appends to `written` the model's state before the step and after it.
+        """Return the output of `step`, by default the valid step, in the output dtypes; see `StepFunctions.evaluate`.
+        Append to `written` the model's state before and after the step.
         """
         step = step or self.valid
         assert step is not None

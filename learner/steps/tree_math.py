@@ -1,4 +1,4 @@
-"""Arithmetic on trees of arrays, which the programs of steps share."""
+"""Arithmetic on trees of arrays for the programs of steps."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ Array = Any
 PyTree = Any
 Batch = Any
 
-# Elements of an array that shares its reduction in a norm with others of its shape. XLA compiles three loops for each
-# reduction: they made a third more loops of the step of a twelve-layer transformer, and 0.7 of 5.2 CPU seconds. Larger
+# The largest array, in elements, that shares its reduction in a norm with others of its shape. XLA compiles three loops
+# per reduction: for a twelve-layer transformer, a third more loops in its step, and 0.7 of 5.2 CPU seconds. Larger
 # arrays would take longer to copy than to reduce.
 SMALL = 4096
 
@@ -38,10 +38,10 @@ def rows_of(batch: Batch) -> int:
 
 
 def split_rows(batch: Batch, parts: int) -> tuple[Batch, Batch | None]:
-    """Return the rows of a batch as arrays `[rows of a part, parts, ...]`, and the rows that are left, or None.
+    """Return the rows of a batch as arrays `[rows of a part, parts, ...]`, and the remaining rows, or None.
 
-    A part has every `parts`-th row, so that the parts of a batch that is spread over devices are spread as well. Where
-    the rows do not divide, the last part has fewer.
+    A part has every `parts`-th row, so that the parts of a sharded batch are sharded as well. If the rows do not divide
+    evenly, the last part has fewer.
 
     >>> split_rows(jnp.arange(7), 3)
     (Array([[0, 1],
@@ -56,7 +56,7 @@ def split_rows(batch: Batch, parts: int) -> tuple[Batch, Batch | None]:
 
 
 def global_norm(grads: PyTree) -> Array:
-    """Return float32: the square root of the sum of squares of all gradients, or parameters."""
+    """Return the square root of the sum of squares of all gradients or parameters, float32."""
     groups: dict[Any, list[Array]] = {}
     for number, g in enumerate(jax.tree.leaves(grads)):
         x = jnp.abs(g).astype(jnp.float32)
@@ -66,7 +66,7 @@ def global_norm(grads: PyTree) -> Array:
 
 
 def like(new: PyTree, old: PyTree, what: str) -> PyTree:
-    """Return `new` with the very types of `old` (a weak type becomes strong). Raise an error that names the array if
+    """Return `new` with exactly the types of `old` (a weak type becomes strong). Raise an error that names the array if
     its shape or dtype differs.
     """
     if not same_tree(new, old):
@@ -89,13 +89,13 @@ def copied(tree: Any) -> Any:
 
 
 def strong(x: Array) -> Array:
-    """Return an array of a strong type: a weak one would be another program at the next dispatch."""
+    """Return an array with a strong type, as a weak type would need another program at the next dispatch."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if x.aval.weak_type else x
 
 
 def scale_by_weight(value: Array, weight: Array) -> Array:
-    """Return `weight * value` in the dtype of sums, or 0 for weight 0, where the value may be NaN."""
+    """Return `weight * value` in the dtype of sums, or 0 for weight 0, even if the value is NaN."""
     value = value.astype(sum_dtype(value.dtype))
     return jnp.where(weight > 0, value * weight.astype(value.dtype), jnp.zeros((), value.dtype))
 
@@ -106,18 +106,18 @@ def difference(new: PyTree, old: PyTree) -> PyTree:
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """Return the dtype to add values of a dtype in: float32 for those of half precision."""
+    """Return the dtype in which to sum values of a dtype: float32 for half precision."""
     return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
 
 def loss_dtype(params: PyTree) -> Any:
-    """Return the dtype of the loss that an optimizer gets: float64 where a parameter has as many bits, else float32."""
+    """Return the dtype of the loss for an optimizer: float64 if a parameter has 64-bit numbers, else float32."""
     is_double = any(p.dtype in (jnp.float64, jnp.complex128) for p in jax.tree.leaves(params))
     return jnp.float64 if is_double else jnp.float32
 
 
 def same_leaves(a: PyTree, b: PyTree) -> bool:
-    """Return True if the leaves are the very same objects, so that nothing was computed between them."""
+    """Return True if the leaves are identical objects, so that nothing was computed between them."""
     return all(x is y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
