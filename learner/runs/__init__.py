@@ -1,10 +1,10 @@
-"""Inspection of runs from their files: nothing that they name is imported, and nothing is changed.
+"""Inspection of runs from their files. Nothing that the files name is imported, and nothing is changed.
 
     run = RunReader("runs/digits")
     run.status, run.history["valid/Loss"], run.config["lr.init_value"]
     run.steps("train/Loss", most=1000).mean
 
-A directory may belong to another user, and the run in it may be training, or be damaged.
+A directory may belong to another user, and its run may be training or damaged.
 """
 
 from typing import TYPE_CHECKING

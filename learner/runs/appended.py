@@ -17,11 +17,11 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class AppendedFile:
-    """A file that lines are appended to; it is opened by the first write.
+    """An append-only file of lines. The first write opens it.
 
     Args:
-      path: of the file; relative to the current working directory.
-      size: in bytes.
+      path: the path of the file, relative to the current working directory.
+      size: the size in bytes.
       crc: the CRC-32 of those bytes, kept up to date; None keeps none.
 
     >>> import tempfile
@@ -86,7 +86,7 @@ class AppendedFile:
         return descriptor
 
     def is_lost(self) -> bool:
-        """Return True if the file is open and was removed or replaced since: writes would go to no directory."""
+        """Return True if the file is open but has been removed or replaced, so that writes would be lost."""
         if self._descriptor is None:
             return False
         try:
@@ -108,7 +108,7 @@ def close_all(files: Iterable[AppendedFile]) -> None:
 
 
 def refuse_special(path: str | os.PathLike[str]) -> None:
-    """Raise `LearnerError` for a link, which would change a file elsewhere, and for pipes and devices, which would
+    """Raise `LearnerError` for a link, which would change a file elsewhere, and for a pipe or a device, which would
     block. A path that does not exist is accepted.
     """
     try:
@@ -124,7 +124,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 
 
 def replace(path: str, content: bytes) -> None:
-    """Replace a file atomically: readers, and a crash, see the old or the new content, never a part of either."""
+    """Replace a file atomically: readers see the old or the new content, never a part of either, even after a crash."""
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)  # of a process that was killed; a link would be written through
@@ -141,12 +141,13 @@ def replace(path: str, content: bytes) -> None:
 
 
 def shortest(value: Any) -> float:
-    """Return a number as the files of a run have it. Of a float32 or a narrower float it is the shortest decimal that
-    reads back to the same float32: 0.1, not 0.10000000149011612. So it is of a Python float with a fraction that is a
-    float32, as `float(loss)` is. Any other number becomes the same float64.
+    """Return a number as a run writes it. A float32 or a narrower float becomes the shortest decimal that reads back to
+    the same float32: 0.1, not 0.10000000149011612. So does a Python float with a fraction that equals a float32, such
+    as `float(loss)`. Any other number becomes the same float64.
 
     Raises:
-      TypeError, ValueError, OverflowError: it is not a number, several numbers, or an integer beyond all floats.
+      TypeError, ValueError, OverflowError: the value is not a number, is several numbers, or an integer too large for a
+        float.
 
     >>> [shortest(value) for value in (np.float32(0.1), float(np.float32(0.1)), 1 / 3, 16777217, np.int64(2**53))]
     [0.1, 0.1, 0.3333333333333333, 16777217.0, 9007199254740992.0]
@@ -164,7 +165,7 @@ def shortest(value: Any) -> float:
 
 
 def value_texts(values: np.ndarray) -> list[str]:
-    """Return each number of `[count]` as the shortest digits that read back to the same float32, or float64 of wider
+    """Return each number of `[count]` as the shortest digits that read back to the same float32, or float64 for wider
     dtypes.
 
     >>> value_texts(np.float32([0.1, 1, 1e20, float("nan"), float("-inf")]))
@@ -176,19 +177,20 @@ def value_texts(values: np.ndarray) -> list[str]:
 
 
 def weight_texts(weights: np.ndarray) -> list[str]:
-    """Return the text of each weight, as `value_texts` does, with integers as such because weights are mostly counts.
+    """Return the text of each weight, as `value_texts` does, but write integers as such because weights are mostly
+    counts.
 
     >>> weight_texts(np.float32([32, 0.5]))
     ['32', '0.5']
     """
     kind = np.result_type(weights, np.float32).type
     numbers = np.asarray(weights, kind).tolist()
-    texts = {number: str(kind(number)).removesuffix(".0") for number in set(numbers)}  # few: batches are of one size
+    texts = {number: str(kind(number)).removesuffix(".0") for number in set(numbers)}  # few: batches have one size
     return [texts[number] for number in numbers]
 
 
 def final_text(value: float | str) -> str:
-    """Return the value of a split as text, the shortest digits that read back to it: those of `value_texts` for the
+    """Return the value of a split as text: the shortest digits that read back to it, as in `value_texts` for the
     `shortest` decimal of a float32. A text is written as JSON.
 
     >>> [final_text(value) for value in (0.1, 16777217.0, 1e300, "two\\nlines")]

@@ -19,9 +19,9 @@ FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")
 PROGRAM = "train step"
 DERIVED = (".batches", ".rows per batch", ".first row")
 NEUTRAL = ("optimizer.weight_decay_on", "all")
-"""A default that only the classes for configs have: the same as its absence."""
+"""A default that only the classes for configs have. It equals an absent setting."""
 SECONDARY = ("last", "steps", "epoch", "epochs")
-"""Columns that narrow terminals do without, the first ones first."""
+"""Columns that narrow terminals omit, the first ones first."""
 GAP = 2
 CELL = 24
 """The most characters of a setting."""
@@ -33,13 +33,13 @@ class Comparison:
     """The result of `compare`.
 
     Attributes:
-      settings: the keys of the configs that differ; facts of the data that do (`data.train.rows`); and `train step`,
-        where steps of one config compute something else.
-      metrics: the keys of the metrics that are shown.
-      requested: the columns that `lines` shows at any width: metrics that were asked for, and the one to sort by.
+      settings: the keys of the configs that differ; the facts about the data that differ (`data.train.rows`); and
+        `train step`, if steps of one config compute something else.
+      metrics: the keys of the shown metrics.
+      requested: the columns that `lines` shows at any width: requested metrics and the sort column.
       rows: a mapping for each run: `run`, `directory`, `status`, `epochs`, `steps`, `seconds`, the settings by key
-        (with `config.` before one that is called like another column), and for each metric `<key> best`, `<key> best
-        epoch` and `<key> last`, `None` where a run has none.
+        (with the prefix `config.` if another column has that name), and for each metric `<key> best`, `<key> best
+        epoch` and `<key> last`, or `None` if the run has no value.
     """
 
     settings: tuple[str, ...]
@@ -63,9 +63,9 @@ class Comparison:
 
         Args:
           settings: the largest number of settings; None shows all.
-          width: of the terminal, in characters. If the table is wider, columns are left out whole; then rows and
-            columns change places; then only the columns that fit are shown: those requested, the first metric, and the
-            first settings before the rest.
+          width: the width of the terminal in characters. If the table is wider, first whole columns are omitted; then
+            the table is transposed; then only the columns that fit are shown: the requested ones, the first metric, and
+            the first settings before the rest.
         """
         first = self.settings[:settings]
         shown = [key for key in self.settings if key in first or _column(key) in self.requested]
@@ -111,7 +111,7 @@ class Comparison:
         return {name: list(map(printable, [title, *texts])) for name, (title, texts) in columns.items()}
 
     def _fitting(self, columns: Mapping[str, list[str]], settings: Sequence[str], width: int) -> list[list[str]]:
-        """Return the columns that fit, in order: the most important ones, and the requested ones in any case."""
+        """Return the columns that fit, in order: always the requested ones, then the most important ones."""
         needed = [name for name in ("run", *self.requested, *self.metrics[:1]) if name in columns]
         others = ["status", *map(_column, settings), *self.metrics, *columns]
         kept, used = set(), -GAP
@@ -125,7 +125,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class _RunSummary:
-    """The values of a run that a comparison shows, so that hundreds of long runs need not be in memory at once."""
+    """The values of a run that a comparison shows. Hundreds of long runs need not be in memory at once."""
 
     fixed: Row
     from_file: bool
@@ -153,11 +153,12 @@ class _RunSummary:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config, and what else the run recorded: facts about the data, the program, the seed and the rate."""
+        """The config and the other recorded facts: data, program, seed and learning rate."""
         return {**self.fingerprint, **self.config}
 
     def in_common_form(self) -> "_RunSummary":
-        """Return the summary with the model and the schedule as runs from configs and from Python both have them."""
+        """Return the summary with the model and the schedule in the form common to runs from configs and from
+        Python."""
         config = dict(self.config)
         if isinstance(model := config.get("model"), str):
             config["model"] = model.partition(" (")[0].rpartition(".")[2]
@@ -166,7 +167,7 @@ class _RunSummary:
         return dataclasses.replace(self, config=config)
 
     def with_recorded_optimizer(self) -> "_RunSummary":
-        """Return the summary with the optimizer as the run recorded it, whichever way it was given."""
+        """Return the summary with the optimizer as the run recorded it, however it was specified."""
         config: dict[str, Any] = {}
         for key, value in self.config.items():
             if key == "optimizer":
@@ -182,12 +183,12 @@ def compare(
     """Compare runs.
 
     Args:
-      runs: one or more, or their directories. Each is let go before the next one is taken, so a generator needs the
-        memory of one.
-      metrics: keys (`valid/Loss`) or names (`Loss`, for all splits that have it); default: those of validation that
-        most of the runs have, else those of training.
+      runs: one or more runs, or their directories. Each is released before the next is read, so a generator needs the
+        memory of one run.
+      metrics: keys (`valid/Loss`) or names (`Loss`, for all splits that have it); default: the validation metrics that
+        most of the runs have, else the training metrics.
       sort: a column to sort by: a metric by its best value, the best run first; a setting or `seconds`, `steps`,
-        `epochs`, `status` or `run`, the smallest first. Runs without it are last. Default: in the order given.
+        `epochs`, `status` or `run`, the smallest first. Runs without a value come last. Default: the given order.
 
     Raises:
       LearnerError: there is no such metric or column.
@@ -196,7 +197,7 @@ def compare(
     if len({run.from_file for run in summaries if run.config}) > 1:
         summaries = [run.in_common_form() for run in summaries]
     optimized = [run for run in summaries if "optimizer" in run.config]
-    # Only configs of one optimizer have the same keys for its settings, also for those of optimizers in it.
+    # Only configs of one optimizer have the same keys for its settings and for those of nested optimizers.
     is_same = all(run.from_file for run in optimized) and len({str(run.config["optimizer"]) for run in optimized}) == 1
     if not is_same and all(run.optimizer for run in optimized):
         summaries = [run.with_recorded_optimizer() for run in summaries]
@@ -234,7 +235,7 @@ def _usual(runs: Sequence[_RunSummary], known: Sequence[str]) -> list[str]:
 
 
 def _differing(runs: Sequence[_RunSummary]) -> list[str]:
-    """Return the settings and facts that differ, those that all runs have before those that some lack."""
+    """Return the settings and facts that differ, first those of all runs, then those that some runs lack."""
     configs = [run for run in runs if run.config]
     keys = dict.fromkeys(key for run in configs for key in run.config if key not in ALWAYS_DIFFER)
     settings = [key for key in keys if _differs(key, configs)]
@@ -245,7 +246,7 @@ def _differing(runs: Sequence[_RunSummary]) -> list[str]:
 
 def _differs(key: str, runs: Sequence[_RunSummary]) -> bool:
     """Return True if a setting differs between the runs that may have it: configs and runs from Python have different
-    keys. None does not differ from an absent one, as both are shown alike.
+    keys. None equals an absent setting, because both look the same in the table.
     """
     kinds = {run.from_file for run in runs if key in run.config}
     first, *others = (run.settings.get(key) for run in runs if run.from_file in kinds or key in run.settings)
@@ -253,8 +254,8 @@ def _differs(key: str, runs: Sequence[_RunSummary]) -> bool:
 
 
 def _without_duplicates(settings: Sequence[str], facts: Sequence[str], runs: Sequence[_RunSummary]) -> list[str]:
-    """Return settings and facts without those that say the same: of `train.batch_size` and the fact
-    `data.train.batch_size`, the setting, or the fact if only that one is known of all runs.
+    """Return settings and facts without duplicates: of `train.batch_size` and the fact `data.train.batch_size`, keep
+    the setting, or the fact if only that is known for all runs.
     """
     dropped: set[str] = set()
     for fact in facts:
@@ -272,8 +273,8 @@ def _name(key: str) -> str:
 
 
 def _differing_facts(runs: Sequence[_RunSummary], settings: Sequence[str]) -> list[str]:
-    """Return the keys of the fingerprints that differ. Programs of different configs always differ, and facts that
-    follow from others are shown only where no other fact differs.
+    """Return the keys of the fingerprints that differ. Programs of different configs always differ, and derived facts
+    are shown only if no other fact differs.
     """
     keys = dict.fromkeys(key for run in runs for key in run.fingerprint if key.startswith("data."))
     facts = [key for key in keys if len({str(run.fingerprint.get(key)) for run in runs}) > 1]
@@ -338,7 +339,7 @@ def _table(columns: Iterable[Sequence[str]]) -> list[str]:
 def _cell(value: float | str | None) -> str:
     if value is None:
         return "-"
-    if isinstance(value, str):  # a confusion matrix, say, of which a cell has room for the first row at most
+    if isinstance(value, str):  # for example a confusion matrix: a cell has room for its first row at most
         return "text"
     return str(value) if isinstance(value, int) else short(value)
 

@@ -2,8 +2,8 @@
 
     touch runs/digits/stop.ask
 
-asks the run in `runs/digits` to stop, `save.ask` for a checkpoint; `ask` and `learner ask` write the same files and say
-who asks. The answer is in the run's log.
+requests the run in `runs/digits` to stop; `save.ask` requests a checkpoint. `ask` and `learner ask` write the same
+files, with the sender's name. The run logs its answer.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from learner.util.text import printable
 
 WHAT = ("stop", "save")
 POLL_SECONDS = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 LONGEST = 500
 
 
 def ask(directory: str | os.PathLike[str], what: str) -> Path:
-    """Ask the run in a directory to `"stop"`, after a checkpoint as `Interrupter` does it, or to `"save"`.
+    """Request the run in a directory to `"stop"` after a checkpoint, as `Interrupter` does, or to `"save"`.
 
     Returns:
-      The file that asks. It is gone once the run has taken note, within a second or so.
+      The path of the request file. The run removes it within a second or so.
 
     Raises:
-      LearnerError: no run is active there, or there is no such request.
+      LearnerError: no run is active in the directory, or the request is unknown.
     """
     folder = Path(directory)
     if what not in WHAT:
@@ -66,8 +66,8 @@ def consume(directory: str | os.PathLike[str]) -> tuple[dict[str, str], list[str
     """Remove the request files of a run.
 
     Returns:
-      The sender by request; `"somebody"` if the file names none. And what is wrong with files that cannot be taken
-      away: they ask for nothing, as they would do so forever.
+      The sender of each request, `"somebody"` if the file names none; and the problems of files that cannot be removed.
+      Those are ignored, because they would repeat their request forever.
     """
     requests, problems = {}, []
     for what in pending(directory):
@@ -82,7 +82,7 @@ def consume(directory: str | os.PathLike[str]) -> tuple[dict[str, str], list[str
 
 
 def forget(directory: str | os.PathLike[str]) -> None:
-    """Discard requests when a run begins: they were meant for an earlier one."""
+    """Discard requests when a run starts: they were meant for an earlier run."""
     consume(directory)
 
 

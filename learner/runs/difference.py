@@ -1,4 +1,4 @@
-"""Two runs: what differs between them, and where their values part."""
+"""The differences between two runs, and the step at which their values diverge."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Parting:
 
     Attributes:
       step: the optimizer step.
-      values: of both runs.
+      values: the values of both runs.
     """
 
     step: int
@@ -31,7 +31,7 @@ class Parting:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The result of `difference`. Pairs have the values of both runs, None where one has none.
+    """The result of `difference`. Pairs have the values of both runs, or None for a run without one.
 
     Attributes:
       settings: keys of the configs that differ.
@@ -39,8 +39,8 @@ class Difference:
       code: `train step` if it computes something else, and the commits if they differ.
       environment: versions and devices that differ.
       metric: the key of the metric that was compared.
-      steps: how many steps both runs have.
-      parting: where the metric parts, or None.
+      steps: the number of steps that both runs have.
+      parting: the step at which the metric diverges, or None.
     """
 
     settings: Pairs
@@ -53,7 +53,7 @@ class Difference:
 
     @property
     def explanation(self) -> str:
-        """A sentence on whether the values part, and what explains it."""
+        """A sentence that states whether the values diverge, and the likely cause."""
         if self.parting is None:
             return f"{self.metric} of {count(self.steps, 'step')} is the same"
         causes = [name for name in ("settings", "data", "code") if getattr(self, name)]
@@ -72,7 +72,7 @@ class Difference:
 
 
 def pair_lines(parts: Mapping[str, Pairs]) -> list[str]:
-    """Return a line for each pair, with the part that it belongs to."""
+    """Return a line for each pair, with the part of the difference to which it belongs."""
     rows = [
         [part, printable(key), printable(text_of(a)), printable(text_of(b))]
         for part, pairs in parts.items()
@@ -82,17 +82,17 @@ def pair_lines(parts: Mapping[str, Pairs]) -> list[str]:
 
 
 def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance: float = 0.0) -> Difference:
-    """Return what differs between two runs.
+    """Return the differences between two runs.
 
     Args:
       a: a run.
-      b: another one.
-      metric: whose values are compared, by key: those of single steps in training, otherwise those of whole splits.
-      tolerance: the relative difference of values that still counts as none; 0 compares all digits of the logs, which
-        are those of float32 for values of the device.
+      b: another run.
+      metric: the key of the metric to compare: values of single steps for training, otherwise values of whole splits.
+      tolerance: the largest relative difference that still counts as equal; 0 compares all digits of the logs, which
+        are those of float32 for values from the device.
 
     Raises:
-      LearnerError: one of the runs has no such values, or they have none of the same steps.
+      LearnerError: one of the runs has no such values, or the runs have no steps in common.
     """
     series = []
     for run in (a, b):
@@ -143,6 +143,6 @@ def _values(run: RunReader, metric: str) -> dict[int, float]:
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the pairs of values of the keys in which two mappings differ."""
+    """Return the pairs of values for the keys whose values differ between two mappings."""
     pairs = {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b])}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,13 +1,13 @@
 """The evaluations of a run's checkpoints: `evaluations.jsonl`, one JSON object per evaluation.
 
-The journal belongs to the process that trains, which may cut it back. Evaluations may come from other processes, also
-while the run trains, so they have a file of their own, with lines of the same form:
+The journal belongs to the training process, which may truncate it. Evaluations may come from other processes, even
+while the run trains, so they have their own file, with lines of the same form:
 
     {"event": "evaluation", "time": 1769860800.5, "epoch": 17, "step": 765, "values": {"test/Loss": 0.07},
      "metrics": {"test/Loss": {"unit": "", "higher_is_better": false}}}
 
-`epoch` and `step` are those of the checkpoint. `metrics` has the unit and the direction of each value. Of two lines
-about one split and step the later one counts.
+`epoch` and `step` belong to the checkpoint. `metrics` has the unit and the direction of each value. If two lines have
+the same split and step, the later one counts.
 """
 
 import json
@@ -33,8 +33,8 @@ SPLIT = re.compile(r"(?!(train|valid|custom)(-|$))[A-Za-z][\w-]{0,60}")
 
 
 def check_split(split: Any) -> str:
-    """Return the name of an evaluation's split. Raise `LearnerError` if it is not a file name, or the name of another
-    split of the run.
+    """Return the name of an evaluation's split. Raise `LearnerError` if it is not a file name, or is another split of
+    the run.
     """
     if not isinstance(split, str) or not SPLIT.fullmatch(split):
         raise LearnerError(
@@ -56,7 +56,7 @@ def record_evaluation(
       epoch: of the checkpoint.
       step: of the checkpoint.
       values: by key, such as `test/Loss`.
-      infos: of these metrics.
+      infos: the properties of these metrics.
       time: now, in seconds since 1970 (UTC).
     """
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
@@ -67,7 +67,7 @@ def record_evaluation(
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666)
     try:
         size = os.lseek(descriptor, 0, os.SEEK_END)
-        # A process that was killed may have left a torn line. One write: other processes may append as well.
+        # A killed process may have left a torn line. One write, because other processes may append as well.
         torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
         os.write(descriptor, b"\n" + line if torn else line)
         os.fsync(descriptor)
@@ -85,7 +85,7 @@ def _add_to_summary(directory: Path) -> None:
             summary["metrics"] |= summaries(read_evaluations(directory))
             replace(str(directory / "summary.json"), json.dumps(encode(summary), indent=2).encode() + b"\n")
     except LearnerError as error:
-        if error.code != "run-in-use":  # a run that trains writes its summary at its end
+        if error.code != "run-in-use":  # a training run writes its summary at its end
             raise
 
 
@@ -94,8 +94,8 @@ def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | Non
 
     Args:
       directory: of the run.
-      journal: its lines; default: they are read. An evaluation is void if the run started later at an earlier step
-        than that of the checkpoint: it has trained these steps again.
+      journal: the lines of the journal; default: read them. An evaluation is void if the run later restarted at a step
+        before the checkpoint, because it then repeated these steps.
     """
     path = directory / NAME
     if not path.is_file() or path.is_symlink():
@@ -128,7 +128,8 @@ def evaluated_steps(directory: Path, splits: Iterable[str]) -> set[int]:
 
 
 def _splits_of(entry: Mapping[str, Any]) -> list[str]:
-    """Return the splits of an evaluation in the order of its values: a set of strings has another in each process."""
+    """Return the splits of an evaluation in the order of its values. The order of a set of strings differs between
+    processes."""
     return list(dict.fromkeys(key.split("/", 1)[0] for key in entry["values"]))
 
 

@@ -13,7 +13,7 @@ def file_name(name: str) -> str:
     """Return the file name of a metric, or the directory name of a split: spaces become underscores.
 
     Raises:
-      LearnerError: no file can safely be called so.
+      LearnerError: the name is not safe as a file name.
 
     >>> file_name("Top-5 Accuracy")
     'Top-5_Accuracy'
@@ -49,7 +49,7 @@ def refuse_same_files(names: Sequence[str]) -> None:
 
 
 def folded_name(file: str) -> str:
-    """Return a name in the form in which some file systems compare it."""
+    """Return a name in the normalized form in which some file systems compare names."""
     return unicodedata.normalize("NFC", file).casefold()
 
 

@@ -12,19 +12,20 @@ from learner.runs.run_reader import RunReader
 from learner.util.text import by_number
 
 DEEPEST = 4
-"""Levels of directories below the one that was named."""
+"""The number of directory levels to search below the given directory."""
 
 
 def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> list[RunReader]:
     """Return the runs at or below these directories, each once, with a unique name.
 
-    See `each_run`, which reads one after another.
+    See also `each_run`, which reads one run at a time.
     """
     return list(each_run(places, now))
 
 
 def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> Iterator[RunReader]:
-    """Yield the runs at or below these directories, each once, with a unique name. Each is read when it is needed.
+    """Yield the runs at or below these directories, each once, with a unique name. Each run is read when it is
+    requested.
 
     Args:
       places: directories of runs, or of directories with runs.
@@ -69,7 +70,7 @@ def run_directories(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Path
 def _directories(folder: Path, levels: int) -> Iterator[Path]:
     try:
         if (folder / MARK).is_file():
-            # The run of a population has the means of its members, which are runs themselves.
+            # The run of a population holds the means of its members, which are runs themselves.
             members = [folder / member["directory"] for member in read_members(folder)]
             yield from [path for path in members if (path / MARK).is_file()] or [folder]
             return

@@ -7,11 +7,11 @@ from typing import Any
 from learner.util.json_values import encode
 
 DEEPEST = 100
-"""Mappings and lists inside of each other."""
+"""Nested mappings and lists."""
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a config to dotted keys. A class has its own key, with its arguments below; lists of plain values stay
+    """Flatten a config to dotted keys. A class has its own key, with its arguments below it; lists of plain values stay
     lists.
 
     >>> flat({"seed": 0, "model": {"class_path": "models.MLP", "init_args": {"features": [64, 10]}}})
@@ -19,7 +19,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> flat({"metrics": [{"class_path": "Accuracy"}, "Perplexity"]})
     {'metrics.0': 'Accuracy', 'metrics.1': 'Perplexity'}
 
-    NaN becomes a text, because two configs that have it are the same:
+    NaN becomes a text, so that two configs with NaN are equal:
 
     >>> flat({"missing": float("nan")})
     {'missing': 'NaN'}
@@ -56,7 +56,7 @@ def _pairs(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can represent and that equals itself: YAML also has dates, sets and bytes."""
+    """Return a value that JSON can represent and that equals itself. YAML also has dates, sets and bytes."""
     if isinstance(value, list):
         return list(map(_plain, value))
     if isinstance(value, float) and math.isnan(value):

@@ -1,4 +1,4 @@
-"""The values of single steps of a run in progress: read once, and kept in bounded memory."""
+"""The values of single steps of a running run, read once and kept in bounded memory."""
 
 import bisect
 import os
@@ -13,19 +13,19 @@ from learner.runs.thinning import MOST, Floats, Series, Thinned, joined, merged,
 LARGE = 2 << 20
 """Bytes above which a series is sketched before it is read."""
 PLACES = 256
-"""Where a sketch looks."""
+"""The number of places that a sketch samples."""
 BLOCK = 1024
-"""Bytes that it reads there."""
+"""Bytes that a sketch reads in each place."""
 
 
 class GrowingSeries:
-    """A training metric at each optimizer step, read incrementally; each line is read once.
+    """The values of a training metric at each optimizer step, read incrementally, each line once.
 
     Args:
       directory: of the run.
       split: such as `train`.
       name: of the metric.
-      most: points that are held, an even number.
+      most: the number of points to keep, an even number.
     """
 
     def __init__(self, directory: Path, split: str, name: str, most: int = MOST):
@@ -38,15 +38,15 @@ class GrowingSeries:
         """Read further.
 
         Args:
-          epochs: those that have files, in order.
+          epochs: the epochs that have files, in order.
           ends: the last step of each epoch, where known.
           limit: bytes that may be read.
 
         Returns:
-          How many were read; fewer than `limit` at the end.
+          The number of bytes read; fewer than `limit` at the end.
 
         Raises:
-          ValueError: the file became shorter than it was: the run was taken back.
+          ValueError: the file became shorter, because the run went back to an earlier step.
           OSError: a file cannot be read.
         """
         left = limit
@@ -75,7 +75,7 @@ class GrowingSeries:
             self._thinned.add(np.arange(self._last + 1, self._last + 1 + len(values)), values)
             self._last += len(values)
         elif len(self._rest) > LONGEST:
-            self._rest = b""  # nothing that a run wrote
+            self._rest = b""  # not written by a run
         return len(content)
 
     def sketch(self, epochs: Sequence[int], ends: Mapping[int, int]) -> None:
@@ -85,7 +85,7 @@ class GrowingSeries:
         if sum(sizes) < LARGE:
             return
         begins = np.cumsum([0, *sizes])
-        blocks: list[tuple[int, int, Floats]] = []  # the file, where in it, and the values there
+        blocks: list[tuple[int, int, Floats]] = []  # the file, the position in it, and the values there
         lines = read = 0
         for folder in np.linspace(0, begins[-1] - 1, PLACES).astype(int):
             number = int(np.searchsorted(begins, folder, "right")) - 1
@@ -95,7 +95,7 @@ class GrowingSeries:
                 block = file.read(BLOCK)
             inner = block[block.find(b"\n") + 1 : block.rfind(b"\n") + 1]
             values = first_column(inner) if inner else np.zeros(0)
-            if len(values):  # there may be the last line of an epoch alone
+            if len(values):  # there may be only the last line of an epoch
                 lines, read = lines + len(values), read + len(inner)
                 blocks.append((number, at, values))
         if lines:

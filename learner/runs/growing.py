@@ -15,7 +15,7 @@ class GrowingLines:
     """The lines appended to a file since the last read.
 
     Args:
-      path: of the file; it need not be there yet.
+      path: the path of the file; it need not exist yet.
       last: start with the lines within this many bytes of the end; None starts with the first line.
 
     >>> import tempfile
@@ -43,14 +43,14 @@ class GrowingLines:
         self._at, self._rest, self._file, self._torn, self._end = 0, b"", (0, 0), False, b""
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Return whether the file was replaced or truncated, and its new complete lines without line ends; after a
-        replacement, all of them. A partial last line is returned once it is complete.
+        """Return True if the file was replaced or truncated, and the new complete lines without line ends (all lines
+        after a replacement). A partial last line is returned once it is complete.
 
-        A file that was removed may get its number back: it is known by what was read last, too.
+        A new file may get the inode number of a removed one, so the last line read is compared, too.
 
         Raises:
           OSError: it cannot be read.
-          LearnerError: it has got more than may be read into memory.
+          LearnerError: it has more new data than may be read into memory.
         """
         if not is_plain(self.path):
             return False, []
@@ -62,7 +62,7 @@ class GrowingLines:
                 self._forget()
                 self._file = status.st_dev, status.st_ino
                 self._at = max(0, status.st_size - self._last) if self._last is not None else 0
-                self._torn = self._at > 0  # it begins inside of a line, perhaps
+                self._torn = self._at > 0  # it may begin inside a line
             refuse_larger(self.path, status.st_size - self._at, LARGEST)
             file.seek(self._at)
             lines: list[bytes] = []
@@ -77,6 +77,6 @@ class GrowingLines:
         return anew, lines
 
     def _goes_on(self, file: BinaryIO) -> bool:
-        """Return True if the line that was read last is still in its place."""
+        """Return True if the last line read is still in its place."""
         file.seek(self._at - len(self._end))
         return file.read(len(self._end)) == self._end

@@ -30,7 +30,7 @@ ARTIFACTS = (
 
 
 class Point(NamedTuple):
-    """A value, with the epoch and the optimizer step after which it was measured."""
+    """A value with the epoch and the optimizer step after which it was measured."""
 
     epoch: int
     step: int
@@ -72,11 +72,11 @@ class History(Mapping[str, list[float | str]]):
             points[key].append((epoch, step, decode(value) if isinstance(value, str) else value))
 
     def points(self, key: str) -> list[Point]:
-        """Return the values of a key such as `train/Loss` with their positions. Raises `KeyError` if there are none."""
+        """Return the values of a key such as `train/Loss` with their positions. Raise `KeyError` if there are none."""
         return list(map(Point._make, self._rows(key)))
 
     def best(self, key: str, higher_is_better: bool) -> Point | None:
-        """Return the best number, the earlier one of equals, or None: NaN and texts are never best."""
+        """Return the best number, the earliest of equal ones, or None. NaN and texts are never best."""
         numbers = [row for row in self._points.get(key, ()) if _ordered(row[2])]
         choose = max if higher_is_better else min
         best = choose(numbers, key=operator.itemgetter(2), default=None)
@@ -93,7 +93,7 @@ class History(Mapping[str, list[float | str]]):
             self._points.pop(key, None)
 
     def copy(self) -> "History":
-        """Return a history of its own with the same values."""
+        """Return an independent history with the same values."""
         history = History()
         history._points = {key: points.copy() for key, points in self._points.items()}
         return history
@@ -107,7 +107,7 @@ class History(Mapping[str, list[float | str]]):
         """Return the history from the result of `to_json`.
 
         Raises:
-          LearnerError: `to_json` made no such thing.
+          LearnerError: the value is not a result of `to_json`.
 
         >>> History.from_json({"valid/Loss": [[1, 45, "NaN"]]})["valid/Loss"]
         [nan]
@@ -161,7 +161,7 @@ class History(Mapping[str, list[float | str]]):
         """Return a table and the curves of the numeric metrics as HTML for a notebook.
 
         Args:
-          best: the best value of each key, or None where there is none; default: none are shown.
+          best: the best value of each key, or None for a key without one; default: show no best values.
         """
         points_of = {key: self._points[key] for key in ordered(self._points)}
         numeric = {key: points for key, points in points_of.items() if not isinstance(points[-1][2], str)}
@@ -207,16 +207,17 @@ def summarize(
 
     Args:
       history: the values.
-      metrics: the order and the directions; metrics of the history that are not among them follow.
-      directory: of the run; paths are made relative to it.
+      metrics: the order and the directions; other metrics of the history follow.
+      directory: the run directory; paths are made relative to it.
       epochs: the number of completed epochs, over all resumes.
-      steps: optimizer steps, likewise.
+      steps: the number of optimizer steps, likewise.
       stopped_by: why the run ended.
-      checkpoints: those on disk, each with `epoch`, `step`, `path` and any further fields.
+      checkpoints: the checkpoints on disk, each with `epoch`, `step`, `path` and any further fields.
 
     Returns:
       `stopped_by`, `epochs`, `steps`; `metrics` by key, each with `unit`, `higher_is_better`, `best` and `last` (both
-      with `value`, `epoch` and `step`, or `None`); `checkpoints`; and `artifacts`, relative paths of what the run left.
+      with `value`, `epoch` and `step`, or `None`); `checkpoints`; and `artifacts`, the relative paths of the run's
+      files.
     """
     infos = {info.key: info for info in metrics}
     infos |= {key: MetricInfo(*_parts(key)) for key in history if key not in infos}
@@ -232,8 +233,7 @@ def summarize(
 
 
 def read_history(directory: str | os.PathLike[str]) -> History:
-    """Return the history of a run from its `journal.jsonl` alone, also while the run is training or after it was
-    killed.
+    """Return the history of a run from only its `journal.jsonl`, even while the run is training or after it was killed.
 
     Raises:
       LearnerError: there is no journal.

@@ -2,12 +2,12 @@
 
 Each has `event` (start, validation, epoch, save, stop, end, error) and `time` (seconds since 1970, UTC). The lines
 `epoch` and `validation` (a validation inside an epoch) are the run's history: they also have `epoch`, `step` and
-`values` by key, and no value stands on two of them. A line `epoch` has `files`, too: the length and the CRC-32 of each
-metric log of that epoch, by relative path.
+`values` by key; no value is on two lines. A line `epoch` also has `files`: the length and the CRC-32 of each metric log
+of that epoch, by relative path.
 
     {"event": "epoch", "time": 1769860800.5, "epoch": 1, "step": 45, "values": {"train/Loss": 0.5, "valid/Loss": "NaN"}}
 
-JSON has no word for numbers that are not finite, so they are the strings "NaN", "Infinity" and "-Infinity".
+JSON cannot represent numbers that are not finite, so they are the strings "NaN", "Infinity" and "-Infinity".
 """
 
 import json
@@ -24,24 +24,24 @@ from learner.util.number_checks import is_finite
 NUMBERS = ("epoch", "validation")
 ENDS = ("stop", "end")
 EVALUATION = "evaluation"
-"""The event of the lines of `learner.runs.evaluations`."""
+"""The event in the lines of `learner.runs.evaluations`."""
 OBSERVER_KEYS = ("metric_loggers", "renderer")
-"""Keys of a config that only watch a run. They are not passed on: an address in them may be secret."""
+"""Keys of a config that only observe a run. They are not passed on, because an address in them may be secret."""
 LARGEST = 2**53
-"""Numbers of epochs and steps above it are absurd."""
+"""The largest plausible number of an epoch or a step."""
 
 
 def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[str, Any]]]:
     """Return the lines of `journal.jsonl`, each as bytes and parsed.
 
-    A last line without its end was torn when the run was killed: it is left out. A damaged line elsewhere, or one that
-    is not what a run writes, says nothing (`{}`), with a warning that names it.
+    A last line without a line end was torn when the run was killed, and is left out. Any other damaged line, or one
+    that no run writes, becomes `{}`, with a warning that names it.
 
     Raises:
-      LearnerError: there is no journal, or one that no run wrote: it is too large, or a line does not end.
+      LearnerError: there is no journal, or no run wrote it: it is too large, or a line does not end.
     """
     path = Path(directory, "journal.jsonl")
-    if not path.is_file():  # reading a pipe or a device would not end
+    if not path.is_file():  # reading a pipe or a device might never end
         raise LearnerError(
             f"{directory} has no journal.jsonl: it is not the directory of a run",
             code="run-not-a-run",
@@ -81,7 +81,7 @@ def _is_history(entry: Mapping[str, Any]) -> bool:
 
 
 def _are_infos(metrics: Any) -> bool:
-    """Return True for the units and directions of metrics by key."""
+    """Return True for a valid mapping of metrics' units and directions by key."""
     return isinstance(metrics, dict) and all(
         "/" in key
         and isinstance(info, dict)

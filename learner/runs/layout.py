@@ -10,13 +10,13 @@ from learner.util.disk import read_bytes
 
 MARK = "journal.jsonl"
 ENDS = ("num_epochs", "num_steps", "early stopping", "halving", "the end of the loop")
-"""The beginnings of `stopped_by` in the summaries of runs that have nothing left to train; the last one is of runs that
-`RunWriter` wrote.
+"""The prefixes of `stopped_by` in the summaries of runs with nothing left to train; the last one is used by
+`RunWriter`.
 """
 
 
 def end_word(stopped_by: str) -> str:
-    """Return `ended` if a run that ended for this reason has nothing left to train, else `stopped`.
+    """Return `ended` if this reason means that a run has nothing left to train, else `stopped`.
 
     >>> end_word("early stopping: valid/Loss"), end_word("ctrl-c")
     ('ended', 'stopped')
@@ -25,7 +25,7 @@ def end_word(stopped_by: str) -> str:
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the content of `summary.json`, or None if it cannot be read. One that is too large is ignored with a
+    """Return the content of `summary.json`, or None if it cannot be read. A file that is too large is ignored with a
     warning.
     """
     path = directory / "summary.json"

@@ -1,7 +1,7 @@
-"""A lock that admits one process at a time to a run directory.
+"""A lock that allows only one process at a time in a run directory.
 
-Not `filelock`: a run must name the machine and the process that hold the lock, refuse a file that is not a lock without
-changing it, and work on file systems without locks. That is most of this module.
+`filelock` does not suffice: a run must name the machine and the process that hold the lock, refuse a file that is not a
+lock without changing it, and work on file systems without locks. That is most of this module.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ if sys.platform != "win32":
 
 NAME = "run.lock"
 CLOCKS = 10.0
-"""Seconds by which the clocks of files and of processes may differ."""
+"""Seconds by which the clocks of files and processes may differ."""
 LONGEST = 4096  # bytes of the note in a lock
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -32,14 +32,14 @@ NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 def locked(directory: Path) -> Iterator[None]:
     """Hold `run.lock` in the directory, which must exist, until the block ends.
 
-    The lock is the operating system's, which takes it from a process that dies. Where the file system has none (some
-    network file systems), the process that is named in the file holds it, as long as it is alive; one of another
+    The lock belongs to the operating system, which releases it when a process dies. On file systems without locks (some
+    network file systems), the process that the file names holds the lock as long as it is alive; a process on another
     machine counts as alive.
 
-    A file of that name which is not a lock of a run, such as a link, is neither changed nor removed.
+    If the file is not the lock of a run, such as a link, it is neither changed nor removed.
 
     Raises:
-      LearnerError: another process, or another `fit` of this one, holds it, or the file is not a lock.
+      LearnerError: another process, or another `fit` of this process, holds the lock, or the file is not a lock.
     """
     path = directory / NAME
     descriptor = _open_locked(path)
@@ -57,10 +57,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return whether a process holds the lock of a run directory, without locking it.
+    """Return True if a process holds the lock of a run directory, without locking it.
 
     Returns:
-      `None` where the lock names a process of another machine, which may be alive.
+      None if the lock names a process on another machine, which may be alive.
     """
     try:
         descriptor = os.open(directory / NAME, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
@@ -79,7 +79,7 @@ def is_locked(directory: Path) -> bool | None:
 
 
 def _began_after(moment: float, process: int) -> bool:
-    """Return True if the process is a later one with a reused number, and False if that is unknown."""
+    """Return True if the process is a later one with a reused id; False also if that is unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         up = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -119,7 +119,7 @@ def _open_locked(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Open the file without changing it, and never through a link, which may lead to any file of the user."""
+    """Open the file without changing it, and never through a link, which may point to any file of the user."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o666)
     except OSError as error:
@@ -136,7 +136,7 @@ def _open(path: Path) -> int:
 
 
 def _refuse_other_content(descriptor: int, path: Path) -> None:
-    """Raise where the file holds what no lock of a run holds. One of a machine that crashed may be empty or zeros."""
+    """Raise if the content is not that of a run's lock. After a crash of the machine it may be empty or zeros."""
     content = os.pread(descriptor, LONGEST + 1, 0)
     if content.strip(b"\0") and (len(content) > LONGEST or _holder(descriptor)[1] is None):
         raise _no_lock(path, "has another content")
@@ -175,7 +175,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _holder(descriptor: int) -> tuple[str, int | None]:
-    """Return the machine and the process that the file names."""
+    """Return the machine and the process id in the file."""
     try:
         content = json.loads(os.pread(descriptor, LONGEST, 0))
         return str(content["host"]), int(content["pid"])

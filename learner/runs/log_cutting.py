@@ -22,8 +22,8 @@ def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None,
     current lengths and checksums of the logs, so that the next resume accepts them.
 
     Raises:
-      LearnerError: a file lies behind a link, or the position is none: it comes from a checkpoint, and whatever that
-        says, only metric files of this run are changed. Nothing was changed then.
+      LearnerError: a file lies behind a link, or the position is invalid. The position comes from a checkpoint;
+        whatever it contains, only metric files of this run are changed. After an error nothing was changed.
     """
     refuse_position(position)
     kept, removed, changed = _journal_lines(directory, position, lenient)
@@ -37,10 +37,10 @@ def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None,
 
 
 def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
-    """Raise `LearnerError` where a metric log up to the position is not as the run wrote it. Each log is read once.
+    """Raise `LearnerError` if a metric log up to the position differs from what the run wrote. Each log is read once.
 
-    The journal has the length and the checksum of each log from when its epoch closed, and the position those of the
-    current epoch; journals and checkpoints of version 0.1.0 do not, and only lengths are compared then.
+    The journal records the length and the checksum of each log when its epoch closed, and the position records those of
+    the current epoch. Journals and checkpoints of version 0.1.0 do not, so only lengths are compared.
     """
     refuse_short(directory, position)
     expected = {path: (size, position.get("checksums", {}).get(path)) for path, size in position["files"].items()}
@@ -60,7 +60,7 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
 
 
 def _entries_kept(directory: Path, position: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Return the journal's history lines up to the position."""
+    """Yield the journal's history lines up to the position."""
     journal = directory / "journal.jsonl"
     lines = read_journal(directory) if journal.exists() else []
     numbers = [entry for _, entry in lines if entry.get("event") in NUMBERS]
@@ -96,7 +96,7 @@ def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
 
 
 def what_is_left(directory: Path, position: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the position of truncated files: up to the last complete line of each."""
+    """Return the position for truncated files: up to the last complete line of each."""
     refuse_position(position)
     journal = directory / "journal.jsonl"
     lines = read_journal(directory) if journal.exists() else []
@@ -112,7 +112,7 @@ def _complete_lines(file: Path, size: int) -> int:
     if not end:
         return 0
     with file.open("rb") as opened:
-        while end:  # from behind, as the last line is short
+        while end:  # from the end, because the last line is short
             begin = max(0, end - CHUNK)
             opened.seek(begin)
             newline = opened.read(end - begin).rfind(b"\n")
@@ -123,8 +123,8 @@ def _complete_lines(file: Path, size: int) -> int:
 
 
 def metric_files(directory: Path) -> dict[str, int]:
-    """Return the metric files below a run directory with their epochs, by relative path. Linked directories are not the
-    run's.
+    """Return the metric files below a run directory with their epochs, by relative path. Linked directories are not
+    part of the run.
     """
     paths = [path for path in directory.glob("*/epoch-*/*.log") if not any(map(Path.is_symlink, path.parents[:2]))]
     file_names = sorted(path.relative_to(directory).as_posix() for path in paths)
@@ -167,7 +167,7 @@ def _problem_with(position: Any) -> str | None:
 
 
 def _journal_lines(directory: Path, position: Mapping[str, Any], lenient: bool) -> tuple[bytes, bytes, bool]:
-    """Return the journal without the history lines after the position, those lines, and whether a line that stays has
+    """Return the journal without the history lines after the position, those lines, and True if a remaining line has
     changed.
     """
     journal, keep, changed = directory / "journal.jsonl", position["epoch_lines"], False

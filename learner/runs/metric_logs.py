@@ -5,8 +5,8 @@
     <directory>/summary.json                    written at the end
     <directory>/<split>/epoch-<n>/<Metric>.log  a line `value,weight` for each step, then `value,final`
 
-The run's own ordered worker writes them, not a listener: they are part of the run, and what goes wrong with them is an
-error of the run. A line costs the same however long the files are.
+The run's own ordered worker writes them, not a listener: they are part of the run, and a failure to write them is an
+error of the run. The cost of a line does not depend on the length of the files.
 """
 
 import contextlib
@@ -41,15 +41,15 @@ MOST_OPEN = 64  # metric logs; a system may give a process no more than 256 file
 
 
 class RunFiles:
-    """Writer of the files of one run.
+    """A writer of the files of one run.
 
     Args:
-      directory: of the run. It need not exist, and nothing is opened before the first write.
+      directory: the run directory. It need not exist, and nothing is opened before the first write.
       clock: returns the seconds since 1970 (UTC).
       make_room: called if the disk is full, before the write is retried.
 
     Attributes:
-      has_ended: True once the journal has the end of the run.
+      has_ended: True once the journal contains the end of the run.
 
     Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
     with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
@@ -95,12 +95,12 @@ class RunFiles:
 
         Args:
           split: such as `train`.
-          epoch: the number of the epoch; the first lines of another one close the files of the one before.
+          epoch: the number of the epoch; the first lines of another epoch close the files of the previous one.
           values: `[count]` for each metric by name, float32 or float64.
           weights: `[count]`.
 
         Raises:
-          LearnerError: no file can be called as the metric is.
+          LearnerError: the metric's name is not safe as a file name.
           OSError: the disk is full, or the like.
         """
         ends = [f",{weight}\n" for weight in weight_texts(weights)]
@@ -114,7 +114,7 @@ class RunFiles:
         """Append the last line of each metric, `value,final`, and close the split's files.
 
         After a validation inside an epoch, at the optimizer step `at_step`, the line is `value,final@<at_step>` and the
-        files stay open for the next one. A text is written as JSON has it, so that it stays on its line.
+        files stay open for the next validation. A text is written as JSON, so that it stays on one line.
         """
         end = ",final\n" if at_step is None else f",final@{at_step}\n"
         for name, value in values.items():
@@ -130,7 +130,8 @@ class RunFiles:
         Raises:
           LearnerError: the run directory was removed.
         """
-        # An error may be that metric logs cannot be written. A line of the journal often fits into its last block.
+        # The error may be that metric logs cannot be written. A line of the journal often still fits into its last
+        # block.
         with contextlib.suppress(LearnerError, OSError) if event == "error" else contextlib.nullcontext():
             self.flush()
         self._refuse_loss()
@@ -151,11 +152,11 @@ class RunFiles:
             if file.pending:
                 self._make(os.path.dirname(path))
                 self._with_room(file.write)
-                if len(self._files) > MOST_OPEN:  # each for a moment, as there may be more than descriptors
+                if len(self._files) > MOST_OPEN:  # each only for a moment: there may be more files than descriptors
                     file.close()
 
     def position(self) -> dict[str, Any]:
-        """Return the sizes of the files for a checkpoint, in a form that JSON can represent; `cut` truncates the files
+        """Return the sizes of the files for a checkpoint, in a form that JSON can represent. `cut` truncates the files
         to them.
         """
         self.flush()
@@ -164,25 +165,25 @@ class RunFiles:
         return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes, "checksums": checksums}
 
     def to_disk(self, position: Mapping[str, Any]) -> None:
-        """Flush to disk what `position` counts on, so that it survives a power loss. May be called from any thread."""
+        """Flush the data that `position` refers to, so that it survives a power loss. May be called from any thread."""
         for path in (*position["files"], "journal.jsonl"):
             with contextlib.suppress(FileNotFoundError):
                 to_disk(self._directory / path)
 
     def cut(self, position: Mapping[str, Any], keep_in: Path | None = None, lenient: bool = False) -> None:
-        """Remove everything written after `position`. It must be called before anything is written.
+        """Remove everything written after `position`. Must be called before anything is written.
 
-        The metric files of the position's epoch become as long as they were, those of later epochs go, and the journal
-        loses its later lines of numbers; its other lines stay.
+        The metric files of the position's epoch are truncated to their recorded lengths, those of later epochs are
+        removed, and the journal loses its later lines with numbers; its other lines stay.
 
         Args:
-          position: what `position()` returned, in this process or another.
+          position: the result of `position()`, from this process or another.
           keep_in: a directory for the removed content, under the same relative paths.
-          lenient: whether files may have less than the position says.
+          lenient: accept files that are shorter than the position says.
 
         Raises:
-          LearnerError: a file has less than the position says. Nothing was changed then. (Whether it has other bytes
-            is looked at by `refuse_changed`, which reads all logs.)
+          LearnerError: a file is shorter than the position says. Nothing was changed then. (`refuse_changed`, which
+            reads all logs, detects other changed bytes.)
         """
         if lenient:
             position = what_is_left(self._directory, position)
@@ -216,11 +217,11 @@ class RunFiles:
         self._replace("model.json", f'{{{header}, "arrays": [\n{rows}\n]}}')
 
     def write_samples(self, epoch: int, step: int, values: Mapping[str, Sample]) -> None:
-        """Write texts, pictures and histograms of a step, each into a file below `samples`, and name them in the
-        journal. A resumed run that repeats the step replaces them.
+        """Write texts, pictures and histograms of a step, each to a file below `samples`, and list them in the journal.
+        A resumed run that repeats the step replaces them.
 
         Raises:
-          LearnerError: no file can be called as one of them is, or the run directory was removed.
+          LearnerError: one of the names is not safe as a file name, or the run directory was removed.
         """
         files = contents(step, values)
         self._make(f"{FOLDER}/step-{step}")
@@ -234,8 +235,8 @@ class RunFiles:
         self._with_room(lambda: replace(str(self._directory / name), content.encode() + b"\n"))
 
     def _with_room(self, write: Callable[[], None]) -> None:
-        """Call a write function, and retry once if the disk is full: a checkpoint that does not fit uses up the space
-        of the logs until it is removed.
+        """Call a write function, and retry once if the disk is full: a checkpoint that does not fit takes the space of
+        the logs until it is removed.
         """
         try:
             write()
@@ -276,7 +277,7 @@ class RunFiles:
         return self._files[path]
 
     def _paths_of(self, split: str, name: str) -> tuple[str, str]:
-        """Return the directory of the split and the file of the metric."""
+        """Return the directory of the split and the path of the metric's file."""
         if (split, name) not in self._places:
             paths = file_name(split), file_name(name) + ".log"
             for (_, other), known in self._places.items():
@@ -332,7 +333,7 @@ class RunFiles:
 
 
 class NoFiles:
-    """Metric files of a process that writes none: another process writes the files of the run."""
+    """Files of a process that writes none: another process writes the files of the run."""
 
     has_ended = False
 

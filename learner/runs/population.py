@@ -1,4 +1,4 @@
-"""The files that make a directory that of a population: they name its members and what they differ in, or its waves."""
+"""The files of a population's directory: the names of its members and their values, or its waves."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ WAVES = "waves.json"
 
 
 def write_members(directory: Path, members: Sequence[Mapping[str, Any]]) -> None:
-    """Write the members of a population, each with its `directory` and its values, one on each line."""
+    """Write the members of a population, each with its `directory` and its values, one per line."""
     rows = ",\n".join(map(json.dumps, members))
     replace(str(directory / NAME), f'{{"members": [\n{rows}\n]}}\n'.encode())
 
 
 def member_index(directory: Path) -> int | None:
-    """Return the place of the member with this directory in its population, or None if it is of none."""
+    """Return the index of the member with this directory in its population, or None if it belongs to none."""
     names = [member["directory"] for member in read_members(directory.parent)]
     return names.index(directory.name) if directory.name in names else None
 
 
 def read_members(directory: Path) -> list[dict[str, Any]]:
-    """Return the members of the population in a directory, or an empty list if there is none. Members that do not lie
-    in the directory are left out.
+    """Return the members of the population in a directory, or an empty list if there is none. Members outside the
+    directory are left out.
     """
     try:
         content = json.loads(read_bytes(directory / NAME))
@@ -39,7 +39,7 @@ def read_members(directory: Path) -> list[dict[str, Any]]:
 
 
 def write_waves(directory: Path, waves: Mapping[str, Sequence[str]]) -> None:
-    """Write the names of the members of each wave of a population, by its directory, one on each line."""
+    """Write the names of the members of each wave of a population, by the wave's directory, one wave per line."""
     rows = ",\n".join(json.dumps({"directory": name, "members": list(members)}) for name, members in waves.items())
     replace(str(directory / WAVES), f'{{"waves": [\n{rows}\n]}}\n'.encode())
 

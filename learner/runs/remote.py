@@ -1,4 +1,4 @@
-"""Copies of run directories in object stores, or wherever else fsspec writes."""
+"""Copies of run directories in object stores, or in any other store that fsspec writes."""
 
 import contextlib
 import itertools
@@ -19,25 +19,25 @@ from learner.util.distribution import install_hint
 from learner.util.optional import import_optional
 
 CHECKPOINTS, MANIFEST = "checkpoint", "manifest.json"
-HEAD = 1 << 16  # bytes of a journal in which runs differ: the time of its first start is there
-READ_AT_ONCE = 1 << 24  # bytes of a file that is read at once
+HEAD = 1 << 16  # bytes of a journal that distinguish runs: they contain the time of the first start
+READ_AT_ONCE = 1 << 24  # bytes of a file that are read at once
 LEFT_OUT = (lock.NAME, *(f"{what}.ask" for what in control_files.WHAT))
 
 
 class RemoteRun:
     """The copy of one run directory.
 
-    A checkpoint is there once its manifest is, which is copied last and removed first, so that no copy that was cut off
-    is taken for one. Logs are copied before the checkpoints that rely on them.
+    The manifest of a checkpoint is copied last and removed first, so that an interrupted copy does not count as a
+    checkpoint. Logs are copied before the checkpoints that rely on them.
 
     Args:
-      url: of the copy: `s3://bucket/runs/digits`, `gs://...`, `az://...`, or a path.
+      url: the address of the copy: `s3://bucket/runs/digits`, `gs://...`, `az://...`, or a path.
 
     Attributes:
-      url: without a slash at its end.
+      url: the address without a trailing slash.
 
     Raises:
-      LearnerError: the package for such addresses is not installed, or the address has a user in it.
+      LearnerError: the package for such addresses is not installed, or the address contains a user.
     """
 
     def __init__(self, url: str | os.PathLike[str]):
@@ -45,10 +45,10 @@ class RemoteRun:
         self.url = os.fspath(url).rstrip("/")
         self._files, self._root = _open(self.url, scheme)
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of the files that were copied
-        self._checkpoints: dict[str, bytes] = {}  # the manifests of those that are there, by step
+        self._checkpoints: dict[str, bytes] = {}  # the manifests of the checkpoints in the store, by step
 
     def refuse_unwritable(self) -> None:
-        """Raise `LearnerError` unless files can be written there and removed."""
+        """Raise `LearnerError` unless files can be written to the store and removed."""
         probe = f"{self._root}/.learner-{uuid.uuid4().hex}"
         try:
             self._files.pipe_file(probe, b"")
@@ -59,8 +59,8 @@ class RemoteRun:
             ) from error
 
     def refuse_another(self, directory: Path, resumed: bool) -> None:
-        """Raise `LearnerError` if another run has its copy there than the one in the directory, which is new unless it
-        is resumed.
+        """Raise `LearnerError` if the address holds the copy of another run than the one in the directory, which is new
+        unless it is resumed.
         """
         if not is_address(self.url) and Path(self._root).resolve().is_relative_to(directory.resolve()):
             raise LearnerError(
@@ -82,10 +82,10 @@ class RemoteRun:
     # -- to the store --------------------------------------------------------------------------------------------------
 
     def upload(self, directory: Path) -> None:
-        """Copy what is new in a run directory, and remove the copies of checkpoints that the run has removed. Another
-        thread may write there meanwhile.
+        """Copy new files of a run directory, and remove the copies of checkpoints that the run has removed. Another
+        thread may write to the directory meanwhile.
         """
-        # Listed before the logs are copied: these then hold all that the checkpoints rely on.
+        # Listed before the logs are copied, so that the logs contain everything that the checkpoints rely on.
         manifests = _manifests(directory)
         self._upload_files(directory)
         self._checkpoints = self._checkpoints or self._remote_manifests()
@@ -93,12 +93,12 @@ class RemoteRun:
             # A run that resumed from an older checkpoint may have saved other values at the same step.
             if self._checkpoints.get(name) != manifests[name]:
                 self._upload_checkpoint(directory / CHECKPOINTS / name, name, manifests[name])
-        # Only now: a run that dies in between leaves one checkpoint too many, never one too few.
+        # Only now: if the run dies in between, it leaves one checkpoint too many, never one too few.
         for name in sorted(self._checkpoints.keys() - _manifests(directory).keys(), key=int):
             self._remove_checkpoint(name)
 
     def _upload_files(self, directory: Path) -> None:
-        """Copy the files that have changed, all but those of checkpoints."""
+        """Copy the changed files, except for those of checkpoints."""
         found = set()
         for path in _files_of(directory):
             name = path.relative_to(directory).as_posix()
@@ -108,9 +108,9 @@ class RemoteRun:
                     self._put(path, name)
                     self._copied[name] = state
             except FileNotFoundError:
-                if path.exists():  # it is the store that misses something: the bucket
+                if path.exists():  # the store lacks something: the bucket
                     raise
-                continue  # removed meanwhile: its copy goes below
+                continue  # removed meanwhile: its copy is removed below
             found.add(name)
         for name in self._copied.keys() - found:
             with contextlib.suppress(FileNotFoundError):
@@ -118,7 +118,7 @@ class RemoteRun:
             del self._copied[name]
 
     def _upload_checkpoint(self, directory: Path, name: str, manifest: bytes) -> None:
-        self._remove_checkpoint(name)  # what a copy that was cut off has left
+        self._remove_checkpoint(name)  # left by an interrupted copy
         try:
             for each in json.loads(manifest)["files"]:
                 self._put(directory / each, f"{CHECKPOINTS}/{name}/{each}")
@@ -139,7 +139,7 @@ class RemoteRun:
         self._checkpoints.pop(name, None)
 
     def _put(self, path: Path, name: str) -> None:
-        # Read at once: a log grows while it is copied, and stores refuse other lengths than were announced.
+        # Read at once: a log grows while it is copied, and stores refuse a length other than the announced one.
         if path.stat().st_size < READ_AT_ONCE:
             self._files.pipe_file(f"{self._root}/{name}", path.read_bytes())
         else:
@@ -148,14 +148,14 @@ class RemoteRun:
     # -- from the store ------------------------------------------------------------------------------------------------
 
     def download(self, directory: Path, progress: Callable[[int, int], None] = lambda copied, total: None) -> None:
-        """Copy the run into a new directory. It is there once all of it is.
+        """Copy the run to a new directory, which appears only when the copy is complete.
 
         Args:
-          directory: to make; it may exist if it is empty.
-          progress: is called with the bytes that were copied, and with those of all files.
+          directory: the directory to create; it may exist if it is empty.
+          progress: called with the number of bytes copied and the total number.
 
         Raises:
-          LearnerError: the directory has files, the store cannot be read, or there is no run.
+          LearnerError: the directory is not empty, the store cannot be read, or it has no run.
         """
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise LearnerError(
@@ -169,7 +169,7 @@ class RemoteRun:
             ) from error
         if MARK not in sizes:
             raise LearnerError(f"there is no run at {self.url}", code="remote-run-missing", url=self.url)
-        # An empty directory may be a disk of its own, so that its files are made and moved inside of it.
+        # An empty directory may be a mounted disk, so files are created and moved inside it.
         name = f"{uuid.uuid4().hex}.partial"
         partial = directory / name if directory.exists() else directory.with_name(f"{directory.name}.{name}")
         try:
@@ -192,7 +192,7 @@ class RemoteRun:
             shutil.rmtree(partial, ignore_errors=True)  # also after Ctrl-C
 
     def _sizes(self) -> dict[str, int]:
-        """Return the sizes of the files of the run, but for those of checkpoints without a manifest, by name."""
+        """Return the sizes of the run's files by name, without those of checkpoints that have no manifest."""
         found = self._files.find(self._root, detail=True)
         sizes = {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}
         complete = {name.split("/")[1] for name in sizes if _is_manifest(name)}
@@ -204,7 +204,7 @@ class RemoteRun:
 
 
 def _open(url: str, scheme: str) -> tuple[Any, str]:
-    """Return the file system of an address and the path in it."""
+    """Return the file system of an address, and the path in it."""
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise LearnerError(
             f"the address {scheme}://***@... has a user in it: put credentials where the store's own tools find them",
@@ -258,7 +258,7 @@ def _is_step(name: str) -> bool:
 
 
 def _is_mirrored(name: str, complete: set[str]) -> bool:
-    """Return True for a file of a run; `complete`: its checkpoints that have a manifest. No name may lead elsewhere."""
+    """Return True for a file of a run; `complete`: its checkpoints with a manifest. No name may lead elsewhere."""
     parts = name.split("/")
     if ".." in parts or name.startswith(("/", ".learner-")):
         return False

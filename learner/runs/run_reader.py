@@ -38,9 +38,9 @@ SCHEDULE = "the schedule"
 """The key of the learning rate's schedule in a fingerprint."""
 TIME_PARTS = ("total", "compile", "data", "train", "valid", "save", "other")
 SILENT = 300
-"""Seconds without a sign of a run on another machine, after which it counts as dead."""
+"""Seconds without a new line after which a run on another machine counts as dead."""
 AFTER = 1e-6
-"""Steps by which the start of a run lies behind the last step before it."""
+"""The distance, in steps, from the last step before a start to that start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Status:
     Attributes:
       word: `running`, `ended` (nothing is left to train), `stopped` (before its end, as by Ctrl-C), `failed` (by an
         exception) or `died` (without recording its end, as when it is killed).
-      why: the reason of its end, such as `num_epochs` or the exception; empty while it is training.
+      why: the reason for its end, such as `num_epochs` or the exception; empty while it is training.
     """
 
     word: str
@@ -61,11 +61,11 @@ class Status:
 
 
 class RunReader:
-    """A run, read from its files. What was read is cached; `refresh` reads what was added since.
+    """A run, read from its files. The content is cached; `refresh` reads what was added since.
 
     Args:
       directory: of the run.
-      name: what tables and plots call it; default: the directory's own name.
+      name: the name in tables and plots; default: the directory's own name.
       now: the seconds since 1970.
 
     Raises:
@@ -75,8 +75,8 @@ class RunReader:
       directory: of the run.
       name: as given.
       history: the value of each metric at the end of each split, by key (`valid/Loss`).
-      journal: its lines, as mappings.
-      evaluations: those of its checkpoints, as lines of `evaluations.jsonl`.
+      journal: the lines of the journal, as mappings.
+      evaluations: the evaluations of checkpoints, as lines of `evaluations.jsonl`.
     """
 
     def __init__(self, directory: str | os.PathLike[str], name: str | None = None, now: float | None = None):
@@ -110,7 +110,7 @@ class RunReader:
           now: the seconds since 1970.
 
         Returns:
-          Whether the run was started again since then, so that steps that were read may be others now.
+          True if the run was restarted since the last call, so steps read before may have changed.
 
         Raises:
           LearnerError: the journal cannot be read.
@@ -153,7 +153,7 @@ class RunReader:
 
     @functools.cached_property
     def status(self) -> Status:
-        """The status of the run: from its journal, and from the lock that a running process holds."""
+        """The status of the run, from its journal and from the lock that a running process holds."""
         marks = [entry for entry in self.journal if entry.get("event") in ("start", "end", "stop", "error")]
         if marks and marks[-1]["event"] in ("end", "stop"):
             reason = str(marks[-1].get("stopped_by", ""))
@@ -168,7 +168,7 @@ class RunReader:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The config of the run, flat: `{"model": "examples.models.MLP", "model.dropout": 0.3}`. For a run started from
-        Python it is taken from the journal. Loggers and renderers are left out.
+        Python, it comes from the journal. Loggers and renderers are left out.
         """
         return flat(self.nested_config)
 
@@ -180,28 +180,28 @@ class RunReader:
             try:
                 config = read_mapping(self.directory / "config.yaml")
             except LearnerError as error:
-                if os.access(self.directory / "config.yaml", os.R_OK):  # it may be for its owner alone
+                if os.access(self.directory / "config.yaml", os.R_OK):  # it may be readable only by its owner
                     warnings.warn(str(error), stacklevel=2)
                     config = {}
         return {key: value for key, value in config.items() if key not in OBSERVER_KEYS}
 
     @property
     def has_config(self) -> bool:
-        """True if the run has a config file. A link does not count: it may lead anywhere."""
+        """True if the run has a config file. A link does not count, because it may lead anywhere."""
         path = self.directory / "config.yaml"
         return path.is_file() and not path.is_symlink()
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, devices and the machine of the newest start, and the commit, if there was one."""
+        """Versions, devices and the machine of the newest start, and the commit, if any."""
         commit = self._recorded_value("commit")
         return {**flat(self._recorded("environment")), **({"commit": commit} if commit else {})}
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Facts about the data by dotted keys (`data.train.rows`), and `train step`, eight digits that differ if the
-        train step or the optimizer computes something else, from the newest start; also `seed` and `lr`, as all runs
-        record them. Runs of old versions have none.
+        """Facts about the data of the newest start by dotted keys (`data.train.rows`); `train step`, eight digits that
+        differ if the train step or the optimizer computes something else; and `seed` and `lr`, which all runs record.
+        Runs of old versions have none.
         """
         recorded = self._recorded("fingerprint")
         data, programs = recorded.get("data"), recorded.get("programs")
@@ -214,7 +214,7 @@ class RunReader:
         if isinstance(programs, Mapping) and isinstance(hashes := programs.get("hashes"), Mapping):
             parts = [f"{name} {text}" for name, text in sorted(hashes.items()) if not name.startswith("valid")]
             facts["train step"] = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
-            facts["versions"] = str(programs.get("versions"))  # of which other ones trace other programs
+            facts["versions"] = str(programs.get("versions"))  # other values of these trace other programs
         return facts
 
     @property
@@ -240,7 +240,7 @@ class RunReader:
 
     @functools.cached_property
     def samples(self) -> list[SampleFile]:
-        """The texts, pictures and histograms that hooks logged, in the order of their steps."""
+        """The texts, pictures and histograms that hooks logged, in order of their steps."""
         return sample_files(self.directory, self.journal)
 
     @functools.cached_property
@@ -266,12 +266,12 @@ class RunReader:
 
     @property
     def epochs(self) -> int:
-        """The number of epochs that ended."""
+        """The number of completed epochs."""
         return max(self.ends, default=0)
 
     @functools.cached_property
     def ends(self) -> dict[int, int]:
-        """The last step of each epoch that ended."""
+        """The last step of each completed epoch."""
         return {entry["epoch"]: entry["step"] for entry in self.journal if entry.get("event") == "epoch"}
 
     @property
@@ -282,7 +282,7 @@ class RunReader:
     @functools.cached_property
     def seconds(self) -> float:
         """The running time in seconds, over all resumes, including time lost between a checkpoint and a crash. A start
-        that ended recorded its total, which includes the time before its first line in the journal.
+        that has ended recorded its total, including the time before its first line in the journal.
         """
         if not self.journal:
             return 0.0
@@ -319,7 +319,7 @@ class RunReader:
 
     @property
     def keys(self) -> list[str]:
-        """The metrics that have values: of splits, or of single steps of training, which come earlier."""
+        """The metrics that have values: of splits, or of single training steps, which are available earlier."""
         steps = [key for key in self.known if key.startswith("train/") and key not in self.history]
         return [*self.history, *(key for key in steps if has_steps(self.directory, *key.split("/", 1)))]
 
@@ -357,7 +357,7 @@ class RunReader:
 
         Args:
           key: of the metric, such as `train/Loss`.
-          most: put neighbouring steps together until there are no more points than this, as for a plot.
+          most: the largest number of points; neighbouring steps are merged until it is reached, as for a plot.
         """
         split, name = key.split("/", 1)
         return step_values(self.directory, split, name, self.ends, most)
@@ -369,16 +369,16 @@ class RunReader:
           step: float64 `[steps]`.
 
         Returns:
-          `epoch`: how many epochs had been trained, float64 `[steps]`. `time`: for how many seconds the run had been
-          running. Both are exact where the journal tells a step (at the ends of epochs, of validations inside of them,
-          and where a checkpoint was saved), linear between such steps, and extrapolated after the last.
+          `epoch`: the number of epochs trained, float64 `[steps]`. `time`: the seconds that the run had been running.
+          Both are exact at steps in the journal (the ends of epochs, of validations inside them, and saved
+          checkpoints), linear between such steps, and extrapolated after the last.
         """
         steps, epochs = [0.0, *self.ends.values()], [0.0, *self.ends]
         steps_per_epoch = _non_negative_int(self._recorded_value("steps_per_epoch"))
         points = [(0.0, 0.0)]
         for entry, seconds in zip(self.journal, self._running, strict=True):
             position = float(_non_negative_int(entry.get("step")))
-            if entry.get("event") == "start":  # what came behind it was made again
+            if entry.get("event") == "start":  # the steps after it were repeated
                 points = [point for point in points if point[0] <= position]
             elif entry.get("event") in (*NUMBERS, "save") and position > points[-1][0]:  # each step once
                 points.append((position, seconds))
@@ -404,8 +404,8 @@ class RunReader:
           step: float64 `[steps]`.
 
         Returns:
-          float64 `[steps]`: the journal's times where it tells a step, linear between such places, and on behind the
-          last; 0 where it tells none. Steps before a break have times before it.
+          float64 `[steps]`: the journal's times at the steps that it records, linear between them and beyond the last;
+          0 if it records none. Steps before a break have times before it.
         """
         points = self._recorded_times()
         if not points:
@@ -417,7 +417,7 @@ class RunReader:
 
     def _recorded_times(self) -> list[tuple[float, float]]:
         """Return recorded steps and their times, both ascending. No step runs during a break: one point lies before it,
-        at the checkpoint if one was recorded, and one just after it, at the restart.
+        at the checkpoint if one was recorded, and another just after it, at the restart.
         """
         points: list[tuple[float, float]] = []
         saved: dict[int, float] = {}
@@ -462,7 +462,7 @@ def _record(history: History, entries: list[dict[str, Any]]) -> None:
 
 
 def _entry(line: bytes, location: str) -> dict[str, Any]:
-    """Parse a line of the journal. Values that are nested absurdly deep are left out, with a warning."""
+    """Parse a line of the journal. Values that are nested too deeply are left out, with a warning."""
     entry = entry_of(line, location)
     if line.count(b"{") + line.count(b"[") <= DEEPEST:
         return entry
@@ -478,7 +478,7 @@ def _info(key: str, content: Any) -> MetricInfo:
     content = content if isinstance(content, Mapping) else {}
     direction = content.get("higher_is_better")
     if not isinstance(direction, bool):
-        direction = False if not content and name == "Loss" else None  # before any summary: the loss is always there
+        direction = False if not content and name == "Loss" else None  # before any summary: the loss always exists
     return MetricInfo(split, name, str(content.get("unit") or ""), direction)
 
 
@@ -504,7 +504,7 @@ def _time_parts(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _plain_value(text: str) -> Any:
-    """Return the number, text, bool or None that a `repr` shows; of any other, the `repr`."""
+    """Return the number, text, bool or None that a `repr` shows; for anything else, the `repr`."""
     try:
         value = ast.literal_eval(text)
     except Exception:  # the journal may come from anywhere

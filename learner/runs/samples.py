@@ -1,4 +1,4 @@
-"""The samples of a run: texts, pictures and histograms that hooks logged, each in a file of its step."""
+"""The samples of a run: texts, pictures and histograms that hooks logged, each in its own file."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ EVENT = "samples"
 """The event of the journal that names the files of a step."""
 FILE = re.compile(r"samples/step-\d+/[^/\\]+\.(png|txt|json)")
 LARGEST = 16 << 20
-"""Bytes of a file that is read."""
+"""The largest size in bytes of a file that is read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class SampleFile:
     """A sample of a run.
 
     Attributes:
-      name: given by the hook.
+      name: the name that the hook chose.
       epoch: the current epoch, from 1.
-      step: optimizer steps so far.
-      path: of the file: PNG for a picture, text, or JSON for a histogram.
+      step: the number of optimizer steps so far.
+      path: the path of the file: PNG for a picture, text, or JSON for a histogram.
     """
 
     name: str
@@ -39,7 +39,7 @@ class SampleFile:
     path: Path
 
     def read(self) -> bytes | None:
-        """Return the content of the file, or None if there is none of a sensible size. A link does not count."""
+        """Return the content of the file, or None if it is missing or too large. A link does not count."""
         try:
             if self.path.is_symlink() or not self.path.is_file() or self.path.stat().st_size > LARGEST:
                 return None
@@ -52,7 +52,7 @@ def contents(step: int, values: Mapping[str, Sample]) -> dict[str, tuple[str, by
     """Return the path in the run's directory and the content of each sample, by name.
 
     Raises:
-      LearnerError: no file can be called as a sample is.
+      LearnerError: the name of a sample is not safe as a file name.
 
     >>> contents(120, {"first line": "To be"})
     {'first line': ('samples/step-120/first_line.txt', b'To be')}
@@ -61,7 +61,7 @@ def contents(step: int, values: Mapping[str, Sample]) -> dict[str, tuple[str, by
 
 
 def sample_files(directory: Path, journal: Iterable[Mapping[str, Any]]) -> list[SampleFile]:
-    """Return the samples that a journal names, in the order of their steps. Those that a resumed run went back behind
+    """Return the samples that a journal lists, in order of their steps. Samples of steps that a resumed run discarded
     and did not log again are left out.
     """
     found: dict[tuple[str, int], SampleFile] = {}

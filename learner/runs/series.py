@@ -24,7 +24,7 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
       directory: of the run.
       split: such as `train`.
       name: of the metric.
-      ends: the last step of each epoch, where known. An epoch begins after the last step of the one before.
+      ends: the last step of each epoch, where known. An epoch begins after the last step of the previous one.
       most: the largest number of points; None returns one for each step.
 
     Raises:
@@ -40,7 +40,7 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
     for epoch, path in files:
         last = ends.get(epoch - 1, last)
         if epoch in ends and (missing := ends[epoch] - last - _lines(path)) > 0:
-            last += missing  # of a metric that was not there when the epoch began
+            last += missing  # of a metric that did not exist when the epoch began
         for part in _parts(path):
             steps = np.concatenate([steps, np.arange(last + 1, last + 1 + len(part))])
             values = np.concatenate([values, part])
@@ -52,11 +52,11 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
 
 
 def _lines(path: Path) -> int:
-    """Return the number of steps: the lines without those of whole splits."""
+    """Return the number of steps: the lines that are not values of whole splits."""
     total, tail = 0, b""
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            read = tail + chunk  # a word that a read cuts in two is in the next one
+            read = tail + chunk  # a word that is split between two reads is counted in the next one
             total += chunk.count(b"\n") - read.count(FINAL)
             tail = read[1 - len(FINAL) :]
     return total
@@ -73,7 +73,7 @@ def location_of(directory: Path, split: str, name: str) -> tuple[Path, str]:
     """Return the directory with the epochs of a split, and the name of a metric's files in each."""
     try:
         return directory / file_name(split), f"{file_name(name)}.log"
-    except LearnerError:  # a name that no file of a run can have
+    except LearnerError:  # a name that no file of a run has
         return directory / "no such split", "no such metric.log"
 
 
@@ -92,7 +92,7 @@ def has_steps(directory: Path, split: str, name: str) -> bool:
 
 
 def is_plain(path: Path) -> bool:
-    """Return True for a regular file; reading a pipe or a device would not end."""
+    """Return True for a regular file. Reading a pipe or a device might never end."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:

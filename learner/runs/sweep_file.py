@@ -1,4 +1,4 @@
-"""The file that makes a directory that of a sweep: the config that its members share, and what they differ in."""
+"""The file of a sweep's directory: the config that its members share, and the values in which they differ."""
 
 import json
 import uuid
@@ -20,14 +20,14 @@ AGAIN = "give another --directory, or the same options as before"
 
 
 def read_members(directory: Path) -> list[dict[str, Any]]:
-    """Return the members of the sweep of a directory, each with its `directory` and its `values` by key; none without
+    """Return the members of the sweep in a directory, each with its `directory` and its `values` by key. Empty without
     the file.
     """
     return list(_read(directory / NAME)["members"]) if (directory / NAME).exists() else []
 
 
 def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> None:
-    """Create the directory with the file, or replace the file if the sweep has grown.
+    """Create the directory with the file, or replace the file of a sweep that has grown.
 
     Args:
       directory: of the sweep.
@@ -35,14 +35,15 @@ def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Ma
       members: each with its `directory` and its `values` by key.
 
     Raises:
-      LearnerError: nothing can be written there.
+      LearnerError: the file cannot be written.
     """
     if len(read_members(directory)) == len(members):
         return
     content = {"config": encode(config), "members": encode(members)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Another task of a job array may write the same meanwhile, and none may move what another has half written.
+        # Another task of a job array may write the same file meanwhile; no task may move a half-written file of
+        # another.
         own = directory / f"{NAME}.{uuid.uuid4().hex}"
         replace(str(own), (json.dumps(content, indent=1) + "\n").encode())
         own.replace(directory / NAME)
@@ -57,16 +58,17 @@ def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Ma
 def refuse_other_sweep(
     directory: Path, config: Mapping[str, Any], members: Sequence[Mapping[str, Any]], *, may_grow: bool = False
 ) -> None:
-    """Raise `LearnerError` if the directory holds a run, another sweep, or members that belong to none; the arguments
-    are those of `write_sweep`. `may_grow`: accept further members after those of the directory.
+    """Raise `LearnerError` if the directory contains a run, another sweep, or members of no sweep. The arguments are
+    those of `write_sweep`; `may_grow` accepts further members after the existing ones.
     """
-    if (directory / MARK).exists() and not (directory / NAME).exists():  # members in one program have a run there
+    if (directory / MARK).exists() and not (directory / NAME).exists():  # members in one program have a run here
         raise LearnerError(
             f"{directory} holds a run; a sweep needs a directory of its own: --directory=...",
             code="sweep-directory-used",
             directory=directory,
         )
-    # Listed before the file is looked for: another task of a job array writes the file, and makes its member then.
+    # Listed before the check for the file: another task of a job array writes the file first and then creates its
+    # member.
     present = [str(each["directory"]) for each in members if (directory / each["directory"]).exists()]
     if (directory / NAME).exists():
         before = _read(directory / NAME)
@@ -95,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _difference(before: Mapping[str, Any], config: Mapping[str, Any], members: Sequence[Any], may_grow: bool) -> str:
-    """Return how a sweep differs from the one before, or an empty text."""
+    """Return the difference between a sweep and the previous one as a text, empty if there is none."""
     number = len(before["members"])
     if number > len(members) or (number < len(members) and not may_grow):
         return f"it has {count(number, 'member')}, and this one has {len(members)}"

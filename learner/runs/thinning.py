@@ -1,5 +1,5 @@
-"""Curves with fewer points: neighbouring values are merged. All plots, pages and renderers thin their curves here, and
-smooth them.
+"""Curves with fewer points, made by merging neighbouring values. All plots, pages and renderers thin and smooth their
+curves here.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ class Series:
 
     Attributes:
       step: int64 `[points]`, the last step of each point.
-      mean: float64 `[points]`, the value where a point is one step, else the mean of those that are finite, or NaN.
-      low: float64 `[points]`, the least of those.
-      high: float64 `[points]`, the greatest of those.
-      together: how many steps a point has; the last one may have fewer.
+      mean: float64 `[points]`, the value if a point is one step, else the mean of the finite values, or NaN.
+      low: float64 `[points]`, their minimum.
+      high: float64 `[points]`, their maximum.
+      together: the number of steps in a point; the last point may have fewer.
     """
 
     step: Integers
@@ -42,13 +42,13 @@ class Series:
 
 
 def group_size(count: int, most: int) -> int:
-    """Return how many of `count` neighbours have to become one for at most `most` points."""
+    """Return how many of `count` neighbours to merge into one for at most `most` points."""
     return max(1, -(-count // most))
 
 
 def thin(steps: npt.ArrayLike, values: npt.ArrayLike, size: int) -> Series:
-    """Merge each `size` neighbours into one point; the last point may have fewer. Single values stay as they are,
-    infinities too.
+    """Merge each `size` neighbours into one point; the last point may have fewer. Single values are unchanged,
+    including infinities.
 
     >>> series = thin([1, 2, 3, 4, 5], [1.0, 3, 5, 5, 9], 2)
     >>> [column.tolist() for column in (series.step, series.mean, series.low, series.high)]
@@ -98,7 +98,7 @@ def joined(parts: Sequence[Series], together: int) -> Series:
 
 def smoothed(values: npt.ArrayLike, weight: float) -> Floats:
     """Return an exponential moving average with the bias correction of Adam: the weights of each mean sum to 1. Values
-    that are not finite stay as they are, and the means after them leave them out.
+    that are not finite are unchanged, and later means omit them.
 
     >>> smoothed([1.0, 2.0, np.nan, 4.0], 0.5).round(3).tolist()
     [1.0, 1.667, nan, 3.0]
@@ -111,11 +111,11 @@ def smoothed(values: npt.ArrayLike, weight: float) -> Floats:
 
 
 class Thinned:
-    """Any number of values as at most `most` points, in bounded memory: when there are more, neighbouring points are
+    """A series of any length as at most `most` points, in bounded memory: if there are more, neighbouring points are
     merged in pairs. The newest values are also kept individually.
 
     Args:
-      most: points, an even number.
+      most: the largest number of points, an even number.
 
     >>> thinned = Thinned(4)
     >>> thinned.add(np.arange(1, 8), np.array([1.0, 3, 5, 5, 9, 1, 2]))
