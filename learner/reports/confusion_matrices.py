@@ -11,13 +11,13 @@ from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
 
 PIXELS = 384
-"""A side of the picture of few classes."""
+"""The side of a picture of few classes, in pixels."""
 MOST_PIXELS = 1024
-"""A side of the picture of many."""
+"""The side of a picture of many classes, in pixels."""
 NONE = "none"
 LARGEST = np.uint64(2**64 - 1)
 PAIRS = ["label", "predicted", "rows"]
-"""The head of a table of many classes."""
+"""The title line of a table of many classes."""
 Counts = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
@@ -29,11 +29,11 @@ class Matrix:
 
     Attributes:
       labels: the names of the rows.
-      predicted: the names of the columns. They are those of the rows, but for a last one `none` on either side, or on
-        both, for what is none of the classes.
-      row: of each pair that was, int64 `[pairs]`; ascending, as the columns of a row are.
-      column: of each, int64 `[pairs]`.
-      number: how often it was, uint64 `[pairs]`.
+      predicted: the names of the columns. They equal the names of the rows, except that either side, or both, may end
+        with `none` for rows outside all classes.
+      row: the row of each pair that occurred, int64 `[pairs]`; ascending, as are the columns within a row.
+      column: the column of each pair, int64 `[pairs]`.
+      number: the count of each pair, uint64 `[pairs]`.
     """
 
     labels: tuple[str, ...]
@@ -50,7 +50,7 @@ class Matrix:
 
     @property
     def counts(self) -> Counts:
-        """The dense counts, uint64 `[labels, predicted]`; use it for few classes only."""
+        """The dense counts, uint64 `[labels, predicted]`. Use it for few classes only."""
         counts = np.zeros((len(self.labels), len(self.predicted)), np.uint64)
         counts[self.row, self.column] = self.number
         return counts
@@ -86,7 +86,7 @@ class Matrix:
         return float(self.number[self._hit].sum(dtype=np.float64) / max(self._sums.sum(), 1.0))
 
     def mistaken(self, most: int) -> list[tuple[str, str, int, float]]:
-        """Return the most frequent pairs of a label and a wrong prediction: names, rows, and the share of the label's
+        """Return the most frequent pairs of a label and a wrong prediction: names, count, and share of the label's
         rows.
 
         >>> text = "label  cat  dog\\ncat      5    1\\ndog      2    4"
@@ -106,7 +106,7 @@ class Matrix:
         rows. With many classes, several cells share a pixel, which shows the darkest.
 
         Args:
-          power: of the shares, so that small ones are seen; 1 is what the metric's own picture has.
+          power: the exponent of the shares, which makes small shares visible; the metric's own picture uses 1.
         """
         longest = max(len(self.labels), len(self.predicted))
         together = -(-longest // MOST_PIXELS)
@@ -125,7 +125,7 @@ class Matrix:
 
     @property
     def _sums(self) -> Shares:
-        """The rows of each label, float64 `[labels]`."""
+        """The number of rows of each label, float64 `[labels]`."""
         sums: Shares = np.bincount(self.row, self.number, len(self.labels)).astype(np.float64)
         return sums
 
@@ -148,7 +148,7 @@ def read_matrix(text: str) -> Matrix | None:
     lines = text.split("\n")
     width = max(map(len, lines))
     if len({len(line) for line in lines[1:]}) != 1 or len(lines[1]) != width:
-        return None  # a table ends with a column of numbers, to the right
+        return None  # a table ends with a right-aligned column of numbers
     columns = _columns([line.ljust(width) for line in lines], width)
     head, *rows = [[line[first:last].strip() for first, last in columns] for line in lines]
     names, labels = head[1:], [row[0] for row in rows]
@@ -173,8 +173,8 @@ def _matrix(labels: Sequence[str], predicted: Sequence[str], cells: Sequence[str
 
 
 def _of_pairs(rows: Sequence[Sequence[str]]) -> Matrix | None:
-    """Return the matrix of lines `label, predicted, rows`, or None. Classes are the names that occur as predicted for
-    themselves.
+    """Return the matrix of lines `label, predicted, rows`, or None. Classes are the names that occur as their own
+    prediction.
     """
     classes = [label for label, predicted, _ in rows if label == predicted]
     labels = {name: index for index, name in enumerate(dict.fromkeys([*classes, *(row[0] for row in rows)]))}
@@ -190,7 +190,7 @@ def _of_pairs(rows: Sequence[Sequence[str]]) -> Matrix | None:
 
 
 def _fit(labels: Sequence[str], predicted: Sequence[str]) -> bool:
-    """Return True if these can be the names of rows and columns of a matrix."""
+    """Return True if these can be the row and column names of a matrix."""
     both = min(len(labels), len(predicted))
     further = [*labels[both:], *predicted[both:]]
     return both > 0 and labels[:both] == predicted[:both] and further in ([], [NONE])
@@ -218,11 +218,11 @@ def monitor_of(run: RunReader) -> str | None:
 
 
 def matrices(run: RunReader) -> Iterator[tuple[str, str, Point, Matrix]]:
-    """Yield the confusion matrices of a run: for each key the newest, and that of the best epoch if it differs.
+    """Yield the confusion matrices of a run: for each key the newest, and the best epoch's if it is another one.
 
     Yields:
-      The key, what it is (`the newest`, `the best by valid/Loss`), where it was measured, and the matrix. Each is made
-      when it is asked for, as they may be large.
+      The key, a description (`the newest`, `the best by valid/Loss`), the point of measurement, and the matrix. Each
+      matrix is created on demand because it may be large.
     """
     monitor = monitor_of(run)
     best = None if monitor is None else run.best(monitor)

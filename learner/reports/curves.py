@@ -17,13 +17,13 @@ from learner.util.text import short
 from learner.util.ticks import ticks
 
 MOST, FEWEST = 1000, 200
-"""Points of a curve, of one run and of many."""
+"""Points of a curve, for one run and for many."""
 POINTS = 4000
-"""Points that the curves of one metric share, as long as each may have more than `FEWEST`."""
+"""The total number of points of one metric's curves, provided that each curve gets more than `FEWEST`."""
 SEED = "seed"
 SEEDS = "all but the seed"
 LOGARITHMIC = 50
-"""Ratio of the largest to the smallest value from which on an axis of positive values is logarithmic."""
+"""The ratio of the largest to the smallest value above which an axis of positive values is logarithmic."""
 MOST_TICKS = 5
 MOST_WORDS = 12
 Curve = dict[str, Any]
@@ -35,8 +35,8 @@ def curves(runs: Sequence[RunReader]) -> dict[str, Any]:
     Returns:
       `axes`: mappings with the positions by axis (`step`, `epoch`, `time` in minutes), which curves share; and
       `metrics`: for each `name`, `unit` and `curves`: mappings with the index of the `run`, the `split`, the index of
-      its `axes`, and `y`, and where a point is more than one value of a single run `low` and `high`. Training curves
-      have the values of steps where there are any. `None` stands for what is not finite.
+      its `axes`, and `y`, plus `low` and `high` if a point merges several values of a single run. Training curves have
+      the values of steps if there are any. `None` stands for values that are not finite.
     """
     most = max(FEWEST, min(MOST, POINTS // len(runs)))
     metrics: dict[str, dict[str, Any]] = {}
@@ -88,9 +88,9 @@ def quantiles(count: int) -> list[float | None]:
 
 
 def groups(runs: Sequence[RunReader], settings: Sequence[str]) -> dict[str, list[str]]:
-    """Return the group of each run, by what it is grouped by: the value of one setting, or of all but the seed. Runs
-    from Python are groups of their own in the latter, as their configs are incomplete, but for members of one
-    population, which differ in their values alone.
+    """Return the group of each run for each kind of grouping: the value of one setting, or of all settings but the
+    seed. For the latter, each run from Python is its own group, because its config is incomplete; members of one
+    population are an exception, because they differ only in their values.
     """
     by = {key: [text_of(run.config.get(key)) for run in runs] for key in settings}
     if SEED in by:
@@ -108,8 +108,8 @@ def _is_member(run: RunReader) -> bool:
 
 
 def dimension(name: str, values: Sequence[Any]) -> dict[str, Any]:
-    """Return an axis for values of a setting or a metric: `at`, the position of each from 0 to 1 (or `None` for one
-    that is missing or not finite), and `ticks`, positions with their texts.
+    """Return an axis for values of a setting or a metric: `at`, the position of each value from 0 to 1 (`None` if it is
+    missing or not finite), and `ticks`, positions with their texts.
 
     >>> dimension("lr", [0.001, 0.01, 0.1, None])
     {'name': 'lr', 'at': [0.0, 0.5, 1.0, None], 'ticks': [[0.0, 0.5, 1.0], ['0.001', '0.01', '0.1']]}

@@ -27,30 +27,30 @@ FILE = re.compile(r"events\.out\.tfevents\.\d{10}\.exported")
 OTHER = "events.out.tfevents."
 PARTIAL = "export.partial"
 LONGEST_LOG = 256 << 10
-"""Bytes of a run's log that are told: the last ones."""
+"""The number of last bytes of a run's log that are exported."""
 LONGEST_TEXT = 64 << 10
-"""Characters of a metric's text that are told; the pictures of large matrices are whole."""
+"""Characters of a metric's text that are exported. Pictures of large matrices are complete."""
 LAST_SECOND = 10**10 - 1
 
 
 def write_events(directory: str | os.PathLike[str], run: RunReader) -> int:
     """Write the contents of a run's files to TensorBoard event files, each atomically.
 
-    They are those of the logger `TensorBoard`: of the run, and in a directory of its own of each split, with values of
-    whole splits (`epoch/Loss`) and of single steps (`step/Loss`) at their optimizer steps and with the times of the
-    journal (between its lines in proportion). Metrics without a number are texts, and confusion matrices pictures too.
-    Config, environment, commit, status, summary and log are texts; the config is the run's hyper-parameters as well.
+    The files are those of the logger `TensorBoard`: one of the run, and one in a separate directory for each split.
+    They have values of whole splits (`epoch/Loss`) and of single steps (`step/Loss`) at their optimizer steps, with the
+    times of the journal (interpolated between its lines). Metrics that are not numbers are texts, and confusion
+    matrices are also pictures. Config, environment, commit, status, summary and log are texts; the config also provides
+    the run's hyper-parameters.
 
     Args:
-      directory: of the event files; it is made. What was exported to it before is replaced.
-      run: whose numbers.
+      directory: the directory of the event files, which is created. An earlier export in it is replaced.
+      run: the run to export.
 
     Returns:
-      How many records there are.
+      The number of records.
 
     Raises:
-      LearnerError: tensorboardX is not installed, the directory holds event files of something else, or nothing can be
-        written there.
+      LearnerError: tensorboardX is not installed, the directory contains other event files, or it cannot be written.
     """
     refuse_missing("tensorboardX", "tensorboard", "an export to TensorBoard")
     place = Path(directory)
@@ -99,7 +99,7 @@ def _write(place: Path, name: str, run: RunReader, began: float) -> int:
 
 
 def _event_files(place: Path) -> list[Path]:
-    """Return the event files of a directory and of those in it."""
+    """Return the event files of a directory and of its subdirectories."""
     return [*place.glob(f"{OTHER}*"), *place.glob(f"*/{OTHER}*")]
 
 

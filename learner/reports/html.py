@@ -8,13 +8,13 @@ Rows = Iterable[Sequence[str]]
 
 
 def table(head: Sequence[str], rows: Rows, about: str, numbers: Collection[int] = ()) -> str:
-    """Return a table, which the keyboard can scroll if it is wider than the page.
+    """Return a table that can be scrolled with the keyboard if it is wider than the page.
 
     Args:
       head: titles of the columns.
-      rows: texts; the first one heads its row.
-      about: what it shows, for those who do not see it.
-      numbers: columns that stand to the right.
+      rows: texts; the first text is the header of its row.
+      about: a description for screen readers.
+      numbers: the right-aligned columns.
 
     >>> print(table(["run", "steps"], [["<a>", "6"]], "runs", [1]))
     <div class="scroll" tabindex="0" role="region" aria-label="runs"><table><thead><tr><th scope="col">run</th>\
@@ -31,12 +31,12 @@ def table(head: Sequence[str], rows: Rows, about: str, numbers: Collection[int] 
 
 
 def scrolled(content: str, about: str) -> str:
-    """Return HTML that the keyboard can scroll."""
+    """Return HTML that can be scrolled with the keyboard."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(about)}">{content}</div>'
 
 
 def details(title: str, content: str, opened: bool = False) -> str:
-    """Return HTML that is hidden until its title is chosen."""
+    """Return HTML that is hidden until its title is selected."""
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{content}</details>"
 
 

@@ -28,22 +28,22 @@ from learner.util.optional import import_optional
 from learner.util.text import count
 
 LONGEST_LOG = 64 << 10
-"""Bytes of logs that are shown, of all runs together: the last ones of each."""
+"""Bytes of logs that are shown, over all runs: the last bytes of each log."""
 LONGEST_TEXT = 64 << 10
 """Characters of a text that are shown."""
 KEYS = "Keys: + and - zoom, arrows move, 0 shows all."
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-"""What the browser allows: what stands in the page itself, and no request."""
+"""The content security policy: only content of the page itself, and no requests."""
 
 
 def write_report(path: str | Path, runs: Sequence[RunReader], title: str | None = None) -> None:
-    """Write a report of one or several runs: curves, best values, confusion matrices, use of time, parameters,
-    differences of the configs, texts and logs.
+    """Write a report of one or several runs: curves, best values, confusion matrices, time breakdown, parameters,
+    config differences, texts and logs.
 
     Args:
-      path: of the HTML file.
+      path: the path of the HTML file.
       runs: one or more.
-      title: default: the names of the runs.
+      title: the title; default: the names of the runs.
 
     Raises:
       LearnerError: plotly is not installed, or the file cannot be written.
@@ -92,7 +92,7 @@ def report(runs: Sequence[RunReader], title: str | None = None) -> str:
 
 
 def _page(title: str, body: str, links: str, head: str, data: Any) -> str:
-    # Inside of a script nothing is escaped but what would end it.
+    # Inside a script, only text that would end it is escaped.
     text = json.dumps(encode(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"""\
 <!DOCTYPE html>
@@ -129,7 +129,7 @@ def _file(name: str) -> str:
 
 
 def _plotly() -> str:
-    """Return the script, compressed to 40 % of its size."""
+    """Return Plotly's script, compressed to 40 % of its size."""
     offline = import_optional("plotly.offline", "reports", "a report")
     return base64.b64encode(gzip.compress(offline.get_plotlyjs().encode(), mtime=0)).decode()
 
@@ -200,7 +200,7 @@ def _figure(identifier: str, about: str) -> str:
 
 
 def _shared(facts: Mapping[str, Mapping[str, Any]], differing: bool = True) -> list[str]:
-    """Return a table of the facts that differ between runs, and one of those that do not."""
+    """Return a table of the facts that differ between runs, and one of the facts that they share."""
     keys = dict.fromkeys(key for run in facts.values() for key in run)
     texts = {key: [text_of(run.get(key)) for run in facts.values()] for key in keys}
     same = [[key, values[0]] for key, values in texts.items() if len(set(values)) == 1]

@@ -12,7 +12,7 @@ from learner.runs.journal import LARGEST
 
 FILE = "model.json"
 LONGEST = 32 << 20
-"""Bytes of a file that is read: some 200,000 arrays."""
+"""The largest size in bytes of a file that is read: some 200,000 arrays."""
 BITS = re.compile(r"(?:b?float|u?int|complex)(\d{1,3})")
 ROOT_LABEL = "(all of it)"
 
@@ -22,11 +22,11 @@ class Array:
     """An array of a model.
 
     Attributes:
-      path: its names, joined by `/`; empty for a model that is one array.
-      shape: of it.
-      dtype: its name.
+      path: the names joined by `/`; empty if the model is a single array.
+      shape: the shape.
+      dtype: the name of the dtype.
       kind: `params`, or the name of another collection, such as `batch_stats`.
-      trainable: whether the optimizer changes it.
+      trainable: True if the optimizer updates it.
     """
 
     path: str
@@ -58,8 +58,7 @@ class Array:
 
 
 def read_parameters(directory: Path) -> tuple[Array, ...]:
-    """Return the arrays of a run's model. The result is empty if `model.json` is missing or invalid, since it is
-    untrusted.
+    """Return the arrays of a run's model. `model.json` is untrusted: the result is empty if it is missing or invalid.
     """
     path = directory / FILE
     try:

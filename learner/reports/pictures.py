@@ -28,16 +28,16 @@ def picture(
     """Return the plot of a metric, with a line for each run and split.
 
     Args:
-      runs: one or more. Those that do not have the metric are left out.
+      runs: one or more. Runs without the metric are left out.
       metric: a key (`valid/Loss`) or a name (`Loss`, for all splits that have it).
       x: the horizontal axis: `step`, `epoch` or `time` (of training, in minutes).
-      steps: the values of training at each step rather than over whole epochs; needs `x="step"`.
-      smooth: 0 to below 1: how much what came before counts beside the next value. An exponential moving average, with
-        its bias towards the first values taken out.
-      log: whether the vertical axis is logarithmic. Values that are not positive are left out then.
+      steps: show training values at each step rather than over whole epochs; needs `x="step"`.
+      smooth: the weight of the previous mean against the next value, from 0 to below 1. An exponential moving average
+        without bias towards the first values.
+      log: use a logarithmic vertical axis, without values that are not positive.
 
     Raises:
-      LearnerError: no run has the metric as a number; or what is said of the axes makes no sense.
+      LearnerError: no run has the metric as a number, or the settings of the axes are invalid.
     """
     if x not in AXES:
         raise LearnerError(f"x is {x!r}: {near(x, AXES)}", code="report-axis-unknown")

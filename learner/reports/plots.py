@@ -16,10 +16,10 @@ from learner.util.optional import import_optional
 from learner.util.ticks import ticks
 
 Line = tuple[Sequence[float], Sequence[float]]
-LARGEST, SMALLEST = 1e100, 1e-300  # that can be drawn: packages make axes of powers and multiples of them
+LARGEST, SMALLEST = 1e100, 1e-300  # the largest that can be drawn: packages use powers and multiples of it for axes
 LEAST = 20, 8  # columns and rows
 MARKS = "●x+○*△#□"
-"""The marks of many lines without colours."""
+"""The marks for many lines without colours."""
 SHOWN = {"dot": "•", "braille": "⠤"}
 """Marks that plotext has names for."""
 
@@ -29,11 +29,11 @@ class Plot:
     """A line plot.
 
     Attributes:
-      title: above it.
-      x: what the horizontal axis shows.
-      y: what the vertical axis shows.
-      lines: the values of both axes, by the name of the line. Points that `drawable` has no numbers for are left out,
-        and what is not above 0 on a logarithmic axis.
+      title: the title above the plot.
+      x: the label of the horizontal axis.
+      y: the label of the vertical axis.
+      lines: the values of both axes, by the name of the line. Points for which `drawable` returns NaN are left out, as
+        are values that are not above 0 on a logarithmic axis.
       log_x: whether the horizontal axis is logarithmic.
       log_y: whether the vertical axis is.
     """
@@ -99,7 +99,7 @@ class Plot:
             ) from error
 
     def drawable_lines(self) -> dict[str, Line]:
-        """Return the lines without the points that are left out."""
+        """Return the lines without points that cannot be drawn."""
         lines: dict[str, Line] = {}
         for name, line in self.lines.items():
             x, y = map(drawable, line)
@@ -125,7 +125,7 @@ def set_axes(
       lines: drawable points only.
       width: columns.
       height: rows.
-      window: the limits of the horizontal axis; default: those of the lines.
+      window: the limits of the horizontal axis; default: the limits of the lines.
       log_x: whether the horizontal axis is logarithmic.
       log_y: whether the vertical axis is.
     """
@@ -142,8 +142,8 @@ def set_axes(
 
 
 def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return values as plots need them, float64 of the same length: NaN for values that are not finite or too large for
-    an axis.
+    """Return values for a plot, float64 of the same length: NaN for values that are not finite or too large for an
+    axis.
 
     >>> drawable([0.5, -1e308, float("inf"), 1e-310]).tolist()
     [0.5, nan, nan, 0.0]

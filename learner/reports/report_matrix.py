@@ -11,15 +11,15 @@ from learner.runs.run_reader import RunReader
 from learner.util.png import png
 
 MOST_CLASSES = 30
-"""Classes of a table; of more there is a picture."""
+"""The most classes of a table; more classes are shown as a picture."""
 MOST_PICTURES = 40
-"""In a report: each may have a million pixels."""
+"""The most pictures in a report: each may have a million pixels."""
 MOST_PAIRS = 10
 """Rows of the table beside a picture."""
 POWER = 0.5
-"""Of shares, for the strength of their colour: so that few of many are seen."""
+"""The exponent of shares for the strength of their colour. It makes small shares visible."""
 LONG = 4
-"""Characters of a name that stands upright over its column; a longer one is turned."""
+"""Characters of a name that is upright over its column; longer names are rotated."""
 ABOUT = """<p>Rows are labels, columns what was predicted, in the order of the classes. The stronger the colour, the
 greater the part of the label's rows.</p>"""
 

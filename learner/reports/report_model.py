@@ -10,7 +10,7 @@ from learner.util.text import count, size
 MOST_MODELS = 10
 """Models that are shown."""
 MOST_ARRAYS = 1000
-"""Rows of all models."""
+"""The total number of rows of all models."""
 MOST_PARTS = 100
 """Tables of a model."""
 MOST_NAMES = 8

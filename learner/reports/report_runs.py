@@ -13,9 +13,8 @@ from learner.runs.history import Point
 from learner.runs.run_reader import RunReader, Status, time_of
 from learner.util.text import count, duration, short
 
-# Each has a contrast of at least 3 (WCAG 2) on both themes, and any two are at least 0.12 apart in OKLab. They are
-# ordered so that the first ones differ most, also with protanopia and deuteranopia.
-# fmt: off
+# Each has a contrast of at least 3 (WCAG 2) on both themes, and any two are at least 0.12 apart in OKLab. The first
+# colours differ most, also with protanopia and deuteranopia. fmt: off
 COLOURS = (
     "#0072b2", "#d55e00", "#de54fc", "#ba247e", "#6696a8", "#8a1efc", "#cc061e", "#fc486c", "#b47ed2", "#1896fc",
     "#7860cc", "#c08484", "#846006", "#845a7e", "#a29000", "#007800", "#0654fc", "#06a806", "#b400c6", "#f006ae",
@@ -23,13 +22,13 @@ COLOURS = (
 # fmt: on
 GOLDEN = 0.618034
 LUMINANCE = 0.2
-"""Of further colours (WCAG 2): their contrast is at least 4 on both themes."""
+"""The luminance of further colours (WCAG 2): their contrast is at least 4 on both themes."""
 MOST_SHOWN = 20
 """Runs whose curves are shown at first."""
 
 
 def colour(index: int) -> str:
-    """Return the colour of a run. Those of a thousand runs differ.
+    """Return the colour of a run. A thousand runs have different colours.
 
     >>> colour(0)
     '#0072b2'
@@ -53,7 +52,7 @@ def luminance(channels: Sequence[float]) -> float:
 
 
 def card(run: RunReader) -> str:
-    """Return the facts about one run that a reader needs first."""
+    """Return the most important facts about one run."""
     facts = {"status": _chip(run.status)}
     key = monitor_of(run)
     if key is not None and (best := run.best(key)) is not None:
@@ -72,7 +71,7 @@ def card(run: RunReader) -> str:
 
 
 def _chip(status: Status) -> str:
-    """Return the status, its word in its colour."""
+    """Return the status as a coloured word."""
     return f'<span class="chip {status.word}">{escape(status.word)}</span> {escape(status.why)}'
 
 
@@ -116,7 +115,7 @@ def _cell(value: Any, text: str) -> str:
 
 
 def _first_shown(runs: Sequence[RunReader]) -> set[int]:
-    """Return the indices of the runs that are best by the first one's monitor, as many as can be told apart."""
+    """Return the indices of the best runs by the first run's monitor, as many as can be distinguished."""
     key = monitor_of(runs[0])
     points = [run.best(key) if key in run.history else None for run in runs] if key else [None] * len(runs)
     sign = -1.0 if key and runs[0].metrics[key].higher_is_better else 1.0

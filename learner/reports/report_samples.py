@@ -14,15 +14,15 @@ from learner.util.png import SIGNATURE
 from learner.util.text import count, printable, short
 
 MOST_STEPS = 8
-"""Samples of one name that are shown: the first, the last, and others at equal distances."""
+"""Samples shown for one name: the first, the last, and others at equal distances."""
 MOST_NAMES = 24
-"""Names of a run that are shown."""
+"""Names shown for a run."""
 MOST_BYTES = 4 << 20
-"""Bytes of all samples of the page."""
+"""The total bytes of all samples on the page."""
 LONGEST_TEXT = 4 << 10
 """Characters of a text that are shown."""
 WIDTH, HEIGHT = 150, 60
-"""Of a histogram, in pixels."""
+"""The size of a histogram in pixels."""
 
 
 def samples(runs: Sequence[RunReader]) -> list[str]:
@@ -65,7 +65,7 @@ def _body(sample: SampleFile, content: bytes) -> str:
         if not content.startswith(SIGNATURE) or len(content) < 24:
             return "<p>The picture is damaged.</p>"
         width, height = struct.unpack_from(">II", content, 16)
-        # Small pictures are enlarged by whole numbers: their pixels stay squares.
+        # Small pictures are enlarged by whole factors, so their pixels remain squares.
         factor = max(1, 128 // max(width, height, 1))
         data = base64.b64encode(content).decode()
         return f'<img src="data:image/png;base64,{data}" alt="{about}" width="{factor * width}" loading="lazy">'

@@ -1,4 +1,4 @@
-"""The use of time in a report."""
+"""The time breakdown in a report."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from learner.runs.run_reader import RunReader
 from learner.util.text import duration
 
 NAMED = 0.12
-"""A part of a bar that is as long has its name in it."""
+"""The smallest part of a bar that contains its name."""
 MOST_BARS = 10
 MEANING = {
     "compile": "tracing and compiling",
@@ -25,7 +25,7 @@ PARTS = tuple(MEANING)
 
 
 def timing(runs: Sequence[RunReader]) -> list[str]:
-    """Return a table row for each run that recorded its use of time, with bars for few runs, and the durations of
+    """Return a table row for each run that recorded its time breakdown, with bars for few runs, and the durations of
     epochs. With several runs, only the parts that differ have columns.
     """
     times = {run.name: {part: seconds for part, seconds in run.time_parts.items() if part in PARTS} for run in runs}
@@ -46,7 +46,7 @@ def timing(runs: Sequence[RunReader]) -> list[str]:
 
 
 def epoch_seconds(run: RunReader) -> dict[int, float]:
-    """Return the duration of each epoch with its validation, without interruptions, by the journal's clock."""
+    """Return the duration of each epoch and its validation, without interruptions, by the journal's clock."""
     ends = np.array([0, *run.ends.values()], np.float64)
     return dict(zip(run.ends, np.diff(run.axes(ends)["time"]).tolist(), strict=True))
 

@@ -17,7 +17,7 @@ from learner.util.text import utf8_safe
 
 COLUMNS = ("split", "metric", "level", "epoch", "step", "value", "text")
 BATCH = 65_536
-"""Rows that a Parquet file gets at once."""
+"""Rows written to a Parquet file at once."""
 Row = tuple[str, str, str, int, int, float | None, str | None]
 
 
@@ -25,9 +25,9 @@ def rows(run: RunReader) -> Iterator[Row]:
     """Yield every number in the files of a run.
 
     Yields:
-      `split`; `metric`, its name; `level`: `step` for the value of one optimizer step, or `split` for that of a whole
-      split; `epoch` and `step`, in which and after which it was measured; `value`; and `text`, where the value of a
-      metric is not a number.
+      `split`; `metric`, its name; `level`: `step` for the value of one optimizer step, or `split` for the value of a
+      whole split; `epoch` and `step`, during and after which it was measured; `value`; and `text`, if the value is not
+      a number.
     """
     epochs, ends = list(run.ends), list(run.ends.values())
     epochs.append(run.epochs + 1)  # has not ended
@@ -48,16 +48,16 @@ def write_table(path: str | os.PathLike[str], run: RunReader, kind: str) -> int:
     """Write the numbers of a run to a file, atomically.
 
     Args:
-      path: of the file.
-      run: whose numbers.
-      kind: `csv`, `jsonl` (one JSON object on a line) or `parquet`. Only Parquet has numbers that are not finite as
-        such; the others say NaN, Infinity and -Infinity, in JSON as texts.
+      path: the path of the file.
+      run: the run to export.
+      kind: `csv`, `jsonl` (one JSON object per line) or `parquet`. Only Parquet stores numbers that are not finite as
+        such; the other formats write NaN, Infinity and -Infinity, in JSON as texts.
 
     Returns:
-      How many rows there are.
+      The number of rows.
 
     Raises:
-      LearnerError: there is no such kind, the run has no numbers, the file cannot be written, or pyarrow, which Parquet
+      LearnerError: the kind is unknown, the run has no numbers, the file cannot be written, or pyarrow, which Parquet
         needs, is not installed.
     """
     if kind not in KINDS:
@@ -118,4 +118,4 @@ def _parquet(path: Path, given: Iterable[Row]) -> None:
 
 
 KINDS: dict[str, Callable[[Path, Iterable[Row]], None]] = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
-"""Writers by the name of their format, which is also how their files end."""
+"""Writers by the name of their format, which is also the file extension."""

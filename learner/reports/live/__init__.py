@@ -1,5 +1,5 @@
 """`learner watch`: runs in a terminal, while they train or afterwards, from their files alone.
 
-What is shown (`live`, `watched`, `view`, `drawing`, `texts`) knows no terminal; how (`widgets`, `app`) needs the extra
-`watch`: textual, which is loaded when it is used.
+The content (`live_run`, `watched`, `view`, `drawing`, `panels`) does not depend on a terminal. Its display (`widgets`,
+`app`) needs textual, of the extra `watch`, which is imported on use.
 """

@@ -1,4 +1,4 @@
-"""The terminal program, which polls `RunWatcher` and draws runs by `PlotView`."""
+"""The terminal program. It polls `RunWatcher` and draws runs according to `PlotView`."""
 
 import asyncio
 import contextlib
@@ -27,18 +27,18 @@ from learner.reports.live.widgets import FittingFooter, PlotPanel, TextPanel
 from learner.util.text import printable
 
 WIDE = 120, 30
-"""Columns and rows from which on all panels are shown at once."""
+"""The smallest columns and rows at which all panels are shown at once."""
 PLOT = 50, 11
-"""Columns and rows that a plot should have where there are several."""
+"""The desired columns and rows of each of several plots."""
 GRID = 160
-"""Columns from which on more than two plots stand in a grid."""
+"""The number of columns from which more than two plots form a grid."""
 MOST_PLOTS = 9
 MESSAGE_SECONDS = 6.0
-"""Seconds for which a message stays; a second press of a key counts as long."""
+"""Seconds for which a message is shown, and for which a second press of a key counts."""
 PAUSE = 0.002
-"""Seconds between two parts of what is read."""
+"""Seconds between two reads of a part."""
 REDRAW = 0.5
-"""Seconds between pictures while much is read."""
+"""Seconds between redraws while much is read."""
 INTERRUPTED = 130
 HUNG_UP = 129
 
@@ -50,9 +50,9 @@ class WatchApp(App[int]):
 
     Args:
       watched: the runs.
-      view: how they are looked at.
-      every: seconds between looks at the files.
-      failed: called at each look; the view is closed once it returns True.
+      view: the settings of the plots.
+      every: seconds between two polls of the files.
+      failed: called at each poll; the view is closed once it returns True.
     """
 
     CSS = """
@@ -150,7 +150,7 @@ class WatchApp(App[int]):
 
     def on_mount(self) -> None:
         """Start polling the files."""
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # where there are no such signals
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # platforms without such signals
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit, 128 + number)
         self.look()
@@ -160,7 +160,7 @@ class WatchApp(App[int]):
             self.set_interval(1.0, lambda: self._leave_with(terminal))
 
     def _leave_with(self, terminal: TextIO) -> None:
-        """Exit when the terminal is closed. Without a signal for it, reading from the terminal would spin forever."""
+        """Exit when the terminal is closed. Without this signal, reading from the terminal would spin forever."""
         poll = select.poll()
         poll.register(terminal, 0)
         if any(event & select.POLLHUP for _, event in poll.poll(0)):
@@ -172,7 +172,7 @@ class WatchApp(App[int]):
         self.call_after_refresh(self.redraw)
 
     def look(self) -> None:
-        """Refresh the runs from their files. The selected run stays selected when others appear before it."""
+        """Refresh the runs from their files. The selected run remains selected when others appear before it."""
         chosen = self._run if self._watched.runs else None
         self._watched.refresh()
         if self._failed():

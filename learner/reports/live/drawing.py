@@ -14,9 +14,9 @@ from learner.runs.thinning import Floats, group_size, smoothed, thin
 from learner.util.text import printable
 
 MEMORY = 8
-"""Lengths of a smoothed line's memory that are read before it is shown; what came before them counts 0.03 %."""
+"""Values read before a smoothed line is shown, in lengths of its memory. Earlier values contribute 0.03 %."""
 FINER = 2
-"""Points for each column of a terminal."""
+"""Points per column of a terminal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PlotCurve:
 
     Attributes:
       label: its run and its split.
-      number: its place among all runs and splits, which its colour goes by.
+      number: the index among all runs and splits, which determines the colour.
       x: float64 `[points]`.
       y: float64 `[points]`, all finite.
     """
@@ -43,9 +43,9 @@ class Drawing:
     Attributes:
       title: the metric and its unit.
       x: what the horizontal axis shows.
-      curves: that have points.
-      window: the edges of the horizontal axis, or `None` where there is no point.
-      note: why there is nothing to see, or what is odd about it.
+      curves: the curves that have points.
+      window: the limits of the horizontal axis, or `None` if there is no point.
+      note: the reason why the plot is empty, or a problem with it.
     """
 
     title: str
@@ -56,13 +56,13 @@ class Drawing:
 
 
 def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> Drawing:
-    """Return the drawing of a metric of runs.
+    """Return the drawing of a metric of several runs.
 
     Args:
-      runs: all that are watched.
+      runs: all watched runs.
       view: how they are looked at.
       metric: a name or a key.
-      columns: of the plot.
+      columns: the width of the plot.
     """
     chosen = [(run, key) for run in _visible_runs(runs, view) for key in keys_of(run, metric)]
     series = [(run, key, *_values(run, key, view)) for run, key in chosen]
@@ -73,7 +73,8 @@ def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> 
     curves, lost = [], False
     for run, key, x, y in series:
         if view.zoom and view.x == "step":
-            # Newest steps are known one by one. A mean begins further back, where it has forgotten what it began with.
+            # The newest steps are known individually. A mean starts further back, so that it has forgotten its first
+            # value.
             x, y = _values(run, key, view, since=window[0] - (MEMORY / (1 - view.smooth) if view.smooth else 0))
         y = drawable(smoothed(y, view.smooth) if view.smooth else y)
         fine = ~np.isnan(y) & (y > 0 if view.log else True)
@@ -96,7 +97,7 @@ def _visible_runs(runs: Sequence[LiveRun], view: PlotView) -> Sequence[LiveRun]:
 
 
 def _values(run: LiveRun, key: str, view: PlotView, since: float = 0) -> tuple[Floats, Floats]:
-    """Return positions on the axis and values: of steps if the view shows them and they are known, else of splits."""
+    """Return positions on the axis and values, of steps if the view shows them and they are known, else of splits."""
     step, y = run.each_step(key, since) if view.is_each and key.startswith(TRAIN) else (np.zeros(0), np.zeros(0))
     if not len(step):
         step, y = run.run.split_values(key)

@@ -28,7 +28,7 @@ KEYS = (  # key, action, in the footer, in the help
     ("question_mark", "help", "Keys", "this list"),
 )
 SHOWN = {"plus,equals_sign": "+", "question_mark": "?", "minus": "-", "left": "←", "right": "→", "up": "↑", "down": "↓"}
-"""Keys whose names are no signs."""
+"""Keys whose names differ from their characters."""
 
 
 class Keys(ModalScreen[None]):

@@ -14,9 +14,9 @@ from learner.runs.run_reader import RunReader, Status, time_of
 from learner.runs.series import FINAL, epochs_in, is_plain, location_of
 from learner.runs.thinning import Floats
 
-LOG = 1 << 16  # bytes of a log that were there before
+LOG = 1 << 16  # bytes of a log that existed before
 LOG_LINES = 1000
-END = 512  # bytes in which the last line of a file is looked for
+END = 512  # bytes in which the last line of a file is searched
 RATE_OVER = 20.0  # seconds
 TRAIN = "train/"
 
@@ -24,7 +24,7 @@ TRAIN = "train/"
 class MetricRow(NamedTuple):
     """A metric in the table: its values at the newest step, over the newest complete split, and at its best.
 
-    `epoch` is that of the best value. What there is not is `None`.
+    `epoch` is the epoch of the best value. Missing values are `None`.
     """
 
     key: str
@@ -40,18 +40,18 @@ class LiveRun:
 
     Args:
       directory: of the run.
-      name: how it is called.
+      name: the display name.
       now: the seconds since 1970.
 
     Raises:
-      LearnerError: its journal cannot be read.
+      LearnerError: the journal cannot be read.
 
     Attributes:
       run: the run.
       log: the newest lines of its log, without their ends.
-      pending: what it was asked for and has not taken yet.
-      keys: its metrics, those that have no value yet as well.
-      read_bytes: how much of the values of steps was read.
+      pending: requests that the run has not consumed yet.
+      keys: the metrics, including those without a value so far.
+      read_bytes: the number of bytes of step values read so far.
     """
 
     def __init__(self, directory: Path, name: str, now: float):
@@ -80,7 +80,7 @@ class LiveRun:
 
     @property
     def monitor(self) -> str:
-        """The metric that decides about the best checkpoint."""
+        """The metric that selects the best checkpoint."""
         return str(self.run.config.get("with_file_checkpointer.monitor") or "valid/Loss")
 
     @property
@@ -100,7 +100,7 @@ class LiveRun:
         self._now = now
         if self.run.refresh(now):
             self._begin_anew()
-        _ = self.run.config  # kept by the run: a warning about it belongs here, and not to what draws
+        _ = self.run.config  # kept by the run: a warning about it belongs here, not to the drawing code
         self._gone = not is_plain(self.directory / "journal.jsonl")
         self._epochs = epochs_in(self.directory / "train")
         self.keys = self._find_keys()
@@ -113,7 +113,7 @@ class LiveRun:
             self._paces.clear()
 
     def _begin_anew(self) -> None:
-        """Discard the values that were read, as the run was restarted, perhaps from an earlier step."""
+        """Discard the values read so far, because the run was restarted, perhaps from an earlier step."""
         self._series.clear()
         self._ends.clear()
         self._paces.clear()
@@ -126,11 +126,11 @@ class LiveRun:
           limit: bytes of each.
 
         Returns:
-          Whether there is more to read.
+          True if there is more to read.
         """
         more = False
         runs = self.status.word == "running"
-        timed = next((key for key in self.keys if runs and key.startswith(TRAIN)), None)  # tells the newest step
+        timed = next((key for key in self.keys if runs and key.startswith(TRAIN)), None)  # shows the newest step
         for key in dict.fromkeys([*keys, *([timed] if timed else [])]):
             if not key.startswith(TRAIN):
                 continue
@@ -153,7 +153,7 @@ class LiveRun:
     def _note_pace(self, step: int) -> None:
         """Record the time at which this step was the newest."""
         if self._paces and step < self._paces[-1][1]:
-            self._paces.clear()  # it was taken back
+            self._paces.clear()  # the run went back
         if not self._paces or self._paces[-1][0] < self._now:
             self._paces.append((self._now, step))
         while self._paces[0][0] < self._now - RATE_OVER:
@@ -174,8 +174,8 @@ class LiveRun:
         return self.run.info(key)
 
     def each_step(self, key: str, since: float = 0) -> tuple[Floats, Floats]:
-        """Return steps and values of a training metric, float64 `[points]`, as far as they are read, from `since` or an
-        earlier step.
+        """Return steps and values of a training metric, float64 `[points]`, as far as they have been read, from `since`
+        or an earlier step.
         """
         if key not in self._series:
             return np.zeros(0), np.zeros(0)
@@ -205,7 +205,7 @@ class LiveRun:
                 self._ends = {other: end for other, end in self._ends.items() if other.parent == path.parent}
                 self._ends[path] = size, _last_value(path, size)
         except OSError:
-            return None  # removed meanwhile: the run is taken back
+            return None  # removed meanwhile: the run goes back
         return self._ends[path][1]
 
     @property

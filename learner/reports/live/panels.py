@@ -26,7 +26,7 @@ SPEED = ("Iteration Speed", "Rows per Second", "Tokens per Second")
 WIDEST = 24
 DAY = re.compile(r"^\d{4}-\d\d-\d\d (?=\d\d:)")
 SILENT = 30.0
-"""Seconds after which a running run that writes nothing is odd."""
+"""Seconds after which a running run that writes nothing is marked as silent."""
 
 
 def header_line(run: LiveRun, width: int) -> Text:
@@ -73,7 +73,7 @@ def table(run: LiveRun, width: int) -> list[str]:
 
 
 def table_of_runs(runs: Sequence[LiveRun], chosen: int, width: int, height: int) -> list[str]:
-    """Return the table of runs, the best by their monitor first, with a mark at the selected one; of many runs, those
+    """Return the table of runs, the best by their monitor first, with the selected run marked; of many runs, those
     around it.
     """
     if not runs:
@@ -93,7 +93,7 @@ def table_of_runs(runs: Sequence[LiveRun], chosen: int, width: int, height: int)
 
 
 def ranked(runs: Sequence[LiveRun]) -> list[int]:
-    """Return the numbers of the runs, those with the best values of the first one's monitor first."""
+    """Return the indices of the runs, ordered from best to worst by the first run's monitor."""
     monitor = runs[0].monitor
 
     def rank(number: int) -> float:
@@ -106,7 +106,7 @@ def ranked(runs: Sequence[LiveRun]) -> list[int]:
 
 
 def _fitting(rows: Sequence[Sequence[str]], width: int, given_up: Sequence[str]) -> list[str]:
-    """Return aligned lines, without as many of the columns `given_up` as a width requires, then with shorter names."""
+    """Return aligned lines. To fit the width, drop columns of `given_up` one by one, then shorten names."""
     for dropped in range(len(given_up) + 1):
         kept = [number for number, title in enumerate(rows[0]) if title not in given_up[:dropped]]
         lines = aligned([[row[number] for number in kept] for row in rows])
@@ -162,7 +162,7 @@ def _time_use(run: LiveRun) -> list[tuple[str, str]]:
 
 
 def waiting(texts: Sequence[str], odd: Sequence[str]) -> list[str]:
-    """Return what the program waits for, and problems with files."""
+    """Return the directories that the program waits for, and problems with files."""
     lines = [f"waiting: {printable(text)}" for text in texts]
     return lines + [printable(line) for text in odd for line in text.split("\n")]
 

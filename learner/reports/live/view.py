@@ -8,7 +8,7 @@ from learner.reports.pictures import AXES
 
 SMOOTH = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 CLOSEST = 12
-"""Times that the window can be halved."""
+"""The number of times that the window can be halved."""
 
 
 @dataclasses.dataclass
@@ -16,21 +16,22 @@ class PlotView:
     """The settings of the plots.
 
     Attributes:
-      metric_names: names or keys of metrics; empty: all that there are.
+      metric_names: names or keys of metrics; empty: all metrics.
       x: the horizontal axis: `step`, `epoch` or `time` (of training, in minutes).
-      each: whether training metrics are drawn at each step rather than over whole epochs; `None`: but for epochs.
-      log: whether the vertical axis is logarithmic.
-      smooth: 0 to below 1: how much what came before counts beside the next value.
-      zoom: how often the window was halved.
-      end: where it ends, as a part of all there is: 0 to 1, where 1 follows the run.
-      first: the number of the first metric that is drawn.
-      run: the number of the run whose table, log and system are shown.
-      alone: whether only this run is drawn.
-      many: whether several metrics are drawn where there is room.
-      panel: which of the panels is shown where there is room for one.
+      each: True to draw training metrics at each step rather than over whole epochs; `None`: at each step unless the
+        axis is `epoch`.
+      log: True for a logarithmic vertical axis.
+      smooth: the weight of the previous mean against the next value, from 0 to below 1.
+      zoom: the number of times that the window was halved.
+      end: the end of the window as a fraction of the axis, from 0 to 1; 1 follows the run.
+      first: the index of the first metric to draw.
+      run: the index of the run whose table, log and system are shown.
+      alone: True to draw only this run.
+      many: True to draw several metrics if they fit.
+      panel: the panel that is shown if only one fits.
 
     Raises:
-      LearnerError: there is no such axis, or `smooth` is out of range.
+      LearnerError: the axis is unknown, or `smooth` is out of range.
     """
 
     metric_names: Sequence[str] = ()
@@ -63,8 +64,8 @@ class PlotView:
         """Return the metrics to draw.
 
         Args:
-          there: names of metrics.
-          most: for how many there is room.
+          there: the names of the available metrics.
+          most: the number of metrics that fit.
         """
         metrics = list(self.metric_names or there)
         if not metrics:
@@ -77,7 +78,7 @@ class PlotView:
         self.x = AXES[(AXES.index(self.x) + 1) % len(AXES)]
 
     def smoother(self) -> None:
-        """Switch to the next stronger smoothing, and from the strongest to none."""
+        """Increase the smoothing; after the strongest, turn it off."""
         stronger = [value for value in SMOOTH if value > self.smooth]
         self.smooth = stronger[0] if stronger else 0.0
 
@@ -107,11 +108,11 @@ class PlotView:
         return 0.5**self.zoom
 
     def window(self, low: float, high: float) -> tuple[float, float]:
-        """Return the edges of the window.
+        """Return the limits of the window.
 
         Args:
-          low: the least that there is on the axis.
-          high: the greatest.
+          low: the minimum of the axis.
+          high: the maximum of the axis.
         """
         end = low + (high - low) * self.end
         return end - (high - low) * self.width, end

@@ -1,4 +1,4 @@
-"""The runs that `learner watch` shows, including runs that have not begun."""
+"""The runs that `learner watch` shows, including runs that have not started."""
 
 import os
 import time
@@ -11,25 +11,25 @@ from learner.reports.live.live_run import LiveRun
 from learner.runs.find import names_of, run_directories
 
 SEARCH_EVERY = 5.0
-"""Seconds between looks for further runs."""
+"""Seconds between two searches for further runs."""
 PART = 1 << 18
-"""Bytes of a metric that are read before the terminal is looked after again."""
+"""Bytes of a metric that are read before the terminal is updated again."""
 
 
 class RunWatcher:
-    """The runs in some directories, some of which may begin later.
+    """The runs in some directories, some of which may start later.
 
     Args:
       places: directories of runs, or of directories with runs. They need not exist yet.
-      clock: gives the seconds since 1970.
+      clock: returns the seconds since 1970.
 
     Raises:
       LearnerError: a place is a file.
 
     Attributes:
-      runs: those that there are, in order.
-      waiting: for what it is waited, one text each.
-      odd: what is wrong with files, in the order in which it was noticed.
+      runs: the existing runs, in order.
+      waiting: the awaited directories, a text for each.
+      odd: the problems with files, in the order in which they were noticed.
     """
 
     def __init__(self, places: Sequence[str | os.PathLike[str]], clock: Callable[[], float] = time.time):
@@ -100,7 +100,7 @@ class RunWatcher:
 
     @property
     def state(self) -> object:
-        """A value that changes whenever there is something new to draw."""
+        """A value that changes whenever there is new content to draw."""
         return [(run.name, len(run.run.journal), run.read_bytes, len(run.keys)) for run in self.runs]
 
     @property

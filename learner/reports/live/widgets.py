@@ -13,9 +13,8 @@ from learner.reports.live.drawing import Drawing
 from learner.reports.live.keys import KEYS, SHOWN
 from learner.reports.plots import MARKS, set_axes
 
-# The first six are Okabe and Ito's, which people with any eyes tell apart, a little lighter for the dark screen. Any
-# two colours are at least 0.11 apart in OKLab. They suffice for two splits of 13 runs.
-# fmt: off
+# The first six are Okabe and Ito's, which are distinguishable with any color vision, a little lighter for the dark
+# screen. Any two colours are at least 0.11 apart in OKLab. They suffice for two splits of 13 runs. fmt: off
 COLOURS = (
     "#56b4e9", "#e69f00", "#00be8c", "#f0e442", "#dc8cbe", "#e6691e", "#fcdef6", "#9072fc", "#c65ac6",
     "#009684", "#78f096", "#ccfccc", "#bac0fc", "#188ade", "#fc2484", "#907ea2", "#ea00fc", "#0ca800",
@@ -23,7 +22,7 @@ COLOURS = (
 )
 # fmt: on
 SHADES = ((1.0, 0), (0.55, 115), (0.6, 0))
-"""Factors and summands for further curves: as they are, paler, darker."""
+"""Factors and summands for further curves: unchanged, paler, darker."""
 LEAST = 16, 5
 """Columns and rows of a plot."""
 
@@ -32,8 +31,8 @@ class TextPanel(Widget):
     """A panel of text that is generated for its size.
 
     Args:
-      source: gives the text for a width and a height.
-      title: above it.
+      source: returns the text for a width and a height.
+      title: the title above the panel.
       id: of the widget.
     """
 
@@ -55,9 +54,9 @@ class PlotPanel(Vertical):
     """A plot under its title and its legend.
 
     Args:
-      source: gives the drawing for a number of columns, or `None` where there is none.
-      log: says whether the vertical axis is logarithmic.
-      colours: whether lines are told apart by them.
+      source: returns the drawing for a number of columns, or `None` if there is none.
+      log: returns True if the vertical axis is logarithmic.
+      colours: True if colours distinguish the lines.
     """
 
     DEFAULT_CSS = """
@@ -83,7 +82,7 @@ class PlotPanel(Vertical):
 
 
 class FittingFooter(Footer):
-    """A footer of as many keys as fit, the last of which, which lists them all, is always among them."""
+    """A footer with as many keys as fit. The last one, which lists all keys, is always shown."""
 
     def compose(self) -> Iterator[Widget]:
         """Yield the keys."""
@@ -149,7 +148,7 @@ def colour_of(number: int) -> tuple[int, int, int]:
 
 
 def legend(drawing: Drawing | None, width: int, colours: bool) -> Text:
-    """Return the title of a drawing, its note, and as many of its lines as fit."""
+    """Return the title of a drawing, its note, and as many lines of the legend as fit."""
     if drawing is None:
         return Text("")
     text = Text.assemble((drawing.title, "bold"), no_wrap=True)
