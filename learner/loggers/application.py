@@ -14,16 +14,16 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None,
     """Return the logger of one run.
 
     Args:
-      directory: of the run; it is made if it has to be.
-      setting: `True` for `experiment.log` in the directory, which is appended to; `None` for none; or a logger, which
-        is used as it is.
-      process: which one of several this is; all but the first have an `experiment-<process>.log`.
+      directory: the run directory, which is created if necessary.
+      setting: `True` to append to `experiment.log` in the directory; `None` for no log; or a logger, which is used
+        unchanged.
+      process: the index of this process; all but the first write `experiment-<process>.log`.
 
     Returns:
-      A logger of the standard library. One that was made here passes nothing on to other loggers.
+      A logger of the standard library. A logger created here does not propagate to other loggers.
 
     Raises:
-      LearnerError: `setting` is something else, or the file is a link.
+      LearnerError: `setting` is invalid, or the file is a link.
 
     >>> import tempfile
     >>> directory = Path(tempfile.mkdtemp())
@@ -40,7 +40,7 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None,
             f"application_logger got {setting!r}; it needs True, None or a logging.Logger",
             code="logger-application-type",
         )
-    # Not from getLogger: the registry of the standard library keeps every logger as long as the process lives.
+    # Not from getLogger: the registry of the standard library keeps every logger until the process ends.
     logger = logging.Logger("learner.run")
     logger.propagate = False
     logger.setLevel(logging.INFO)
@@ -60,7 +60,7 @@ class _RunHandler(logging.FileHandler):
     """A handler that `open_application_log` opened."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
-        """Print nothing where a disk is full or gone: the run raises its own error."""
+        """Print nothing if the disk is full or gone: the run raises its own error."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
 
@@ -71,10 +71,10 @@ class _RunHandler(logging.FileHandler):
 
 
 class _Formatter(logging.Formatter):
-    """A formatter of lines and tracebacks; errors of object stores have addresses that let anybody upload."""
+    """A formatter of lines and tracebacks. Errors of object stores contain addresses that let anybody upload."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of a record without what may be secret in them."""
+        """Return the lines of a record without text that may be secret."""
         return without_credentials(super().format(record))
 
 

@@ -15,18 +15,19 @@ from learner.events import (
     StepsEnded,
 )
 
-EVERY = 10  # steps, of loggers that write lines: a step costs a few microseconds
-EVERY_DEAR = 50  # of those to which a step costs more
+EVERY = 10  # steps, for loggers that write lines: a step costs a few microseconds
+EVERY_DEAR = 50  # for loggers to which a step costs more
 
 
 class MetricLogger(Listener):
-    """Base of loggers that take single values: override `log`, and also `log_step` for the values of steps.
+    """Base class of loggers that receive single values: override `log`, and also `log_step` for the values of steps.
 
-    It is called from a thread of its own; if it raises, it is detached with one warning and training continues.
+    The methods are called in a separate thread. If one raises, the logger is detached with one warning and training
+    continues.
 
     Attributes:
-      every_steps: `log_step` gets the steps whose number this divides; None disables it.
-      every_epochs: `log` gets the epochs whose number this divides, and every validation inside of an epoch.
+      every_steps: `log_step` gets the steps whose number is a multiple of this; None disables it.
+      every_epochs: `log` gets the epochs whose number is a multiple of this, and every validation inside an epoch.
 
     >>> class Printer(MetricLogger):
     ...     def log(self, split, name, value, epoch, step):
@@ -57,15 +58,15 @@ class MetricLogger(Listener):
 
 
 class RunLogger(Listener):
-    """Base of the loggers of this package, with a method for each kind of event.
+    """Base class of the loggers of this package, with a method for each kind of event.
 
     Args:
-      every_steps: the training steps whose number this divides are stored; None stores none.
-      every_epochs: the values of the epochs whose number this divides are stored. Those of validations inside of an
-        epoch always are.
+      every_steps: store the training steps whose number is a multiple of this; None stores none.
+      every_epochs: store the values of the epochs whose number is a multiple of this. Values of validations inside an
+        epoch are always stored.
 
     Raises:
-      LearnerError: one of them is not a whole number that is 1 or more.
+      LearnerError: a value is not an integer of at least 1.
     """
 
     def __init__(self, every_steps: int | None = 1, every_epochs: int = 1):
@@ -124,8 +125,8 @@ class RunLogger(Listener):
 
 
 def steps_due(event: StepsEnded, every: int | None) -> tuple[range, slice]:
-    """Return the steps of an event whose number `every` divides, and the indices of their values. The choice depends on
-    the number alone, so it is the same after a resume.
+    """Return the steps of an event whose number is a multiple of `every`, and the indices of their values. The choice
+    depends only on the number, so it is the same after a resume.
 
     >>> column = np.float32([0.5, 0.4, 0.3, 0.2])
     >>> event = StepsEnded(0.0, "train", 1, 3, 4, 6, None, 6, {"Loss": column}, np.ones_like(column), 0.1)
@@ -140,5 +141,5 @@ def steps_due(event: StepsEnded, every: int | None) -> tuple[range, slice]:
 
 
 def split_is_due(event: SplitEnded, every: int) -> bool:
-    """Return True for the values of a validation inside an epoch, and for those of an epoch that is due."""
+    """Return True for the values of a validation inside an epoch, and of an epoch that is due."""
     return event.at_step is not None or event.epoch % every == 0

@@ -1,4 +1,4 @@
-"""The checkpoints of a run that loggers keep with it, as its model."""
+"""The checkpoints of a run that loggers store with it as its model."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ CHOICES = ("best", "all")
 
 
 def check_log_model(name: str, log_model: Any) -> str | None:
-    """Return the choice of checkpoints of the logger `name`. Raises `LearnerError` for other words."""
+    """Return the checkpoint selection of the logger `name`. Raise `LearnerError` for an unknown one."""
     if log_model is not None and log_model not in CHOICES:
         raise LearnerError(
             f"log_model of {name} is {log_model!r}; it needs 'best', 'all', or None",
@@ -23,13 +23,13 @@ def check_log_model(name: str, log_model: Any) -> str | None:
 
 
 def checkpoints_to_keep(event: RunEnded, directory: Path, log_model: str | None) -> list[tuple[str, Path]]:
-    """Return the names and the directories of the checkpoints to keep, as far as they lie in local files: the best one,
-    or the newest if there is no best one, or all.
+    """Return the names and the directories of the local checkpoints to keep: the best one (or the newest, if there is
+    no best one), or all.
 
     Args:
       event: the end of the run.
       directory: of the run.
-      log_model: which.
+      log_model: the selection.
     """
     kept = [entry for entry in event.summary.get("checkpoints", ()) if "://" not in str(entry["path"])]
     if log_model is None or not kept:

@@ -1,4 +1,4 @@
-"""Loggers for servers that cannot undo: a file of the run records what each server has received."""
+"""Loggers for servers that cannot delete values. A file of the run records what each server has received."""
 
 import contextlib
 import dataclasses
@@ -17,22 +17,22 @@ from learner.loggers.base import RunLogger
 from learner.runs.appended import refuse_special
 
 FORMAT = 1
-SAMPLES = " samples"  # no split is called so
+SAMPLES = " samples"  # not the name of a split
 
 
 class UploadCursor:
-    """The position up to which a server has a run, kept in a file.
+    """The position up to which a server has received a run, stored in a file.
 
     Args:
       path: of the file.
 
     Attributes:
-      id: by which the server knows the run; settable.
-      known: whether the file was there.
-      step: the last step whose values it has.
-      row: the last row of a table, for those who count them.
-      splits: where each split was when its newest values were handed over, `[epoch, step]`.
-      names: what those were called.
+      id: the server's id of the run; settable.
+      known: True if the file existed.
+      step: the last step whose values the server has.
+      row: the last row of a table, for loggers that count rows.
+      splits: the position of each split's newest sent values, `[epoch, step]`.
+      names: the names of these values.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "server.json")
@@ -58,7 +58,7 @@ class UploadCursor:
 
     def new(self, split: str, epoch: int, step: int, names: Iterable[str]) -> list[str]:
         """Return the names whose values of a split have not been uploaded, and mark them as uploaded. A split may end
-        more than once at a step, each time with other names.
+        several times at a step, each time with other names.
         """
         at, newest = [epoch, step], self.splits.get(split, [0, -1])
         had = self.names.get(split, []) if at == newest else []
@@ -69,8 +69,8 @@ class UploadCursor:
 
     @contextlib.contextmanager
     def over(self) -> Iterator[None]:
-        """Write the file, and restore it if the block raises. The file is written before the upload: a process that is
-        killed in between must not send anything twice.
+        """Write the file, and restore it if the block raises. The file is written before the upload, because a process
+        that is killed in between must not send anything twice.
         """
         text = self._text()
         self._write(text)
@@ -97,11 +97,11 @@ class UploadCursor:
 
 
 class ExactlyOnceLogger(RunLogger):
-    """Base of loggers for servers that cannot undo: values that a server has are not sent again when a resumed run
-    repeats their steps. Repeated steps have the same values, to the bit, unless something else was changed.
+    """Base class of loggers for servers that cannot delete values. When a resumed run repeats steps, values that the
+    server has are not sent again. Repeated steps have the same values, to the bit, unless something was changed.
 
     Attributes:
-      file: where in the run's directory it is kept how far the server has the run.
+      file: the file in the run's directory that records the position up to which the server has the run.
     """
 
     file = "server.json"
@@ -132,13 +132,13 @@ class ExactlyOnceLogger(RunLogger):
             self.send_samples(dataclasses.replace(event, values={name: event.values[name] for name in names}))
 
     def send_steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """Send values of steps; see `steps`. Only new values are passed."""
+        """Send values of steps; see `steps`. Called only with new values."""
 
     def send_split(self, event: SplitEnded) -> None:
-        """Send values and pictures of a split; see `split`. Only new ones are passed."""
+        """Send values and pictures of a split; see `split`. Called only with new ones."""
 
     def send_samples(self, event: SamplesLogged) -> None:
-        """Send samples; see `samples`. Only new ones are passed."""
+        """Send samples; see `samples`. Called only with new ones."""
 
 
 def new_id() -> str:

@@ -1,4 +1,4 @@
-"""Settings as the flat tables that trackers take, with the keys that `learner compare` shows."""
+"""Settings as flat tables for trackers, with the keys that `learner compare` shows."""
 
 import json
 from collections.abc import Mapping

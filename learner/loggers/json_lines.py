@@ -19,19 +19,19 @@ FIELDS = ("event", "time", "split", "epoch", "step", "at_step", "weight")
 
 class JsonLines(RunLogger):
     """Write one JSON object per line: for the start, for steps, for the values of a split, and for the end. Objects are
-    flat, so that `pandas.read_json(path, lines=True)` has a column for each metric.
+    flat, so `pandas.read_json(path, lines=True)` has a column for each metric.
 
         {"event": "start", "time": 1769860800.0, "epoch": 1, "step": 0, "config.lr": 0.1, "environment.jax": ...}
         {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32, "Loss": 2.3}
         {"event": "split", "time": 1769860801.0, "split": "valid", "epoch": 1, "step": 45, "Loss": 0.5}
         {"event": "end", "time": 1769860802.0, "epoch": 1, "step": 45, "stopped_by": "num_epochs", "summary.epochs": 1}
 
-    It is strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". A metric that is
-    called like another field is `<split>/<name>`. A resumed run removes the lines of steps that it repeats; a new run
-    replaces the file.
+    It is strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". A metric with the
+    name of another field is written as `<split>/<name>`. A resumed run removes the lines of steps that it repeats; a
+    new run replaces the file.
 
     Args:
-      path: of the file; default: `metrics.jsonl` in the run's directory.
+      path: the path of the file; default: `metrics.jsonl` in the run's directory.
       every_steps: see `RunLogger`.
       every_epochs: see `RunLogger`.
     """
@@ -50,7 +50,7 @@ class JsonLines(RunLogger):
             record = json.loads(line)
             if record["event"] not in ("step", "split"):
                 return True
-            values = record.get("values")  # of former versions
+            values = record.get("values")  # of earlier versions
             names = list(values) if isinstance(values, dict) else [name for name in record if name not in FIELDS]
             names = [name.removeprefix(f"{record['split']}/") for name in names]
             return keep(record["event"], record["split"], record["epoch"], record["step"], names)

@@ -12,10 +12,10 @@ class MemoryLogger(Listener):
     """Keep events and values in memory.
 
     Attributes:
-      events: everything that happened, in order.
+      events: all events, in order.
       history: the values of whole splits, by key (`valid/Loss`).
-      steps: the values of each step, by key; those of validations inside an epoch follow one another.
-      closed: whether the run is over.
+      steps: the values of each step, by key; values of validations inside an epoch are concatenated.
+      closed: True once the run is over.
 
     >>> memory = MemoryLogger()
     >>> memory.on_event(SplitEnded(0.0, "valid", epoch=1, step=45, values={"Loss": 0.25}, seconds=0.1))
@@ -43,5 +43,5 @@ class MemoryLogger(Listener):
                 self.steps.setdefault(f"{event.split}/{name}", []).extend(column.tolist())
 
     def close(self) -> None:
-        """Do nothing: the events stay in memory."""
+        """Do nothing: the events remain in memory."""
         self.closed = True

@@ -15,22 +15,23 @@ from learner.util.retries import Retries
 
 
 class RunMirror(Listener):
-    """Keep a copy of the run's directory in an object store: logs, config and checkpoints, with each checkpoint and at
-    the end. `learner fetch URL DIR` brings it to any machine, where `learner resume DIR` continues the run.
+    """Keep a copy of the run's directory in an object store: logs, config and checkpoints. It is updated with each
+    checkpoint and at the end. `learner fetch URL DIR` copies it to any machine, where `learner resume DIR` continues
+    the run.
 
-    The run writes to its own disk, and the copy is made by a thread beside it. Checkpoints that the run removes are
-    removed from the copy, once newer ones are there. A copy that fails is tried again, with growing pauses, and then at
-    the next checkpoint, with a warning.
+    The run writes to its own disk, and a background thread makes the copy. Checkpoints that the run removes are removed
+    from the copy once newer ones are in it. A failed copy is retried with growing pauses, and then at the next
+    checkpoint, with a warning.
 
     Args:
-      url: `s3://bucket/runs/digits`, `gs://...` or another address that fsspec opens, or a path. Credentials are those
-        that the store's own tools find.
-      seconds: that the run waits at its end for the last copy.
-      retries: how often a copy that fails is tried again at once: 6 times take a minute.
-      sleep: what waits between them.
+      url: `s3://bucket/runs/digits`, `gs://...` or another address that fsspec opens, or a path. Credentials are the
+        ones that the store's own tools find.
+      seconds: the time that the run waits at its end for the last copy.
+      retries: the number of immediate retries of a failed copy; 6 retries take a minute.
+      sleep: the function that waits between retries.
 
     Raises:
-      LearnerError: the package for such addresses is not installed, or nothing can be written there.
+      LearnerError: the package for such addresses is not installed, or the address cannot be written.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RunMirror(Listener):
         self._warned = False
 
     def on_event(self, event: Event) -> None:
-        """Copy what is new, after a checkpoint."""
+        """Copy new files after a checkpoint."""
         if isinstance(event, RunStarted):
             if (event.directory.parent / POPULATION).exists():
                 raise LearnerError(
@@ -73,7 +74,7 @@ class RunMirror(Listener):
                 )
 
     def _warn_of_another_place(self, checkpoint: Path) -> None:
-        """Warn once of checkpoints that are not in the directory of the run: they are not copied."""
+        """Warn once about checkpoints outside the run's directory, which are not copied."""
         if self._directory is None or self._warned or Path(checkpoint).is_relative_to(self._directory):
             return
         self._warned = True

@@ -27,13 +27,13 @@ from learner.util.samples import Image
 from learner.util.urls import refuse_url, without_user
 
 T = TypeVar("T")
-MOST_METRICS, MOST_OTHERS = 1000, 100  # that MLflow takes in one request
-LONGEST_KEY = 120  # of an image: it becomes a part of a file's name
+MOST_METRICS, MOST_OTHERS = 1000, 100  # that MLflow accepts in one request
+LONGEST_KEY = 120  # of an image's name: it becomes a part of a file name
 MOST_MESSAGES = 10_000  # of one start of a run; the newest
 SECONDS_BETWEEN_REQUESTS = 1.0
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # ours are bounded, and stop with the run
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # our retries are bounded, and stop with the run
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -43,34 +43,34 @@ QUIET = {
 class MLflow(ExactlyOnceLogger):
     """Log a run to MLflow.
 
-    The values of whole splits are metrics by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
-    the optimizer step. The config becomes parameters, commit and environment become tags, texts (a confusion matrix),
-    messages and the summary become files of the run, and what can be drawn its images. A resumed run continues under
-    the same id, which `mlflow.json` in its directory keeps, and what the server has stands.
+    Values of whole splits are metrics named by key (`valid/Loss`), values of single steps `step/train/Loss`; both are
+    logged at the optimizer step. The config becomes parameters; commit and environment become tags; texts (a confusion
+    matrix), messages and the summary become files of the run; values that can be drawn become images. A resumed run
+    continues under the same id, which `mlflow.json` in its directory stores; values on the server remain.
 
-    What a server does not take is sent again, with growing pauses; where that does not help either, there is one
-    warning, and nothing more is sent. Needs mlflow and pillow, of the extra `mlflow`. Its telemetry and its
-    own retries are off, unless the environment says otherwise.
+    Failed requests are retried with growing pauses. If that does not help, there is one warning, and nothing more is
+    sent. Needs mlflow and pillow, of the extra `mlflow`. MLflow's telemetry and its own retries are off, unless the
+    environment sets them.
 
     Args:
-      tracking_uri: `http://host:5000`, `sqlite:///mlflow.db`, a directory; default: what MLflow's environment says.
-        In texts `${env:NAME}` stands for the value of an environment variable.
-      experiment: its name; it is made where there is none.
-      run_name: default: the name of the run's directory.
+      tracking_uri: `http://host:5000`, `sqlite:///mlflow.db`, a directory; default: MLflow's environment variables. In
+        texts, `${env:NAME}` stands for the value of an environment variable.
+      experiment: the name of the experiment, which is created if it does not exist.
+      run_name: the name of the run; default: the name of its directory.
       every_steps: see `RunLogger`.
       every_epochs: see `RunLogger`.
-      retries: how often a request is tried again.
-      sleep: what waits between them.
-      clock: seconds, by which metrics are sent once in a second.
-      log_model: checkpoints to keep with the run at its end, in its artifacts below `checkpoint/`: `"best"` (the
-        newest, if there is no best one), or `"all"` that the run has then. Default: none.
+      retries: the number of retries of a request.
+      sleep: the function that waits between retries.
+      clock: returns seconds; metrics are sent once per second.
+      log_model: checkpoints to store at the end of the run, in its artifacts below `checkpoint/`: `"best"` (the newest,
+        if there is no best one), or `"all"` that the run has then. Default: none.
 
     Raises:
-      LearnerError: mlflow or pillow is not installed, or the address is none.
+      LearnerError: mlflow or pillow is not installed, or the address is invalid.
     """
 
     file = "mlflow.json"
-    seconds_to_close = 120.0  # a new SQLite store is created in 10 to 20 s, and a short run has ended before
+    seconds_to_close = 120.0  # creating a new SQLite store takes 10 to 20 s, and a short run has ended by then
 
     def __init__(
         self,
@@ -110,7 +110,8 @@ class MLflow(ExactlyOnceLogger):
         self._sent = clock()
 
     def on_event(self, event: Event) -> None:
-        """Handle an event; see `RunLogger`. Addresses in MLflow's errors are masked, as they may contain passwords."""
+        """Handle an event; see `RunLogger`. Addresses in MLflow's errors are masked because they may contain
+        passwords."""
         try:
             super().on_event(event)
         except LearnerError:
@@ -119,13 +120,13 @@ class MLflow(ExactlyOnceLogger):
             raise LearnerError(without_user(f"{type(error).__name__}: {error}"), code="logger-mlflow-failed") from None
 
     def started(self, event: RunStarted) -> None:
-        """Find the run, or create it."""
+        """Find or create the run."""
         super().started(event)
         self._directory = event.directory.absolute()
         at = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(event.time))
-        self._from = f"from-step-{event.step}-at-{at}"  # it may be started from one checkpoint more than once
+        self._from = f"from-step-{event.step}-at-{at}"  # several starts may resume from the same checkpoint
         for name, value in QUIET.items():
-            os.environ.setdefault(name, value)  # before it is imported
+            os.environ.setdefault(name, value)  # before mlflow is imported
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
@@ -213,7 +214,8 @@ class MLflow(ExactlyOnceLogger):
         return str(entries)
 
     def _send(self) -> None:
-        """Send all pending metrics. MLflow stores a value once if it is sent twice because an answer was lost."""
+        """Send all pending metrics. MLflow stores a value only once even if it is sent twice because a response was
+        lost."""
         waiting, self._waiting = self._waiting, []
         with self.handed.over():
             for metrics in _parts(waiting, MOST_METRICS):
@@ -251,7 +253,7 @@ class MLflow(ExactlyOnceLogger):
 
 
 def key_of(name: str) -> str:
-    """Return a name in the characters that MLflow accepts.
+    """Return a name with only the characters that MLflow accepts.
 
     >>> key_of("valid/F-beta (0.5)")
     'valid/F-beta _0.5_'
@@ -265,6 +267,6 @@ def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _passes(error: Exception) -> bool:
-    """Return True if a retry may succeed: the server has not understood and refused the request."""
+    """Return True if a retry may succeed, unless the server understood and refused the request."""
     status = getattr(error, "get_http_status_code", lambda: 500)()
     return isinstance(error, OSError) or (hasattr(error, "get_http_status_code") and (status == 429 or status >= 500))

@@ -1,4 +1,4 @@
-"""HTTP posts of JSON to one address, and to no other."""
+"""HTTP posts of JSON to one address only."""
 
 import contextlib
 import http.client
@@ -21,7 +21,7 @@ CONTENT = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # and 5.5
 
 
 class RefusedError(LearnerError):
-    """A request that the server refused; `status` is that of the answer, if there was one."""
+    """A request that the server refused; `status` is the status of the response, if there was one."""
 
     def __init__(self, status: int | None, message: str, /, *, code: str, **fields: Any) -> None:
         super().__init__(message, code=code, **fields)
@@ -43,12 +43,12 @@ def is_transient(error: Exception) -> bool:
 
 def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> None:
     """Post bytes. Redirects are not followed: the request would lose its content, and its headers, which may be secret,
-    would go to a server that the user has not named.
+    would go to a server that the user did not choose.
 
-    The content of an answer is not read, and its head must arrive within `timeout` seconds.
+    The content of a response is not read, and its headers must arrive within `timeout` seconds.
 
     Raises:
-      RefusedError: the server did not take it within `timeout` seconds, or is not there.
+      RefusedError: the server did not accept it within `timeout` seconds, or cannot be reached.
     """
     request = urllib.request.Request(url, data, dict(headers), method="POST")
     try:
@@ -66,7 +66,7 @@ def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> N
 
 
 class _Timed(http.client.HTTPConnection):
-    """A connection with a deadline: it ends when its timeout has passed, even if data keep arriving."""
+    """A connection with a deadline: it ends after its timeout, even if data keep arriving."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -79,7 +79,7 @@ class _Timed(http.client.HTTPConnection):
         super().connect()
 
     def getresponse(self) -> http.client.HTTPResponse:
-        """Return the answer once its head is there."""
+        """Return the response once its headers have arrived."""
         try:
             return super().getresponse()
         finally:
@@ -95,7 +95,7 @@ class _Timed(http.client.HTTPConnection):
         sock = self.sock
         if sock is not None:
             with contextlib.suppress(OSError):
-                # Closing resets the connection: a server that fills it would otherwise not learn that nobody reads.
+                # Closing resets the connection: otherwise a server that fills it would not notice that nobody reads.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 sock.shutdown(socket.SHUT_RDWR)
 

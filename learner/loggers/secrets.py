@@ -1,4 +1,4 @@
-"""Secrets among the arguments of loggers: read from the environment by name, and masked in messages."""
+"""Secrets among the arguments of loggers. They are read from the environment by name, and masked in messages."""
 
 import os
 import re
@@ -17,10 +17,10 @@ SHORTEST, LONG = 4, 8  # characters of a part, and of a path component, masked s
 def resolve(value: Any) -> Any:
     """Return `value` with the values of environment variables in place of `${env:NAME}`.
 
-    Texts are resolved wherever they stand in mappings, lists and tuples; everything else is returned as it is.
+    Texts are resolved anywhere in mappings, lists and tuples; everything else is returned unchanged.
 
     Raises:
-      LearnerError: variables that are not set, all in one error.
+      LearnerError: variables are not set; one error lists all of them.
 
     >>> import os
     >>> os.environ["HOOK_TOKEN"] = "a1b2"
@@ -62,7 +62,7 @@ def _resolved(value: Any) -> Any:
 
 
 def is_literal(value: object) -> bool:
-    """Return True if a text stands in `value` as it is, and not by the name of an environment variable.
+    """Return True if `value` contains a literal text rather than the name of an environment variable.
 
     >>> is_literal({"Authorization": "Bearer ${env:TOKEN}"}), is_literal(["https://example.org/T0"]), is_literal(5)
     (False, True, False)
@@ -75,7 +75,7 @@ def is_literal(value: object) -> bool:
 
 
 def parts_of(*texts: object) -> tuple[str, ...]:
-    """Return what may be secret in addresses, tokens and headers, as `Listener.secrets` has it.
+    """Return the parts of addresses, tokens and headers that may be secret, in the form of `Listener.secrets`.
 
     >>> parts_of("https://me:word@example.org/T0/secret?key=a1b2", "Bearer c3d4")[2:]
     ('word', '/T0/secret?key=a1b2', 'a1b2', 'Bearer c3d4', 'Bearer', 'c3d4')
@@ -102,7 +102,7 @@ def parts_of(*texts: object) -> tuple[str, ...]:
 
 
 def texts_in(value: object) -> Sequence[str]:
-    """Return the texts in what a config gives to loggers, without the names of their classes."""
+    """Return the texts in a config's arguments of loggers, without the names of their classes."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

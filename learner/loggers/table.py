@@ -19,20 +19,20 @@ WHERE = ["kind", "split", "epoch", "step", "weight"]
 
 
 class Csv(RunLogger):
-    """Write a table with a row for each step, and one for the values of each split.
+    """Write a table with a row for each step, and a row for the values of each split.
 
         kind,split,epoch,step,weight,Loss,Accuracy
         step,train,1,1,32,2.3,0.0625
         split,train,1,45,,1.2,0.65
         split,valid,1,45,,0.5,0.92
 
-    Every row has all columns: those of the metrics that are known at the start, and of one that comes later (a hook's
-    number) a further one at the end, for which the file is rewritten atomically. Missing values are empty. Non-finite
-    numbers are nan, inf and -inf. Texts, such as confusion matrices, are left out. A resumed run removes the rows of
-    steps that it repeats; a new run replaces the file.
+    Every row has all columns. A metric that appears after the start (a hook's number) gets a new last column, for which
+    the file is rewritten atomically. Missing values are empty. Non-finite numbers are nan, inf and -inf. Texts, such as
+    confusion matrices, are left out. A resumed run removes the rows of steps that it repeats; a new run replaces the
+    file.
 
     Args:
-      path: of the file; default: `metrics.csv` in the run's directory.
+      path: the path of the file; default: `metrics.csv` in the run's directory.
       every_steps: see `RunLogger`.
       every_epochs: see `RunLogger`.
     """

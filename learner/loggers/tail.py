@@ -1,4 +1,4 @@
-"""Truncation of append-only files, so that a resumed run has each line once."""
+"""Truncation of append-only files, so that a resumed run writes each line once."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | Non
 
     Args:
       path: of the file; it need not be there.
-      verdict: of a line with its end: True keeps it, False removes it, None keeps it and all lines before it.
-        It is called from the last line on. A partial last line is removed.
+      verdict: called with a line and its end, starting with the last line: True keeps it, False removes it, None keeps
+        it and all lines before it. A partial last line is removed.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "numbers")
@@ -50,7 +50,7 @@ def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | Non
 
 
 def go_on(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | None]) -> None:
-    """Prepare a logger's file for a run that begins or resumes: see `cut_tail`. A new run gets a new file."""
+    """Prepare a logger's file for a run that starts or resumes; see `cut_tail`. A new run gets a new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_special(path)
     if started.resumed:
@@ -62,9 +62,9 @@ def go_on(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | Non
 def keeps(started: RunStarted) -> Callable[[str, str, int, int, Sequence[str]], bool | None]:
     """Return a verdict for `cut_tail` that keeps the lines a resumed run will not repeat.
 
-    It is called with the kind of the values (`"step"` or `"split"`), the split, the epoch, the step and the names.
-    Steps that the run makes again go. Values of a whole split stay where the run knows them: at the step where it goes
-    on some may have been measured before the checkpoint, and some after it.
+    The verdict is called with the kind of the values (`"step"` or `"split"`), the split, the epoch, the step and the
+    names. Lines of steps that the run repeats are removed. Values of a whole split are kept if the run's history
+    contains them: at the step of the resume, some may have been measured before the checkpoint, and some after it.
     """
     known: dict[str, set[tuple[int, int]]] = {}
 
@@ -94,7 +94,7 @@ def _from_the_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         content = file.read(size) + rest
         begin = content.find(b"\n") + 1 if position else 0
         if position and not 0 < begin < len(content):
-            rest = content  # no line begins in it
+            rest = content  # no line starts in it
             continue
         rest, offset = content[:begin], position + len(content)
         *complete, torn = content[begin:].split(b"\n")

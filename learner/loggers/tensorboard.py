@@ -21,26 +21,27 @@ from learner.util.samples import Image
 
 FILE = re.compile(r"events\.out\.tfevents\.\d{10}\..*\.learner")
 OF_SPLIT = ".split"
-"""Mark in names of files of splits: a directory of a run may lie in that of another one."""
+"""A mark in the file names of splits: one run's directory may lie inside another's."""
 SECONDS_BETWEEN_WRITES = 2.0
 
 
 class TensorBoard(RunLogger):
     """Write event files for TensorBoard: `tensorboard --logdir runs` shows all runs below `runs`.
 
-    Each split has a directory of its own, so that TensorBoard draws all splits of a metric in one card: the values of
-    whole splits are `epoch/Loss`, those of single steps `step/Loss`; both lie at the optimizer step. Metrics without a
-    number are texts, and pictures where they can be drawn. Texts, pictures and histograms of hooks are `sample/NAME`.
-    Config, environment, commit and summary are texts too, and the config is the run's hyper-parameters. A resumed run
-    writes further files, whose beginning tells TensorBoard to forget what the run repeats.
+    Each split has its own directory, so TensorBoard draws all splits of a metric in one card: values of whole splits
+    are `epoch/Loss`, values of single steps `step/Loss`; both are logged at the optimizer step. Metrics that are not
+    numbers are texts, and also pictures if they can be drawn. Texts, pictures and histograms of hooks are
+    `sample/NAME`. Config, environment, commit and summary are also texts, and the config provides the run's
+    hyper-parameters. A resumed run writes further files, which begin with a record that makes TensorBoard discard the
+    repeated steps.
 
     Needs tensorboardX, of the extra `tensorboard`.
 
     Args:
-      directory: of the files; default: `tensorboard` in the run's directory.
+      directory: the directory of the files; default: `tensorboard` in the run's directory.
       every_steps: see `RunLogger`.
       every_epochs: see `RunLogger`.
-      clock: seconds, by which the files are written every two of them.
+      clock: returns seconds; the files are written every two seconds.
 
     Raises:
       LearnerError: tensorboardX is not installed.
@@ -69,7 +70,7 @@ class TensorBoard(RunLogger):
         self._folder, self._started = folder, event
         run = self._of("")
         for split in dict.fromkeys(key.partition("/")[0] for key in event.history):
-            self._of(split)  # it may have values to forget, and never another one
+            self._of(split)  # it may contain values to discard; no other split can
         documents = {"config": event.config, "environment": event.environment, "commit": event.commit}
         for name, content in documents.items():
             if content:
@@ -125,7 +126,7 @@ class TensorBoard(RunLogger):
                 stack.callback(file.flush)
 
     def _of(self, split: str) -> Records:
-        """Return the records of a split, or with an empty name those of the run. Their file is opened at first."""
+        """Return the records of a split, or of the run if the name is empty. The first call opens their file."""
         if split not in self._records:
             from tensorboardX.record_writer import RecordWriter
 
@@ -149,7 +150,7 @@ class TensorBoard(RunLogger):
 
 
 def remove_event_files(directory: Path) -> None:
-    """Remove the event files of earlier runs of `learner`; others stay, and so do those behind a link."""
+    """Remove the event files of earlier runs of `learner`; keep others, and those behind a link."""
     if directory.is_symlink() or not directory.is_dir():
         return
     splits = [folder for folder in directory.iterdir() if folder.is_dir() and not folder.is_symlink()]
@@ -162,12 +163,12 @@ def remove_event_files(directory: Path) -> None:
 
 
 def _own_files(folder: Path) -> list[Path]:
-    """Return the event files that a run of ours has left, in the order in which TensorBoard reads them."""
+    """Return the event files that `learner` wrote, in the order in which TensorBoard reads them."""
     return sorted(path for path in folder.iterdir() if FILE.fullmatch(path.name) and path.is_file())
 
 
 def _next_file(folder: Path, second: int, mark: str) -> str:
-    """Return a name after those of all other files: TensorBoard orders files by name, and by the seconds in it."""
+    """Return a name that sorts after all other files: TensorBoard orders files by name, and by the seconds in it."""
     seconds = [int(path.name.split(".")[3]) for path in _own_files(folder)]
     second = max([second, *(used + 1 for used in seconds)])
     return os.fspath(folder / f"events.out.tfevents.{second:010d}.{platform.node()}{mark}.learner")

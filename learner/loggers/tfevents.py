@@ -18,16 +18,16 @@ from learner.util.samples import Histogram
 from learner.util.text import utf8_safe
 
 LARGEST = 2**63
-"""Whole numbers from it on are texts among the hyper-parameters."""
+"""Integers of at least this size are written as texts among the hyper-parameters."""
 
 
 EPOCH, STEP = "epoch", "step"
 SAMPLE = "sample"
-"""First parts of tags, which TensorBoard orders by the alphabet: single steps come last."""
+"""The first parts of tags. TensorBoard sorts them alphabetically, so single steps come last."""
 
 
 def folder_of(split: str) -> str:
-    """Return the name of the directory of a split, which leads nowhere else.
+    """Return a safe directory name for a split.
 
     >>> folder_of("valid-b"), folder_of("../a")
     ('valid-b', '___a')
@@ -36,15 +36,15 @@ def folder_of(split: str) -> str:
 
 
 class Records:
-    """Encoder of records of TensorBoard's event files.
+    """An encoder of records of TensorBoard's event files.
 
-    All times are in seconds since 1970. It needs tensorboardX.
+    All times are in seconds since 1970. Needs tensorboardX.
 
     Args:
-      write: gets the bytes of each record; `write` of tensorboardX's `RecordWriter` frames them.
+      write: called with the bytes of each record; `write` of tensorboardX's `RecordWriter` frames them.
 
     Attributes:
-      count: how many records were written.
+      count: the number of records written.
     """
 
     def __init__(self, write: Callable[[bytes], object]):
@@ -61,17 +61,17 @@ class Records:
         self._add(wall, file_version="brain.Event:2")
 
     def go_on(self, wall: float, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> None:
-        """Resume a run at `step`: TensorBoard forgets the values of earlier files from that step on, and what the run
-        knows of that step itself is written again.
+        """Resume a run at `step`: TensorBoard discards the values of earlier files from that step on, and the values
+        that the run knows for that step are written again.
 
-        A checkpoint may lie between the values of one step, such as those of two validation splits. Those after it are
-        measured again; TensorBoard can only forget all of a step.
+        A checkpoint may lie between the values of one step, such as those of two validation splits. Values after it are
+        measured again, but TensorBoard can only discard whole steps.
 
         Args:
-          wall: the time.
-          step: of the checkpoint.
+          wall: the current time.
+          step: the step of the checkpoint.
           earlier: the event files of the run so far, in order.
-          known: how many values of whole splits the run knows at `step`, by key.
+          known: the number of values of whole splits that the run knows at `step`, by key.
         """
         kept = self._of_step(step, earlier, known)
         self._add(wall, step, session_log=self._session(status=self._session.START))
@@ -79,7 +79,7 @@ class Records:
             self._put(event)
 
     def _of_step(self, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> list[Any]:
-        """Return the events at `step` with the values of single steps, and as many others as are known."""
+        """Return the events at `step`: those of single steps, and as many others as are known."""
         kept: list[Any] = []
         for path in earlier:
             for record in read_records(path):
@@ -92,7 +92,7 @@ class Records:
                 elif event.step == step and event.HasField("summary"):
                     kept.append(event)
         left = collections.Counter({tag: count for key, count in known.items() for tag in _tags(key)})
-        for event in kept:  # in the order of writing, so that what was measured after the checkpoint comes last
+        for event in kept:  # in the order of writing, so that values measured after the checkpoint come last
             values = list(event.summary.value)
             del event.summary.value[:]
             for value in values:
@@ -134,7 +134,7 @@ class Records:
         self._put(event)
 
     def histogram(self, tag: str, histogram: Histogram, wall: float, step: int) -> None:
-        """Write a histogram. Its sums are those of the centers of its bins."""
+        """Write a histogram. Its sums are computed from the centers of its bins."""
         counts, edges = histogram.counts, histogram.edges
         centers = (edges[:-1] + edges[1:]) / 2
         event = self._event_class(wall_time=wall, step=step)
@@ -148,10 +148,10 @@ class Records:
     def settings(
         self, config: Mapping[str, Any], metrics: Sequence[tuple[str, str]], wall: float
     ) -> Callable[[float], None]:
-        """Write the hyper-parameters of a run, and the metrics beside them, each as a split and a tag.
+        """Write the hyper-parameters of a run, and the metrics to show with them, each as a split and a tag.
 
         Returns:
-          A function to call with the time when the run ends.
+          A function to call with the current time when the run ends.
         """
         given = {utf8_safe(name): _plain(value) for name, value in plain_settings(config).items()}
         experiment, begin, end = self._summaries.hparams(given, {})
@@ -173,12 +173,12 @@ class Records:
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yield the records of an event file up to its end, or to one that was torn when its process was killed."""
+    """Yield the records of an event file up to its end, or up to a record that was torn when its process was killed."""
     with open(path, "rb") as file:
         left = os.fstat(file.fileno()).st_size
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack_from("<Q", head)
-            left -= 16 + length  # the length and the record each have a checksum of 4 bytes
+            left -= 16 + length  # the length and the record are each followed by a checksum of 4 bytes
             if left < 0:
                 return
             yield file.read(length)
@@ -193,4 +193,4 @@ def _tags(key: str) -> set[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, int) and abs(value) >= LARGEST:
         return str(value)
-    return utf8_safe(value) if isinstance(value, str) else encode(value)  # tensorboardX warns of NaN on the terminal
+    return utf8_safe(value) if isinstance(value, str) else encode(value)  # tensorboardX warns about NaN on the terminal

@@ -27,26 +27,26 @@ SECONDS_TO_START = 30.0
 class WandB(ExactlyOnceLogger):
     """Log a run to Weights & Biases.
 
-    The values of whole splits are logged by key (`valid/Loss`), those of single steps as `step/train/Loss`, with
-    `epoch` and `step`, which is the axis of all plots. Texts (a confusion matrix) are logged as `text/valid/...`, what
-    can be drawn as `picture/valid/...`; the newest texts and what the run came to are in the summary, commit and
-    environment in the config, messages in its log. A resumed run continues under the same id, which `wandb.json` in
-    its directory keeps, and what was logged stands.
+    Values of whole splits are logged by key (`valid/Loss`), values of single steps as `step/train/Loss`, with `epoch`
+    and `step`, which is the axis of all plots. Texts (a confusion matrix) are logged as `text/valid/...`, and as
+    `picture/valid/...` if they can be drawn. The newest texts and the results are in the summary, commit and
+    environment in the config, messages in the log. A resumed run continues under the same id, which `wandb.json` in its
+    directory stores; logged values remain.
 
-    Needs wandb and pillow, of the extra `wandb`. It reads the key of the account by itself. Offline the files
-    lie in `wandb/` of the run's directory, one directory for each start; `wandb sync` sends them.
+    Needs wandb and pillow, of the extra `wandb`. wandb itself reads the key of the account. Offline, the files are in
+    `wandb/` of the run's directory, one directory for each start; `wandb sync` sends them.
 
     Args:
-      project: its name.
-      name: of the run; default: the name of its directory.
-      mode: `"online"` or `"offline"`; default: what wandb's environment says.
+      project: the name of the project.
+      name: the name of the run; default: the name of its directory.
+      mode: `"online"` or `"offline"`; default: wandb's environment variables.
       every_steps: see `RunLogger`.
       every_epochs: see `RunLogger`.
-      log_model: checkpoints to keep with the run at its end, as artifacts of the type `model`: `"best"` (the
-        newest, if there is no best one), or `"all"` that the run has then. Default: none.
+      log_model: checkpoints to store at the end of the run, as artifacts of the type `model`: `"best"` (the newest, if
+        there is no best one), or `"all"` that the run has then. Default: none.
 
     Raises:
-      LearnerError: wandb or pillow is not installed, or there is no such mode.
+      LearnerError: wandb or pillow is not installed, or the mode is unknown.
     """
 
     file = "wandb.json"
@@ -160,8 +160,8 @@ class WandB(ExactlyOnceLogger):
         self._finish(1)
 
     def _row(self, step: int) -> int:
-        """Return the row of a step. wandb takes rows in ascending order only, also over resumes: a late value, such as
-        that of an interrupted validation, has a later row and its own `step`.
+        """Return the row of a step. wandb accepts rows only in ascending order, also across resumes: a late value, such
+        as that of an interrupted validation, gets a later row and its own `step`.
         """
         if step != self._step:
             self._step, self.handed.row = step, max(step, self.handed.row + 1)
@@ -174,7 +174,7 @@ class WandB(ExactlyOnceLogger):
 
 
 def _text(text: str) -> Any:
-    """Return the text unmodified, whatever it contains."""
+    """Return the text unchanged, whatever it contains."""
     import wandb
 
     return wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)

@@ -28,23 +28,23 @@ class Webhook(Listener):
         {"event": "failure", ..., "error": "ValueError('...')"}
         {"event": "start", ..., "resumed": false, "config": {...}, "environment": {...}, "commit": "..."}
 
-    What the server does not take is posted again, with growing pauses; where that does not help either, there is one
-    warning, and nothing more is posted. A server that points to another address is not followed.
+    Failed posts are retried with growing pauses. If that does not help, there is one warning, and nothing more is
+    posted. Redirects to another address are not followed.
 
     Args:
-      url: the address, `https://...` or `http://...`. Here and in `headers` `${env:NAME}` stands for the value of an
-        environment variable, which is written down nowhere.
-      on: which of the events are posted.
-      monitors: the metrics by key whose new best values are; default: the one that decides about the best checkpoint.
+      url: the address, `https://...` or `http://...`. Here and in `headers`, `${env:NAME}` stands for the value of an
+        environment variable, which is never written to a file.
+      on: the events to post.
+      monitors: the keys of the metrics whose new best values are posted; default: the metric that selects the best
+        checkpoint.
       headers: further headers of the requests, such as `{"Authorization": "Bearer ${env:TOKEN}"}`.
-      timeout: seconds that a request and the head of its answer may take together. The content of an answer is not
-        read.
-      retries: how often a request is tried again.
-      sleep: what waits between them.
+      timeout: the most seconds for a request and the headers of its response. The content of a response is not read.
+      retries: the number of retries of a request.
+      sleep: the function that waits between retries.
 
     Raises:
-      LearnerError: an environment variable is not set; the address is none, has a user in it or is not ASCII; there is
-        no such event; a header has a value that cannot be sent.
+      LearnerError: an environment variable is not set; the address is invalid, contains a user or is not ASCII; an
+        event is unknown; a header has a value that cannot be sent.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Webhook(Listener):
         self._higher: dict[str, bool] = {}
 
     def on_event(self, event: Event) -> None:
-        """Post the event, if it is one to post."""
+        """Post the event if it is selected."""
         if isinstance(event, RunStarted):
             self._started(event)
         elif isinstance(event, SplitEnded):
@@ -117,7 +117,7 @@ class Webhook(Listener):
 
 
 def address_problems(url: str) -> list[str]:
-    """Return the problems of an address, without the parts that may be secret.
+    """Return the problems of an address, without parts that may be secret.
 
     >>> address_problems("https://me:word@example.org/hook")
     ["the webhook's address is https://***@...: give user and password as the header 'Authorization', 'Basic ...'"]
@@ -133,5 +133,5 @@ def address_problems(url: str) -> list[str]:
 
 
 def _can_be_best(value: float | str | None) -> TypeGuard[float]:
-    """Return True for a number that can be the best: no text, and not NaN."""
+    """Return True for a value that can be the best: not a text, and not NaN."""
     return isinstance(value, float | int) and not math.isnan(value)

@@ -58,8 +58,7 @@ class Array:
 
 
 def read_parameters(directory: Path) -> tuple[Array, ...]:
-    """Return the arrays of a run's model. `model.json` is untrusted: the result is empty if it is missing or invalid.
-    """
+    """Return the arrays of a run's model, or none if the untrusted `model.json` is missing or invalid."""
     path = directory / FILE
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > LONGEST:

@@ -14,7 +14,8 @@ from learner.runs.run_reader import RunReader, Status, time_of
 from learner.util.text import count, duration, short
 
 # Each has a contrast of at least 3 (WCAG 2) on both themes, and any two are at least 0.12 apart in OKLab. The first
-# colours differ most, also with protanopia and deuteranopia. fmt: off
+# colours differ most, also with protanopia and deuteranopia.
+# fmt: off
 COLOURS = (
     "#0072b2", "#d55e00", "#de54fc", "#ba247e", "#6696a8", "#8a1efc", "#cc061e", "#fc486c", "#b47ed2", "#1896fc",
     "#7860cc", "#c08484", "#846006", "#845a7e", "#a29000", "#007800", "#0654fc", "#06a806", "#b400c6", "#f006ae",

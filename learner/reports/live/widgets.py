@@ -14,7 +14,8 @@ from learner.reports.live.keys import KEYS, SHOWN
 from learner.reports.plots import MARKS, set_axes
 
 # The first six are Okabe and Ito's, which are distinguishable with any color vision, a little lighter for the dark
-# screen. Any two colours are at least 0.11 apart in OKLab. They suffice for two splits of 13 runs. fmt: off
+# screen. Any two colours are at least 0.11 apart in OKLab. They suffice for two splits of 13 runs.
+# fmt: off
 COLOURS = (
     "#56b4e9", "#e69f00", "#00be8c", "#f0e442", "#dc8cbe", "#e6691e", "#fcdef6", "#9072fc", "#c65ac6",
     "#009684", "#78f096", "#ccfccc", "#bac0fc", "#188ade", "#fc2484", "#907ea2", "#ea00fc", "#0ca800",
