@@ -30,7 +30,7 @@ if not TYPE_CHECKING:
 
 def default_renderer(metrics: Sequence[str] = ()) -> Listener:
     """Return a `NotebookRenderer` in the kernel of a notebook, a `RichRenderer` if standard output is a terminal that
-    can move its cursor, and a `PlainRenderer` elsewhere. The latter two show the selected `metrics`, by default all.
+    can move its cursor, and a `PlainRenderer` elsewhere. The last two show the selected `metrics`, by default all.
     """
     if in_notebook():
         from learner.renderers.notebook import NotebookRenderer
@@ -51,9 +51,9 @@ def print_summary(
     """Print the content of `summary.json`: with rich on a terminal, else as text without control characters.
 
     Args:
-      summary: as `learner.runs.history.summarize` makes it, or as JSON gives it back.
+      summary: the result of `learner.runs.history.summarize`, also after a round trip through JSON.
       stream: where to print; default: `sys.stdout`.
-      directory: of the run; it is shown with the files.
+      directory: the run directory, shown with the files.
     """
     from learner.renderers.plain import write_lines
     from learner.renderers.summary_text import heading, summary_lines
@@ -72,7 +72,7 @@ def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
     """Print the overview of a run: with rich on a terminal, else as text without control characters.
 
     Args:
-      overview: as `Learner.overview` gives it.
+      overview: the result of `Learner.overview`.
       stream: where to print; default: `sys.stdout`.
     """
     if not _is_terminal(stream or sys.stdout):
@@ -88,5 +88,5 @@ def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Return True for a terminal that can move its cursor; Python has None in the place of a closed standard output."""
+    """Return True for a terminal that can move its cursor. A closed standard output is None in Python."""
     return stream is not None and stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

@@ -9,22 +9,22 @@ GAP = 2
 WIDEST_NAME, SHORTEST_NAME = 28, 10
 NARROWEST = 6  # of a column of numbers
 SHORTEST_TREND, LONGEST_TREND = 8, 32
-WIDE = 120  # characters, from which on splits stand side by side
+WIDE = 120  # characters from which splits are shown side by side
 
 
 def board(
     trends: Sequence[Trend], width: int, most: int, monitor: str | None = None, characters: str = BLOCKS
 ) -> list[str]:
     """Return a line of titles and one for each metric, in the order of `learner.util.metric_order`. If space is short,
-    names are abbreviated, then the epoch of the best value is left out, then the trend, then the best value. If it is
-    not, validation and training stand side by side.
+    names are abbreviated, then the epoch of the best value is omitted, then the trend, then the best value. Otherwise
+    validation and training are shown side by side.
 
     Args:
-      trends: of the metrics.
-      width: what a line may take, in characters.
-      most: lines for metrics; the first ones get them.
-      monitor: the metric that decides about the best checkpoint, if any.
-      characters: of the trend, from low to high.
+      trends: the trends of the metrics.
+      width: the width of a line in characters.
+      most: the largest number of lines for metrics; the first metrics are shown.
+      monitor: the metric that selects the best checkpoint, if any.
+      characters: the characters of the trend, from low to high.
 
     >>> from learner.events import MetricInfo
     >>> loss = Trend(MetricInfo("valid", "Loss", higher_is_better=False))
@@ -52,7 +52,7 @@ def board(
 def _side_by_side(
     trends: Sequence[Trend], splits: Sequence[str], width: int, most: int, monitor: str | None, characters: str
 ) -> list[str]:
-    """Return a line for each name of a metric, with a block of columns for each split."""
+    """Return a line for each metric name, with a block of columns for each split."""
     by_key = {trend.info.key: trend for trend in trends}
     names = list(dict.fromkeys(trend.info.name for trend in important(trends, len(trends), monitor)))
     shown = names[:most]
@@ -76,13 +76,13 @@ def _names(names: Sequence[str], room: int) -> list[str]:
 
 
 def _numbers(trends: Sequence[Trend | None]) -> list[list[str]]:
-    """Return the columns of numbers with their titles, all texts of a column of one length."""
+    """Return the columns of numbers with their titles; all texts of a column have the same length."""
     rows = [("now", "best", "epoch"), *(("", "", "") if trend is None else cells(trend) for trend in trends)]
     return list(map(_column, zip(*rows, strict=True)))
 
 
 def _block(trends: Sequence[Trend | None], room: int, characters: str) -> list[str]:
-    """Return the columns after the names, as far as they fit; nothing if none does."""
+    """Return the columns after the names, as far as they fit; empty if none fits."""
     now, best, epoch = _numbers(trends)
     columns = list[Sequence[str]]()
     for column, also_needed in ((now, 0), (best, 0), (epoch, GAP + SHORTEST_TREND)):
@@ -106,7 +106,7 @@ def _hidden(number: int, width: int) -> list[str]:
 
 
 def hidden_text(number: int, width: int) -> str:
-    """Return the line about metrics for which there is no room, which names the option that selects others.
+    """Return the line about metrics that do not fit, with the option that selects others.
 
     >>> hidden_text(9, width=80)
     'and 9 more: --renderer.metrics=[NAME, ...] selects'

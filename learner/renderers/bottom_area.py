@@ -1,4 +1,4 @@
-"""The lowest lines of a terminal, which are drawn again and again while other lines are printed above them."""
+"""The bottom lines of a terminal, which are redrawn while other lines are printed above them."""
 
 import os
 import threading
@@ -22,12 +22,12 @@ REFLOWS = "XTERM_VERSION" not in os.environ and os.environ.get("TERM") != "linux
 
 
 class BottomArea:
-    """The lowest lines of a console, from `open` to `close`. Standard output and standard error of the process appear
-    above them in the meantime.
+    """The bottom lines of a console, from `open` to `close`. Meanwhile, standard output and standard error of the
+    process appear above them.
 
     Args:
       console: where to draw. It may be replaced while the area is closed.
-      clock: seconds; it need not begin anywhere in particular.
+      clock: returns seconds from any starting point.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
@@ -44,11 +44,11 @@ class BottomArea:
         self._lock = threading.RLock()  # held by every writer: a user's print runs in another thread
 
     def open(self) -> None:
-        """Begin to draw, and redirect the standard streams of a terminal."""
+        """Start drawing, and redirect the standard streams of a terminal."""
         self._live, self._drawn, self._shows_beginning = self._new_live(), Segments(()), False
         self._process, self._free_at, self._file = os.getpid(), self._clock(), self.console._file
         if self.console.is_terminal:
-            self.console.file = self.console.file  # one that follows `sys.stdout` would write to what is put there
+            self.console.file = self.console.file  # a console that follows `sys.stdout` would write to its replacement
             self._proxies = redirect(self.console.file, self._new_proxy)
 
     def close(self, flush: Callable[[], object]) -> None:
@@ -57,7 +57,7 @@ class BottomArea:
         if live is None:
             return
         proxies, self._proxies = self._proxies, {}
-        if os.getpid() != self._process:  # one that was forked: the area is its parent's
+        if os.getpid() != self._process:  # a forked process: the area belongs to its parent
             return
         try:
             flush()
@@ -89,7 +89,7 @@ class BottomArea:
             self.console.print(rendered(content, self.console), soft_wrap=True)
 
     def draw(self, content: Callable[[], RenderableType]) -> None:
-        """Draw new content, which is only computed if the area is open."""
+        """Draw new content, which is computed only if the area is open."""
         if self._live is not None:
             with self._lock:
                 self._drawn, self._shows_beginning = rendered(content(), self.console), False
@@ -128,17 +128,17 @@ class BottomArea:
             return
         if not self._live.is_started:
             self._live.start()
-            self.console.show_cursor(True)  # a process that is killed could not bring it back
+            self.console.show_cursor(True)  # a killed process could not restore it
         self._remove_wrapped()
         self._lengths = [*map(Segment.get_line_length, Segment.split_lines(content.segments))]
         self._live.update(content, refresh=True)
 
     def _remove_wrapped(self) -> None:
-        """Remove the lines that a narrower window has added by wrapping the area, of which rich does not know."""
+        """Remove the lines that a narrower window added by wrapping the area. rich does not know about them."""
         width = self.console.width
         if self._live is not None and self._live.is_started and width < self._width and REFLOWS:
             added = sum(max(0, length - 1) // width for length in self._lengths)
             erase = (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)
             self.console.control(Control(ControlType.CARRIAGE_RETURN, *added * erase))
-            self._lengths = [min(length, width) for length in self._lengths]  # rich cuts what it shows again
+            self._lengths = [min(length, width) for length in self._lengths]  # rich truncates what it redraws
         self._width = width

@@ -1,4 +1,4 @@
-"""Consoles of rich for standard output, and for texts of any kind."""
+"""rich consoles for standard output and for other texts."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ from learner.renderers.stream_proxy import StreamProxy, wrapped_stream
 
 
 def rendered(content: RenderableType, console: Console) -> Segments:
-    """Render content once, to be shown any number of times, with question marks for characters outside the console's
-    encoding, for which rich raises `UnicodeEncodeError`.
+    """Render content once, to be shown any number of times. Characters outside the console's encoding, for which rich
+    raises `UnicodeEncodeError`, become question marks.
 
     >>> import io
     >>> file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -31,18 +31,18 @@ def rendered(content: RenderableType, console: Console) -> Segments:
 
 
 def print_rich(content: Callable[[int], RenderableType], stream: TextIO | None) -> None:
-    """Print content made for a width in characters on a terminal, by default `sys.stdout`."""
+    """Print content on a terminal, by default `sys.stdout`; it is made for a width in characters."""
     console = Console(file=stream)
     console.print(rendered(content(console.width), console))
 
 
 def standard_output() -> Console:
-    """Return a console on the current standard output: a block that redirects it later must not receive what is drawn.
+    """Return a console on the current standard output: a later redirection must not receive the drawing.
 
-    If another run draws on it already, it is not a terminal: a second run writes its lines above the bar of the first.
+    If another run already draws on it, it is not a terminal: a second run writes its lines above the bar of the first.
     """
     size, environment = shutil.get_terminal_size(), os.environ.get
-    width = size.columns if environment("COLUMNS") == "0" else None  # rich would take the 0 at its word
+    width = size.columns if environment("COLUMNS") == "0" else None  # rich would take the 0 literally
     height = size.lines if environment("LINES") == "0" else None
     stream = wrapped_stream(sys.stdout)
     force_terminal = False if isinstance(stream, StreamProxy) else None

@@ -13,12 +13,12 @@ GAP = 2
 
 
 class EpochTable:
-    """Columns for the most important numeric metrics, in the order of `learner.util.metric_order`.
+    """A table of the most important numeric metrics, in the order of `learner.util.metric_order`.
 
     Args:
-      metrics: of the run.
-      width: of the terminal, in characters.
-      monitor: the metric that decides about the best checkpoint, if any.
+      metrics: the metrics of the run.
+      width: the width of the terminal in characters.
+      monitor: the metric that selects the best checkpoint, if any.
 
     Attributes:
       hidden: the number of metrics that do not fit.
@@ -47,7 +47,7 @@ class EpochTable:
         return [self._line("", list(map(printable, first)), "").rstrip(), self._line("epoch", names, "time")]
 
     def row(self, label: str, values: Mapping[str, float | str], seconds: float, best: str | None = None) -> str:
-        """Return one line from `values` by key, blank where a value is missing, with a mark at the key `best`."""
+        """Return one line of `values` by key, blank where a value is missing, with a mark at the key `best`."""
         texts = [short(values[info.key]) if info.key in values else "" for info in self._columns]
         marks = ["*" if info.key == best else " " for info in self._columns]
         return self._line(label, texts, duration(seconds), marks)

@@ -11,7 +11,8 @@ from learner.renderers.overview_text import facts, tree_table
 
 
 def grid(rows: Sequence[Sequence[str]]) -> Table:
-    """Return rows of texts, the first of them titles, as a table; the first column is aligned left, others right."""
+    """Return rows of texts, with titles first, as a table. The first column is left-aligned, the others
+    right-aligned."""
     titles, *rest = rows
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, title in enumerate(titles):
@@ -25,8 +26,8 @@ def render_overview(overview: Overview, width: int) -> RenderableType:
     """Return the overview of a run as a rich renderable.
 
     Args:
-      overview: of the run.
-      width: of the console, in characters.
+      overview: the overview of the run.
+      width: the width of the console in characters.
     """
     fact_table = Table.grid(padding=(0, 2, 0, 0))
     fact_table.add_column(style="bold", no_wrap=True)

@@ -10,8 +10,8 @@ from learner.runs.layout import end_word
 from learner.util.metric_order import by_importance, is_selected, ordered
 from learner.util.text import abbreviate, count, duration, printable, short
 
-LONGEST_ERROR = 400  # characters: that of XLA holds a traceback of several screens
-TYPICAL = 7  # characters of a number: fewer do not make room for another metric, so that lines have the same ones
+LONGEST_ERROR = 400  # characters: an error of XLA contains a traceback of several screens
+TYPICAL = 7  # characters of a number: fewer do not make room for another metric, so all lines have the same ones
 OWN_ERRORS = {kind.__name__ for kind in (LearnerError, NonFiniteError, OutOfMemoryError)}
 
 
@@ -29,7 +29,7 @@ def started(event: RunStarted) -> str:
 
 
 def unmatched(event: RunStarted, selected: Collection[str]) -> list[str]:
-    """Return a line for each selected key or name that no metric of the run has."""
+    """Return a line for each selected key or name that matches no metric of the run."""
     keys = [info.key for info in event.metrics]
     wrong = [name for name in selected if not any(is_selected(key, [name]) for key in keys)]
     names = [*dict.fromkeys(info.name for info in event.metrics), *keys]
@@ -37,7 +37,8 @@ def unmatched(event: RunStarted, selected: Collection[str]) -> list[str]:
 
 
 def ended(event: RunEnded) -> str:
-    """Return how far the run came, why it ended, and how to resume one that was started from Python and stopped."""
+    """Return the final position of the run, the reason for its end, and how to resume if it was started from Python and
+    stopped."""
     at = f"epoch {event.epoch}, step {event.step}, {duration(event.seconds)}"
     text = f"{end_word(event.stopped_by)} at {at}: {event.stopped_by}"
     is_stopped = event.stopped_by in ("ctrl-c", "sigterm", "sighup", "time limit")
@@ -47,8 +48,8 @@ def ended(event: RunEnded) -> str:
 
 
 def failed(event: RunFailed) -> str:
-    """Return where the run failed, with the two ends of a long error; the caller that catches the exception shows all
-    of it.
+    """Return the position at which the run failed, with both ends of a long error. The caller that catches the
+    exception shows all of it.
     """
     name = event.error.partition("(")[0]
     error = name if name in OWN_ERRORS else event.error  # the command, or Python, prints the message
@@ -57,14 +58,14 @@ def failed(event: RunFailed) -> str:
 
 
 def message(event: Message) -> list[str]:
-    """Return the lines of a message, with its level if it is above information."""
+    """Return the lines of a message, with its level if it is above INFO."""
     level = f"{logging.getLevelName(event.level).lower()}: " if event.level > logging.INFO else ""
     return [printable(line) for line in (level + event.text).splitlines()]
 
 
 def values(values: Mapping[str, float | str], monitor: str | None = None, width: int | None = None) -> tuple[str, int]:
     """Return the numbers among values by key, grouped by split, in the order of `learner.util.metric_order`, and how
-    many are left out: the least important ones, if they might be wider than `width` characters.
+    many are omitted: the least important ones, if the line might be wider than `width` characters.
 
     >>> numbers = {"train/Loss": 0.5, "train/Accuracy": 0.75, "valid/Loss": 0.625, "valid/Confusion": "4 1 0 5"}
     >>> values(numbers)
@@ -91,7 +92,7 @@ def values(values: Mapping[str, float | str], monitor: str | None = None, width:
 
 
 def texts(values: Mapping[str, float | str], epochs: Mapping[str, int] | None = None) -> list[str]:
-    """Return the text values by key, indented, with their line breaks and the epochs that they are of.
+    """Return the text values by key, indented, with their line breaks and epochs.
 
     >>> texts({"train/Loss": 0.5, "valid/Confusion": "4 1\\n0 5"}, {"valid/Confusion": 3})
     ['  valid Confusion of epoch 3:', '    4 1', '    0 5']

@@ -30,7 +30,7 @@ from learner.util.fragments import fragment, paragraph, preformatted
 
 SECONDS_BETWEEN_UPDATES = 0.5
 MOST_MESSAGES = 10
-WIDTH = 80  # of the text for front ends without HTML
+WIDTH = 80  # of the text for frontends without HTML
 
 Display = Callable[[Mapping[str, str], str, bool], object]
 
@@ -38,22 +38,22 @@ Display = Callable[[Mapping[str, str], str, bool], object]
 class NotebookRenderer(Listener):
     """Display a run below the cell that started it: the current and the best value of each metric, and curves.
 
-    It is one output of the cell, which is replaced while the run trains: HTML without scripts, and text for those who
-    show none. So it is saved with the notebook, and a cell that is run again begins a new one. A run that nobody
-    looks at sends its updates all the same; a notebook that was closed meanwhile has what it last received, and
-    `learner report` or `learner plot` the rest.
+    The display is one output of the cell, which is replaced while the run trains: HTML without scripts, and text for
+    frontends without HTML. It is therefore saved with the notebook, and running the cell again starts a new output.
+    Updates are sent even if nobody looks. A notebook that was closed meanwhile keeps the last update that it received;
+    `learner report` or `learner plot` shows the rest.
 
-    Curves of `train` are those of some single steps until there are whole epochs.
+    Curves of `train` show a sample of single steps until there are whole epochs.
 
     Args:
-      display: gets the output by type (`text/html`, `text/plain`), the name of its place, and whether something is
-        there already; default: that of the notebook.
-      clock: seconds; it need not begin anywhere in particular.
-      every_seconds: the time from one update to the next, at least, and from one that an epoch's end brings to the next
-        of those. How a run ends is shown at once.
+      display: called with the output by type (`text/html`, `text/plain`), the id of its place, and True if the place
+        already has an output; default: the notebook's display.
+      clock: returns seconds from any starting point.
+      every_seconds: the least time between two updates, and between two updates at the ends of epochs. The end of a run
+        is shown at once.
 
     Raises:
-      LearnerError: this is not a notebook, and there is no `display`.
+      LearnerError: this is not a notebook, and no `display` was passed.
 
     >>> shown = []
     >>> renderer = NotebookRenderer(lambda output, identifier, update: shown.append((output["text/plain"], update)))
@@ -120,7 +120,7 @@ class NotebookRenderer(Listener):
             self._message_count += 1
         elif isinstance(event, (RunEnded, RunFailed)):
             self._take_end(event)
-        # after steps that take long an epoch's values shall not wait for the next ones
+        # after slow steps, an epoch's values must not wait for the next ones
         shown_at = self._epoch_shown_at if isinstance(event, EpochEnded) else self._shown_at
         if self._end or self._clock() - shown_at >= self._every_seconds:
             self._show()
@@ -154,7 +154,7 @@ class NotebookRenderer(Listener):
     def _html(self) -> str:
         trends, monitor = self._trends.newest(), self._trends.monitor
         parts = [paragraph(self._heading, strong=True), paragraph(self._status())]
-        if not self._end:  # a picture that was saved during a run says when that was
+        if not self._end:  # a picture saved during a run shows its time
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._time))
             parts += [self._bar(), paragraph(f"as of {at} UTC")]
         parts += [preformatted(self._overview)] if self._overview else []

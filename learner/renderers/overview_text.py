@@ -10,17 +10,17 @@ GAP = 2
 SHORTEST_NAME = 8
 COLUMNS = ("shape", "dtype", "parameters", "bytes", "share", "kind")
 GIVEN_UP = ("dtype", "share", "shape", "kind", "bytes")
-"""Columns that narrow terminals do without, the first ones first."""
+"""Columns that narrow terminals omit, the first ones first."""
 UNITS = " kMGTPE"
 
 
 def tree_table(overview: Overview, width: int | None = None) -> list[list[str]]:
-    """Return a row of texts for each array of the model, for each group of arrays, and for all of them, after a row of
-    titles. All rows have the same length.
+    """Return a row of titles, then a row of texts for each array of the model, each group of arrays, and the total. All
+    rows have the same length.
 
     Args:
-      overview: of the run.
-      width: of the terminal, in characters; None does not limit it.
+      overview: the overview of the run.
+      width: the width of the terminal in characters; None for no limit.
     """
     rows = folded(overview.arrays, overview.depth)
     total = max(1, sum(array.bytes for array in overview.arrays))
@@ -38,7 +38,7 @@ def tree_table(overview: Overview, width: int | None = None) -> list[list[str]]:
 
 
 def facts(overview: Overview) -> list[tuple[str, str]]:
-    """Return further facts, each with its label."""
+    """Return further facts with their labels."""
     o = overview
     pairs = [("optimizer", f"{o.optimizer}, {size(o.memory.get('optimizer', 0))}") if o.optimizer else None]
     pairs += [("devices", o.strategy), ("batch", _batch(o)), ("length", _length(o)), ("FLOPs", _flops(o))]
@@ -49,7 +49,7 @@ def facts(overview: Overview) -> list[tuple[str, str]]:
 
 
 def needs(peak: int, temporaries: int) -> str:
-    """Describe the memory that a compiled dispatch needs on each device, in bytes.
+    """Return a text about the memory that a compiled dispatch needs on each device.
 
     >>> needs(2_500_000, 1_300_000)
     'a dispatch needs 2.5 MB on each device, 1.3 MB of it while it runs only (activations, gradients)'

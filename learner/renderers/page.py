@@ -1,4 +1,4 @@
-"""A run as an HTML fragment: its table, its curves and its messages. It needs no script and no style sheet."""
+"""A run as an HTML fragment: its table, its curves and its messages. It needs no scripts and no style sheets."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,7 @@ MOST_METRICS = 40
 
 
 def table(trends: Sequence[Trend], monitor: str | None = None) -> str:
-    """Return the current value of each metric, its best value and the epoch of that, or nothing if there are no
-    metrics.
-    """
+    """Return the current and the best value of each metric, and the epoch of the best. Empty without metrics."""
     shown = important(trends, MOST_METRICS, monitor)
     if not shown:
         return ""
@@ -29,9 +27,9 @@ def table(trends: Sequence[Trend], monitor: str | None = None) -> str:
 
 
 def charts(trends: Sequence[Trend], monitor: str | None = None) -> str:
-    """Return a chart for each numeric metric, with its splits; the most important ones where there are many."""
+    """Return a chart for each numeric metric, with its splits; if there are many, only for the most important ones."""
     plotted = [trend for trend in trends if len(trend.splits) or len(trend.steps)]
-    splits = dict.fromkeys(trend.info.split for trend in plotted)  # each looks the same in all charts
+    splits = dict.fromkeys(trend.info.split for trend in plotted)  # each split looks the same in all charts
     first = sorted(plotted, key=lambda trend: (trend.info.key != monitor, trend.info.name != "Loss"))
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for trend in first:
@@ -41,7 +39,7 @@ def charts(trends: Sequence[Trend], monitor: str | None = None) -> str:
 
 
 def messages(content: Sequence[Message], earlier: int) -> str:
-    """Return the newest messages, a line each; warnings are marked by a word, not by colour alone."""
+    """Return the newest messages, one per line. Warnings are marked by a word, not only by colour."""
     if not content:
         return ""
     first = [paragraph(f"{count(earlier, 'earlier message')} in experiment.log")] if earlier else []
@@ -50,6 +48,6 @@ def messages(content: Sequence[Message], earlier: int) -> str:
 
 
 def texts(values: Mapping[str, str], epochs: Mapping[str, int]) -> str:
-    """Return the text metrics with their layout, and the epochs that they are of."""
+    """Return the text metrics with their layout and their epochs."""
     titles = {key: paragraph(f"{key} of epoch {epochs[key]}") for key in values}
     return "".join(titles[key] + preformatted(value.splitlines()) for key, value in values.items())

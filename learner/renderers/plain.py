@@ -30,13 +30,13 @@ from learner.util.text import duration
 
 
 class PlainRenderer(Listener):
-    """Write one line for each epoch, and one each `every_seconds` within long epochs, without control characters.
-    On a terminal, a line has the most important metrics that fit; in files and pipes, all.
+    """Write one line for each epoch, and one every `every_seconds` within long epochs, without control characters. On a
+    terminal, a line has the most important metrics that fit; in files and pipes, it has all.
 
     Args:
-      stream: where to write; default: the current `sys.stdout`.
-      clock: seconds; it need not begin anywhere in particular.
-      every_seconds: the time from one line to the next within an epoch, at least.
+      stream: the stream to write to; default: the current `sys.stdout`.
+      clock: returns seconds from any starting point.
+      every_seconds: the least time between two lines within an epoch.
       metrics: keys (`valid/Loss`) or names (`Loss`) of the metrics to show; default: all.
 
     >>> renderer = PlainRenderer()
@@ -61,7 +61,7 @@ class PlainRenderer(Listener):
         self._progress = Progress(clock)
         self._directory: str | os.PathLike[str] | None = None
         self._validated: dict[str, float | str] = {}  # inside this epoch, not written yet
-        self._hidden = 0  # metrics without room on a line, as reported
+        self._hidden = 0  # metrics that do not fit on a line, as reported
 
     def on_event(self, event: Event) -> None:
         """Write the event's lines, if any."""
@@ -70,7 +70,7 @@ class PlainRenderer(Listener):
             self._on_steps()
         elif isinstance(event, SplitEnded):
             values = {f"{event.split}/{name}": value for name, value in event.values.items()}
-            if event.at_step == 0:  # not of the epoch that follows
+            if event.at_step == 0:  # does not belong to the next epoch
                 self._write_values(["step 0"], values)
             elif event.at_step is not None:
                 self._validated |= values
@@ -96,7 +96,7 @@ class PlainRenderer(Listener):
     def _write_values(
         self, before: Sequence[str], values: Mapping[str, float | str], after: Sequence[str] = ()
     ) -> None:
-        """Write one line: the texts before, the numbers for which there is room, and the texts after."""
+        """Write one line: the texts before, the numbers that fit, and the texts after."""
         selected = {key: value for key, value in values.items() if is_selected(key, self._metrics)}
         width = self._width()
         room = width and width - sum(len(text) + len("  ") for text in (*before, *after) if text)

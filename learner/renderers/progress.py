@@ -5,13 +5,14 @@ from collections.abc import Callable
 from learner.events import Compiling, EpochEnded, EpochStarted, Event, RunStarted, StepsEnded
 from learner.util.text import duration, printable, short
 
-MEMORY = 0.95  # what is left of a dispatch's share of the speed after each further one
+MEMORY = 0.95  # the factor by which each further dispatch reduces the weight of a dispatch in the speed
 
 
-# Not `rich.progress.Progress`: it knows the time from one update to the next, with compiling and validations in it, and
-# one length, where a bar is for an epoch and the remaining time for the run. Pages and lines of text need both, too.
+# Not `rich.progress.Progress`: it measures the time between updates, including compilation and validations, and has
+# only one length, but here the bar shows an epoch and the remaining time is the run's. Pages and lines of text also
+# need both.
 class Progress:
-    """Position and speed of a run, from its events.
+    """The position and speed of a run, from its events.
 
     >>> from pathlib import Path
     >>> seconds = iter([10.0, 20.0, 20.0])
@@ -59,7 +60,7 @@ class Progress:
         self.step = event.step
         if "Loss" in event.values:
             self.train_loss = float(event.values["Loss"][-1])
-        if self._first is None:  # the dispatch that waited for the compiler says nothing about the speed
+        if self._first is None:  # a dispatch that waited for the compiler does not measure the speed
             self._first = self._clock(), event.step
             return
         self._steps = MEMORY * self._steps + event.count
@@ -78,8 +79,8 @@ class Progress:
         return max(0, self.total - self.step) * seconds_per_step
 
     def completed(self) -> tuple[int, int | None]:
-        """Return the completed and the total number: of the run's steps if they are counted, else of the epoch or the
-        validation.
+        """Return the completed and the total number of steps: of the run if its steps are counted, else of the epoch or
+        the validation.
         """
         newest = self._newest
         if newest is not None and newest.split == "train" and self._run and self._run.num_steps is not None:
@@ -87,8 +88,8 @@ class Progress:
         return (newest.in_epoch, newest.total) if newest is not None else (0, None)
 
     def texts(self) -> tuple[str, str, str]:
-        """Return the progress within a split, such as `step 120/450` or `valid 3`, the speed, and the remaining time;
-        empty texts while they are unknown.
+        """Return the progress within a split, such as `step 120/450` or `valid 3`, the speed, and the remaining time.
+        Unknown ones are empty texts.
         """
         left = self.seconds_left()
         return (

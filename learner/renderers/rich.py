@@ -1,4 +1,4 @@
-"""Renderer for terminals: a progress bar, a table of metrics and one of epochs."""
+"""Renderer for terminals: a progress bar, a table of metrics and a table of epochs."""
 
 import atexit
 import dataclasses
@@ -43,24 +43,23 @@ from learner.util.text import wrapped
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
 SHORTEST_BAR = 8
-FOR_KEYS = 4  # columns behind the bar: terminals show Ctrl-C as ^C there, and a line that wraps cannot be removed
+FOR_KEYS = 4  # columns after the bar: terminals show Ctrl-C as ^C there, and a wrapped line cannot be removed
 
 
 class RichRenderer(Listener):
     """Display an epoch's steps as a bar, with the speed and the remaining time, and write a table row for each epoch.
 
-    Above the bar each metric has a line: what it is now (in training that of the newest step), its best value and the
-    epoch of that, and how it went, as a small curve. On low terminals only some metrics have one, on narrow ones there
-    are fewer columns. Where block characters cannot be shown the curve is in ASCII, and what else an encoding lacks is
-    a question mark.
+    Above the bar, each metric has a line: the current value (in training, the value of the newest step), the best value
+    and its epoch, and the trend as a small curve. Low terminals show only some metrics, and narrow ones fewer columns.
+    If block characters cannot be shown, the curve is in ASCII; other characters that an encoding lacks become question
+    marks.
 
-    What is printed or logged meanwhile appears above, in whole lines, and all of this goes away when the run ends,
-    however it ends; the table of epochs stays. Neither the one nor the other is drawn more than four times a second, so
-    that many short epochs cost little.
+    Printed or logged lines appear above the bar. When the run ends, in any way, the bar and the metrics disappear, and
+    the table of epochs remains. Both are drawn at most four times a second, so many short epochs cost little.
 
     Args:
-      console: where to draw; default: standard output.
-      clock: seconds; it need not begin anywhere in particular.
+      console: the console to draw on; default: standard output.
+      clock: returns seconds from any starting point.
       metrics: keys (`valid/Loss`) or names (`Loss`) of the metrics to show; default: as many as fit.
     """
 
@@ -78,7 +77,7 @@ class RichRenderer(Listener):
         self._monitor: str | None = None
         self._table_width = self._area.console.width
         self._table = EpochTable([], self._table_width)
-        self._text_values: dict[str, tuple[str, int]] = {}  # the newest of metrics that are texts, with their epochs
+        self._text_values: dict[str, tuple[str, int]] = {}  # the newest values of text metrics, with their epochs
         self._pending: list[Text] = []  # lines for above the bar
         self._drawn_at = self._written_at = clock() - SECONDS_BETWEEN_DRAWINGS
 
@@ -181,7 +180,7 @@ class RichRenderer(Listener):
         return now - last >= SECONDS_BETWEEN_DRAWINGS and self._area.is_free(now)
 
     def _write(self, texts: Sequence[str] = (), style: str = "") -> None:
-        """Write lines above the bar, after the pending ones. Those that are too long are broken between words."""
+        """Write lines above the bar, after the pending ones. Long lines are broken between words."""
         width = self._area.console.width if self._area.console.is_terminal else sys.maxsize
         parts = [part for text in texts for part in wrapped(text, width)]
         waiting, self._pending = [*self._pending, *(Text(part, style) for part in parts)], []
@@ -194,7 +193,7 @@ class RichRenderer(Listener):
         self._area.draw(self._drawing)
 
     def _drawing(self) -> RenderableType:
-        """Return the table of metrics, on less than half of the screen, and the bar."""
+        """Return the table of metrics, which takes less than half of the screen, and the bar."""
         width, most = self._area.console.width, max(0, self._area.console.height // 2 - 3)
         limited = self._area.console.legacy_windows or self._area.console.options.ascii_only  # as rich draws its bars
         characters = ASCII if limited else BLOCKS
@@ -243,7 +242,7 @@ def render_summary(summary: Mapping[str, Any], directory: str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True)
 class WrappedLines:
-    """Lines as a rich renderable, broken between words where the console is narrow."""
+    """Lines as a rich renderable, broken between words if the console is narrow."""
 
     lines: Sequence[str]
 

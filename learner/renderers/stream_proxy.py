@@ -1,4 +1,4 @@
-"""Redirection of a program's output while something is drawn at the bottom of its terminal."""
+"""Redirection of a program's output while the bottom of its terminal is being drawn."""
 
 import contextlib
 import logging
@@ -8,23 +8,23 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
-LONGEST = 10_000  # characters of a line; what has more without an end is written as one
+LONGEST = 10_000  # characters of a line; longer text without a line end is written as one line
 
 
-# Not `rich.file_proxy.FileProxy`: it ends a line where it is flushed and takes it for markup, prints each state of a
+# Not `rich.file_proxy.FileProxy`: it ends a line at each flush, interprets it as markup, prints each state of a
 # progress bar, mixes lines of threads, draws in forked processes and under prompts, and its `encoding` is None.
 class StreamProxy:
-    """A stand-in for a stream: each complete line appears above what is drawn.
+    """A proxy for a stream. Each complete line appears above the drawing.
 
-    Of a line that was written over by carriage returns the last state counts. One that has no end is shown where
-    somebody flushes it. Who asks for the file descriptor, as `input()` and child processes do, reads or writes past
-    this: what is drawn makes room first. Otherwise it is the stream.
+    If carriage returns overwrite a line, its last state counts. An incomplete line is shown when it is flushed. Code
+    that requests the file descriptor, such as `input()` and child processes, bypasses the proxy, so the drawing is
+    removed first. Otherwise the proxy behaves like the stream.
 
     Args:
-      original: the stream that it replaces.
-      write: writes lines above what is drawn.
-      show: shows the beginning of a line in place of what is drawn.
-      make_room: takes away what is drawn.
+      original: the replaced stream.
+      write: writes lines above the drawing.
+      show: shows the beginning of a line instead of the drawing.
+      make_room: removes the drawing.
 
     >>> lines = []
     >>> proxy = StreamProxy(sys.stdout, lines.extend)
@@ -46,7 +46,7 @@ class StreamProxy:
     ) -> None:
         self.original, self.is_drawn = original, True
         self._lines, self._show, self._make_room = write, show, make_room
-        self._rest = ""  # of a line without an end
+        self._rest = ""  # of an incomplete line
         self._lock = threading.RLock()
         self._process = os.getpid()
 
@@ -56,14 +56,14 @@ class StreamProxy:
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if self._draws():
             with self._lock:
-                if self.is_drawn:  # it may have ended while this waited for the lock
+                if self.is_drawn:  # the drawing may have ended while this waited for the lock
                     self._add(text)
                     return len(text)
         return self.original.write(text)
 
     def _add(self, text: str) -> None:
         *lines, rest = (self._rest + text).split("\n")
-        rest = rest[max(0, rest.rstrip("\r").rfind("\r")) :]  # what a carriage return wrote over is gone
+        rest = rest[max(0, rest.rstrip("\r").rfind("\r")) :]  # text overwritten after a carriage return is gone
         if len(rest) > LONGEST:
             lines, rest = [*lines, rest], ""
         self._rest = rest
@@ -158,7 +158,7 @@ def restore(proxies: Mapping[str, StreamProxy], wait: bool = True) -> None:
 
 
 def wrapped_stream(stream: Any) -> Any:
-    """Return the original stream of a proxy that is still referenced after drawing has ended; others unchanged."""
+    """Return the original stream of a proxy that is still referenced after the drawing has ended; others unchanged."""
     while isinstance(stream, StreamProxy) and not stream.is_drawn:
         stream = stream.original
     return stream
@@ -176,7 +176,7 @@ def _last_state(line: str) -> str:
 
 
 def _set_handlers(old: Any, new: Any) -> None:
-    """Replace a stream in the handlers of `logging`, which keep the stream they were created with."""
+    """Replace a stream in the handlers of `logging`, which keep the stream with which they were created."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     handlers = {handler for logger in loggers for handler in getattr(logger, "handlers", ())}
     for handler in handlers:

@@ -22,13 +22,13 @@ TIMES = {
     "save": "saving",
     "other": "the rest",
 }
-"""Parts of a run's time, and what they are called here."""
+"""The parts of a run's time, and their names in the text."""
 LENGTHS = {"num_epochs": "epochs", "num_steps": "steps"}
-"""Ends of runs that came as far as they should, and what they counted."""
+"""The ends of completed runs, and the unit that they count."""
 
 
 def heading(summary: Mapping[str, Any]) -> str:
-    """Return the length of the run and why it ended."""
+    """Return the length of the run and the reason for its end."""
     length = f"{count(summary['epochs'], 'epoch')}, {count(summary['steps'], 'step')}"
     reason = str(summary["stopped_by"])
     return f"{length}, {end_word(reason)}: {printable(reason)}"
@@ -56,7 +56,7 @@ def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None)
 
 
 def times(summary: Mapping[str, Any]) -> list[str]:
-    """Return the running time by part in a line, or nothing if the summary has none, as in older runs.
+    """Return a line with the running time by part, or no line if the summary lacks it, as in older runs.
 
     >>> times({"seconds": {"total": 5.1, "compile": 1.2, "data": 0.0, "train": 3.9}})
     ['time: 5.1 s: compiling 1.2 s (24 %), training 3.9 s (76 %)']
@@ -70,8 +70,8 @@ def times(summary: Mapping[str, Any]) -> list[str]:
 
 
 def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return the commands for a run that has a `config.yaml`, else the calls in Python, one in a line, after a title.
-    `learner report` is left out where plotly is not installed.
+    """Return the commands for a run that has a `config.yaml`, else the calls in Python, one per line, after a title.
+    `learner report` is omitted if plotly is not installed.
 
     >>> saved = {"stopped_by": "num_epochs", "epochs": 3, "checkpoints": [{}], "metrics": {"valid/Loss": {}}}
     >>> print(*following({**saved, "artifacts": ["config.yaml"]}, "runs/a"), sep="\\n")
@@ -90,10 +90,10 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
     path, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
     commands = []
     is_member = member_index(Path(directory)) is not None
-    saved = summary["checkpoints"] or (is_member and has_config)  # the checkpoints of a member are its population's
+    saved = summary["checkpoints"] or (is_member and has_config)  # the checkpoints of a member belong to its population
     if is_member:
         commands.append(f"learner compare {shlex.quote(printable(os.fspath(Path(directory).parent)))}")
-    if "population.json" in summary["artifacts"]:  # evaluated member by member
+    if "population.json" in summary["artifacts"]:  # members are evaluated one by one
         commands += ["print(result.table())", f"learner compare {path}"]
     elif saved and any(key.startswith("valid") for key in summary["metrics"]):
         commands.append(f"learner evaluate {path}" if has_config else "learner.evaluate(data)")
@@ -105,13 +105,13 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
         )
     elif summary["checkpoints"] and not why.startswith("early stopping") and not is_member:
         commands.append(f"learner resume {path}" if has_config else "builder.resume()")
-    if importlib.util.find_spec("plotly") is not None:  # advice that this installation can follow
+    if importlib.util.find_spec("plotly") is not None:  # only advice that works with this installation
         commands.append(f"learner report {path}")
     return ["next:", *(f"  {command}" for command in _with_places(commands))] if commands else []
 
 
 def _with_places(commands: list[str]) -> list[str]:
-    """Return the commands with a comment where to type each, if some of them are Python."""
+    """Return the commands; if some are Python, each with a comment that says where to type it."""
     is_shell = [command.startswith("learner ") for command in commands]
     if all(is_shell):
         return commands
@@ -161,7 +161,7 @@ def _text(point: Mapping[str, Any] | None) -> str:
 
 
 def place_of(epoch: int | None, step: int | None) -> str:
-    """Return the place of a checkpoint among the epochs.
+    """Return the position of a checkpoint among the epochs.
 
     >>> place_of(3, 135), place_of(None, 140), place_of(None, 0)
     ('epoch 3', 'inside an epoch', 'before the first epoch')

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from learner.events import ArrayInfo
 
 ROWS = 40
-"""Of a tree whose depth nobody chose."""
+"""The most rows of a tree without a chosen depth."""
 MOST = 1000
-"""Of any tree."""
+"""The most rows of any tree."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,14 +17,14 @@ class TreeRow:
     """A row of the tree: an array, or several folded into one.
 
     Attributes:
-      level: how deep it stands, from 0.
-      name: below the row that it belongs to.
-      shape: of an array; None for several.
-      dtype: if it is the same for all.
-      kind: empty for what is trained, `frozen`, or the kind of the arrays; of several if it is the same for all.
-      parameters: how many numbers they have that are parameters.
-      bytes: their size.
-      arrays: that are folded into this row; 1: none.
+      level: the depth, from 0.
+      name: the name relative to the parent row.
+      shape: the shape of an array; None for several arrays.
+      dtype: the dtype, if all arrays have the same.
+      kind: empty if trained, `frozen`, or the kind of the arrays, if all have the same.
+      parameters: the number of elements that are parameters.
+      bytes: the size in bytes.
+      arrays: the number of arrays in this row; 1 if nothing is folded.
     """
 
     level: int
@@ -54,10 +54,10 @@ class Node:
 
 
 def folded(arrays: Sequence[ArrayInfo], depth: int | None = None) -> list[TreeRow]:
-    """Return the tree of the arrays, and a last row for all of them.
+    """Return the rows of the tree, and a last row for all arrays.
 
     Args:
-      arrays: of a model.
+      arrays: the arrays of a model.
       depth: the number of levels shown; deeper ones are folded. None shows at most 40 rows.
 
     >>> blocks = [ArrayInfo(f"blocks.{i}.w", (2, 2), "float32", "params", True, 16) for i in range(50)]
@@ -128,7 +128,7 @@ def _kind(array: ArrayInfo) -> str:
 
 
 def _rest(root: Node, shown: list[TreeRow]) -> TreeRow:
-    """Return the row for everything that has no row of its own: a tree of one level, or one with too many rows."""
+    """Return the row for everything without its own row, in a tree of one level or with too many rows."""
     tops = [row for row in shown if row.level == 0]
     left = list(root.children.values())[len(tops) :]
     arrays = [array for child in left for array in child.all()]

@@ -11,14 +11,14 @@ from learner.util.metric_order import by_importance, ordered
 
 MOST = 64  # points of a curve
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = ".:-=+*#@"  # for encodings and terminals that lack blocks; none of them has a height, all have a weight
+ASCII = ".:-=+*#@"  # for encodings and terminals that lack blocks: these characters differ in weight, not in height
 
 
 @dataclasses.dataclass
 class Trend:
-    """The state of one metric: `now` is its newest value (in `train` that of the newest step, and at the end of an
-    epoch that of the epoch), `best` the best value of a split, `splits` the values of splits, and `steps` a sample of
-    those of steps.
+    """The state of one metric: `now` is its newest value (in `train` the value of the newest step, and at the end of an
+    epoch the value of the epoch), `best` the best value of a split, `splits` the values of splits, and `steps` a sample
+    of the values of steps.
     """
 
     info: MetricInfo
@@ -38,7 +38,7 @@ class Trend:
             self.best = Point(epoch, step, value)
 
     def points(self, most: int | None = None) -> list[tuple[int, float]]:
-        """Return at most `most` points of the splits, or of the steps while there are hardly any splits."""
+        """Return at most `most` points of the splits, or of the steps while there are only few splits."""
         curve = self.steps if len(self.splits) < 2 and len(self.steps) else self.splits
         series = curve.series(most=most)
         return list(zip(series.step.tolist(), series.mean.tolist(), strict=True))
@@ -113,9 +113,9 @@ def important(trends: Sequence[Trend], most: int, monitor: str | None) -> list[T
     return [by_key[key] for key in ordered(by_importance(by_key, monitor)[:most], monitor)]
 
 
-# rich has no sparkline, and textual, which has one, is optional.
+# rich has no sparkline; textual has one, but is optional.
 def sparkline(values: Sequence[float], characters: str = BLOCKS) -> str:
-    """Return a character for each value, from the lowest to the highest; a blank for a non-finite one.
+    """Return a character for each value, from the lowest to the highest; a blank if it is not finite.
 
     >>> sparkline([1.0, 4.5, 8.0, float("nan")])
     '▁▅█ '
