@@ -1,4 +1,4 @@
-"""`learner fit --watch` and `learner resume --watch`: the live view on the terminal, the run in another process."""
+"""`learner fit --watch` and `learner resume --watch`: the live view in the terminal, and the run in another process."""
 
 import codecs
 import contextlib
@@ -16,13 +16,13 @@ from learner.cli.watch import refuse_pipes, refuse_without_packages
 from learner.errors import LearnerError
 
 STOPPED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM)} | {128 + signal.SIGHUP: signal.SIGTERM}
-"""Exit codes of the view after which the run gets a signal, too: it saves, and ends."""
+"""Exit codes of the view after which the run also gets a signal, so that it saves and ends."""
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def train_beside(command: str, words: Sequence[str]) -> int | None:
     """Run `learner fit` or `learner resume` in another process, and show the run until the user quits the view or the
-    run fails; then what the run prints. Return its exit code, or None if the words do not ask for the view.
+    run fails; then show its output. Return its exit code, or None if the words do not request the view.
 
     A view in the process of the run would wait for the interpreter while programs are traced.
 
@@ -48,7 +48,7 @@ def train_beside(command: str, words: Sequence[str]) -> int | None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal is the view's
+            start_new_session=True,  # the view handles Ctrl-C in the terminal
         )
         try:
             result = _show(directory, process)
@@ -57,7 +57,7 @@ def train_beside(command: str, words: Sequence[str]) -> int | None:
             raise
         if result in STOPPED:
             process.send_signal(STOPPED[result])
-        with _passing_on(process):  # now that the view, which has handlers of its own, is closed
+        with _passing_on(process):  # only after the view, which has its own handlers, is closed
             return _follow(process, output)
 
 
@@ -73,7 +73,7 @@ def _show(directory: str, process: subprocess.Popen[bytes]) -> int:
 
 @contextlib.contextmanager
 def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass SIGTERM and SIGHUP on to the run, which saves, and ends: in a session of its own it gets neither."""
+    """Forward SIGTERM and SIGHUP to the run, which then saves and ends. In its own session it gets neither."""
     before = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         before[number] = signal.signal(number, lambda number, frame: process.send_signal(signal.SIGTERM))
@@ -85,12 +85,12 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _follow(process: subprocess.Popen[bytes], output: IO[bytes]) -> int:
-    """Print what the run has printed and prints, until it ends. Ctrl-C goes to the run. Return its exit code."""
+    """Print the run's earlier and further output until it ends, and return its exit code. Ctrl-C goes to the run."""
     place, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
     while True:
         try:
             code = process.poll()
-            # By its place: the file's own position is that of the run, which writes.
+            # With an explicit offset: the file's own position belongs to the run, which writes.
             while text := os.pread(output.fileno(), 1 << 16, place):
                 place += len(text)
                 sys.stdout.write(decoder.decode(text))

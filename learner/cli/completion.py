@@ -1,4 +1,4 @@
-"""`learner completion`: a script with which a shell completes commands, options and the names of files."""
+"""`learner completion`: a script with which a shell completes commands, options and file names."""
 
 import argparse
 import contextlib
@@ -24,7 +24,7 @@ It needs: {install_hint("completion")}"""
 SHELLS = ("bash", "zsh", "tcsh")
 HELP, VERSION = "show more about a command", "show the version"
 WITH_KEYS = ("fit", "resume", "sweep", "evaluate", "plot-lr", "profile", "find-lr", "doctor")
-"""Commands whose options are keys of a config, too."""
+"""Commands whose options include the keys of a config."""
 
 NAMES = {
     "optimizer": "optimizers",
@@ -70,7 +70,7 @@ def completion(words: Sequence[str]) -> int:
 
 
 def _commands(file: Any) -> argparse.ArgumentParser:
-    """Return a parser of all commands, which describes their words and parses none."""
+    """Return a parser that describes the words of all commands, and parses nothing."""
     from learner.cli.main import COMMANDS  # which imports this module, to run it
 
     parser = argparse.ArgumentParser("learner")
@@ -87,7 +87,7 @@ def _commands(file: Any) -> argparse.ArgumentParser:
 
 
 def _options(command: str) -> Iterator[str]:
-    """Yield the options that the help of a command names, and the keys of a config."""
+    """Yield the options in the help of a command, and the keys of a config."""
     from learner.cli.main import main
 
     with contextlib.redirect_stdout(io.StringIO()) as printed:

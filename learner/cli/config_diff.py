@@ -1,4 +1,4 @@
-"""`learner diff DIR CONFIG`: what a config would train differently from a run."""
+"""`learner diff DIR CONFIG`: the settings in which a config differs from a run."""
 
 import dataclasses
 from typing import Any
@@ -20,14 +20,14 @@ class ConfigDifference:
     """The settings that differ between a run and a config, both in full.
 
     Attributes:
-      settings: the values of both by key, None where one has none.
+      settings: the values of both by key; None for a missing value.
     """
 
     settings: Pairs
 
     @property
     def explanation(self) -> str:
-        """A sentence on their number."""
+        """A sentence with the number of differences."""
         number = len(self.settings)
         return f"{count(number, 'setting')} differ{'s' if number == 1 else ''}" if number else "no setting differs"
 
@@ -37,11 +37,11 @@ class ConfigDifference:
 
 
 def config_difference(run: RunReader, path: str) -> ConfigDifference:
-    """Return the settings that differ between a run and a config, with the defaults of both. The code that the config
-    names is imported.
+    """Return the settings that differ between a run and a config, including the defaults of both. The code that the
+    config names is imported.
 
     Raises:
-      LearnerError: the run was started from Python, or all that is wrong with the config.
+      LearnerError: the run was started from Python, or the config has problems; one error lists all of them.
     """
     if not run.has_config:
         raise LearnerError(

@@ -52,7 +52,7 @@ def data(words: Sequence[str]) -> int:
 
 
 def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the data of a config by split. Of the rest of the config only the names of the keys are read."""
+    """Yield the data of a config by split. For the rest of the config, only the names of the keys are read."""
     others = {*PARTS, *methods(builder_class())} - {"train", "valid", "seed"}
     config = RunConfig({key: value for key, value in content.items() if key not in others}, needed=())
     config.check()

@@ -45,7 +45,7 @@ def choices() -> list[str]:
 def _found(platform: str | None) -> list[Any]:
     try:
         return jax.devices() if platform is None else jax.devices(platform)
-    except RuntimeError as error:  # of a platform that is not there, or that does not start
+    except RuntimeError as error:  # a platform that does not exist or does not start
         where = "no device" if platform is None else f"no {platform}"
         raise LearnerError(
             f"JAX finds {where} here: {' '.join(str(error).split())}", code="cli-platform-absent"
@@ -53,7 +53,7 @@ def _found(platform: str | None) -> list[Any]:
 
 
 def _memory(device: Any) -> list[str]:
-    """Return the total, used and free memory of a device. They are unknown for devices of other processes."""
+    """Return the total, used and free memory of a device, which is unknown for devices of other processes."""
     stats = device.memory_stats() if device.process_index == jax.process_index() else None
     if not stats or "bytes_limit" not in stats:
         return ["-", "-", "-"]

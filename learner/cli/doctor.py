@@ -35,7 +35,7 @@ def doctor(words: Sequence[str]) -> int:
 
 
 def _names(text: str | None) -> list[str]:
-    """Return the names of a list with commas.
+    """Return the names in a comma-separated list.
 
     >>> _names("overlap, memory"), _names(None)
     (['overlap', 'memory'], [])

@@ -89,7 +89,7 @@ def evaluate(words: Sequence[str]) -> int:
 
 
 def _evaluate_into(learner: Learner[Any], data: Any, split: str, follows: bool, as_json: bool) -> int:
-    """Evaluate checkpoints, print the values, and write them into the run as a split."""
+    """Evaluate checkpoints, print the values, and write them to the run as a split."""
     evaluator = Evaluator(learner.definition)
     chosen = (evaluator.evaluate_checkpoint(data, split, **evaluator.choice()) for _ in range(1))
     for evaluation in follow(learner.definition, data, split) if follows else chosen:
@@ -103,10 +103,10 @@ def _print(head: Sequence[str], place: dict[str, Any], values: Mapping[str, Metr
     """Print values by key: a line for each number, and texts with their line breaks below; or an object on one line.
 
     Args:
-      head: the checkpoint, for people.
-      place: its epoch and step.
-      values: by the beginning of their keys.
-      as_json: print arrays rather than their texts.
+      head: the checkpoint, in words.
+      place: the epoch and step of the checkpoint.
+      values: the values, by the prefix of their keys.
+      as_json: print an object, with arrays rather than their texts.
     """
     if jax.process_index() != 0:
         return
@@ -168,11 +168,11 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def joined(batches: Iterable[tuple[int, Any]]) -> dict[str, np.ndarray]:
-    """Return the leaves of all outputs that have a row for each row of the data, by their paths. An output that is one
+    """Return the leaves of all outputs that have a row for each row of the data, by path. An output that is a single
     array is called `predictions`.
 
     Args:
-      batches: the number of rows and the outputs of each, in order: pytrees of one structure.
+      batches: the number of rows and the output of each batch, in order; the outputs are pytrees of one structure.
 
     Raises:
       LearnerError: there is no such leaf.
@@ -198,7 +198,7 @@ def joined(batches: Iterable[tuple[int, Any]]) -> dict[str, np.ndarray]:
 
 
 def _in_python(line: Namespace, default: str) -> str:
-    """Return the learner of a checkpoint as Python makes it."""
+    """Return the Python code that makes the learner of a checkpoint."""
     choice = [(key, text) for key, text in line.overrides if key.partition(".")[0] == "checkpoint"]
     which = apply_overrides({}, choice).get("checkpoint", default)
     given = ", ".join(f"{key}={value!r}" for key, value in which.items()) if isinstance(which, dict) else repr(which)
@@ -206,9 +206,9 @@ def _in_python(line: Namespace, default: str) -> str:
 
 
 def _checkpoint_config(content: dict[str, Any], directory: str, default: str = "latest") -> RunConfig:
-    """Return the config of a run for inspecting a checkpoint, by default the newest, or of a pulled model."""
+    """Return the config of a run, for reading a checkpoint (by default the newest), or of a pulled model."""
     observers = {"renderer": None, "metric_loggers": None}
-    if _pulled(directory):  # its weights replace the initial ones, also those of another run
+    if _pulled(directory):  # its weights replace the initial weights, including those of another run
         return RunConfig({**content, "directory": directory, "initial_from": None, **observers})
     if not holds_run(Path(directory)):
         raise LearnerError(
@@ -221,12 +221,12 @@ def _checkpoint_config(content: dict[str, Any], directory: str, default: str = "
 
 
 def _pulled(directory: str) -> Path | None:
-    """Return the weights of a model that `learner pull` copied there, or None for a run."""
+    """Return the weights file of a model that `learner pull` copied, or None for a run."""
     return Path(directory, hub.MODEL) if Path(directory, hub.SOURCE).exists() else None
 
 
 def _checkpoint_line(entry: Entry | None) -> list[str]:
-    """Return a line about the checkpoint that was loaded."""
+    """Return a line about the loaded checkpoint."""
     if entry is None:
         return []
     return [f"checkpoint: step {entry.step}, {place_of(entry.epoch, entry.step)}"]

@@ -1,4 +1,4 @@
-"""`learner examples` and `learner new`: the examples that come with the package, and a project to begin with."""
+"""`learner examples` and `learner new`: the bundled examples, and a project to start from."""
 
 import ast
 import itertools
@@ -77,4 +77,4 @@ def _about(path: Path) -> str:
         comment = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
         about = "\n".join(line.removeprefix("#").strip() for line in comment)
     paragraph = " ".join(about.partition("\n\n")[0].split())
-    return re.split(r"\.(?= [A-Z])", paragraph)[0].rstrip(".")  # "et al. (2021)" ends no sentence
+    return re.split(r"\.(?= [A-Z])", paragraph)[0].rstrip(".")  # "et al. (2021)" does not end a sentence

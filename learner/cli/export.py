@@ -1,4 +1,4 @@
-"""`learner export`: the model of a run's checkpoint, or its numbers, in a file."""
+"""`learner export`: writes the model of a run's checkpoint, or the run's numbers, to a file."""
 
 import dataclasses
 import shlex
@@ -74,7 +74,7 @@ def export(words: Sequence[str]) -> int:
 
 
 def load_run(line: Namespace, call: str, which: str) -> tuple[RunConfig, LoadedCheckpoint]:
-    """Return the config of a run and its checkpoint with the model; `call`: a hint how the rest is done in Python."""
+    """Return the config of a run and its checkpoint with the model. `call`: the equivalent in Python, for a hint."""
     directory = line.directory
     refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
@@ -123,7 +123,7 @@ def export_model(words: Sequence[str]) -> int:
 
 def _inputs(config: RunConfig, fields: str | None) -> Any:
     """Return the inputs of the first batch of the validation data, or else of the training data. A text with a comma
-    names the fields of a dict.
+    selects the fields of a dict.
     """
     data = config.data("valid")
     if isinstance(data, dict):

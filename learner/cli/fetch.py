@@ -1,4 +1,4 @@
-"""`learner fetch`: a run whose copy `RunMirror` keeps in an object store, on this machine."""
+"""`learner fetch`: copies a run that `RunMirror` keeps in an object store to this machine."""
 
 import shlex
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ from learner.util.stages import end_stages, enter_stage
 
 def fit(words: Sequence[str]) -> int:
     """`learner fit CONFIG... [--KEY=VALUE ...]`."""
-    if topic := requested_help(words):  # with another optax than that of the stored topics
+    if topic := requested_help(words):  # with another version of optax than that of the stored topics
         print(fill(topic_paragraphs(topic)))
         return 0
     line = fit_parser().read(words)
@@ -88,8 +88,8 @@ def resume(words: Sequence[str]) -> int:
 
 
 def _refuse_new_run(content: Mapping[str, Any]) -> None:
-    """Raise `LearnerError` if options ask for a new run in the place of the one that is to be resumed."""
-    for key in ("overwrite", "resume"):  # saved configs have neither
+    """Raise `LearnerError` if options request a new run in place of the run to resume."""
+    for key in ("overwrite", "resume"):  # saved configs contain neither
         if key in content and bool(content[key]) == (key == "overwrite"):
             raise LearnerError(
                 f"{key} is {content[key]}, which asks for a new run, and learner resume continues the old one: leave "
@@ -108,9 +108,9 @@ def _train(config: RunConfig) -> int:
         result = learner.fit()
     except (KeyboardInterrupt, Terminated) as error:
         code = _interrupted(config.directory, TERMINATED if isinstance(error, Terminated) else 130)
-        leave("interrupted by a signal")  # of this process alone, for which the others would wait
+        leave("interrupted by a signal")  # an error of only this process, for which the others would wait
         return code
-    except SystemExit as ended:  # of all processes, which have saved
+    except SystemExit as ended:  # an error of all processes, which have saved
         if ended.code != TERMINATED:
             raise
         return _interrupted(config.directory, TERMINATED)

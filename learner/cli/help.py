@@ -16,7 +16,9 @@ from learner.errors import LearnerError, near
 
 
 def topic_paragraphs(topic: str) -> list[Paragraph]:
-    """Return the help of a topic but `processes`: all keys, or the classes that a key takes with their parameters."""
+    """Return the help of any topic except `processes`: all keys, or the classes that a key accepts, with their
+    parameters.
+    """
     key, _ = TOPICS[topic]
     if key:
         return _choices(key)
@@ -30,10 +32,10 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     """Return the help of `--KEY.help CLASS`: the choices for a key, or the arguments of a class.
 
     Args:
-      key: of the config, such as `optimizer` or `train.dataset`.
-      path: the class or function, by import path or short name; empty: the one that the config names, or all that have
-        a short name.
-      content: of the config.
+      key: a key of the config, such as `optimizer` or `train.dataset`.
+      path: the class or function, by import path or short name; empty for the one in the config, or for all that have a
+        short name.
+      content: the content of the config.
 
     Raises:
       LearnerError: there is no such key or class.
@@ -64,7 +66,7 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     skip = [name for name, each in parameters_of(target).items() if inspect.isbuiltin(each.default)]  # see `_arguments`
     parser, _ = signature_parser(target, place, [*skip, *(random_parameters(target) if key == "model" else ())])
     parser.usage = SUPPRESS
-    for action in parser._actions:  # `--NAME+`, which appends to lists, is an option of jsonargparse alone
+    for action in parser._actions:  # `--NAME+`, which appends to lists, exists only in jsonargparse
         action.option_strings = [name for name in action.option_strings if not name.endswith("+")]
     return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"
 

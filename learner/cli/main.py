@@ -59,7 +59,7 @@ COMMANDS = {
     "new": ("examples", "PROJECT", "make a small project: a model, a config, a test"),
     "completion": ("completion", "SHELL", "print a script for completion in a shell"),
 }
-"""For each command its module, its arguments and what it does."""
+"""The module, arguments and description of each command."""
 
 COMMON_GUESSES = {"train": "fit CONFIG", "stop": "ask stop DIR", "save": "ask save DIR", "test": "evaluate DIR"}
 """Commands of other programs, and those for the same here."""
@@ -71,12 +71,12 @@ USAGES: dict[str, Callable[[], str]] = {
     "devices": lambda: devices_parser().format_help(),
     "doctor": lambda: doctor_parser().format_help(),
 }
-"""The help that is printed without importing JAX, which takes a second."""
+"""The help that is printed without importing JAX, because the import takes a second."""
 
-NARROWEST = 24  # characters of a description beside a command
+NARROWEST = 24  # characters of a description next to a command
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
+PIPE_CLOSED = 141  # the code that shells report for programs ended by SIGPIPE
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
 READING = (
@@ -94,8 +94,8 @@ READING = (
     "examples",
     "new",
 )
-"""Commands that run no code of the user's (except `diff --replay` and `diff DIR CONFIG`): they import nothing from the
-current directory, which may be a run's.
+"""Commands that run no user code (except `diff --replay` and `diff DIR CONFIG`). They import nothing from the current
+directory, which may be a run's.
 """
 
 USAGE = """\
@@ -112,13 +112,13 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-      words: of the command line, without the program's name; default: those of this process.
+      words: the words of the command line, without the program's name; default: those of this process.
 
     Returns:
       The exit code: 0; 1 if `diff` finds other losses or arrays, if `doctor` finds a failure, for a file that cannot be
         written, or for an error in the user's code, after its traceback; 2 for wrong input, after one message on
-        standard error; 130 after Ctrl-C, 143 after SIGTERM or SIGHUP, 141 where the output is not read any more, 74
-        where it cannot be written, 75 where the watchdog ended it.
+        standard error; 130 after Ctrl-C, 143 after SIGTERM or SIGHUP, 141 if the output is no longer read, 74 if it
+        cannot be written, 75 if the watchdog ended the run.
     """
     _open_standard_streams()
     failed: list[OSError] = []
@@ -130,15 +130,15 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error not in failed:  # of another file
             return _fail(error)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at its end
-        if isinstance(error, BrokenPipeError):  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
+        if isinstance(error, BrokenPipeError):  # the reader of the output has closed it
             return PIPE_CLOSED
         print(f"learner: standard output cannot be written: {error.strerror}", file=sys.stderr)
         return OUTPUT_FAILED
     except LearnerError as error:
         notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("while ")]  # not those of others
         text = "\n  ".join([str(error), *notes])
-        # The text may quote a file, which shall not steer the terminal.
+        # The text may quote a file, which must not control the terminal.
         lines = list(map(printable, f"learner: {text}".split("\n")))
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
@@ -158,18 +158,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _interrupted(code: int) -> int:
-    """Return the exit code. If threads compile or compute, end the process with it at once: Python would wait for them,
-    or abort.
+    """Return the exit code. If threads compile or compute, end the process with it at once, because Python would wait
+    for them, or abort.
     """
-    executables = sys.modules.get("learner.util.executables")  # before it is imported, nothing is compiled
+    executables = sys.modules.get("learner.util.executables")  # before JAX is imported, nothing is compiled
     if any_alive() or (executables is not None and executables.is_compiling()):
         end_process(code)
     return code
 
 
 def _fail(error: Exception) -> int:
-    """Print the traceback of an error in the user's code, or the text of that of a file that cannot be written, and
-    return the exit code. Raises an error of a library.
+    """Print the traceback of an error in the user's code, or the text of an error about a file that cannot be written,
+    and return the exit code. An error of a library is raised again.
     """
     text = own_traceback(error)
     if isinstance(error, RuntimeError | AssertionError) and (problem := _device_problem(error)) is not None:
@@ -185,7 +185,7 @@ def _fail(error: Exception) -> int:
 
 def _device_problem(raised: Exception) -> str | None:
     """Return a message if JAX raised the error because it has no devices, such as under `JAX_PLATFORMS=cuda` without a
-    driver: JAX fails at the first use of them, wherever it is, and at each further one.
+    driver. JAX fails at the first use of a device, wherever it is, and at each further use.
     """
     try:
         sys.modules["jax"].devices()
@@ -202,24 +202,26 @@ def _device_problem(raised: Exception) -> str | None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null in the place of standard streams that are closed: otherwise the next file that is opened, such as
-    a run's journal, gets the number of one of them, and whatever a library prints there.
+    """Open /dev/null in place of closed standard streams. Otherwise the next opened file, such as a run's journal, gets
+    the descriptor of one of them, and with it everything that a library prints.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")  # a curve in an encoding without its characters is not an error
+            stream.reconfigure(errors="replace")  # characters of a curve that the encoding lacks are not an error
 
 
 @contextlib.contextmanager
 def _noting_failures(failed: list[OSError]) -> Iterator[None]:
-    """Note the errors of writing to standard output, which nothing in them tells from those of other files."""
+    """Record the errors of writing to standard output: the errors themselves do not differ from those of other
+    files.
+    """
     stream = sys.stdout
 
     def noting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,7 +246,7 @@ def _noting_failures(failed: list[OSError]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_warnings(everywhere: bool) -> Iterator[None]:
-    """Print warnings as people read them: of ours, or `everywhere`, where no other code runs."""
+    """Print warnings in a readable form: our own, or `everywhere` if no other code runs."""
     ours = str(Path(__file__).parents[1])
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -261,7 +263,7 @@ def _plain_warnings(everywhere: bool) -> Iterator[None]:
 
 
 def _command_lines(width: int) -> str:
-    """Return the commands and what they do, in lines of at most `width` characters: side by side if there is room."""
+    """Return the commands and their descriptions in lines of at most `width` characters, side by side if they fit."""
     abouts = {f"  learner {name} {arguments}": about for name, (_, arguments, about) in COMMANDS.items()}
     column = max(map(len, abouts)) + 2
     beside = width >= column + NARROWEST
@@ -309,9 +311,9 @@ def _run(words: list[str]) -> int:
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
     reading = reading and not replays
     with contextlib.ExitStack() as stack:
-        # Around what imports JAX alone: a view's event loop handles SIGINT only in the place of Python's own handler.
+        # Only around code that imports JAX: a view's event loop handles SIGINT only in place of Python's own handler.
         raise_dropped = None if reading else stack.enter_context(dropped_signals())
-        with import_order(own=False):  # what ours need is not to be found in the current directory
+        with import_order(own=False):  # our modules must not find their imports in the current directory
             if starts_run:
                 trains = importlib.import_module("learner.cli.configs.missing").check_words(command, rest)
                 if trains and any(word.partition("=")[0] == "--watch" for word in rest):
@@ -319,8 +321,9 @@ def _run(words: list[str]) -> int:
                     if ended is not None:
                         return ended
                 is_terminal = sys.stderr is not None and sys.stderr.isatty()
-                # Elsewhere on standard output, as the lines of epochs are, but not before what is printed to be read.
-                # None of several processes: only the first writes, and this one may learn later that it is.
+                # Otherwise on standard output, like the lines of epochs, but not before output that is meant for
+                # programs. Not in one of several processes: only the first writes, and this process may learn later
+                # that it is not the first.
                 shared = any(word.startswith(("--process_id", "--distributed")) for word in rest)
                 in_pipes = trains and not is_terminal and not shared
                 stream = sys.stdout if in_pipes else sys.stderr

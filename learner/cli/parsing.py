@@ -1,7 +1,7 @@
 """Argument parsing for all commands: argparse with the errors of this project.
 
-jsonargparse's own parser refuses options that it does not know (its `parse_known_args` is not implemented). Those of
-`--model.hidden=64` are not known before the config is read and the class that it names is imported.
+jsonargparse's own parser refuses unknown options (its `parse_known_args` is not implemented). Options such as
+`--model.hidden=64` are unknown until the config is read and the class that it names is imported.
 """
 
 import argparse
@@ -37,7 +37,7 @@ PROCESSES = """\
 
 
 def fit_to_terminal(text: str) -> str:
-    """Return a help text in which every block of lines that is too wide for the terminal is wrapped anew."""
+    """Return a help text in which every block with a line too wide for the terminal is rewrapped."""
     width = shutil.get_terminal_size((120, 24)).columns
     blocks = re.split(r"(\n{2,})", text)
     return "".join(block if max(map(len, block.split("\n"))) <= width else _wrapped(block, width) for block in blocks)
@@ -45,7 +45,7 @@ def fit_to_terminal(text: str) -> str:
 
 def _wrapped(block: str, width: int) -> str:
     """Return a block whose paragraphs are wrapped: text at the margin, and entries of a name and a description."""
-    paragraphs: list[tuple[str, int]] = []  # with the column of their further lines
+    paragraphs: list[tuple[str, int]] = []  # with the column of their continuation lines
     is_open = False
     for line in block.split("\n"):
         indent = len(line) - len(line.lstrip())
@@ -53,7 +53,7 @@ def _wrapped(block: str, width: int) -> str:
             paragraphs[-1] = f"{paragraphs[-1][0]} {line.lstrip()}", indent
         else:
             entry = ENTRY.match(line)
-            # Lines that are indented a little are examples, each of which stays a line.
+            # Slightly indented lines are examples; each remains a line.
             column = entry.end() if entry else indent + 2 if 0 < indent < LEAST_COLUMN else indent
             paragraphs.append((line, column))
         is_open = bool(line) and not line.endswith(":")
@@ -66,8 +66,8 @@ def _wrapped(block: str, width: int) -> str:
 
 
 def check_output(path: Path, what: str, suffixes: Sequence[str] = (), directory: bool = False) -> None:
-    """Raise `LearnerError` unless a file of one of these suffixes, or content of a directory, can be written at `path`.
-    Links, pipes and devices are refused: an output replaces what is there, which may be `/dev/stdout`.
+    """Raise `LearnerError` unless a file with one of these suffixes, or the content of a directory, can be written at
+    `path`. Links, pipes and devices are refused, because an output replaces what is there, which may be `/dev/stdout`.
     """
     if str(path) == "-":
         raise LearnerError(f"nothing is written to standard output: -o needs {what}", code="cli-standard-output")
@@ -84,10 +84,10 @@ class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` that raises `LearnerError` and suggests similar options.
 
     Args:
-      command: what follows `learner` on the command line.
-      about: what it does.
-      usage: its arguments; default: those that are added.
-      further: text below the options.
+      command: the name after `learner` on the command line.
+      about: the description.
+      usage: the arguments; default: the added ones.
+      further: the text below the options.
       keys: accept further options `--KEY=VALUE` or `--KEY VALUE`, which are keys of a config, as `overrides`.
     """
 
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(f"--{name}", help=argparse.SUPPRESS)
 
     def format_help(self) -> str:
-        """Return the help, which fits the terminal."""
+        """Return the help, fitted to the terminal."""
         return fit_to_terminal(super().format_help())
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
 
         Raises:
           LearnerError: they are wrong.
-          SystemExit: the help was asked for, and printed.
+          SystemExit: the help was requested, and has been printed.
 
         >>> parser = Parser("fit", "", keys=True)
         >>> _ = parser.add_argument("config"), parser.add_argument("--print_config", action="store_true")
@@ -164,7 +164,7 @@ class Parser(argparse.ArgumentParser):
                 continue
             name, equals, value = word[2:].partition("=")
             first, dot, inner = name.partition(".")
-            name = first.replace("-", "_") + dot + inner  # inner names may be the user's own, such as of splits
+            name = first.replace("-", "_") + dot + inner  # inner names may be the user's, such as names of splits
             action = self._option_string_actions.get(f"--{name}")
             if action is None:
                 if not equals and rest and not rest[0].startswith("--"):
@@ -180,7 +180,7 @@ class Parser(argparse.ArgumentParser):
                         f"--{name} is {value!r}: it needs true or false, or nothing", code="cli-switch-value", name=name
                     )
                 own += [f"--{name}"] if value == "true" else []
-            elif action.nargs == "?" and not equals:  # the next word is not a value of it
+            elif action.nargs == "?" and not equals:  # the next word is not its value
                 own.append(f"--{name}={action.const}")
             else:
                 own.append(f"--{name}{equals}{value}")

@@ -29,8 +29,8 @@ def process_options(line: Namespace) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
-    """Connect this process to the others, if there are any, and report an error to them. No code of the user may have
-    been imported before.
+    """Connect this process to the others, if any, and report an error to them. No user code may have been imported
+    before.
     """
     if arguments is not None:
         if arguments.get("process_id") == 0 and all(name in arguments for name in PLACE):

@@ -41,7 +41,7 @@ OWN = {
     "smoothing": "weight of each earlier loss relative to the next (default: 0.8)",
     "diverges": "factor over the lowest loss at which the loss diverges (default: 4)",
 }
-"""The options of `learner find-lr`, which are arguments of `Learner.find_lr`."""
+"""The options of `learner find-lr` that are arguments of `Learner.find_lr`."""
 
 
 def plot_lr(words: Sequence[str]) -> int:
@@ -92,11 +92,11 @@ def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]
 
     Args:
       lr: a number, a schedule, or `ReduceOnPlateau`.
-      optimizer: a function of the rate.
-      run: how long it is.
+      optimizer: a function of the learning rate.
+      run: the length of the run.
 
     Raises:
-      LearnerError: the length is not known, or the schedule does not fit it.
+      LearnerError: the length is unknown, or the schedule does not fit it.
 
     >>> from learner.schedules import Cosine
     >>> print("\\n".join(rate_plot(Cosine(0.1, 0.01), None, RunLength(900, 45))[1]))

@@ -17,12 +17,12 @@ LOSS = "train/Loss"
 
 
 def replayed(a: RunReader, b: RunReader, step: int, trust: bool) -> Replay:
-    """Repeat the steps of two runs through a step, with the code and the data that their configs name.
+    """Repeat the steps of two runs up to a step, with the code and the data that their configs name.
 
     Args:
       a: a run.
-      b: another one.
-      step: the last one to repeat.
+      b: another run.
+      step: the last step to repeat.
       trust: see `learner.cli.trust`.
 
     Raises:
@@ -36,12 +36,12 @@ def replayed(a: RunReader, b: RunReader, step: int, trust: bool) -> Replay:
 
 
 def unrepeated(run: RunReader, start: int, losses: Sequence[float]) -> list[str]:
-    """Return a line on the first step whose replayed loss is not the one in the log of a run, if there is one.
+    """Return a line about the first step whose replayed loss differs from the log of a run, if any.
 
     Args:
       run: the run.
       start: the step before the first one that was replayed.
-      losses: of the replayed steps.
+      losses: the losses of the replayed steps.
     """
     series = run.steps(LOSS)
     logged = dict(zip(series.step.tolist(), series.mean.tolist(), strict=True))
@@ -65,7 +65,7 @@ def _check_step(run: RunReader, step: int) -> None:
 
 
 def _inputs(run: RunReader) -> RunInputs:
-    """Return what the config of a run describes."""
+    """Return the inputs that the config of a run describes."""
     directory = str(run.directory)
     try:
         content = saved_config(directory, "is replayed", call="")
@@ -79,7 +79,7 @@ def _inputs(run: RunReader) -> RunInputs:
             code="replay-config-missing",
             directory=directory,
         ) from None
-    # A run that resumes reads no other run's checkpoint before it is known to have none of its own.
+    # With `resume`, a run reads no other run's checkpoint before it is known to have none of its own.
     own = {"directory": directory, "resume": True, "renderer": None, "metric_loggers": None}
     config = RunConfig({**content, **own})
     learner = config.learner(with_data=False)

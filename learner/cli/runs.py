@@ -1,4 +1,4 @@
-"""`learner compare` and `learner plot`: several runs at once, from their files alone."""
+"""`learner compare`, `learner plot` and others: several runs at once, from only their files."""
 
 import csv
 import dataclasses
@@ -27,7 +27,7 @@ from learner.util.optional import import_optional
 from learner.util.text import count, printable, size
 
 SETTINGS = 6
-"""Columns of settings that a terminal shows."""
+"""The most columns of settings that a terminal shows."""
 
 COMPARE = """\
 Prints a table of runs: the settings that differ between their configs, and the best and the last value of each metric,

@@ -1,12 +1,12 @@
 """optax's learning-rate schedules as classes for config files.
 
-There is a class for every function of `optax.schedules` that returns a schedule, with the same parameters.
+Every function of `optax.schedules` that returns a schedule has a class, with the same parameters.
 
     lr:
       class_path: WarmupCosineDecaySchedule
       init_args: {init_value: 0.0, peak_value: 1.0e-3, warmup_steps: 100, decay_steps: 2000}
 
-In Python, optax's own functions are as short.
+In Python, use optax's own functions.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""`learner summary`: the results of a run from its files, or an overview of the run that a config describes."""
+"""`learner summary`: the results of a run from its files, or an overview of a run from its config."""
 
 import contextlib
 import dataclasses
@@ -101,8 +101,8 @@ def _entries(directory: Path, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _marked(entry: Any, directory: Path) -> Any:
-    """Return the entry of a checkpoint, marked if its files are missing or have other sizes than were written. Their
-    bytes, which may be gigabytes, are not read.
+    """Return the entry of a checkpoint, marked if its files are missing or have the wrong sizes. The content, which may
+    be gigabytes, is not read.
     """
     path = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(path, str) or not is_local(path):
@@ -113,13 +113,13 @@ def _marked(entry: Any, directory: Path) -> Any:
         refuse_damage(directory / path, contents=False)
     except DamagedError:
         return {**entry, "damaged": True}
-    except OSError:  # what another user may not read proves nothing
+    except OSError:  # a file that this user may not read proves nothing
         return entry
     return entry
 
 
 def _time_parts(directory: Path) -> dict[str, float]:
-    """Return the time of a run by part, from its journal, if that can be read: `summary.json` depends on no clock."""
+    """Return the time of a run by part from its journal, if that can be read. `summary.json` contains no times."""
     with contextlib.suppress(LearnerError):
         return RunReader(directory).time_parts
     return {}
@@ -147,7 +147,7 @@ def _overview(line: Namespace) -> int:
 
 
 def _metrics(run: RunReader) -> dict[str, Any]:
-    """Return the metrics of a run, which may still be training, as `summary.json` has them."""
+    """Return the metrics of a run, which may still be training, in the form of `summary.json`."""
     metrics = {}
     for key, info in run.metrics.items():
         best, last = run.best(key), run.history.last(key)

@@ -22,7 +22,7 @@ from learner.util.stages import end_stages
 from learner.util.text import count, duration, first_line, printable, short
 
 INTERRUPTED = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
-"""The exit code for each reason of a run that ends the sweep."""
+"""The exit code for each reason for which a run ends the sweep."""
 
 
 def sweep(words: Sequence[str]) -> int:
@@ -48,10 +48,10 @@ def sweep(words: Sequence[str]) -> int:
 
 
 def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple[int, str]:
-    """Train a group. Return an exit code if the sweep has to end, and why the group failed if it did.
+    """Train a group. Return an exit code if the sweep has to end, and the reason if the group failed.
 
-    A loss that is not finite and a lack of memory are results of the values, and the sweep continues; any
-    other error ends it.
+    A loss that is not finite and a lack of memory are caused by the values, so the sweep continues; any other error
+    ends it.
     """
     try:
         stopped_by = plan.learner(group, renderer=renderer).fit().stopped_by
@@ -67,7 +67,7 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple
         error.add_note(f"while training {_name_of(group)}")
         raise
     finally:
-        gc.collect()  # the next member needs the memory that cycles of objects hold
+        gc.collect()  # the next member needs the memory held by reference cycles
     return INTERRUPTED.get(stopped_by.partition(":")[0], 0), ""
 
 
@@ -85,8 +85,8 @@ class _Progress:
     """The lines about members that have ended, and their outcomes.
 
     Attributes:
-      outcomes: of the members so far.
-      metric: its key, and True if higher is better; None until a member has ended.
+      outcomes: the outcomes of the members so far.
+      metric: the key of the metric, and True if higher is better; None until a member has ended.
     """
 
     def __init__(self, plan: SweepPlan, stream: TextIO):
@@ -95,7 +95,7 @@ class _Progress:
         self.metric: tuple[str, bool] | None = None
 
     def status(self, group: SweepGroup) -> Listener | None:
-        """Return what shows the training of a group on a terminal, or None elsewhere."""
+        """Return the renderer of a group's training on a terminal, or None elsewhere."""
         if not self._stream.isatty():
             return None
         from rich.console import Console
@@ -112,7 +112,7 @@ class _Progress:
         """Print the lines of the members of a group that has ended."""
         for member in group.members:
             outcome = Outcome.read(self._plan.directory, member)
-            if failure and not (group.traced and outcome.stopped_by):  # members of a population end alone
+            if failure and not (group.traced and outcome.stopped_by):  # members of a population end individually
                 outcome = dataclasses.replace(outcome, summary=None, failure=failure)
             self.outcomes.append(outcome)
             self._show(outcome, time_or_kept)

@@ -8,7 +8,7 @@ from pathlib import Path
 from learner.util.text import count, printable
 
 FULL = "LEARNER_TRACEBACK"
-"""The environment variable that asks for all frames."""
+"""The environment variable that requests all frames."""
 PATHS = str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib"))
 LIBRARIES = tuple(os.path.join(path, "") for path in PATHS)
 OF_JAX = "--------------------"
@@ -16,8 +16,8 @@ OF_JAX = "--------------------"
 
 
 def own_traceback(error: BaseException) -> str | None:
-    """Return the traceback of an error with the frames of the user's files alone. Return None if there are none, as in
-    an error of a library, or if the environment asks for all.
+    """Return the traceback of an error with only the frames of the user's files. Return None if there are none, as in
+    an error of a library, or if the environment requests all frames.
 
     >>> own_traceback(ValueError("raised by nobody"))
     """
@@ -32,12 +32,13 @@ def own_traceback(error: BaseException) -> str | None:
 
 
 def _keep_own(error: traceback.TracebackException) -> int:
-    """Remove the frames of libraries from an error and its causes. Return how many they were."""
+    """Remove the frames of libraries from an error and its causes. Return their number."""
     own = [frame for frame in error.stack if not frame.filename.startswith((*LIBRARIES, "<"))]
     removed = len(error.stack) - len(own)
     error.stack = traceback.StackSummary.from_list(own)
     error.__notes__ = [note for note in error.__notes__ or () if not note.startswith(OF_JAX)]
-    # What raised the same error before, as JAX does to remove frames and we to find out whether it depends on tracing.
+    # The origin of an error that was raised again, as JAX does to remove frames and we to check whether it depends on
+    # tracing.
     if error.__context__ is not None and str(error.__context__) == str(error):
         error.__context__ = None
     return removed + sum(_keep_own(cause) for cause in (error.__cause__, error.__context__) if cause is not None)

@@ -1,6 +1,6 @@
-"""Protection of commands that run the code that a run's `config.yaml` names: they ask before they run another user's.
+"""Protection of commands that run the code in a run's `config.yaml`: they ask before they run another user's code.
 
-Like git, which refuses repositories of other users: whoever can write the file can run code as the one who reads it.
+Like git, which refuses repositories of other users: whoever can write the file can run code as the user who reads it.
 """
 
 import os
@@ -14,9 +14,9 @@ from learner.util.text import printable
 
 
 def require_trust(directory: str, trusted: bool) -> None:
-    """Check that the run's directory and its `config.yaml` belong to this user, nobody else can write to them, and they
-    were not pulled from the Hub; else the user must have given `--trust`, or must answer yes on a terminal. A file that
-    is not there is trusted.
+    """Check that the run's directory and its `config.yaml` belong to this user, that nobody else can write to them, and
+    that they were not pulled from the Hub; otherwise the user must pass `--trust`, or answer yes on a terminal. A
+    missing file is trusted.
 
     Raises:
       LearnerError: the run is not trusted.
@@ -38,14 +38,14 @@ def require_trust(directory: str, trusted: bool) -> None:
 
 
 def doubt_about(path: Path) -> str | None:
-    """Return why a file or directory may hold what another user wrote, or None."""
+    """Return the reason why a file or directory may contain another user's content, or None."""
     try:
         found = path.stat()
-    except OSError:  # whoever reads it says what is wrong
+    except OSError:  # the code that reads it reports the problem
         return None
     if found.st_uid != os.geteuid():
         return f"{path} belongs to another user (uid {found.st_uid})"
-    private_group = found.st_gid == found.st_uid  # where every user has a group of the same number
+    private_group = found.st_gid == found.st_uid  # on systems where every user has a group with the same id
     if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not private_group):
         return f"{path} can be changed by other users (mode {stat.S_IMODE(found.st_mode):o})"
     return None

@@ -1,4 +1,4 @@
-"""The parsers and the help of commands that need no JAX to read their words."""
+"""The parsers and the help of commands, which work without JAX."""
 
 import argparse
 import ast
@@ -31,7 +31,7 @@ TOPICS = {
 """Topics of the help of `learner fit`: the key whose choices each lists, if any, and a description."""
 
 STORED = Path(__file__).with_name("topics.json")
-"""The help of these topics, which only code that imports JAX can find out. `python docs/topics.py` writes it."""
+"""The help of these topics, which only code that imports JAX can compute. `python docs/topics.py` writes it."""
 
 RESUME = f"""\
 keys of the config:
@@ -178,7 +178,7 @@ def sweep_parser() -> Parser:
 
 
 def requested_help(words: Sequence[str]) -> str | None:
-    """Return the topic of a request for help, an empty one for the first page, or None if help is not requested.
+    """Return the topic of a request for help, empty for the first page, or None if help is not requested.
 
     >>> requested_help(["a.yaml", "--help"]), requested_help(["--help", "metrics"]), requested_help(["--help=metrics"])
     ('', 'metrics', 'metrics')
@@ -223,11 +223,11 @@ def names_in_topic(topic: str) -> list[str]:
 
 
 def stored_topic(topic: str) -> str | None:
-    """Return the help of `--help=TOPIC` without importing JAX, or None where another version of optax is installed than
-    the one whose optimizers are stored: `learner.cli.help` finds out.
+    """Return the help of `--help=TOPIC` without importing JAX, or None if the installed version of optax is not the one
+    whose optimizers are stored; `learner.cli.help` then computes it.
 
     Raises:
-      LearnerError: there is no such topic.
+      LearnerError: the topic is unknown.
     """
     if topic not in TOPICS:
         raise LearnerError(f"there is no topic {topic!r}: {near(topic, list(TOPICS))}", code="cli-help-topic-unknown")
@@ -244,9 +244,9 @@ class Paragraph(NamedTuple):
     """A text that is wrapped to the width of the terminal.
 
     Attributes:
-      text: without line breaks.
-      start: what it begins with.
-      indent: columns before its other lines.
+      text: the text, without line breaks.
+      start: the prefix of the first line.
+      indent: the columns before the other lines.
     """
 
     text: str
@@ -255,7 +255,7 @@ class Paragraph(NamedTuple):
 
 
 def entries_of(about: Mapping[str, str]) -> list[Paragraph]:
-    """Return a name and a description each."""
+    """Return the name and the description of each entry."""
     return [Paragraph(text, f"  {name:<24}", 26) for name, text in about.items()]
 
 

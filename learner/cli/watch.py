@@ -1,4 +1,4 @@
-"""`learner watch`: runs in the terminal, while they train."""
+"""`learner watch`: shows runs in the terminal while they train."""
 
 import sys
 from collections.abc import Sequence

@@ -111,7 +111,8 @@ class MLflow(ExactlyOnceLogger):
 
     def on_event(self, event: Event) -> None:
         """Handle an event; see `RunLogger`. Addresses in MLflow's errors are masked because they may contain
-        passwords."""
+        passwords.
+        """
         try:
             super().on_event(event)
         except LearnerError:
@@ -215,7 +216,8 @@ class MLflow(ExactlyOnceLogger):
 
     def _send(self) -> None:
         """Send all pending metrics. MLflow stores a value only once even if it is sent twice because a response was
-        lost."""
+        lost.
+        """
         waiting, self._waiting = self._waiting, []
         with self.handed.over():
             for metrics in _parts(waiting, MOST_METRICS):

@@ -12,7 +12,8 @@ from learner.renderers.overview_text import facts, tree_table
 
 def grid(rows: Sequence[Sequence[str]]) -> Table:
     """Return rows of texts, with titles first, as a table. The first column is left-aligned, the others
-    right-aligned."""
+    right-aligned.
+    """
     titles, *rest = rows
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, title in enumerate(titles):

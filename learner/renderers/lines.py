@@ -38,7 +38,8 @@ def unmatched(event: RunStarted, selected: Collection[str]) -> list[str]:
 
 def ended(event: RunEnded) -> str:
     """Return the final position of the run, the reason for its end, and how to resume if it was started from Python and
-    stopped."""
+    stopped.
+    """
     at = f"epoch {event.epoch}, step {event.step}, {duration(event.seconds)}"
     text = f"{end_word(event.stopped_by)} at {at}: {event.stopped_by}"
     is_stopped = event.stopped_by in ("ctrl-c", "sigterm", "sighup", "time limit")

@@ -158,7 +158,8 @@ class _RunSummary:
 
     def in_common_form(self) -> "_RunSummary":
         """Return the summary with the model and the schedule in the form common to runs from configs and from
-        Python."""
+        Python.
+        """
         config = dict(self.config)
         if isinstance(model := config.get("model"), str):
             config["model"] = model.partition(" (")[0].rpartition(".")[2]

@@ -129,7 +129,8 @@ def evaluated_steps(directory: Path, splits: Iterable[str]) -> set[int]:
 
 def _splits_of(entry: Mapping[str, Any]) -> list[str]:
     """Return the splits of an evaluation in the order of its values. The order of a set of strings differs between
-    processes."""
+    processes.
+    """
     return list(dict.fromkeys(key.split("/", 1)[0] for key in entry["values"]))
 
 

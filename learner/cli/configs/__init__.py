@@ -1,1 +1,1 @@
-"""Configs as users write them: reading them, checking all of them before anything is called, and building from them."""
+"""Configs as users write them: reading, checking all of a config before anything is called, and building objects."""

@@ -5,7 +5,7 @@
     with_file_checkpointer: {keep_last: 3}  # .with_file_checkpointer(keep_last=3)
     metrics: [Accuracy]                     # .metrics(Accuracy())
 
-A method that the builder gets later is a key without a change here.
+A new method of the builder becomes a key without a change to this module.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from learner.cli.configs.schema import names_for
 from learner.errors import LearnerError, Problem, near, one_error
 
 SWITCHES = ("resume",)
-"""Methods that `true` calls without the arguments that they may have, and `false` does not call."""
+"""Methods that `true` calls without their optional arguments, and `false` does not call."""
 
 ASSUMED = {"renderer": "learner.renderers.default_renderer"}
-"""What arguments without a class are for, where a method takes objects of several classes."""
+"""The class of arguments without a `class_path`, for methods that take objects of several classes."""
 
 REPEATED = {"fn", "split"}
-"""Parameters of methods that may be called several times: a list is then one call for each item."""
+"""Parameters of methods that may be called several times: a list makes one call for each item."""
 
 PREDICATES = ("freeze",)
 """Methods that take texts and predicates."""
@@ -39,7 +39,7 @@ class Option:
     Attributes:
       name: of the method.
       calls: the arguments of each call.
-      value: what a config says, in full.
+      value: the value in the complete config.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Option:
         return all(each.is_ours for call in self.calls for each in recipes_in([call.positional, call.given]))
 
     def apply(self, target: Any) -> Any:
-        """Call the method of `target` and return the result. Each further call is made on the result of the one before:
-        the same builder, or a view of a view.
+        """Call the method of `target` and return the result. Each further call is made on the result of the previous
+        one: the same builder, or a view of a view.
         """
         for call in self.calls:
             target = getattr(target, self.name)(*mapped(call.positional, Recipe.make), **call.arguments())
@@ -71,11 +71,11 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
 
     Args:
       builder: the class.
-      name: of one of its `methods`.
-      value: the arguments by name; or the only one (or the first); a list for as many calls, where the method takes an
-        object; true or false where it takes nothing.
-      key: where it stands in the config, for error messages.
-      names: short names of the objects it takes, if it takes any.
+      name: the name of one of its `methods`.
+      value: the arguments by name; or the only argument (or the first); a list for several calls, if the method takes
+        an object; true or false if it takes no arguments.
+      key: the path in the config, for error messages.
+      names: the short names of the objects that it takes, if any.
 
     Raises:
       LearnerError: the value does not fit.
@@ -107,7 +107,7 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
 
 
 def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mapping[str, Any], key: str) -> Option:
-    """Return the option of a method that takes lists of objects by name, beside those without one."""
+    """Return the option of a method that takes lists of objects by name, in addition to unnamed objects."""
 
     def read(parameter: str, items: Any) -> list[Any]:
         if parameter not in known:
@@ -133,8 +133,8 @@ def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mappi
 
 
 def _objects(items: list[Any], read: Callable[[int, Any], Any]) -> list[Any]:
-    """Return `read(index, item)` of each item, or raise one error with the problems of all: of those that could be
-    read, with what our own classes refuse.
+    """Return `read(index, item)` of each item, or raise one error with the problems of all items. For items that could
+    be read, these are the arguments that our own classes refuse.
     """
     problems, objects = Problems(), list[Any]()
     for index, item in enumerate(items):
@@ -198,14 +198,14 @@ def _is_by_name(value: Any) -> bool:
 
 
 def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] | None) -> bool:
-    """Return True if a value is a text that the method accepts, rather than the short name of an object."""
+    """Return True if a value is a text for the method itself rather than the short name of an object."""
     if not isinstance(value, str) or "." in value or value in (names or {}):
         return False
     return str in typing.get_args(parameter.annotation)
 
 
 def _object(value: Any, key: str, names: Mapping[str, str] | None, alone: bool = False) -> Any:
-    """Return `value` with its objects as recipes. `alone`: it is nothing but an object, if there are names for it."""
+    """Return `value` with its objects as recipes. `alone`: the whole value is an object, if it has short names."""
     if names is not None and (alone or isinstance(value, str)):
         return recipe(value, key, names)
     return nested(value, key, names)

@@ -1,6 +1,6 @@
 """Runs from a config: its validation, its complete text, and the learner that it describes.
 
-A config names code, which is imported and run: trust it as you trust code.
+A config names code that is imported and run, so trust it only as you would trust code.
 """
 
 import contextlib
@@ -52,13 +52,13 @@ HEADER = """\
 class RunConfig:
     """The content of a config file and of the options that override it.
 
-    Mistakes in it are told when it is used, all together.
+    Mistakes are reported together when the config is used.
 
     Args:
-      content: of the file, with what the command line changes in it.
+      content: the content of the file, with the overrides of the command line.
       builder: the class that has the options; default: `learner.LearnerBuilder`.
-      beside: options of a command that are not keys, for the hint about one that is misspelt.
-      needed: keys that must be there.
+      beside: the options of a command that are not keys, for hints about misspelled options.
+      needed: the required keys.
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class RunConfig:
                     self._options.append(
                         option(self._builder, name, self._content[name], name, names_for(name) or None)
                     )
-        # The last call of `resume` and `checkpoint` says where the run begins, and `learner resume` always resumes.
+        # The last call of `resume` and `checkpoint` determines where the run starts, and `learner resume` always
+        # resumes.
         self._options.sort(key=lambda each: each.name == "checkpoint")
 
     @property
@@ -156,7 +157,7 @@ class RunConfig:
 
     @property
     def resumes(self) -> bool:
-        """True if the run in the directory is to be resumed."""
+        """True if the config requests to resume the run in the directory."""
         return bool(self._content.get("resume"))
 
     def text(self) -> str:
@@ -164,7 +165,7 @@ class RunConfig:
         end.
 
         Raises:
-          LearnerError: unknown keys, missing ones, things that cannot be imported, arguments that do not fit.
+          LearnerError: unknown or missing keys, names that cannot be imported, invalid arguments.
         """
         self._problems.raise_all()
         parts: dict[str, Any] = {key: self._content[key] for key in ("directory", "lr")}
@@ -175,30 +176,32 @@ class RunConfig:
         return yaml_text({**config, **{key: parts[key] for key in OBSERVER_KEYS if key in parts}})
 
     def kept_text(self) -> str:
-        """Return the config as checkpoints keep it: of what only watches the run, no more than the classes.
+        """Return the config as checkpoints store it: without the arguments of objects that only observe the run.
 
-        It begins as `text` does, so that a file that was cut off can be told from one that somebody changed.
+        It begins like `text`, so that a truncated file can be distinguished from an edited one.
         """
         content = parse_yaml(self.text())
         return yaml_text({key: _classes(value) if key in OBSERVER_KEYS else value for key, value in content.items()})
 
     @property
     def is_private(self) -> bool:
-        """Return True if a logger is given texts, which may be secret, other than by names of environment variables."""
+        """Return True if a logger has literal texts, which may be secret, rather than names of environment
+        variables.
+        """
         calls = [call for each in self._options if each.name in OBSERVER_KEYS for call in each.calls]
         return any(has_literals([call.positional, call.given]) for call in calls)
 
     def unset(self) -> list[str]:
-        """Return the keys that the config leaves out."""
+        """Return the keys that are missing in the config."""
         known = (*PARTS, *methods(self._builder))
         return [key for key in known if self._content.get(key, self) is self and key not in PROCESS]
 
     def check(self) -> None:
-        """Raise `LearnerError` with all that is wrong with the config."""
+        """Raise `LearnerError` with all problems of the config."""
         self._problems.raise_all()
 
     def check_data(self) -> None:
-        """Raise `LearnerError` with all that is wrong with the options of the data. No data is read."""
+        """Raise `LearnerError` with all problems of the data's options. No data is read."""
         for key, each in self.sources.items():
             with self._problems.collect(key=key):
                 _of_each(each, DataSource.check_options)
@@ -215,16 +218,16 @@ class RunConfig:
         return _of_each(self.sources[split], DataSource.make) if split in self.sources else None
 
     def learner(self, *, with_data: bool = True, renderer: Listener | None = None, weights: Path | None = None) -> Any:
-        """Return the `Learner` that the config describes, with or without its data. `renderer`: if the config has none.
-        `weights`: a file of `save_model` with the arrays of the model.
+        """Return the `Learner` that the config describes, with or without its data. `renderer`: used if the config has
+        none. `weights`: a file of `save_model` with the arrays of the model.
 
         Raises:
-          LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
+          LearnerError: all problems of the config and its objects, or an error of the builder.
         """
         problems, objects = self._problems, dict[str, Any]()
         with problems.collect():
-            resolve(self._content)  # for all variables that are missing
-        refused = bool(problems)  # then no code of the user's is called, only what adds to the mistakes
+            resolve(self._content)  # for all missing variables
+        refused = bool(problems)  # then no user code is called, only code that finds further mistakes
         builder = self._configured()
         for key, part in self._recipes.items():
             with problems.collect(key=key):
@@ -235,22 +238,23 @@ class RunConfig:
                 objects[key] = _of_each(self.sources[key], DataSource.check_unread) if refused else self.data(key)
         assert builder is not None
         builder._config_text(**self.files())
-        if weights is not None:  # after all mistakes are told
+        if weights is not None:  # after all mistakes are reported
             objects["model"] = load_model(weights, objects["model"]())
         if renderer is not None and "renderer" not in self._content:
             builder.renderer(renderer)
         return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})
 
     def files(self) -> dict[str, Any]:
-        """Return the fields of `Options` about the config file that a run keeps."""
+        """Return the fields of `Options` for the config file that a run stores."""
         text, kept = self.text(), self.kept_text()
         return {"config_text": HEADER + text, "config_kept": HEADER + kept, "config_private": self.is_private}
 
     def learner_of(self, population: Population, *, with_data: bool = True, renderer: Listener | None = None) -> Any:
-        """Return the `Learner` of members of a sweep that train together, whose run keeps no config: each member does.
+        """Return the `Learner` of members of a sweep that train together. Each member stores a config; the run does
+        not.
 
         Raises:
-          LearnerError: all that is wrong with the config, or what the builder refuses.
+          LearnerError: all problems of the config, or an error of the builder.
         """
         self._problems.raise_all()
         builder = self._configured()
@@ -267,8 +271,8 @@ class RunConfig:
         return builder.build(lambda rngs: make_model(self._recipes["model"], TracedSeeds(rngs)), **objects)
 
     def rate(self) -> tuple[Any, Any, RunLength]:
-        """Return the learning rate and the optimizer that the config describes, and the length of its run. No model is
-        created, and no row is read.
+        """Return the learning rate and the optimizer of the config, and the length of its run. No model is created, and
+        no row is read.
 
         Raises:
           LearnerError: all that is wrong with the config.
@@ -309,7 +313,9 @@ class RunConfig:
         return self._model(), None if trainable is None else trainable.make()
 
     def _model(self) -> Callable[[], Any]:
-        """Return a function that creates the model, so that few programs make its arrays, where they are needed."""
+        """Return a function that creates the model, so that few programs create its arrays, directly on their
+        devices.
+        """
         return lambda: make_model(self._recipes["model"], Seeds(self._seed))
 
 
@@ -325,7 +331,7 @@ def _classes(value: Any) -> Any:
 
 
 def _secrets(value: Any) -> list[str]:
-    """Return all texts that loggers are given; of those in the place of a class the ones that name none."""
+    """Return all texts in the arguments of loggers, and those in place of a class that do not name one."""
     if isinstance(value, Mapping) and "class_path" not in value:  # lists by name
         return [text for item in value.values() for text in _secrets(item)]
     classes = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
@@ -340,7 +346,9 @@ def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hint_for(key: str, value: Any, known: Sequence[str]) -> str:
-    """Return a hint for an unknown key: of the common guess that it is or resembles, otherwise of the nearest keys."""
+    """Return a hint for an unknown key: for the common guess that it equals or resembles, otherwise the nearest
+    keys.
+    """
     nearest = difflib.get_close_matches(key.lower(), [*known, *COMMON_GUESSES], n=1)
     if not nearest or nearest[0] not in COMMON_GUESSES:
         return near(key, known, "learner fit --help=keys lists all keys")

@@ -1,7 +1,6 @@
-"""Arguments that are a `learner.Config` or contain one. They are read by the config's own class, with its error
-messages.
+"""Arguments that are a `learner.Config` or contain one. The config's own class reads them, with its error messages.
 
-A config says `init_args: {config: {hidden: 128}}`, or names a file that `Config.save` wrote: `{config: mlp.yaml}`.
+A config has `init_args: {config: {hidden: 128}}`, or names a file that `Config.save` wrote: `{config: mlp.yaml}`.
 """
 
 import functools
@@ -26,14 +25,14 @@ def config_kinds(target: Callable[..., Any]) -> dict[str, Any]:
     function = target.func if isinstance(target, functools.partial) else target
     try:
         hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    except Exception:  # names that only a type checker knows
+    except Exception:  # names that exist only for type checkers
         hints = {}
     kinds = {name: hints.get(name, parameter.annotation) for name, parameter in parameters_of(target).items()}
     return {name: kind for name, kind in kinds.items() if _has_config(kind)}
 
 
 def read_argument(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
-    """Return a config from a mapping, or from the file that is named in its place."""
+    """Return a config from a mapping, or from the file named in its place."""
     classes = [member for member in (kind, *typing.get_args(kind)) if is_config(member)]
     if isinstance(value, str) and len(classes) == 1 and str not in typing.get_args(kind):
         try:
@@ -62,13 +61,13 @@ def import_config_classes(value: Any, key: str) -> Any:
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters by name. For a class they are those of `__init__`, which a metaclass such as nnx's hides
-    from `inspect.signature`.
+    """Return the parameters by name. For a class, they are the parameters of `__init__`, which a metaclass such as
+    nnx's hides from `inspect.signature`.
     """
     initialised = inspect.isclass(target) and target.__init__ is not object.__init__
     try:
         parameters = inspect.signature(target.__init__ if initialised else target).parameters
-    except (ValueError, TypeError):  # some builtins have none
+    except (ValueError, TypeError):  # some builtins have no signature
         return {}
     return {name: p for name, p in parameters.items() if not (initialised and name == "self")}
 

@@ -1,4 +1,4 @@
-"""The cores of a CPU for members of a sweep that train together: JAX runs a program for some of them on each."""
+"""The cores of a CPU for members of a sweep that train together. On each core, JAX runs a program for some members."""
 
 import contextlib
 import os
@@ -6,22 +6,22 @@ import os
 import jax
 
 MOST = 8  # each device has a copy of the data
-PLACES = ("devices", "strategy")  # options of a config that say where its members train
+PLACES = ("devices", "strategy")  # options of a config that determine where its members train
 
 
 def claim_cores() -> None:
-    """Let JAX have a CPU device for each core, unless their number is set, or JAX has begun."""
+    """Make JAX create a CPU device for each core, unless their number is set or JAX is already initialized."""
     is_set = jax.config.values["jax_num_cpu_devices"] >= 0 or "xla_force_host_platform_device_count" in os.environ.get(
         "XLA_FLAGS", ""
     )
     if not is_set:
-        with contextlib.suppress(RuntimeError):  # JAX has begun
+        with contextlib.suppress(RuntimeError):  # JAX is initialized
             jax.config.update("jax_num_cpu_devices", _cores())
 
 
 def devices_for(members: int) -> int:
-    """Return the number of devices to spread members over: on a CPU at most one for each core, with as many members on
-    each, and elsewhere one.
+    """Return the number of devices over which to spread members: on a CPU at most one for each core, with the same
+    number of members on each; elsewhere one.
     """
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return 1
@@ -30,6 +30,6 @@ def devices_for(members: int) -> int:
 
 
 def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # on Linux: a task of a cluster may have a few of the cores
+    if hasattr(os, "sched_getaffinity"):  # on Linux: a cluster task may have only some of the cores
         return min(len(os.sched_getaffinity(0)), MOST)
     return min(os.cpu_count() or 1, MOST)

@@ -22,11 +22,11 @@ def import_path(path: str, key: str) -> Any:
     """Return the object that an import path names.
 
     Args:
-      path: `package.module.Name`; attributes of classes (`package.module.Class.method`) are found as well.
+      path: `package.module.Name`; attributes of classes (`package.module.Class.method`) also work.
       key: the part of the config that names it, for error messages.
 
     Raises:
-      LearnerError: there is no such module or name, or importing the module failed, and where.
+      LearnerError: the module or name does not exist, or importing the module failed (with the location).
 
     >>> import_path("collections.Counter", "model")
     <class 'collections.Counter'>
@@ -34,7 +34,7 @@ def import_path(path: str, key: str) -> Any:
     Traceback (most recent call last):
     learner.errors.LearnerError: model is 'collections.Conter', but collections has no 'Conter': did you mean 'Counter'?
     """
-    # jsonargparse's import of a path suggests no names, and does not say which line of a module failed.
+    # jsonargparse's import of a path suggests no names, and does not report which line of a module failed.
     parts = path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise LearnerError(
@@ -79,7 +79,7 @@ def _module(name: str, key: str, path: str) -> ModuleType | None:
         raise _broken(name, key, path, error) from error
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == TERMINATED:
-            raise  # no fault of the module's
+            raise  # not an error of the module
         raise _broken(name, key, path, error) from error
 
 
@@ -102,7 +102,7 @@ def _broken(name: str, key: str, path: str, error: BaseException) -> LearnerErro
 
 
 def _shadowed(name: str) -> str:
-    """Return a hint if another module hides one in the current directory."""
+    """Return a hint if another module hides a module in the current directory."""
     found = getattr(sys.modules[name], "__file__", None) or "a part of Python"
     own = [place for place in (f"{name}.py", os.path.join(name, "__init__.py")) if os.path.isfile(place)]
     if not own or (os.path.exists(found) and os.path.samefile(found, own[0])):
@@ -111,7 +111,7 @@ def _shadowed(name: str) -> str:
 
 
 def _names(value: Any) -> list[str]:
-    """Return the names that a module or a class has, without the modules that it imports."""
+    """Return the names in a module or a class, without the modules that it imports."""
     content = vars(value) if isinstance(value, ModuleType) else {}
     imported = {name for name, each in content.items() if isinstance(each, ModuleType)}
     names = [name for name in dir(value) if not name.startswith("_") and name not in imported]
@@ -122,8 +122,9 @@ def exports(module: str, base: str | None = None) -> dict[str, str]:
     """Return the short names of the callables that a module exports (`__all__`), with their import paths.
 
     Args:
-      module: its name.
-      base: the import path of a class; then only its subclasses that are not abstract, or itself if it has none there.
+      module: the name of the module.
+      base: the import path of a class, to return only its concrete subclasses, or the class itself if the module has
+        none.
 
     >>> exports("learner.cli.schedules")["LinearSchedule"]
     'learner.cli.schedules.LinearSchedule'
@@ -140,14 +141,15 @@ def exports(module: str, base: str | None = None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def import_order(*, own: bool) -> Iterator[None]:
-    """Let no file of the current directory be imported in place of a module of Python, an installed package or ours.
+    """Prevent files in the current directory from being imported in place of modules of Python, installed packages or
+    ours.
 
     Args:
       own: append the current directory to the import path, so that configs can name modules in it; otherwise remove it.
     """
     try:
         here, names = os.path.realpath(os.getcwd()), {name.partition(".")[0] for name in os.listdir(".")}
-    except OSError:  # of a directory that is removed, or may not be listed
+    except OSError:  # the directory was removed, or may not be listed
         yield
         return
     before, safe_path = list(sys.path), os.environ.get(SAFE_PATH)

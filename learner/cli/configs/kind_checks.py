@@ -1,8 +1,8 @@
-"""Checks that what a config names is what its place asks for, before anything of a config is called.
+"""Checks that the objects that a config names fit their places, before anything of the config is called.
 
-They catch mistakes, and what no config needs, such as `os.system`. They are not a sandbox: a config can name any other
-function that is installed, which is why `learner.cli.trust` asks first. The denylist of jsonargparse compares import
-paths, so that a module that imports `os` would be a way around it.
+They catch mistakes, and functions that no config needs, such as `os.system`. They are not a sandbox: a config can name
+any other installed function, which is why `learner.cli.trust` asks first. The denylist of jsonargparse compares import
+paths, so a module that imports `os` would circumvent it.
 """
 
 import functools
@@ -23,8 +23,8 @@ COMPUTING = {
     *("operator", "pathlib", "random", "re", "statistics", "string", "textwrap", "types", "unicodedata", "uuid"),
     "zoneinfo",
 }
-"""Modules of Python's standard library whose classes and functions only compute values. Methods are not among them:
-those of pathlib remove files.
+"""Modules of Python's standard library whose classes and functions only compute values. Methods are excluded: those of
+pathlib can remove files.
 """
 
 OURS = ("learner", "optax")
@@ -35,18 +35,18 @@ METHODS = {
     **dict.fromkeys(CALLED, ("__call__",)),
     "data": ("__iter__", "__next__", "__getitem__", "as_numpy_iterator", "__call__"),
 }
-"""The methods of which a class in a place needs one, if it is of no base class of the place."""
+"""The methods by place. A class that derives from no base class of its place needs one of them."""
 
 OTHERS = ("learner.metrics.MetricBase", "learner.events.Listener", *(base for pair in BASES.values() for base in pair))
 """Base classes of what is not a model."""
 
 
 def check_target(target: Any, path: str, key: str) -> None:
-    """Raise `LearnerError` where a class or function does not belong to its place in a config.
+    """Raise `LearnerError` if a class or function does not fit its place in a config.
 
     Args:
-      target: the class or function; anything else is not called, and passes.
-      path: its import path, as the config has it.
+      target: the class or function; anything else is not called, and is accepted.
+      path: its import path, as written in the config.
       key: its place, such as `metrics.0` or `model.init_args.head`.
 
     >>> import os
@@ -80,7 +80,7 @@ a function of your own
             path=path,
             place=place,
         )
-    elif place not in METHODS or place == "data":  # others may be taken as they are, such as a schedule
+    elif place not in METHODS or place == "data":  # others may be used without a call, such as a schedule
         returned = _returned(target)
         if returned in (None, bool, int, float, str, bytes):
             raise LearnerError(
@@ -92,7 +92,7 @@ a function of your own
 
 
 def _check_class(target: type, path: str, key: str, place: str, bases: tuple[str, ...]) -> None:
-    if is_config(target):  # its place says by itself what a config lacks there
+    if is_config(target):  # the error about its place is specific enough
         return
     if place == "model":
         if issubclass(target, BaseException) or issubclass(target, tuple(import_path(base, base) for base in OTHERS)):
@@ -121,7 +121,7 @@ def _has(target: type, name: str) -> bool:
 
 
 def _place(key: str) -> str | None:
-    """Return the part of a config that a key belongs to, or None inside arguments.
+    """Return the part of a config to which a key belongs, or None inside arguments.
 
     >>> [_place(key) for key in ("metrics.0", "valid.dev.dataset", "train", "train.batcher", "model.init_args.head")]
     ['metrics', 'data', 'data', 'batcher', None]
@@ -141,7 +141,7 @@ def package_of(target: Any) -> str:
     while isinstance(target, functools.partial):
         target = target.func
     owner = getattr(target, "__self__", None)
-    own = getattr(target, "__module__", None)  # of methods of builtin objects there is none
+    own = getattr(target, "__module__", None)  # methods of builtin objects have none
     if not isinstance(own, str):
         own = type(target if owner is None else owner).__module__
     return own.partition(".")[0]

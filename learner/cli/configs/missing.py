@@ -14,7 +14,7 @@ MOST = 10  # runs that an error names
 
 def check_words(command: str, words: Sequence[str]) -> bool:
     """Return True if `learner fit` or `learner resume` trains and shows the run, rather than print a config or help.
-    Raises `LearnerError` if the words are wrong, or name nothing.
+    Raise `LearnerError` if the words are wrong, or name a file or run that does not exist.
     """
     if command == "resume":
         check_run(resume_parser().read(words).directory)
@@ -31,7 +31,7 @@ def check_words(command: str, words: Sequence[str]) -> bool:
 
 
 def check_run(directory: str) -> None:
-    """Raise `LearnerError` unless a directory exists and holds files of a run."""
+    """Raise `LearnerError` unless a directory exists and contains files of a run."""
     if not Path(directory).is_dir():
         is_file = Path(directory).is_file()
         text = f"{directory} is a file: give a run's directory" if is_file else f"there is no directory {directory}"

@@ -20,19 +20,19 @@ BASES = {
     "optimizer": ("learner.optimizers.OptimizerFactory", "learner.optimizers.configs.OptimizerConfig"),
     "lr": ("learner.schedules.Schedule", "learner.schedules.ReduceOnPlateau", "learner.cli.schedules.OptaxSchedule"),
 }
-"""What is an optimizer, and what a schedule, by the key that they belong to."""
+"""The classes and functions that make optimizers and schedules, by the key to which they belong."""
 
 BELONGS = {
     "optimizer": "an optimizer, which belongs under optimizer: it needs a number or a schedule, such as Cosine",
     "lr": "a learning-rate schedule, which belongs under lr, of the run or of a group: it needs an optimizer, such as "
     "AdamW",
 }
-"""What an object of the other kind is told."""
+"""The error text for an object of the other kind."""
 
 PREDICATE = "predicate"
 GROUP, GROUPS = "learner.optimizers.Group", "learner.optimizers.Groups"
 IN_GROUP = {"match": PREDICATE, "optimizer": "optimizer", "lr": "lr"}
-"""The arguments of a group that are objects, and their kinds; what matches may be a text as well."""
+"""The arguments of a group that are objects, and their kinds; `match` may also be a text."""
 
 
 def kind_of(target: Any) -> str | None:
@@ -57,10 +57,10 @@ def refuse_other(kind: str | None, path: str, key: str, target: Any = None) -> N
     """Raise `LearnerError` if a config has a schedule in place of an optimizer, or an optimizer in place of a schedule.
 
     Args:
-      kind: what is needed there; `None`: anything.
-      path: what a config names.
+      kind: the required kind; `None`: any.
+      path: the name in the config.
       key: where.
-      target: what that is; `None`: it is not known yet.
+      target: the object with that name; `None` if it is not known yet.
 
     >>> refuse_other("lr", "AdamW", "lr")
     Traceback (most recent call last):

@@ -24,10 +24,10 @@ COMMENT = re.compile(r"(?:^|\s)#")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return a config file's content; of `configs/NAME.yaml` that is not there, the content of the bundled config.
+    """Return the content of a config file, or of the bundled config if `configs/NAME.yaml` does not exist.
 
     Raises:
-      LearnerError: there is no such file, it is not YAML, not a mapping, says a key twice, or is absurdly large.
+      LearnerError: the file does not exist, is not YAML, is not a mapping, has a duplicate key, or is too large.
     """
     if path == "-":
         raise LearnerError(
@@ -63,7 +63,7 @@ def _bundled_hint(name: str) -> str:
 
 
 def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:
-    """Return the content of config files, of which later ones override earlier ones; see `merge`."""
+    """Return the merged content of config files. Later files override earlier ones; see `merge`."""
     content: dict[str, Any] = {}
     for path in paths:
         content = merge(content, read_yaml(path))
@@ -71,11 +71,11 @@ def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of an option, parsed as YAML; texts that are not YAML are returned unchanged, and so are those
-    with a comment, as in `runs/try #1`.
+    """Return the value of an option, parsed as YAML. Texts that are not YAML are returned unchanged, and so are texts
+    with a comment, such as `runs/try #1`.
 
     Raises:
-      LearnerError: it is absurdly large or deep, or has a key twice.
+      LearnerError: the value is too large or too deep, or has a duplicate key.
 
     >>> value_of("1e-3"), value_of("[64, 10]"), value_of("true"), value_of("a: b: c"), value_of("Warning:")
     (0.001, [64, 10], True, 'a: b: c', 'Warning:')
@@ -92,8 +92,9 @@ def value_of(text: str) -> Any:
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the content of a config with the overrides of the command line applied, keys and values as text, and then
-    its references resolved. Those to the environment in arguments of loggers stay, as they may be secret.
+    """Return the content of a config after applying the overrides of the command line (keys and values as text) and
+    resolving references. References to the environment in arguments of loggers are kept, because their values may be
+    secret.
     """
     problems = Problems()
     for key, text in overrides:
@@ -109,7 +110,7 @@ def override(config: dict[str, Any], key: str, value: Any) -> None:
     """Set `key` in `config`, in place.
 
     Dots lead into mappings, into lists by number, and into the arguments of an object: `model.hidden` is short for
-    `model.init_args.hidden`. Another class drops the arguments of the one before.
+    `model.init_args.hidden`. Another class drops the arguments of the previous one.
 
     >>> config = {"model": {"class_path": "m.MLP", "init_args": {"hidden": 8}}, "metrics": ["Accuracy"]}
     >>> override(config, "model.hidden", 64)
@@ -120,7 +121,7 @@ def override(config: dict[str, Any], key: str, value: Any) -> None:
     >>> config["with_file_checkpointer"]
     {'keep_last': 3}
     """
-    # jsonargparse's dotted overrides do not reach into lists, and in untyped mappings they drop what is beside the key.
+    # jsonargparse's dotted overrides do not reach into lists, and in untyped mappings they drop the other keys.
     node: Any = config
     steps = key.split(".")
     if len(steps) > DEEPEST:

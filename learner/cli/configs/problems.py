@@ -22,7 +22,7 @@ def problems_of(error: LearnerError) -> list[Problem]:
 
 @contextlib.contextmanager
 def at_path(path: str) -> Iterator[None]:
-    """Add the path in the config to the errors that are raised in the body.
+    """Add the path in the config to errors raised in the body.
 
     >>> with at_path("train.dataset"):
     ...     raise LearnerError("there is no file a.csv", code="data-file-missing")
@@ -40,10 +40,10 @@ def at_path(path: str) -> Iterator[None]:
 
 
 class Problems:
-    """A collection of mistakes that are raised as one error.
+    """A collection of mistakes, which are raised as one error.
 
     Args:
-      order: the keys of the config, in the order of the file. Mistakes without a key of it are last.
+      order: the keys of the config, in the order of the file. Mistakes without such a key come last.
       with_fields: keep the fields of a single error. They may contain what `masked` hides in the texts.
 
     >>> problems = Problems(order=["lr", "train"])
@@ -65,7 +65,7 @@ class Problems:
 
     @contextlib.contextmanager
     def collect(self, prefix: str = "", secrets: Sequence[str] = (), key: str = "") -> Iterator[None]:
-        """Collect a `LearnerError` about `key` that is raised in the body, with `***` in place of the `secrets`."""
+        """Collect a `LearnerError` about `key` raised in the body, with `***` in place of the `secrets`."""
         try:
             yield
         except LearnerError as error:
@@ -86,7 +86,7 @@ class Problems:
 
 
 def read_each(items: Mapping[K, V], read: Callable[[K, V], T]) -> dict[K, T]:
-    """Return `read(key, item)` of each item by its key, or raise one `LearnerError` with the problems of all.
+    """Return `read(key, item)` of each item by its key, or raise one `LearnerError` with the problems of all items.
 
     >>> read_each({"a": 1, "b": 2}, lambda key, item: f"{key}{item}")
     {'a': 'a1', 'b': 'b2'}
@@ -100,5 +100,5 @@ def read_each(items: Mapping[K, V], read: Callable[[K, V], T]) -> dict[K, T]:
 
 
 def read_list(items: Sequence[V], read: Callable[[int, V], T]) -> list[T]:
-    """Return `read(index, item)` of each item, or raise one `LearnerError` with the problems of all."""
+    """Return `read(index, item)` of each item, or raise one `LearnerError` with the problems of all items."""
     return list(read_each(dict(enumerate(items)), read).values())

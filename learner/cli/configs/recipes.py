@@ -3,9 +3,9 @@
     class_path: learner.examples.models.MLP
     init_args: {features: [64, 128, 10]}
 
-jsonargparse checks the arguments (`learner.cli.configs.signatures`). What it has no form for is here: functions that do
-not declare what they return in the place of classes, also with an argument left free; random keys that come from the
-config's `seed`; short names of modules that are not imported yet; and objects in arguments without a type.
+jsonargparse checks the arguments (`learner.cli.configs.signatures`). This module adds what it does not support:
+functions without a return annotation in place of classes, also with an open argument; random keys derived from the
+config's `seed`; short names of modules that are not imported yet; and objects in untyped arguments.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from learner.loggers.secrets import is_literal, resolve
 
 
 class Seeds:
-    """The random numbers that initialise a model: one stream for all of its parts.
+    """The random numbers that initialise a model, as one stream for all of its parts.
 
     Args:
       seed: the config's seed.
@@ -44,7 +44,7 @@ class Seeds:
 
     @functools.cached_property
     def rngs(self) -> Any:
-        """The `nnx.Rngs` that all parts share: each part draws the next numbers."""
+        """The `nnx.Rngs` that all parts share. Each part draws the next numbers."""
         from flax import nnx
 
         return nnx.Rngs(self.seed)
@@ -68,13 +68,13 @@ class Recipe:
     """A description of an object to create.
 
     Attributes:
-      path: its import path, as the config says it.
-      target: what that names.
-      given: the arguments as the config says them, with recipes in place of objects.
-      checked: those that are not recipes, and the defaults; `None` where the target is taken as it is.
+      path: the import path, as written in the config.
+      target: the class or function at that path.
+      given: the arguments from the config, with recipes in place of objects.
+      checked: the arguments that are not recipes, and the defaults; `None` if the target itself is the object.
       random: parameters that come from `Seeds`.
-      partial: fix the arguments of a function rather than call it.
-      positional: the arguments without a name, which only the methods of builders have.
+      partial: True to fix the arguments of a function rather than call it.
+      positional: the positional arguments, which only methods of builders have.
     """
 
     path: str
@@ -98,15 +98,15 @@ class Recipe:
         return {"class_path": self.path, **({"init_args": arguments} if arguments else {})}
 
     def arguments(self, seeds: Seeds | None = None) -> dict[str, Any]:
-        """Return the arguments, with the objects in them created."""
+        """Return the arguments, and create the objects in them."""
         checked = {} if self.checked is None else self.checked.values()
-        # Only here: what is saved of a config has the names of environment variables, and not their values.
+        # Only here: a saved config contains the names of environment variables, not their values.
         arguments = mapped(resolve({**self.given, **checked}), lambda recipe: recipe.make(seeds))
         return {**arguments, **({name: getattr(seeds, name) for name in self.random} if seeds is not None else {})}
 
     def make(self, seeds: Seeds | None = None) -> Any:
-        """Create the object. Models and their parts need `seeds`. A generator function stays one, because data is read
-        in each epoch, and what it returns can be read once.
+        """Create the object. Models and their parts need `seeds`. A generator function is not called, because data is
+        read in each epoch and a generator can be read only once.
         """
         if self.checked is None:
             return self.target
@@ -130,15 +130,15 @@ def recipe(
 
     Args:
       value: an import path, or a mapping of `class_path` and `init_args`.
-      key: where it stands in the config, for error messages.
-      names: short names and the import paths they stand for.
-      alone: whether a path without arguments, unless it names a class, is the object itself.
-      partial: whether the arguments of a function leave the others free.
-      model: whether random parameters that are left out come from `Seeds`.
-      kind: `optimizer` or `lr`, where it has to be that; see `learner.cli.configs.object_kinds`.
+      key: the path in the config, for error messages.
+      names: short names and their import paths.
+      alone: True if a path without arguments is the object itself, unless it names a class.
+      partial: True if arguments of a function may be left open.
+      model: True if missing random parameters come from `Seeds`.
+      kind: `optimizer` or `lr` if the object must be one; see `learner.cli.configs.object_kinds`.
 
     Raises:
-      LearnerError: there is no such thing, or its arguments are wrong; all mistakes in one error.
+      LearnerError: the object does not exist, or its arguments are wrong; one error lists all mistakes.
 
     >>> halves = recipe({"class_path": "fractions.Fraction", "init_args": {"numerator": 1, "denominator": 2}}, "model")
     >>> halves.make()
@@ -169,7 +169,7 @@ def recipe(
             return import_config_classes(argument, f"{place}.{name}")
         return _nested_of_kind(argument, f"{place}.{name}", places.get(name), names, model)
 
-    seeded = model and not is_config(target)  # a `seed` of a config is its own
+    seeded = model and not is_config(target)  # a config's `seed` belongs to the config
     random = tuple(name for name in random_parameters(target) if seeded and name not in given)
     given, checked = check_given(target, given, place, path, read, skip=random, partial=partial)
     return Recipe(path, target, given, checked, random, partial)
@@ -178,10 +178,10 @@ def recipe(
 def check_given(
     target: Any, given: Mapping[str, Any], key: str, path: str, read: Callable[[str, Any], Any], **options: Any
 ) -> tuple[dict[str, Any], Arguments]:
-    """Return the arguments as `read(name, argument)` returns them, with recipes in them, and what `check` returns.
+    """Return the results of `read(name, argument)`, which contain recipes, and the result of `check`.
 
     Raises:
-      LearnerError: the problems of `read` and of `check`, in one error.
+      LearnerError: the problems of `read` and `check`, in one error.
     """
     problems, arguments, unread = Problems(), dict(given), list[str]()
     for name, argument in given.items():
@@ -227,7 +227,7 @@ def predicate(value: Any, key: str) -> Any:
 
 
 def check_initialised(model: Recipe) -> None:
-    """Raise `LearnerError` if the model is a config that cannot create a model."""
+    """Raise `LearnerError` if the model is a `Config` that cannot create a model."""
     if is_config(model.target) and not callable(getattr(model.target, "init", None)):
         raise LearnerError(
             f"model is {model.path}, a config without a method init(rngs) that makes the model: write one, or name a "
@@ -237,9 +237,7 @@ def check_initialised(model: Recipe) -> None:
 
 
 def make_model(model: Recipe, seeds: Seeds) -> Any:
-    """Return the model of a recipe: its object, or the result of a config's `init`, with the random numbers that it
-    takes.
-    """
+    """Return the model of a recipe: its object, or the result of a config's `init` with its random arguments."""
     instance = model.make(seeds)
     if not is_config(type(instance)):
         return instance
@@ -272,7 +270,7 @@ def _hint(path: str, names: Mapping[str, str]) -> str:
 
 
 def has_literals(value: Any) -> bool:
-    """Return True if an object of these recipes is given a text that is not its default."""
+    """Return True if an object of these recipes has a text argument that is not the default."""
     for each in recipes_in(value):
         parameters = parameters_of(each.target)
         for name, given in each.given.items():
@@ -306,7 +304,7 @@ def _parts(value: Any, key: str, or_name: str) -> tuple[str, dict[str, Any]]:
                 key=key,
                 name=name,
             )
-    problems.raise_all()  # here, as required arguments may be among them
+    problems.raise_all()  # here, because they may include required arguments
     given = value.get("init_args") or {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise LearnerError(

@@ -1,4 +1,4 @@
-"""Configs that runs saved: reading them, and mending those that were cut off."""
+"""Configs that runs saved: reading them, and restoring truncated ones."""
 
 import contextlib
 import sys
@@ -36,11 +36,11 @@ def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, 
 
     Args:
       directory: of the run.
-      does: a verb for what the command does with the run.
-      call: the same in Python, and `same`: of what the run was started with.
+      does: a verb that describes the command, for error messages.
+      call: the equivalent call in Python; `same`: the parts that must equal those of the run's start.
 
     Raises:
-      LearnerError: there is no such run, or it was started from Python; then the message shows the call.
+      LearnerError: the run does not exist, or it was started from Python; the message then shows the call.
     """
     check_run(directory)
     path = Path(directory, "config.yaml")
@@ -64,7 +64,7 @@ def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, 
 
 
 def refuse_other_directory(overrides: Sequence[tuple[str, str]], directory: str) -> None:
-    """Raise `LearnerError` if options name another directory than that of the run, which a command cannot move."""
+    """Raise `LearnerError` if options name another directory than the run's, because a command cannot move a run."""
     for key, value in overrides:
         if key == "directory" and Path(value).expanduser().absolute() != Path(directory).absolute():
             raise LearnerError(

@@ -32,7 +32,7 @@ OBJECTS: dict[str, dict[str, bool]] = {
     "update": {"alone": True, "partial": True},
     "trainable": {"alone": True, "partial": True},
 }
-"""Those of them that are objects, and how `learner.cli.configs.recipes.recipe` reads them."""
+"""The keys of arguments that are objects, and how `learner.cli.configs.recipes.recipe` reads them."""
 
 _RATE = "the learning rate, a number or a schedule, is lr"
 _ARGUMENT = "it is an argument of the optimizer, as in --optimizer=AdamW --optimizer."
@@ -48,7 +48,7 @@ COMMON_GUESSES = {
     **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
     **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},
 }
-"""What many would guess, and what to do instead."""
+"""Common guesses for keys, and what to use instead."""
 
 NEEDED = ("directory", "model", "optimizer", "lr", "train")
 
@@ -56,7 +56,7 @@ PROCESS = ("overwrite", "resume", "checkpoint")
 """Keys about one start of a run, which are never saved with it."""
 
 SWEEP = "sweep"
-"""A section of a config for `learner sweep`, which is not an option: other commands ignore it."""
+"""A section of a config for `learner sweep`. It is not an option, and other commands ignore it."""
 
 DEFAULTS = {"seed": 0, "num_epochs": 1, "grads_accumulation": 1}
 
@@ -90,10 +90,10 @@ NAMED: dict[str, list[tuple[str, str | None]]] = {
     "valid.dataset": _DATASETS,
     "with_file_checkpointer.record": [("learner.records", "learner.records.Recorder")],
 }
-"""Keys that take objects, and the modules whose classes (of a base class) need no import path there."""
+"""Keys that take objects, and the modules whose classes (derived from a base class) need no import path there."""
 
 PARTS_OF = {"strategy": {"fsdp": "learner.strategies.fsdp"}}
-"""Functions that need no import path inside of the object at a key: here as the rules of a strategy."""
+"""Functions that need no import path inside the object at a key, here the rules of a strategy."""
 
 CONTEXT = {
     "directory": "where the run leaves its logs and checkpoints",
@@ -125,5 +125,5 @@ def names_for(key: str) -> dict[str, str]:
 
 
 def builder_class() -> Any:
-    """Return `LearnerBuilder`, whose methods are keys. It is imported by name, like all that a config names."""
+    """Return `LearnerBuilder`, whose methods are keys. It is imported by name, like everything that a config names."""
     return import_path("learner.builder.LearnerBuilder", "the builder")

@@ -1,4 +1,4 @@
-"""Check of arguments from a config against the signature of their function, by jsonargparse."""
+"""Checks of arguments from a config against the signature of their function, by jsonargparse."""
 
 import contextlib
 import dataclasses
@@ -35,9 +35,9 @@ class Arguments:
     """Arguments that fit a signature.
 
     Attributes:
-      values: a function that returns them, converted to the types of the signature.
-      defaults: what is left out and could have been given, as a config would say it.
-      written: those that are a `learner.Config`, or have one in them, in full, as a config would say them.
+      values: a function that returns the arguments, converted to the types of the signature.
+      defaults: the omitted optional arguments, in the form of a config.
+      written: the arguments that are or contain a `learner.Config`, complete, in the form of a config.
     """
 
     values: Callable[[], dict[str, Any]]
@@ -60,13 +60,13 @@ def check(
     Args:
       target: a class or function.
       given: the arguments.
-      key: where they stand in the config, and `path` what they are for, for error messages.
-      skip: parameters that somebody else gives.
-      objects: arguments that are objects still to be made: only their names are checked.
-      partial: whether parameters may be missing.
+      key: their path in the config, and `path`: the function they are for, for error messages.
+      skip: parameters that the caller sets.
+      objects: arguments that are objects yet to be created; only their names are checked.
+      partial: True if parameters may be missing.
 
     Raises:
-      LearnerError: unknown arguments, missing ones, or of the wrong type.
+      LearnerError: arguments are unknown, missing, or of the wrong type.
 
     >>> def head(classes: int, bias: bool = True): ...
     >>> check(head, {"classes": 10}, "model.init_args", "head").defaults
@@ -97,7 +97,7 @@ def check(
         parser, _ = signature_parser(target, key, skip)
     parser, parsed = _parse(target, parser, values, key, skip, problems)
     if is_config(target) and not (problems or partial or objects):
-        target.read_fields(given, key, problems)  # what its __post_init__ says
+        target.read_fields(given, key, problems)  # the error of its __post_init__
     if problems:
         raise one_error(problems, f"{key} cannot be used", code="config-arguments-mismatch")
     defaults: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def signature_parser(target: Any, what: str, skip: Collection[str] = ()) -> tupl
     add = parser.add_class_arguments if inspect.isclass(target) else parser.add_function_arguments
     try:
         added = add(target, skip=left_out, fail_untyped=False, as_positional=False)
-    except Exception as error:  # whatever jsonargparse meets in code that is not ours
+    except Exception as error:  # any error that jsonargparse causes in foreign code
         raise LearnerError(
             f"{what}: its signature cannot be read; it needs a class or a function ({error})",
             code="config-signature-unreadable",
@@ -132,7 +132,8 @@ def signature_parser(target: Any, what: str, skip: Collection[str] = ()) -> tupl
 
 
 def random_parameters(target: Callable[..., Any]) -> Iterator[str]:
-    """Return the names of the parameters for random numbers: `rngs`, `key` and `seed`, but no `key` that is a text.
+    """Return the names of the parameters for random numbers: `rngs`, `key` and `seed`, except for a `key` that is a
+    text.
 
     >>> def layer(size: int, *, key): ...
     >>> def table(key: str, seed: int = 0): ...
@@ -169,7 +170,7 @@ def _parse(
     """
     try:
         return parser, _parse_object(parser, given)
-    except Exception as error:  # whatever a type of the user's raises; it is about the argument
+    except Exception as error:  # any error of a user's type; it is about the argument
         name, message = _message(str(error), given, key, target)
         problems.append(Problem(message, code="config-arguments-mismatch"))
         rest = {each: value for each, value in given.items() if each != name}
@@ -192,8 +193,8 @@ def _instantiated(parser: ArgumentParser, parsed: Namespace | None) -> dict[str,
 
 @contextlib.contextmanager
 def _our_yaml() -> Iterator[None]:
-    """Make jsonargparse use our YAML loader: it reads texts in the place of other values as YAML again, by YAML 1.1 and
-    without a limit of depth. Its public `set_loader` does not reach all of these places.
+    """Make jsonargparse use our YAML loader. jsonargparse parses texts in place of other values as YAML again, by YAML
+    1.1 and without a depth limit. Its public `set_loader` does not cover all of these places.
     """
     before = _loaders_dumpers.yaml_default_loader
     vars(_loaders_dumpers)["yaml_default_loader"] = ConfigLoader
@@ -204,7 +205,7 @@ def _our_yaml() -> Iterator[None]:
 
 
 def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> tuple[str, str]:
-    """Return the argument that jsonargparse's message is about, if any, and the message as one line."""
+    """Return the argument in jsonargparse's message, if any, and the message as one line."""
     match = re.match(
         r'Parser key "([^".]+)[^"]*"[^:]*:\s*(.*)|the following arguments (are required): (\w+)', text, re.DOTALL
     )
@@ -223,8 +224,8 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
 
 
 def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, default: Any) -> bool:
-    """Return True if a config can hold this default. Functions cannot be saved, and tuples only where the annotation is
-    a tuple.
+    """Return True if a config can represent this default. Functions cannot be saved, and tuples only if the annotation
+    is a tuple.
     """
     if not _plain(default):
         return False

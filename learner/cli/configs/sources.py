@@ -5,9 +5,9 @@
       batch_size: 32
       shuffle: true
 
-The keys beside `dataset` are the methods of `DataLoaderBuilder`, `batcher`, and `views`: methods of `Dataset` that are
-called one after another. Without any of them the data are passed on as they are; so is a loader of one's own,
-`train: {class_path: mymodule.make_loader}`. `valid` may be a mapping of several.
+The other keys are the methods of `DataLoaderBuilder`, `batcher`, and `views`: methods of `Dataset` that are called one
+after another. Without any of them, the data is used unchanged; so is a custom loader, `train: {class_path:
+mymodule.make_loader}`. `valid` may be a mapping of several sources.
 
     train:
       dataset: {class_path: digits, init_args: {split: train}}
@@ -18,7 +18,7 @@ called one after another. Without any of them the data are passed on as they are
       batcher: {class_path: Pad, init_args: {multiple: 32}}
       batch_size: 32
 
-What `learner.data` has needs no import path.
+Names in `learner.data` need no import path.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ from learner.data.input_files import as_path, present, reader_of, refuse_path
 from learner.errors import LearnerError, near
 
 PARTS = ("dataset", "views", "batcher")
-"""Keys beside the methods of `DataLoaderBuilder`."""
+"""Keys other than the methods of `DataLoaderBuilder`."""
 
 VIEWS = ("map", "augment", "filter", "select", "slice", "shuffle", "part", "fold", "sample", "concat", "windows")
-"""Methods of `Dataset` that give one dataset."""
+"""Methods of `Dataset` that return a single dataset."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,11 @@ class DataSource:
 
     Attributes:
       key: where it stands in the config, for error messages.
-      data: a dataset, or anything else that batches can be taken from.
-      batcher: what makes a batch of items, if it is not the usual one.
-      options: of the loader.
-      views: of the dataset, in their order.
-      is_bare: True if the config gives nothing but `data`.
+      data: a dataset, or any other source of batches.
+      batcher: the function that makes a batch of items, if not the default.
+      options: the options of the loader.
+      views: the views of the dataset, in order.
+      is_bare: True if the config has only `data`.
     """
 
     key: str
@@ -63,10 +63,10 @@ class DataSource:
     is_bare: bool = False
 
     def make(self) -> Any:
-        """Return the loader, or the data if it needs no loader.
+        """Return the loader, or the data itself if it needs no loader.
 
         Raises:
-          LearnerError: what one of them refuses, with its place in the config.
+          LearnerError: an error of the dataset or loader, with its path in the config.
         """
         from learner.data.loader import DataLoaderBuilder
 
@@ -133,12 +133,13 @@ def source(value: Any, key: str, seed: int) -> DataSource:
     """Return a source of batches.
 
     Args:
-      value: an import path, a mapping of `class_path` and `init_args`, or one with `dataset` and the loader's options.
+      value: an import path, a mapping of `class_path` and `init_args`, or a mapping with `dataset` and the loader's
+        options.
       key: where it stands in the config, for error messages.
-      seed: for `shuffle: true`.
+      seed: the seed for `shuffle: true`.
 
     Raises:
-      LearnerError: there is no such thing, or its options are wrong; all that is wrong, in one error.
+      LearnerError: the object does not exist, or its options are wrong; one error lists all problems.
     """
     from learner.data.loader import DataLoaderBuilder
 
@@ -208,7 +209,7 @@ def _data(value: Any, key: str) -> Recipe:
         found = recipe(value, key, names())
     except LearnerError as error:
         no_name = error.code in ("config-module-missing", "config-path-malformed")
-        # A file test.npz may be there beside a module of Python's, `test`, which has no `npz`.
+        # A file test.npz may exist although Python's module `test` has no `npz`.
         if (no_name or os.path.exists(str(value))) and reader_of(str(value)):
             refuse_path(str(value), key)
         raise
@@ -223,7 +224,7 @@ def _data(value: Any, key: str) -> Recipe:
 
 
 def _refuse_missing_file(data: Recipe, key: str) -> None:
-    """Raise the error of a missing file as the source that reads it does, without reading anything."""
+    """Raise the same error for a missing file as the source that reads it, without reading anything."""
     path = data.given.get("path")
     if data.is_ours and isinstance(path, str) and reader_of(path) is not None and not glob.has_magic(path):
         with at_path(key):

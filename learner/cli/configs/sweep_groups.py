@@ -1,4 +1,4 @@
-"""Members of a sweep that train together: those that differ only in what a population can trace."""
+"""Members of a sweep that train together because they differ only in values that a population can trace."""
 
 import dataclasses
 import itertools
@@ -19,12 +19,12 @@ OPTIMIZER = "optimizer."
 
 @dataclasses.dataclass(frozen=True)
 class SweepGroup:
-    """Members that train in one program, or one member by itself.
+    """Members that train in one program, or a single member.
 
     Attributes:
-      name: of the directory of the run or of the population below that of the sweep; empty for that of the sweep.
-      members: in order, with names that are relative to the directory of the sweep.
-      traced: the keys in which the members of a population differ; empty for one member by itself.
+      name: the directory of the run or population, relative to the sweep's; empty for the sweep's directory itself.
+      members: the members in order, with names relative to the directory of the sweep.
+      traced: the keys in which the members of a population differ; empty for a single member.
     """
 
     name: str
@@ -33,14 +33,14 @@ class SweepGroup:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values that the config of the group sets. Members of a population have those of the first one, but share
-        the seed of the config, which is that of the order of the data.
+        """The values that the config of the group sets. A population uses the values of its first member, but the seed
+        of the config, which determines the order of the data.
         """
         values = self.members[0].values
         return {key: value for key, value in values.items() if not (self.traced and key == SEED)}
 
     def in_waves(self, sizes: Sequence[int]) -> list["SweepGroup"]:
-        """Return groups of consecutive members, each a population in a directory of its own."""
+        """Return groups of consecutive members, each a population in its own directory."""
         if len(sizes) == 1:
             return [self]
         groups, members = list[SweepGroup](), iter(self.members)
@@ -55,7 +55,7 @@ class SweepGroup:
         """Return the population of the members, each with its `Member.config`.
 
         Raises:
-          LearnerError: a value is none that a population may have.
+          LearnerError: a value is not valid for a population.
         """
         columns = {keyword_of(key) or key: [member.values[key] for member in self.members] for key in self.traced}
         names = [member.name.rpartition("/")[2] for member in self.members]
@@ -64,8 +64,8 @@ class SweepGroup:
 
 
 def share_order(content: dict[str, Any]) -> dict[str, Any]:
-    """Give the data of a config the seed of the config for their order, which is that of all members, whatever the seed
-    of a member. Return the keys that have changed, with their values.
+    """Set the seed of the data's order to the config's seed, for all members, whatever their own seeds. Return the
+    changed keys with their values.
 
     >>> content = {"seed": 3, "train": {"dataset": "data.csv", "shuffle": True}}
     >>> share_order(content), content["train"]["shuffle"]
@@ -94,15 +94,15 @@ def keyword_of(key: str) -> str | None:
 
 
 def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> list[SweepGroup]:
-    """Return the groups in the order of their first members: each member by itself, or all together that differ in
-    traceable keys only. Several populations have a directory each.
+    """Return the groups in the order of their first members: single members, or together all members that differ only
+    in traceable keys. If there are several populations, each has its own directory.
 
     Args:
       members: of the sweep.
-      together: `never`, `always`, or `auto`: where there are several such members.
+      together: `never`, `always`, or `auto`: if there are several such members.
 
     Raises:
-      LearnerError: nothing can be trained together, and it has to be.
+      LearnerError: `together` is `always`, but no members can train together.
     """
     if together == "never":
         return singles(members)
@@ -135,7 +135,7 @@ def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> lis
 
 
 def singles(members: Sequence[SweepMember]) -> list[SweepGroup]:
-    """Return a group for each member by itself. Names are those without the directory of a population."""
+    """Return a separate group for each member. Names omit the directory of a population."""
     named = [dataclasses.replace(member, name=member.name.rpartition("/")[2]) for member in members]
     return [SweepGroup(member.name, [member]) for member in named]
 
@@ -145,10 +145,10 @@ def _others(member: SweepMember, traced: Sequence[str]) -> dict[str, Any]:
 
 
 class TracedSeeds(Seeds):
-    """The random numbers that initialise the model of a member, whose key is traced.
+    """The random numbers that initialise the model of a member; their key is traced.
 
     Args:
-      rngs: of the member.
+      rngs: the random streams of the member.
     """
 
     def __init__(self, rngs: Any) -> None:
@@ -162,12 +162,12 @@ class TracedSeeds(Seeds):
 
     @property
     def key(self) -> Any:
-        """A new key at each access, the one of `Seeds` with the member's seed."""
+        """A new key at each access, the same as from `Seeds` with the member's seed."""
         return self._fold_in(self._rngs.default.key[...])
 
     @property
     def seed(self) -> int:
-        """Raise `LearnerError`: a seed that is traced is not a whole number."""
+        """Raise `LearnerError`, because a traced seed is not an integer."""
         raise LearnerError(
             "the model takes a seed, which members that train together cannot give it: let it take rngs or key, or "
             "leave together out",

@@ -1,1 +1,1 @@
-"""Sweeps: the values of their members, what trains in which directory, and the report."""
+"""Sweeps: the values of the members, the groups that train and their directories, and the report."""

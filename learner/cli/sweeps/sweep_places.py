@@ -1,16 +1,16 @@
-"""Places outside of the directory of a run, which each member of a sweep needs for itself."""
+"""Locations outside the directory of a run, which must be separate for each member of a sweep."""
 
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 PLACES = {"RunMirror": "url", "TensorBoard": "directory", "JsonLines": "path", "Csv": "path"}
-"""Loggers that write to a place of their own, and the argument that names it: a file if it is `path`."""
+"""Loggers that write to their own location, and the argument that names it: a file if it is `path`."""
 
 
 def separate_places(content: Mapping[str, Any], name: str) -> None:
-    """Append the name of a member to the places that its config names, in the config. Otherwise a member would resume
-    from the checkpoints of another one, and replace its files.
+    """Append the name of a member to the locations in its config, in place. Otherwise a member would resume from the
+    checkpoints of another member, and replace its files.
 
     >>> content = {"with_file_checkpointer": {"directory": "gs://bucket/digits", "keep_last": 2}}
     >>> separate_places(content, "000-lr=0.1")

@@ -1,4 +1,4 @@
-"""What `learner sweep` trains: the members of a sweep with their configs, all of which are checked first."""
+"""The plan of `learner sweep`: the members of a sweep with their configs, which are all checked first."""
 
 import copy
 import dataclasses
@@ -36,11 +36,11 @@ from learner.util.text import count
 MANY = 8  # numbers of a key
 EXPLOIT = "exploit"
 SELECTIONS = ("halving", EXPLOIT)
-"""Keys of a config that rank members, which train together then."""
+"""Keys of a config that rank members. Ranked members train together."""
 
 
 class QuietBuilder(LearnerBuilder):
-    """A builder whose run shows nothing, unless its config has a renderer. The config is the same."""
+    """A builder whose run shows nothing, unless its config has a renderer. The config is unchanged."""
 
     def __init__(self, directory: str | Path, overwrite: bool = False):
         super().__init__(directory, overwrite)
@@ -49,16 +49,16 @@ class QuietBuilder(LearnerBuilder):
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
-    """The members of a sweep, and what they share.
+    """The members of a sweep, and their shared settings.
 
     Attributes:
-      paths: of the config files.
+      paths: the paths of the config files.
       shared: the keys that the sweep sets to one value for all members.
-      content: of the configs, with `shared`, before references are resolved.
+      content: the content of the configs, with `shared`, before references are resolved.
       directory: of the sweep.
-      groups: the members that train at once, in the order of training.
-      metric: that decides which member is best, or None for the monitor of the runs.
-      notes: why members do not train together that might.
+      groups: the groups of members that train at once, in the order of training.
+      metric: the metric that determines the best member, or None for the monitor of the runs.
+      notes: the reasons why members that might train together do not.
     """
 
     paths: Sequence[str]
@@ -78,7 +78,7 @@ class SweepPlan:
         """Return the group of one member, by its number from 0.
 
         Raises:
-          LearnerError: there is no such member, or it trains together with others.
+          LearnerError: the member does not exist, or it trains together with others.
         """
         if not (is_int(number) and 0 <= number < len(self.members)):
             raise LearnerError(
@@ -108,8 +108,8 @@ class SweepPlan:
         return config.learner_of(group.population(configs), with_data=with_data, renderer=renderer)
 
     def in_waves(self, group: SweepGroup, waves: bool | int) -> list[SweepGroup]:
-        """Return the groups of the members of a population that train one after another. Where memory decides, its data
-        is read and its training compiled.
+        """Return the groups of a population's members that train one after another. If memory decides, the data is read
+        and the training is compiled.
         """
         config = _config(self.content, group.values, self.directory, group.name)
         population = dataclasses.replace(group.population([{}] * len(group.members)), waves=waves)
@@ -118,23 +118,23 @@ class SweepPlan:
         return group.in_waves(wave_sizes(definition, *data))
 
     def _files(self, member: SweepMember) -> dict[str, Any]:
-        """Return the config with which a member that trains together with others resumes by itself."""
+        """Return the config with which a member that trains together with others can resume alone."""
         content = copy.deepcopy({key: value for key, value in self.content.items() if key not in SELECTIONS})
         share_order(content)
         return _config(content, member.values, self.directory, member.name).files()
 
     @property
     def monitor(self) -> tuple[str | None, str | None]:
-        """The metric by which members choose their best checkpoint and its mode, each None if the config has none."""
+        """The metric that selects a member's best checkpoint, and its mode; each None if the config has none."""
         return monitor_in(self.content)
 
     @property
     def takes_over(self) -> bool:
-        """True if members take over the states of others, so that none trains by itself as in the sweep."""
+        """True if members copy the states of others, so that no single run repeats a member."""
         return EXPLOIT in self.content
 
     def command(self, member: SweepMember) -> str:
-        """Return the command that trains a member by itself, without listeners, as addresses may be secret."""
+        """Return the command that trains a member alone, without listeners, because addresses may be secret."""
         is_together = any(group.traced and member in group.members for group in self.groups)
         order = share_order(copy.deepcopy(dict(self.content))) if is_together and SEED in member.values else {}
         settings = {**self.shared, **member.values, **order, "directory": f"{self.directory}-best"}
@@ -148,7 +148,7 @@ class SweepPlan:
         """Write the file of the sweep.
 
         Raises:
-          LearnerError: the directory holds a run or another sweep.
+          LearnerError: the directory contains a run or another sweep.
         """
         members = [{"directory": member.name, "values": dict(member.values)} for member in self.members]
         may_grow = not any(group.traced for group in self.groups)
@@ -156,7 +156,9 @@ class SweepPlan:
         write_sweep(self.directory, self._shared_settings(), members)
 
     def _shared_settings(self) -> dict[str, Any]:
-        """Return the flat config without the keys of members and without listeners, and how members are trained."""
+        """Return the flat config without the keys of members and without listeners, but with the way members are
+        trained.
+        """
         keys = [key.replace(".init_args", "") for key in self.members[0].values]
         left_out = ("directory", *OBSERVER_KEYS, *keys)
         settings = flat({key: value for key, value in self.content.items() if key not in left_out})
@@ -170,7 +172,7 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     """Return the plan of a command line.
 
     Raises:
-      LearnerError: all that is wrong with the sweep and with the configs of its members.
+      LearnerError: all problems of the sweep and of its members' configs.
     """
     paths = [line.config, *line.further]
     content = read_configs(paths)
@@ -180,7 +182,7 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     keys = {key.partition(".")[0] for key in (*content, *values.shared)}
     together = values.together if keys.isdisjoint(SELECTIONS) else "always"
     if together != "never" and keys.isdisjoint(PLACES):
-        claim_cores()  # before anything below begins with JAX
+        claim_cores()  # before anything below initializes JAX
     if not problems:
         try:
             members += values.space.members()
@@ -227,7 +229,7 @@ def monitor_in(content: Mapping[str, Any]) -> tuple[str | None, str | None]:
 def _config(
     content: Mapping[str, Any], values: Mapping[str, Any], directory: Path | None = None, name: str = "", **how: Any
 ) -> RunConfig:
-    """Return a config with these values. `directory`: of the sweep, with the `name` of the member, or None."""
+    """Return a config with these values. `directory`: the sweep's, extended by the `name` of the member, or None."""
     changed = copy.deepcopy(dict(content))
     for key, value in values.items():
         override(changed, key, copy.deepcopy(value))
@@ -239,8 +241,8 @@ def _config(
 
 
 def _covering(members: Sequence[SweepMember], space: SweepSpace) -> Iterator[Mapping[str, Any]]:
-    """Yield values of members so that each value of each key is among them. Of many numbers, and of those that a
-    population traces, the ends are enough, as each config takes 0.1 s.
+    """Yield values of members that cover each value of each key. For many numbers, and for numbers that a population
+    traces, the ends suffice, because each config takes 0.1 s.
     """
     chosen: dict[str, SweepMember] = {}
     for key in space.columns:
@@ -265,10 +267,10 @@ def _config_problems(
     """Return the problems of configs with these values, each once. No data is read, and nothing is written.
 
     Args:
-      content: that they share.
-      trials: the values that they differ in.
-      broken: keys whose values are not known; only their names are checked.
-      metric: that decides about members, or None.
+      content: the shared content.
+      trials: the values in which they differ.
+      broken: keys whose values are unknown; only their names are checked.
+      metric: the metric that ranks members, or None.
     """
     known = [*PARTS, "overwrite", *methods(LearnerBuilder)]
     unknown = {name: None for key in broken if (name := key.partition(".")[0]) not in known}
@@ -287,17 +289,17 @@ def _config_problems(
 
 
 def _check(config: RunConfig, metric: str | None, monitor: str | None, mode: str | None) -> None:
-    """Raise `LearnerError` with what is wrong with a config, the options of its data, and the metric."""
+    """Raise `LearnerError` with the problems of a config, of its data's options, and of the metric."""
     learner = config.learner(with_data=False)
     config.check_data()
-    if metric is not None and not metric.startswith("custom/"):  # those of hooks are known once they are logged
+    if metric is not None and not metric.startswith("custom/"):  # numbers of hooks are known only once they are logged
         infos = learner.definition.options.metric_infos(config.splits)
         measured = {info.key: {"higher_is_better": info.higher_is_better} for info in infos}
         metric_of(Outcome(SweepMember("", {}), {"metrics": measured}), metric, monitor, mode)
 
 
 def _option_text(value: Any) -> str:
-    """Return the text of an option that is read as a value."""
+    """Return the text of an option that parses to a value."""
     if isinstance(value, str) and value_of(value) == value:
         return value
     return json.dumps(encode(value))

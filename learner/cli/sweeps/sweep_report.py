@@ -1,4 +1,4 @@
-"""The results of a sweep: of each member, of each configuration over its seeds and folds, and the best one."""
+"""The results of a sweep: each member, each configuration over its seeds and folds, and the best configuration."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from learner.util.json_values import decode, encode
 from learner.util.text import short
 
 REPEATED = ("seed", "vars.fold")
-"""Keys that the members of a configuration may differ in."""
+"""Keys in which the members of a configuration may differ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Outcome:
     """The outcome of a member.
 
     Attributes:
-      member: of the sweep.
-      summary: of its run, or None if it has none.
-      failure: why it failed; empty if it did not.
+      member: the member of the sweep.
+      summary: the summary of its run, or None.
+      failure: the reason why it failed; empty if it did not.
     """
 
     member: SweepMember
@@ -37,12 +37,12 @@ class Outcome:
 
     @classmethod
     def read(cls, directory: Path, member: SweepMember) -> "Outcome":
-        """Return the outcome in the run's directory below that of the sweep."""
+        """Return the outcome from the run's directory below the sweep's."""
         return cls(member, read_summary(directory / member.name))
 
     @property
     def stopped_by(self) -> str:
-        """Why the run stopped; empty if it has no summary."""
+        """The reason why the run stopped; empty if it has no summary."""
         return "" if self.summary is None else str(self.summary.get("stopped_by"))
 
     @property
@@ -51,7 +51,7 @@ class Outcome:
         return {} if self.summary is None else self.summary.get("metrics", {})
 
     def best(self, key: str) -> tuple[float, int | None]:
-        """Return the best value of a metric and its epoch; NaN and None if there is none."""
+        """Return the best value of a metric and its epoch, or NaN and None."""
         point = (self.metrics.get(key) or {}).get("best")
         return (math.nan, None) if point is None else (float(decode(point["value"])), point["epoch"])
 
@@ -61,15 +61,15 @@ def has_ended(directory: Path, group: SweepGroup) -> bool:
 
     Args:
       directory: of the sweep.
-      group: of members.
+      group: the group of members.
     """
     summary = read_summary(directory / group.name)
     return summary is not None and str(summary.get("stopped_by")).startswith(ENDS)
 
 
 def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
-    """Return a line about the members of each population that have resumed by themselves: they were trained for longer
-    than the others.
+    """Return a line about the members of each population that were resumed alone, and so trained longer than the
+    others.
     """
     lines = []
     for group in groups:
@@ -83,16 +83,16 @@ def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
 def metric_of(
     outcome: Outcome, metric: str | None, monitor: str | None = None, mode: str | None = None
 ) -> tuple[str, bool]:
-    """Return the key of the metric that decides about members, and True if higher is better.
+    """Return the key of the metric that ranks members, and True if higher is better.
 
     Args:
-      outcome: of a member that has a summary.
-      metric: that the user chose, or None.
-      monitor: of the checkpoints, or None for the default one.
-      mode: of that monitor, `min` or `max`, or None for the direction of the metric.
+      outcome: the outcome of a member with a summary.
+      metric: the metric that the user chose, or None.
+      monitor: the monitor of the checkpoints, or None for the default.
+      mode: the mode of that monitor, `min` or `max`, or None for the direction of the metric.
 
     Raises:
-      LearnerError: the run has no such metric, or no value of it is better than another.
+      LearnerError: the run does not have the metric, or the metric has no direction.
     """
     known = {key: each["higher_is_better"] for key, each in outcome.metrics.items()}
     splits = [key.partition("/")[0] for key in known if key.startswith("valid")]
@@ -113,7 +113,7 @@ class SweepReport:
     Attributes:
       key: of the metric.
       higher: True if higher is better.
-      outcomes: of the members, in order.
+      outcomes: the outcomes of the members, in order.
     """
 
     key: str
@@ -121,8 +121,8 @@ class SweepReport:
     outcomes: Sequence[Outcome]
 
     def configurations(self) -> list[tuple[Spread, list[Outcome]]]:
-        """Return the statistics of the best values over the members of each configuration, which differ in the seed
-        and the fold only, and those members; the best configuration first.
+        """Return, for each configuration, the statistics of the best values over its members, which differ only in the
+        seed and the fold, and these members; the best configuration first.
         """
         groups: dict[str, list[Outcome]] = {}
         for outcome in self.outcomes:
@@ -144,7 +144,9 @@ class SweepReport:
         return spread, min(group, key=lambda outcome: self._rank(outcome.best(self.key)[0]))
 
     def lines(self, directory: Path, command: str | None) -> list[str]:
-        """Return the table of the configurations, the best one, and the command that trains it alone, if any does."""
+        """Return the table of the configurations, the best one, and the command that trains it alone, if there is
+        one.
+        """
         rows = [spread for spread, _ in self.configurations()]
         lines = [*repr(PopulationSummary(self.key, REPEATED[0], rows)).split("\n"), ""]
         best = self.best()

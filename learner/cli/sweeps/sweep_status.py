@@ -1,4 +1,4 @@
-"""The member of a sweep that trains, as one line of the terminal."""
+"""The training member of a sweep, as one line of the terminal."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from learner.renderers.progress import Progress
 from learner.util.stages import end_stages
 from learner.util.text import printable
 
-PER_SECOND = 2  # drawings, each of which takes some milliseconds of a core that trains
+PER_SECOND = 2  # a drawing takes some milliseconds of a core that trains
 
 
 class SweepStatus(Listener):
     """Draw a line with the position, the newest values and the remaining time of a run until it ends.
 
     Args:
-      title: which one it is of how many, and its name.
-      console: of a terminal.
-      clock: seconds; it need not begin anywhere in particular.
+      title: the number of the member, the number of members, and its name.
+      console: the console of a terminal.
+      clock: returns seconds from any starting point.
     """
 
     def __init__(self, title: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class SweepStatus(Listener):
         self._status = console.status("", refresh_per_second=PER_SECOND)
 
     def on_event(self, event: Event) -> None:
-        """Draw the line anew."""
+        """Redraw the line."""
         self._progress.on_event(event)
         if isinstance(event, RunStarted):
             self._monitor = event.monitor

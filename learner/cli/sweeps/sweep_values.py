@@ -1,4 +1,4 @@
-"""The values of a sweep: those of the command line, and of the section `sweep` of a config."""
+"""The values of a sweep, from the command line and from the section `sweep` of a config."""
 
 import dataclasses
 from argparse import Namespace
@@ -19,7 +19,7 @@ from learner.util.number_checks import is_int
 
 TOGETHER = {"always": "always", "auto": "auto", "never": "never", True: "always", False: "never"}
 OPTIONS = ("size", "sweep_seed", "metric", "zipped", "together", "waves")
-"""Options of the command that the section `sweep` of a config may have beside keys."""
+"""Options of the command that the section `sweep` of a config may have in addition to keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +27,14 @@ class SweepValues:
     """The values of a sweep.
 
     Attributes:
-      space: the values that the members differ in.
+      space: the values in which the members differ.
       shared: the keys that have one value for all members.
       broken: the keys whose values cannot be read.
-      together: train members in one program that differ only in what a population can trace: `always`, `never`, or
-        `auto`, where it is possible.
+      together: train members that differ only in values that a population can trace in one program: `always`, `never`,
+        or `auto` (if possible).
       waves: see `LearnerBuilder.population`.
-      metric: that decides which member is best, or None for the monitor of the runs.
-      problems: all that is wrong with the values.
+      metric: the metric that determines the best member, or None for the monitor of the runs.
+      problems: all problems of the values.
     """
 
     space: SweepSpace
@@ -54,7 +54,7 @@ class SweepValues:
         settings = _settings(options, problems)
         together, waves = settings.pop("together"), settings.pop("waves")
         space = SweepSpace(columns, **settings)
-        # A value that cannot be read is no reason to ask for one.
+        # A value that cannot be read is not a missing value.
         follows = {"sweep-empty", "sweep-size-unused"} if broken else set()
         follows |= {"sweep-size-missing"} if "size" in options else set()
         problems += [each for each in space.problems() if each.code not in follows]
@@ -63,7 +63,7 @@ class SweepValues:
 
 
 def _given(section: Any, line: Namespace, problems: list[Problem]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """Return the items of each key, and the options of the sweep. Those of the command line win."""
+    """Return the items of each key, and the options of the sweep. The command line takes precedence."""
     if section is not None and not (isinstance(section, Mapping) and all(isinstance(key, str) for key in section)):
         problems.append(Problem(f"sweep is {section!r}: it needs a mapping of keys", code="sweep-section-type"))
         section = None
@@ -72,13 +72,13 @@ def _given(section: Any, line: Namespace, problems: list[Problem]) -> tuple[dict
     options |= {name: value for name in OPTIONS if (value := getattr(line, name)) not in (None, False)}
     given = {key: _items(value) for key, value in section.items()}
     for key, text in line.overrides:
-        given.pop(key, None)  # the order is that of the last ones
+        given.pop(key, None)  # the order of the last ones counts
         given[key] = _items(text)
     return given, options
 
 
 def _items(value: Any) -> list[Any]:
-    """Return the items of a value: those of a list, or of a text with commas, which are read as YAML."""
+    """Return the items of a value: of a list, or of a comma-separated text, parsed as YAML."""
     if not isinstance(value, str):
         return list(value) if isinstance(value, list) else [value]
     if not value.strip(" ,"):
@@ -124,7 +124,7 @@ def _refuse_fixed(key: str) -> None:
 
 
 def _settings(options: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Return the arguments of `SweepSpace` beside the columns, `together` and `waves`; collect the problems of them."""
+    """Return the arguments of `SweepSpace` other than the columns, `together` and `waves`; collect their problems."""
     given = {name: value_of(value) if isinstance(value, str) else value for name, value in options.items()}
     settings: dict[str, Any] = {}
     for name, argument, least in (("size", "size", 1), ("sweep_seed", "seed", 0)):
