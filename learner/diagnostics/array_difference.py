@@ -1,4 +1,4 @@
-"""The first of many named arrays that differs between two sides, to the bit."""
+"""The first of many named arrays that differs between two sides, compared bit by bit."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ class ArrayDifference:
     """The difference between two arrays of one path.
 
     Attributes:
-      path: of the arrays, `params/layers.0.kernel`.
-      kinds: dtype and shape of both, `float32[3, 1]`; None where a side has no such array.
-      differing: the number of values whose bits differ; 0 if dtypes or shapes do.
+      path: the path of the arrays, such as `params/layers.0.kernel`.
+      kinds: the dtype and shape of both, such as `float32[3, 1]`; None for a side without the array.
+      differing: the number of values whose bits differ; 0 if dtypes or shapes differ.
       size: the number of values.
       ulps: the largest distance in units in the last place; None if the values are not floats of 16 bits or more, or
         NaN.
-      largest: the largest absolute difference; None if no pair has one.
-      index: of the largest difference, or of the first value that differs.
+      largest: the largest absolute difference; None if no pair of values has one.
+      index: the index of the largest difference, or of the first value that differs.
       values: both values at `index`.
       further: the number of further arrays of the same part (`params`, `batch`, ...) that differ.
     """
@@ -58,7 +58,7 @@ class ArrayDifference:
 
 
 def named_arrays(part: str, tree: PyTree) -> Arrays:
-    """Return the leaves of a tree on the host, by paths that begin with the name of the part. Random keys become their
+    """Return the leaves of a tree on the host, by paths that start with the name of the part. Random keys become their
     numbers.
 
     >>> list(named_arrays("params", {"b": np.zeros(1), "a": {"w": np.zeros(2)}}))
@@ -72,8 +72,8 @@ def named_arrays(part: str, tree: PyTree) -> Arrays:
 
 
 def first_difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> ArrayDifference | None:
-    """Return the difference of the first array, in the order of `a`, whose dtype, shape or bits are not those of the
-    array of the same path in `b`. Return None if all are equal.
+    """Return the difference of the first array, in the order of `a`, whose dtype, shape or bits differ from the array
+    at the same path in `b`. Return None if all are equal.
 
     >>> x, y = {"w": np.float32([1, 2])}, {"w": np.nextafter(np.float32([1, 2]), np.float32([1, 3]))}
     >>> first_difference(x, x), first_difference(x, y).index, first_difference(x, y).ulps
@@ -125,7 +125,7 @@ def _largest_ulps(a: np.ndarray, b: np.ndarray) -> int | None:
     bits = [x.view(f"u{size}").astype(np.uint64) for x in (a, b)]
     magnitudes = [x & ~sign for x in bits]
     difference = np.maximum(*magnitudes) - np.minimum(*magnitudes)
-    # Of two signs, the way leads through zero, which has two patterns of bits.
+    # Between two signs, the path leads through zero, which has two bit patterns.
     across = (bits[0] ^ bits[1]) & sign != 0
     return int(np.where(across, magnitudes[0] + magnitudes[1], difference).max())
 

@@ -1,4 +1,4 @@
-"""The result of `Learner.check`: an answer to each question. Nothing here imports JAX."""
+"""The result of `Learner.check`: an answer to each question. This module does not import JAX."""
 
 import dataclasses
 import textwrap
@@ -17,8 +17,8 @@ class Question(NamedTuple):
     """A question of `Learner.check`.
 
     Attributes:
-      name: by which it is selected or left out.
-      cost: the work that an answer takes.
+      name: the name by which the question is selected or skipped.
+      cost: the work needed for an answer.
       about: the question.
     """
 
@@ -41,7 +41,7 @@ QUESTIONS = (
     Question("pipeline", "8 batches, 8 steps", "reading a batch takes less time than a step"),
     Question("memory", "compiles the run", "memory of the compiled training, compared with the device's"),
 )
-"""All questions, in the order in which they are asked: cheap ones first."""
+"""All questions in the order in which they are asked, cheap ones first."""
 
 
 class Finding(NamedTuple):
@@ -62,7 +62,7 @@ class Answer:
     """The answer to one question of `Learner.check`.
 
     Attributes:
-      name: of the question.
+      name: the name of the question.
       verdict: `"ok"`, `"warning"`, `"failed"`, or `"skipped"` if the question does not apply.
       number: the measured number; the guide lists its meaning for each question. None if skipped.
       text: one sentence: the finding, and the remedy.
@@ -77,7 +77,7 @@ class Answer:
     text: str
 
     def __str__(self) -> str:
-        """Return the answer as a row of the table, in several lines if it is long."""
+        """Return the answer as a row of the table, on several lines if it is long."""
         name, verdict, number = COLUMNS
         value = "-" if self.number is None else short(self.number)
         head = f"{self.name:<{name}}{self.verdict:<{verdict}}{value:>{number}}  "
@@ -90,7 +90,7 @@ class CheckResult:
     """The result of a check of a learner, which `Learner.check` returns. `print` shows it as a table.
 
     Attributes:
-      answers: in the order of the questions.
+      answers: the answers, in the order of the questions.
 
     >>> result = CheckResult((Answer("gradients", "ok", 0.0, "All 2 parameters get gradients."),))
     >>> result.ok, result["gradients"].verdict
@@ -110,7 +110,7 @@ class CheckResult:
         return all(answer.verdict != FAILED for answer in self.answers)
 
     def __getitem__(self, name: str) -> Answer:
-        """Return the answer to a question. Raises `KeyError` if it was not asked."""
+        """Return the answer to a question. Raise `KeyError` if it was not asked."""
         return {answer.name: answer for answer in self.answers}[name]
 
     def to_json(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class CheckResult:
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook."""
-        from learner.util.fragments import fragment, paragraph, table  # imports NumPy, which the help does without
+        from learner.util.fragments import fragment, paragraph, table  # imports NumPy, which the help does not need
 
         rows = [[a.name, a.verdict, "" if a.number is None else short(a.number), a.text] for a in self.answers]
         head = ["question", "verdict", "number", "finding"]

@@ -1,4 +1,4 @@
-"""The model, the steps and the data of a learner, for questions that change nothing of it."""
+"""The model, the steps and the data of a learner, for questions that do not change it."""
 
 import contextlib
 import functools
@@ -31,20 +31,21 @@ UNKNOWN_LENGTH = 10_000  # steps of a schedule to evaluate if the run has no kno
 
 
 class CheckTrial:
-    """A copy of a learner's definition with a state of its own, for single steps on one device.
+    """A copy of a learner's definition with its own state, for single steps on one device.
 
-    Steps have the learner's optimizer, at the highest learning rate of its schedule: a question takes fewer steps than
-    a warm-up.
+    Steps use the learner's optimizer at the highest learning rate of its schedule, because a question takes fewer steps
+    than a warm-up.
 
     Args:
-      definition: of the learner. It is not changed.
+      definition: the learner's definition, which is not changed.
       train: as for `Learner.fit`.
       valid: as for `Learner.fit`.
-      steps: that a question may train.
+      steps: the number of steps that a question may train.
       clock: the time in seconds.
 
     Attributes:
-      definition: of the steps. Their only metric is the loss, and they ignore values that are not finite.
+      definition: the definition of the steps. Their only metric is the loss, and they ignore values that are not
+        finite.
       inputs: the data.
       steps: see above.
       clock: see above.
@@ -84,7 +85,7 @@ class CheckTrial:
         return SingleStepRunner(self.definition.step, self.definition.strategy.platform)
 
     def train(self, state: TrainState, batch: PyTree) -> tuple[TrainState, float]:
-        """Return the state after one optimizer step, and the loss before its update. The given state stays valid."""
+        """Return the state after one optimizer step, and the loss before its update. The given state remains valid."""
         state, values = self._runner.train(state, (batch,))
         return state, float(values["Loss"])
 
@@ -101,14 +102,14 @@ class CheckTrial:
         return next(iter(self.inputs.valid), None)
 
     def batches(self, split: str) -> Iterator[PyTree]:
-        """Yield the batches of the first epoch, NumPy arrays."""
+        """Yield the batches of the first epoch as NumPy arrays."""
         for batch in self.inputs.source(split).open(1):
             arrays = batch_arrays(batch, split)
             refuse_wrapped(arrays, split)
             yield arrays
 
     def regular_batches(self, most: int) -> list[PyTree]:
-        """Return the training batches among the first `most` that have the shapes of the first one."""
+        """Return the training batches among the first `most` that have the same shapes as the first one."""
         batches = list(itertools.islice(self.batches("train"), most))
         return [batch for batch in batches if signature_of(batch) == signature_of(batches[0])]
 
@@ -117,10 +118,10 @@ class CheckTrial:
 def open_trial(
     definition: TrainingDefinition, train: Any, valid: Any, steps: int, clock: Callable[[], float]
 ) -> Iterator[CheckTrial]:
-    """Yield the trial of a learner. Afterwards the random generators of its data have the states that they had before.
+    """Yield the trial of a learner. Afterwards the random generators of its data have their original states.
 
     Raises:
-      LearnerError: the run cannot be trained, or its data can be read only once.
+      LearnerError: the learner cannot be trained, or its data can be read only once.
     """
     _refuse_one_shot(definition, train, valid)
     data = train, *(valid.values() if isinstance(valid, dict) else [valid])
@@ -150,7 +151,7 @@ def _refuse_one_shot(definition: TrainingDefinition, train: Any, valid: Any) -> 
 
 
 def bytes_by_leaf(tree: PyTree) -> list[bytes]:
-    """Return the bytes of each array of a tree. Those of random keys are their numbers.
+    """Return the bytes of each array of a tree. Random keys are represented by their numbers.
 
     >>> bytes_by_leaf({"a": jnp.int32(1), "b": np.zeros(0)})
     [b'\\x01\\x00\\x00\\x00', b'']

@@ -15,13 +15,13 @@ from learner.util.trees import named_leaves
 
 STREAMED = 100_000  # rows of a stream to read
 IN_MEMORY = 1_000_000  # rows of arrays to read
-FEW = 0.01  # a share of the validation rows, up to which equal rows may be an accident
+FEW = 0.01  # the share of validation rows up to which equal rows may be a coincidence
 TIMED = 8  # batches, and steps
 
 
 def overlap(trial: CheckTrial) -> Finding:
     """Count the validation rows that are also training rows. Rows are equal if all their fields with at least one axis
-    are: fields of one number per row, such as labels and ids, are compared only where there are no others.
+    are equal. Fields with one number per row, such as labels and ids, are compared only if there are no other fields.
     """
     if not trial.inputs.valid:
         return skipped("There is no validation data.")
@@ -59,7 +59,7 @@ def _row_kind(batch: Any) -> tuple[tuple[str, tuple[int, ...], str], ...]:
 
 
 def _hashes(trial: CheckTrial, split: str) -> tuple[list[bytes], bool]:
-    """Return a hash of each row, and False if the data has more of them than were read."""
+    """Return a hash of each row, and False if the data has more rows than were read."""
     most = IN_MEMORY if trial.inputs.source(split).has_rows else STREAMED
     hashes = _row_hashes(trial.batches(split))
     first = list(itertools.islice(hashes, most))
@@ -78,7 +78,7 @@ def _row_hashes(batches: Iterator[Any]) -> Iterator[bytes]:
 
 
 def pipeline(trial: CheckTrial) -> Finding:
-    """Compare the time to read a batch with that of a step. The number is their ratio."""
+    """Compare the time to read a batch with the time of a step. The number is their ratio."""
     source = trial.inputs.source("train")
     if source.has_rows and trial.definition.strategy.resident:
         return skipped("The training data is in memory, and a run copies it to the device once.")
@@ -101,7 +101,7 @@ def pipeline(trial: CheckTrial) -> Finding:
 
 
 def _reading(trial: CheckTrial) -> tuple[float, int]:
-    """Return the seconds for the batches after the first one, and their number. The first one starts workers, and the
+    """Return the seconds for the batches after the first one, and their number. The first batch starts workers, and the
     end of an epoch ends them.
     """
     batches = trial.batches("train")

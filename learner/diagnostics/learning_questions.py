@@ -19,8 +19,8 @@ from learner.util.text import count, join_names
 from learner.util.trees import named_leaves, path_name
 
 PyTree = Any
-ROWS = 32  # of a batch to learn by heart
-RECENT = 5  # losses whose mean is the last one: steps with dropout vary
+ROWS = 32  # of a batch to memorize
+RECENT = 5  # losses whose mean counts as the last one, because steps with dropout vary
 LEARNED, ENOUGH, HARDLY = 0.1, 0.5, 0.9  # shares of the first loss
 SHUFFLED_BATCHES, LEAST_GAIN = 8, 0.05  # batches of each split; share of the loss
 ROUNDING = 1e-6  # of a sum in another order, relative
@@ -31,7 +31,7 @@ FAR = 1000  # times below the suggested rate
 
 
 def one_batch(trial: CheckTrial) -> Finding:
-    """Train on the same rows again and again. The number is the share of the first loss that is left."""
+    """Train on the same rows repeatedly. The number is the remaining share of the first loss."""
     batch = few_rows(trial)
     state, losses, left = trial.state, list[float](), 1.0
     while len(losses) < trial.steps and left > LEARNED and math.isfinite(left):
@@ -60,8 +60,8 @@ def few_rows(trial: CheckTrial) -> PyTree:
 
 
 def label_shuffle(trial: CheckTrial) -> Finding:
-    """Train on the data as it is, and on labels that are shuffled within each batch. The number is the validation loss
-    after the former divided by that after the latter.
+    """Train on the unchanged data, and with labels shuffled within each batch. The number is the validation loss after
+    the former divided by the validation loss after the latter.
     """
     split = trial.valid_split
     if split is None or trial.definition.step.valid is None:
@@ -75,7 +75,7 @@ def label_shuffle(trial: CheckTrial) -> Finding:
     held_out = list(itertools.islice(trial.batches(split), SHUFFLED_BATCHES))
 
     def loss_after(shuffled: bool) -> tuple[float, float]:
-        """Return the share of the first training loss that is left, and the validation loss."""
+        """Return the remaining share of the first training loss, and the validation loss."""
         state, losses, rng = trial.state, list[float](), np.random.default_rng(0)
         for number in range(trial.steps):
             batch = batches[number % len(batches)]
@@ -103,9 +103,7 @@ def label_shuffle(trial: CheckTrial) -> Finding:
 
 
 def _labels_of(trial: CheckTrial, batch: PyTree) -> set[str]:
-    """Return the names of the fields that change the loss of the valid step and none of its predictions, if their rows
-    are in another order.
-    """
+    """Return the names of the fields whose row order changes the loss of the valid step but none of its predictions."""
     state, _ = trial.train(trial.state, batch)  # predictions that are equal for all rows hide the order of the labels
 
     def outputs(batch: PyTree) -> tuple[list[bytes], float]:
@@ -123,8 +121,8 @@ def _labels_of(trial: CheckTrial, batch: PyTree) -> set[str]:
 
 
 def _with_rows(batch: PyTree, names: Collection[str], rng: np.random.Generator | None) -> PyTree:
-    """Return the batch with the rows of some fields in another order, in all of them the same: shuffled, or shifted by
-    one if there is no generator.
+    """Return the batch with the rows of some fields reordered, all in the same way: shuffled, or shifted by one if
+    there is no generator.
     """
     rows = rows_of(batch)
     order = np.roll(np.arange(rows), 1) if rng is None else rng.permutation(rows)
@@ -132,8 +130,8 @@ def _with_rows(batch: PyTree, names: Collection[str], rng: np.random.Generator |
 
 
 def remaining(losses: list[float]) -> float:
-    """Return the share of the first loss that is left; below 0 if the loss fell below 0. Of a loss that begins below
-    0, each fall by its size takes 1 away.
+    """Return the remaining share of the first loss; below 0 if the loss fell below 0. If the first loss is below 0,
+    each decrease by its absolute value subtracts 1.
 
     >>> remaining([4.0]), remaining([4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]), remaining([-1.0, -2.0])
     (1.0, 0.25, 0.5)
@@ -145,11 +143,11 @@ def remaining(losses: list[float]) -> float:
 
 
 def learning_rate(trial: CheckTrial) -> Finding:
-    """Run a range test on the rows of one batch, and compare the highest rate of the run with it. The number is the
-    suggested rate.
+    """Run a range test on the rows of one batch, and compare the run's highest learning rate with the result. The
+    number is the suggested rate.
     """
     rates, losses = np.geomspace(*RATES, RANGE_STEPS), list[float]()
-    state, end, batch = trial.state, None, few_rows(trial)  # other rows in each step would hide a slow fall
+    state, end, batch = trial.state, None, few_rows(trial)  # other rows in each step would hide a slow decrease
     for rate in rates:
         state, loss = trial.train(dataclasses.replace(state, lr_scale=jnp.float32(rate)), batch)
         losses.append(loss)
@@ -161,7 +159,7 @@ def learning_rate(trial: CheckTrial) -> Finding:
     kept = len(losses) if end is None else end
     test = RangeTest(rates[:kept], np.array(losses[:kept]), RANGE_STEPS, SMOOTHING)
     highest = math.inf if end is None else float(rates[end - 1])
-    falls = losses[0] - test.smoothed.min() > LEAST_FALL * abs(losses[0])  # not by rounding only
+    falls = losses[0] - test.smoothed.min() > LEAST_FALL * abs(losses[0])  # not only by rounding
     suggestion = test.suggestion if falls else None
     return _rate_finding(trial.definition.optimizer.lr, suggestion, highest, trial.has_schedule)
 

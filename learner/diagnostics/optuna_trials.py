@@ -1,4 +1,4 @@
-"""Hyperparameter search with Optuna: a trial is a run, which reports its values and ends early where they are bad."""
+"""Hyperparameter search with Optuna: a trial is a run, which reports its values and ends early if they are bad."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,10 +14,10 @@ PRUNED = "pruned"
 
 
 class _TrialReports(Listener):
-    """Reports the value of each epoch to a trial, and stops the run once the trial is pruned.
+    """A listener that reports the value of each epoch to a trial, and stops the run once the trial is pruned.
 
     Args:
-      trial: of a study.
+      trial: the trial of a study.
       monitor: the metric, by key.
       interrupter: stops the run.
     """
@@ -40,21 +40,22 @@ class _TrialReports(Listener):
 def optuna_objective(
     make: Callable[[Any], Any], train: Any = None, valid: Any = None, monitor: str = "valid/Loss"
 ) -> Callable[[Any], float]:
-    """Return an objective for `optuna.Study.optimize`: each trial trains a run, and its value is the best one of the
+    """Return an objective for `optuna.Study.optimize`. Each trial trains a run, and its value is the best value of the
     monitored metric.
 
-    After each epoch the value is reported with the number of the epoch. A trial that the study's pruner rejects ends
-    its run, and one whose loss is not finite counts as pruned. Ctrl-C ends the study.
+    Each epoch reports its value with the number of the epoch. If the study's pruner rejects a trial, its run ends; a
+    trial whose loss is not finite counts as pruned. Ctrl-C ends the study.
 
     Args:
       make: returns the learner of a trial, which suggests values: `trial.suggest_float("lr", 1e-5, 1e-1, log=True)`.
-        Each needs a directory of its own, such as `f"runs/trial-{trial.number}"`.
+        Each trial needs its own directory, such as `f"runs/trial-{trial.number}"`.
       train: as for `fit`. Default: the data given to `build`.
       valid: as for `fit`.
-      monitor: the metric, by key. The direction of the study must be that of the metric.
+      monitor: the metric, by key. The direction of the study must match the metric's.
 
     Raises:
-      LearnerError: Optuna is not installed; by the objective, before it trains: the study has the other direction.
+      LearnerError: Optuna is not installed. Raised by the objective before it trains: the study has the other
+        direction.
 
     >>> def make(trial):
     ...     lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)
@@ -87,7 +88,7 @@ def optuna_objective(
 
 
 def _direction(options: Options, monitor: str, direction: Any) -> bool:
-    """Return True if the metric is better higher, which the study has to agree with. `fit` refuses unknown metrics."""
+    """Return True if higher is better for the metric; the study must agree. `fit` refuses unknown metrics."""
     infos = {info.key: info for info in options.metric_infos([monitor.partition("/")[0]])}
     higher = monitor in infos and bool(infos[monitor].higher_is_better)
     needed = "maximize" if higher else "minimize"

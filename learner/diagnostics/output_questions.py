@@ -1,4 +1,4 @@
-"""Questions of `Learner.check` about the outputs of a model that is not trained yet."""
+"""Questions of `Learner.check` about the outputs of an untrained model."""
 
 import math
 from typing import Any
@@ -17,8 +17,8 @@ from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 PyTree = Any
-LOW = 0.5  # a loss below this share of that of a uniform guess is unusual before training
-HIGH, MUCH_TOO_HIGH = 1.0, 4.0  # times the loss of a uniform guess above it, or 1 above it if that is more
+LOW = 0.5  # below this share of a uniform guess's loss, a loss is unusual before training
+HIGH, MUCH_TOO_HIGH = 1.0, 4.0  # excess over the loss of a uniform guess, in units of that loss or of 1 if that is more
 TOLERANCE = 1e-4  # relative to the largest output of a field
 MODE_TOLERANCE = 1e-3  # relative; programs of the two modes may round differently
 MOST_NAMED = 4
@@ -26,8 +26,8 @@ NOT_FINITE = "look for NaN in the data, and for log or division"
 
 
 def initial_loss(trial: CheckTrial) -> Finding:
-    """Compare the first loss with the cross-entropy of a uniform guess: log C over C classes. The number is the loss
-    minus that.
+    """Compare the first loss with the cross-entropy of a uniform guess, log C for C classes. The number is the
+    difference.
     """
     if trial.definition.step.train is None:
         return skipped("The step computes its own update.")
@@ -51,8 +51,8 @@ def initial_loss(trial: CheckTrial) -> Finding:
 
 
 def _train_output(trial: CheckTrial, batch: PyTree, key: int = 0) -> tuple[float, int | None]:
-    """Return the loss of the train step in train mode, and the number of classes of its output, if it is known. `key`:
-    the number of its random key.
+    """Return the loss of the train step in train mode, and the number of classes of its output, if known. `key`: the
+    number of its random key.
     """
     step, classes = trial.definition.step, list[int | None]()
 
@@ -70,7 +70,7 @@ def _train_output(trial: CheckTrial, batch: PyTree, key: int = 0) -> tuple[float
 
 
 def eval_mode(trial: CheckTrial) -> Finding:
-    """Run the valid step repeatedly, with the same and with another random key. The number is that of arrays that
+    """Run the valid step repeatedly, with the same and with another random key. The number counts the arrays that
     differ.
     """
     if (reason := _no_outputs(trial)) is not None:
@@ -144,7 +144,7 @@ def row_leak(trial: CheckTrial) -> Finding:
     kept = rows // 2
     if not kept:
         return skipped("The validation batch has a single row.")
-    # Rows of the batch itself, as values such as labels have to be valid.
+    # Rows of the batch itself, because values such as labels must be valid.
     order = np.concatenate([np.arange(kept), np.arange(rows - kept)[::-1] % kept])
     replaced = jax.tree.map(lambda x: x[order], batch)
     if bytes_by_leaf(replaced) == bytes_by_leaf(batch):
@@ -164,13 +164,13 @@ def row_leak(trial: CheckTrial) -> Finding:
 
 
 def _is_row_output(x: Any, rows: int, inputs: set[bytes]) -> bool:
-    """Return True for numbers per row that are not passed on from the batch, as targets and masks are."""
+    """Return True for numbers per row that are not copied from the batch, unlike targets and masks."""
     x = np.asarray(x)
     return x.shape[:1] == (rows,) and jnp.issubdtype(x.dtype, jnp.number) and x.tobytes() not in inputs
 
 
 def _difference(a: Any, b: Any) -> float:
-    """Return the largest difference relative to the largest value; 1 if NaN is at other places."""
+    """Return the largest difference relative to the largest value; 1 if the positions of NaN differ."""
     wide = np.complex128 if np.iscomplexobj(a) else np.float64
     a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
     finite = np.isfinite(a) & np.isfinite(b)

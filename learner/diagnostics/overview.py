@@ -1,4 +1,4 @@
-"""Overview of a run before it trains: its model, steps, memory and work."""
+"""The overview of a run before it trains: model, steps, memory and work."""
 
 import contextlib
 import dataclasses
@@ -47,7 +47,7 @@ def announce_overview(plan: Planned, run: Run) -> None:
 
 
 def build_overview(definition: TrainingDefinition, train: Any, valid: Any, compiled: bool) -> Overview:
-    """Return the overview of a run that is not opened; with `compiled`, compile the training and add the memory that it
+    """Return the overview of a run without opening it. With `compiled`, compile the training and add the memory that it
     needs. The first batches of the data are read.
     """
     inputs = read_checked(definition, train, valid)
@@ -62,13 +62,13 @@ def build_overview(definition: TrainingDefinition, train: Any, valid: Any, compi
 
 
 def overview_of(plan: Planned, feed: Feed) -> Overview:
-    """Return the overview of a run without compiling it. Its step is traced again for the number of operations."""
+    """Return the overview of a run without compiling it. The step is traced again to count its operations."""
     options, step, strategy = plan.options, plan.step, plan.strategy
     batches = plan.inputs.source("train").batches
     length = run_length(options, batches)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), plan.state)
     members = count_members(plan.state)
-    if members is not None:  # the arrays are those of one, the operations and the memory those of all
+    if members is not None:  # the arrays belong to one member, the operations and the memory to all
         shapes = member_shapes(shapes)
     with Tracing("the train step", "train", plan.batch):
         flops = step_flops(step, shapes, plan.batch())
@@ -112,7 +112,7 @@ def memory_by_part(plan: Planned, feed: Feed) -> dict[str, int]:
     if plan.step.update is None:
         memory["gradients"] = memory[PARTS["params"]]
     memory |= {name: totals.get(name, 0) for name in (PARTS["opt_state"], PARTS["model_state"])}
-    if isinstance(feed, ResidentBatches):  # and in the order of an epoch
+    if isinstance(feed, ResidentBatches):  # and a copy in the order of an epoch
         memory["data"] = _on_each(feed) + (0 if feed.data is plan.feeder.data else _on_each(plan.feeder.data))
     else:
         memory["batches"] = IN_MEMORY * _on_each(feed)

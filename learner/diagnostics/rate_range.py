@@ -24,8 +24,8 @@ class RangeTest:
     Attributes:
       rates: float64 `[steps]`, the rate of each step.
       losses: float64 `[steps]`, the loss of each step, before its update.
-      planned: how many steps were to be made; fewer were where the loss diverged.
-      smoothing: of `smoothed`, from 0 (none) to below 1.
+      planned: the planned number of steps; fewer ran if the loss diverged.
+      smoothing: the smoothing of `smoothed`, from 0 (none) to below 1.
 
     >>> rates = np.geomspace(1e-4, 1.0, 5)
     >>> found = RangeTest(rates, np.array([2.0, 1.9, 0.9, 0.4, 9.0]), planned=5, smoothing=0.0)
@@ -40,8 +40,8 @@ class RangeTest:
 
     @functools.cached_property
     def smoothed(self) -> np.ndarray:
-        """float64 `[steps]`: means of the losses up to each step, in which each step back counts `smoothing` times as
-        much as the one after it.
+        """Means of the losses up to each step, float64 `[steps]`. Each step counts `smoothing` times as much as the
+        next one.
         """
         return smoothed(self.losses, self.smoothing)
 
@@ -59,26 +59,26 @@ class RangeTest:
         if end < 2:
             return None
         slopes = np.gradient(self.smoothed[:end], np.log(self.rates[:end]))
-        # Without the lowest: beyond it the loss rises, so the slope towards it alone would say too much.
+        # Without the lowest loss: beyond it the loss rises, so the slope towards it alone would be misleading.
         before = slopes[self._begin : end - 1]
         index = self._begin + (int(np.argmin(before)) if len(before) else 0)
         return float(self.rates[index]) if slopes[index] < 0 else None
 
     @property
     def tenth(self) -> float | None:
-        """A tenth of the rate of the lowest smoothed loss, at some distance from where the loss rises; None if the loss
-        does not fall.
+        """A tenth of the rate of the lowest smoothed loss, some distance below the rates at which the loss rises; None
+        if the loss does not fall.
         """
         return None if self.steepest is None else self.lowest / 10
 
     @property
     def suggestion(self) -> float | None:
-        """The rate to begin with: `steepest`; None if the loss does not fall at any rate."""
+        """The suggested learning rate: `steepest`; None if the loss does not fall at any rate."""
         return self.steepest
 
     @property
     def _begin(self) -> int:
-        """The index of the first smoothed loss that is used."""
+        """The index of the first smoothed loss to use."""
         return min(warmup_steps(self.smoothing), len(self.losses) - 1)
 
     @property
@@ -118,7 +118,7 @@ class RangeTest:
 
 
 def warmup_steps(smoothing: float) -> int:
-    """Return the number of first smoothed losses that are means of too few values.
+    """Return the number of initial smoothed losses that are means of too few values.
 
     >>> warmup_steps(0.0), warmup_steps(0.8), warmup_steps(0.9)
     (0, 4, 9)
@@ -130,9 +130,9 @@ class RangeTestListener(Listener):
     """A listener that records the losses of a run and stops it when they diverge.
 
     Args:
-      interrupter: of the run.
-      smoothing: of the losses that are looked at.
-      diverges: the run ends at a smoothed loss of this multiple of the lowest one, or one that is not finite.
+      interrupter: the interrupter of the run.
+      smoothing: the smoothing of the monitored losses.
+      diverges: the run ends when the smoothed loss reaches this multiple of the lowest one, or is not finite.
     """
 
     def __init__(self, interrupter: Interrupter, smoothing: float, diverges: float):
@@ -148,7 +148,9 @@ class RangeTestListener(Listener):
 
     @property
     def losses(self) -> np.ndarray:
-        """float64 `[steps]`, up to the step at which they diverged; that one is included if it is finite."""
+        """The losses up to the step at which they diverged, float64 `[steps]`. That step is included if its loss is
+        finite.
+        """
         losses = np.array(self._losses, np.float64)
         end = diverged_after(losses, self._smoothing, self._diverges)
         return losses if end is None else losses[:end]

@@ -1,4 +1,4 @@
-"""Two runs, repeated step by step from their checkpoints until an array differs. Nothing is written."""
+"""The replay of two runs, step by step from their checkpoints until an array differs. Nothing is written."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ class RunInputs:
     """A run to repeat.
 
     Attributes:
-      definition: of the learner. It is changed.
+      definition: the definition of the learner, which is changed.
       train: the training data, as for `Learner.fit`.
       valid: the validation data, as for `Learner.fit`.
       updates: the steps after which hooks changed the run.
@@ -53,11 +53,11 @@ class Replay:
     """The result of `replay`.
 
     Attributes:
-      start: the step of the states that both runs began with; 0 without a checkpoint.
+      start: the step of the states from which both runs started; 0 without a checkpoint.
       stop: the last step to repeat.
-      step: the step at which an array differs, or None. At `start`, the states differ before the first step.
+      step: the step at which an array differs, or None. If it is `start`, the states differ before the first step.
       difference: the first array that differs, or None.
-      losses: of both runs, for each step from `start + 1` on that was repeated.
+      losses: the losses of both runs, for each repeated step from `start + 1` on.
     """
 
     start: int
@@ -68,7 +68,7 @@ class Replay:
 
     @property
     def explanation(self) -> str:
-        """A sentence on where the runs part."""
+        """A sentence about where the runs diverge."""
         since = f"the checkpoints of step {self.start}" if self.start else "the states before the first step"
         if self.step is None:
             return f"replayed from {since} to step {self.stop}: no array differs"
@@ -84,14 +84,14 @@ class Replay:
 
 
 def replay(a: RunInputs, b: RunInputs, stop: int) -> Replay:
-    """Repeat both runs from the newest checkpoints of one step before `stop`, or from their beginning if they have
-    none, through step `stop`, and stop at the first array that differs.
+    """Repeat both runs from their newest checkpoints of the same step before `stop`, or from the beginning if they have
+    none, through step `stop`. Stop at the first array that differs.
 
     Steps run on one device. States are compared before the first step; then for each step the batch, the loss and the
     weight, the gradients, and the new state.
 
     Raises:
-      LearnerError: the runs have no checkpoints of one step, or cannot be repeated.
+      LearnerError: the runs have no checkpoints of the same step, or cannot be repeated.
     """
     runs = a, b
     start = common_start([run.definition for run in runs], stop)
@@ -113,7 +113,7 @@ def replay(a: RunInputs, b: RunInputs, stop: int) -> Replay:
 
 
 def common_start(definitions: Sequence[TrainingDefinition], stop: int) -> int:
-    """Return the newest step before `stop` of which all runs have a checkpoint. Return 0 if none has one before it.
+    """Return the newest step before `stop` for which all runs have a checkpoint. Return 0 if no run has one before it.
 
     Raises:
       LearnerError: the runs have checkpoints, but none of the same step.
@@ -141,7 +141,7 @@ def common_start(definitions: Sequence[TrainingDefinition], stop: int) -> int:
 
 
 def _refuse_updates(run: RunInputs, start: int, stop: int) -> None:
-    """Raise `LearnerError` if hooks changed the run after the state of `start` and before step `stop`."""
+    """Raise `LearnerError` if hooks changed the run after the state at `start` and before step `stop`."""
     if between := [step for step in run.updates if start < step < stop]:
         first, directory = min(between), run.definition.options.directory
         raise LearnerError(
@@ -153,16 +153,16 @@ def _refuse_updates(run: RunInputs, start: int, stop: int) -> None:
 
 
 class ReplayedRun:
-    """A run, one step at a time.
+    """A run that is repeated one step at a time.
 
     Args:
-      definition: of the run, with resolved schedules.
-      inputs: its data.
-      start: the step of the checkpoint to begin with; 0: the state before the first step.
+      definition: the definition of the run, with resolved schedules.
+      inputs: the data of the run.
+      start: the step of the checkpoint to start from; 0 for the state before the first step.
 
     Attributes:
-      state: after the steps so far.
-      losses: of these steps.
+      state: the state after the steps so far.
+      losses: the losses of these steps.
     """
 
     def __init__(self, definition: TrainingDefinition, inputs: Inputs, start: int) -> None:
@@ -194,7 +194,7 @@ class ReplayedRun:
             return restore(store, store.find(step=step), placed, definition.step.fill_missing, differing=differing)
 
     def _open(self, position: Position, data: Any) -> Iterator[MicroBatchGroup]:
-        """Return the groups of micro-batches from a position on, as `fit` reads them."""
+        """Return the groups of micro-batches from a position on, in the same way as `fit` reads them."""
         source, first = self._inputs.source("train"), self._inputs.first_batches["train"]
         epoch, batch = (position.epoch + 1, 0) if position.has_closed_training else (position.epoch, position.batch)
         if self._definition.options.checkpoints is not None:
@@ -222,8 +222,8 @@ class ReplayedRun:
             )
 
     def train(self, batches: tuple[PyTree, ...]) -> tuple[Arrays, Arrays]:
-        """Make a step. Return its loss and weight, and the sums of its gradients over micro-batches; none if the step
-        computes its own update.
+        """Run a step. Return its loss and weight, and the sums of its gradients over micro-batches (none if the step
+        computes its own update).
         """
         before = self.state
         self.state, values = self._runner.train(before, batches)
@@ -251,7 +251,7 @@ class ReplayedRun:
 
 
 def _stages(runs: Sequence[ReplayedRun], start: int, stop: int) -> Iterator[tuple[int, list[Arrays]]]:
-    """Yield the step and the arrays of both runs, from those that are computed first."""
+    """Yield the step and the arrays of both runs, in the order of their computation."""
     yield start, [run.arrays() for run in runs]
     for step in range(start + 1, stop + 1):
         batches = [tuple(micro.batch for micro in run.read().micro_batches) for run in runs]

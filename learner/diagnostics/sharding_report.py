@@ -1,5 +1,5 @@
-"""The arrays that a run places on its devices, how they are sharded, and the memory of its compiled programs. No state
-is created and nothing is trained.
+"""The arrays that a run places on its devices, their shardings, and the memory of its compiled programs. No state is
+created and nothing is trained.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ class PlacedArray:
 
     Attributes:
       part: `parameters`, `model state`, `optimizer` or `other`.
-      path: its name there.
-      shape: of all of it.
-      dtype: its name.
-      spec: for each axis of it the axis of the mesh, or several, or `None`; `()`: all of it is on every device.
-      bytes: all of it.
-      per_device: bytes of it on each device.
-      parameter: the path of the parameter that an array of the optimizer belongs to, or `None`.
+      path: the path in that part.
+      shape: the global shape.
+      dtype: the name of the dtype.
+      spec: for each axis, the axis or axes of the mesh, or `None`; `()` if every device has the whole array.
+      bytes: the size of the whole array.
+      per_device: the bytes on each device.
+      parameter: the path of the parameter to which an array of the optimizer belongs, or `None`.
     """
 
     part: str
@@ -48,13 +48,13 @@ class PlacedArray:
 
 @dataclasses.dataclass(frozen=True)
 class ShardingReport:
-    """The arrays and programs of a run on its devices; `str` gives tables.
+    """The arrays and programs of a run on its devices. `str` returns tables.
 
     Attributes:
-      strategy: in words.
-      devices: how many.
-      arrays: of the state.
-      programs: that train.
+      strategy: the description of the strategy.
+      devices: the number of devices.
+      arrays: the arrays of the state.
+      programs: the training programs.
     """
 
     strategy: str
@@ -67,7 +67,7 @@ class ShardingReport:
         return sum(array.per_device for array in self._of(part))
 
     def on_one_device(self, part: str | None = None) -> int:
-        """Return the bytes if one device has everything."""
+        """Return the bytes on a single device."""
         return sum(array.bytes for array in self._of(part))
 
     def _of(self, part: str | None) -> list[PlacedArray]:
@@ -84,7 +84,7 @@ class ShardingReport:
         return "\n".join(lines)
 
     def _parameters(self) -> list[list[str]]:
-        """Return the rows of parameters, each with its part of the optimizer's state."""
+        """Return the rows of parameters, each with its optimizer state."""
         optimizer: dict[str | None, int] = {}
         for array in self._of(PARTS["opt_state"]):
             optimizer[array.parameter] = optimizer.get(array.parameter, 0) + array.per_device
@@ -146,8 +146,8 @@ def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def _parameter_of(path: str, leaf: Any, parameters: Mapping[str, Any]) -> str | None:
-    """Return the parameter whose path is the longest suffix of this path, or None; a model that is one array has the
-    path "".
+    """Return the parameter whose path is the longest suffix of this path, or None. A model that is a single array has
+    the path "".
     """
     if "" in parameters:
         return "" if leaf.shape == parameters[""].shape else None

@@ -24,7 +24,7 @@ NEARLY_FULL = 0.9
 
 
 def gradients(trial: CheckTrial) -> Finding:
-    """Name the parameters whose gradient is 0 in each of some steps, or not finite. The number is theirs."""
+    """Find the parameters whose gradient is 0 in each of some steps, or not finite. The number counts them."""
     step = trial.definition.step
     if step.train is None:
         return skipped("The step computes its own update.")
@@ -40,23 +40,23 @@ def gradients(trial: CheckTrial) -> Finding:
 
     batches = trial.regular_batches(GRADIENT_STEPS)
     norms = {name: 0.0 for name, x in named_leaves(state.params).items() if x.size}
-    # Updates in between: a layer that begins with zeros passes no gradient on in the first step.
+    # Updates in between, because a zero-initialized layer passes on no gradient in the first step.
     for number in range(GRADIENT_STEPS):
         batch = batches[number % len(batches)]
         new = probe(state, batch)
-        # In float16 the first steps may do nothing but lower the loss scale, until the gradients are finite.
+        # In float16 the first steps may only lower the loss scale, until the gradients are finite.
         while not all(map(math.isfinite, new.values())) and (lowered := _with_lower_scale(trial, state, batch)):
             state, new = lowered, probe(lowered, batch)
         norms = {name: max(norm, new[name]) for name, norm in norms.items()}
         if not all(map(math.isfinite, new.values())):
             norms = {name: new[name] for name in norms}
-            break  # the update would spread it over all parameters
+            break  # the update would spread it to all parameters
         state, _ = trial.train(state, batch)
     return _gradient_finding(norms, len(frozen_leaves(step.adapter, trial.state.model_state)))
 
 
 def _with_lower_scale(trial: CheckTrial, state: TrainState, batch: PyTree) -> TrainState | None:
-    """Return the state after a step that lowers the loss scale, or None if the step does not."""
+    """Return the state after a step that lowers the loss scale, or None if the step does not lower it."""
     if trial.definition.step.policy.scaling is None:
         return None
     new, _ = trial.train(state, batch)
@@ -80,7 +80,7 @@ def _gradient_finding(norms: dict[str, float], frozen: int) -> Finding:
 
 
 def determinism(trial: CheckTrial) -> Finding:
-    """Run a step twice. The number is that of arrays of the state that differ."""
+    """Run a step twice. The number counts the arrays of the state that differ."""
     batch = trial.inputs.first_batches["train"]
     first, second = (bytes_by_leaf(trial.train(trial.state, batch)[0]) for _ in range(2))
     different = sum(a != b for a, b in zip(first, second, strict=True))

@@ -97,4 +97,4 @@ def profile(definition: TrainingDefinition, fit: Fit, steps: tuple[int, int | No
 
 def _fit(fit: Fit, definition: TrainingDefinition) -> None:
     if fit(definition).stopped_by == "ctrl-c":
-        raise KeyboardInterrupt  # the run ended in order, and the user wants the command to end
+        raise KeyboardInterrupt  # the run ended normally, and the user wants the command to end
