@@ -36,7 +36,7 @@ NAMES = {
     "train.dataset": "datasets",
     "valid.dataset": "datasets",
 }
-"""Options whose values have short names, and the topics of the help that list them."""
+"""Options whose values have short names, and the help topics that list them."""
 
 BASH = """\
 _learner() {  # bash makes each "=" a word, and shtab expects options and values side by side

@@ -62,7 +62,7 @@ COMMANDS = {
 """The module, arguments and description of each command."""
 
 COMMON_GUESSES = {"train": "fit CONFIG", "stop": "ask stop DIR", "save": "ask save DIR", "test": "evaluate DIR"}
-"""Commands of other programs, and those for the same here."""
+"""Commands of other programs, and their equivalents here."""
 
 USAGES: dict[str, Callable[[], str]] = {
     "fit": fit_usage,
@@ -276,7 +276,7 @@ def _command_lines(width: int) -> str:
 
 
 def _command_hint(command: str) -> str:
-    """Return the command for what many would guess, or a similar one, or how to list all of them."""
+    """Return the command for a common guess, or a similar command, or how to list all commands."""
     if command in COMMON_GUESSES:
         return f"learner {COMMON_GUESSES[command]}"
     return near(command, [*COMMANDS, "help", "version"], "learner help lists all commands")

@@ -197,7 +197,7 @@ def option_names() -> list[str]:
 
 
 def dotted_names() -> list[str]:
-    """Return the keys of the data, and those of options with several arguments, read from the source likewise."""
+    """Return the keys of the data and of options with several arguments, also read from the source."""
     loading = ("dataset", "views", "batcher", *_methods("data/loader.py", "DataLoaderBuilder"))
     inner = {"train": loading, "valid": loading, **_methods("builder.py", "LearnerBuilder")}
     return [f"{key}.{name}" for key, names in inner.items() if len(names) > 1 for name in names]
@@ -213,7 +213,7 @@ def _methods(path: str, name: str) -> dict[str, tuple[str, ...]]:
 
 
 def names_in_topic(topic: str) -> list[str]:
-    """Return the short names that a topic of the help lists.
+    """Return the short names that a help topic lists.
 
     >>> "AdamW" in names_in_topic("optimizers")
     True

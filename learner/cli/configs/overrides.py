@@ -55,7 +55,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _bundled_hint(name: str) -> str:
-    """Return a hint to a config that comes with learner, if there are no files beside a missing one."""
+    """Return a hint about a bundled config, if the directory of a missing file does not exist."""
     if os.path.isdir(os.path.dirname(name) or "."):
         return ""
     hint = near(name, [f"configs/{path.name}" for path in CONFIGS.glob("*.yaml")], "")

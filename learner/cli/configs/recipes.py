@@ -245,7 +245,7 @@ def make_model(model: Recipe, seeds: Seeds) -> Any:
 
 
 def named(path: str, key: str, names: Mapping[str, str] | None = None, kind: str | None = None) -> Any:
-    """Return the object with an import path or a short name, which is of a kind unless that is None.
+    """Return the object with an import path or a short name. `kind`: as for `recipe`.
 
     Raises:
       LearnerError: there is no such thing.

@@ -25,9 +25,9 @@ OF_TYPES = (
     "Not a valid subclass",
     "are required",
 )
-"""The beginnings of jsonargparse's messages about values of another type."""
+"""The prefixes of jsonargparse's messages about values of the wrong type."""
 MODULES = re.compile(r"(?<!['\w.])(?:[A-Za-z_]\w*[.])+")
-"""The modules before the name of a type, but no texts of a `Literal`."""
+"""The modules before the name of a type, but not in the texts of a `Literal`."""
 
 
 @dataclasses.dataclass(frozen=True)
