@@ -1,7 +1,7 @@
-"""Metrics: the values that are logged about a split, exact over all of it.
+"""Metrics: the values that are logged for a split, exact over the whole split.
 
-Fractions such as accuracies go from 0 to 1, without a unit, for every metric of this package: the numbers are those
-that scikit-learn gives. A value that is not defined, because nothing was counted, is NaN.
+Fractions such as accuracies go from 0 to 1, without a unit, for every metric of this package, as in scikit-learn. A
+value that is undefined, because nothing was counted, is NaN.
 
 `base` defines the contract of a metric, also of your own ones. States to build them from are `CompensatedSum`,
 `WeightedMean`, `Count`, `Fraction` and `Moments`.

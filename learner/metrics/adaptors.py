@@ -13,7 +13,7 @@ from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, Metric
 
 OPTIONAL = ("mask", "prediction_mask")
-"""Fields that an output may be without; the metric is then given `None`."""
+"""Optional fields of an output; the metric gets `None` for a missing one."""
 
 CLU = ("empty", "from_model_output", "merge", "compute")
 NNX = ("reset", "update", "compute")
@@ -22,22 +22,22 @@ NNX = ("reset", "update", "compute")
 class Adapted(Metric):
     """A metric of CLU, of metrax, or of `flax.nnx.metrics`, unmodified.
 
-    Its state lies on the device as those of this package do, and is merged over steps and devices. How exact it is, and
-    what it makes of masks, is its own: most add up in plain float32.
+    Its state stays on the device, like that of this package's metrics, and is merged over steps and devices. Precision
+    and the handling of masks depend on the metric: most sum in plain float32.
 
     Args:
       metric: a class with `empty`, `from_model_output`, `merge` and `compute` (CLU, metrax), or an instance of an nnx
-        metric. Of those `Average`, what derives from it without further variables (`Accuracy`), `Welford`, and
-        metrax's own can be merged.
-      name: what it is called here; default: the name of its class.
-      take: of several values that it gives, the attribute or key of one: `"mean"` of `nnx.metrics.Welford`.
-      higher_is_better: its direction, if it has one.
-      unit: of its number.
-      arguments: by the name of each argument that it takes, the field of the output: `labels="targets"`. `mask` may be
-        missing there, and is then `None`.
+        metric. Of the nnx metrics, `Average`, its subclasses without further variables (`Accuracy`), `Welford`, and
+        those of metrax can be merged.
+      name: the metric's name in `learner`; default: the name of its class.
+      take: the attribute or key to use if the metric returns several values: `"mean"` for `nnx.metrics.Welford`.
+      higher_is_better: the metric's direction, if it has one.
+      unit: the unit of its value.
+      arguments: for each argument of the metric, the field of the output to pass: `labels="targets"`. The field `mask`
+        may be missing from the output; `None` is passed then.
 
     Raises:
-      LearnerError: for what is no such metric, or has states that cannot be merged; without arguments.
+      LearnerError: `metric` is not such a metric, its states cannot be merged, or no arguments are given.
 
     >>> from flax import nnx
     >>> from learner.steps.outputs import ClassificationOutput
@@ -83,7 +83,7 @@ class Adapted(Metric):
         return self._kind.init()
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
-        """Add a batch: gives the metric the output's fields."""
+        """Add a batch: pass the output's fields to the metric."""
         given = {name: getattr(output, field, None) for name, field in self._arguments.items()}
         given = {name: x if x is None else jnp.asarray(x) for name, x in given.items()}
         with _as_others_do():
@@ -143,7 +143,7 @@ class _Clu:
 
 
 class _Nnx:
-    """An object that is changed in place; its variables are the state, a tuple of arrays."""
+    """An object that is updated in place; its variables are the state, a tuple of arrays."""
 
     def __init__(self, metric: Any) -> None:
         from flax import nnx

@@ -1,4 +1,4 @@
-"""One number of several metrics."""
+"""A value computed from the values of several metrics."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,24 +14,26 @@ TRACED = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-"""What JAX raises where Python or NumPy need a number that is not computed yet."""
+"""The errors that JAX raises where Python or NumPy need a number that is not computed yet."""
 
 
 class Aggregate(Metric):
-    """A function of the values of several metrics, of each step and of each epoch: a mean of them, a ratio, a sum with
-    weights. The value of an epoch is that of the metrics' values over the epoch.
+    """A function of the values of several metrics, such as a mean, a ratio or a weighted sum.
+
+    The value of a step is computed from the metrics' values for the step, that of an epoch from their values for the
+    epoch.
 
     Args:
-      name: what it is called.
-      metrics: those that it is of, by the names of the function's arguments. They need not be registered themselves.
-      function: traced, of float32 scalars; returns one. It needs `jnp.maximum` and `jnp.where` where Python has `max`
-        and `if`.
-      higher_is_better: its direction, if it has one.
-      unit: of its number.
+      name: the metric's name.
+      metrics: the metrics, by the names of the function's arguments. They need not be registered themselves.
+      function: takes float32 scalars and returns one. It is traced, so use `jnp.maximum` and `jnp.where` instead of
+        `max` and `if`.
+      higher_is_better: the metric's direction, if it has one.
+      unit: the unit of its value.
 
     Raises:
-      LearnerError: for metrics that are none, or no numbers, or some of which are of steps and some of rows; when the
-        function does not take them, or needs their numbers while it is traced.
+      LearnerError: an entry of `metrics` is not a metric or not numeric, or metrics of steps and of rows are mixed; the
+        function does not accept the metrics' names, or needs concrete values while it is traced.
 
     >>> from learner.metrics.losses import Loss, Perplexity
     >>> from learner.steps.outputs import ClassificationOutput

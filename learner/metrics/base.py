@@ -1,14 +1,14 @@
-"""Metrics: numbers (or texts) about a split, exact over all of it.
+"""Metrics: numbers (or texts) about a split, exact over the whole split.
 
 There are three kinds.
 
 - `Metric`: pure functions on a small state, traced into the training program, so that it costs no round trip to the
   host.
-- `CollectingMetric`: needs every prediction at once (a median, a ranking); its rows are collected and it is computed on
-  the host at the end of the split.
-- `HostMetric`: what the program cannot know (the clock, memory); fed by events, outside the program.
+- `CollectingMetric`: needs every prediction at once (a median, a ranking). Its rows are collected, and it is computed
+  on the host at the end of the split.
+- `HostMetric`: measures what the program cannot (time, memory). It is updated by events, outside the program.
 
-A metric of one's own takes ten lines:
+A custom metric takes ten lines:
 
     class MeanAbsoluteError(Metric):
         name = "Mean Absolute Error"
@@ -48,15 +48,15 @@ class Info:
     """Information about a step that a metric may use besides the output.
 
     Attributes:
-      step: int32 scalar, how many optimizer steps were made before this one.
-      weight: float32 scalar, what the loss of this (micro-)batch, or of this step for `per_step` metrics, counts: the
-        output's `weight`, or the number of rows where it has none.
-      learning_rate: float32 scalar, the rate that this step uses; `None` in validation.
-      grad_norm: float32 scalar, the global norm of the step's gradients. Known once a step's micro-batches are all
-        done, so only metrics with `per_step = True` see it; `None` for others and in validation.
-      update_norm: float32 scalar, the global norm of what the step changed the parameters by. `None` unless a
+      step: int32 scalar, the number of optimizer steps before this one.
+      weight: float32 scalar, the weight of the loss of this (micro-)batch, or of this step for `per_step` metrics: the
+        output's `weight`, or the number of rows if it has none.
+      learning_rate: float32 scalar, the learning rate of this step; `None` in validation.
+      grad_norm: float32 scalar, the global norm of the step's gradients. It is available only after all micro-batches
+        of the step, so only to metrics with `per_step = True`; `None` for others and in validation.
+      update_norm: float32 scalar, the global norm of the change of the parameters in this step. `None` unless a
         `per_step` metric of the split `requires` it.
-      param_norm: float32 scalar, the global norm of the parameters that the step left; the same.
+      param_norm: float32 scalar, the global norm of the parameters after the step. `None` as for `update_norm`.
     """
 
     step: Array
@@ -71,16 +71,16 @@ class MetricBase:
     """The common part of all kinds of metrics.
 
     Attributes:
-      name: what logs, monitors (`valid/<name>`) and files call it. It is unique within a split; a metric with
-        parameters puts them into its name (`Top-5 Accuracy`).
-      higher_is_better: the direction, or None if there is none (a learning rate).
-      unit: of the number, such as `"%"`, or empty.
-      description: one line for people.
-      numeric: whether the value is one number. Others are text: they are shown and logged at the end of a split and
-        cannot be plotted or monitored.
-      splits: the kinds of split it makes sense in.
-      undefined: when its value is NaN although the loss is a number, in words. A run says it once.
-      inner: of a metric that is of others, those; or nothing.
+      name: the name in logs, monitors (`valid/<name>`) and files. It is unique within a split; a metric with
+        parameters includes them in its name (`Top-5 Accuracy`).
+      higher_is_better: the direction, or None for a metric without one (a learning rate).
+      unit: the unit of the value, such as `"%"`, or empty.
+      description: a one-line description for users.
+      numeric: True if the value is one number. Other values are text: they are shown and logged at the end of a split
+        and cannot be plotted or monitored.
+      splits: the kinds of split in which the metric makes sense.
+      undefined: a text that says when the value is NaN although the loss is a number. A run logs it once.
+      inner: the metrics that this metric wraps or combines; empty for most.
     """
 
     name: str = ""
@@ -100,7 +100,7 @@ class MetricBase:
         return f"{float(value):.6g}"
 
     def arrays(self, value: Any) -> Any:
-        """Return the value as NumPy arrays, for `arrays` of what `Learner.evaluate` returns. `value` is on the host."""
+        """Return the value as NumPy arrays, for the `arrays` of `Learner.evaluate`'s result. `value` is on the host."""
         return jax.tree.map(np.asarray, value)
 
 
@@ -116,13 +116,13 @@ class Metric(MetricBase, abc.ABC):
 
     The state is any pytree of arrays of fixed shapes. The value logged for a step is
     `compute(update(init(), output, info))` (updated once for each micro-batch of the step); the value of an epoch is
-    `compute` of all states merged. Count with integers, and sum with `WeightedMean` or `CompensatedSum`, which do not
-    drift.
+    `compute` of all states merged. Count with integers, and sum with `WeightedMean` or `CompensatedSum`, whose errors
+    do not accumulate.
 
     Attributes:
-      fields: the fields of the step's output that it reads. A missing one is an error before anything is compiled.
-      per_step: update once for each optimizer step, after the update, with `output=None` and the step's `info`, rather
-        than once for each micro-batch. For metrics about the step itself: the rate, the gradients' norm.
+      fields: the fields of the step's output that it reads. A missing field is an error before compilation.
+      per_step: update once per optimizer step, after the parameters' update, with `output=None` and the step's `info`,
+        rather than once per micro-batch. For metrics of the step itself: the learning rate, the gradient norm.
       requires: the fields of `Info` that cost time and are computed only if a metric requires them: `update_norm`,
         `param_norm`.
     """
@@ -171,7 +171,7 @@ class CollectingMetric(MetricBase, abc.ABC):
 
     @abc.abstractmethod
     def collect(self, output: Any) -> Any:
-        """Return what to keep of a batch, a pytree of arrays `[rows, ...]`. It is traced."""
+        """Return the values to collect from a batch, a pytree of arrays `[rows, ...]`. It is traced."""
 
     @abc.abstractmethod
     def compute(self, rows: Any) -> Any:
@@ -182,13 +182,14 @@ class CollectingMetric(MetricBase, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:
-    """The work of a training step and the devices that do it.
+    """The work of a training step and the devices that it runs on.
 
     Attributes:
-      flops: returns the floating-point operations of one optimizer step over all devices. It traces the step.
-      rows: of the batches of a step, over all devices and processes.
+      flops: a function that returns the floating-point operations of one optimizer step over all devices. It traces
+        the step.
+      rows: the rows of a step's batches, over all devices and processes.
       devices: the number of devices.
-      device_kind: such as `NVIDIA H100 80GB HBM3`.
+      device_kind: the kind of device, such as `NVIDIA H100 80GB HBM3`.
     """
 
     flops: Callable[[], int]
@@ -201,19 +202,19 @@ class HostMetric(MetricBase, abc.ABC):
     """A metric about the run itself, measured on the host. It never changes what is computed."""
 
     def on_start(self, work: StepWork) -> None:
-        """Take what is known of the training steps before the first one. Most metrics do not need it."""
+        """Receive the description of the training steps before the first one. Most metrics do not need it."""
         return
 
     def on_batches(self, rows: int, weight: float) -> None:
-        """Take the number of rows and the sum of the weights (the denominators of the losses, such as tokens) of the
+        """Receive the number of rows and the sum of the weights (the denominators of the losses, such as tokens) of the
         steps that the next `update` covers. Most metrics need neither.
         """
         return
 
     @abc.abstractmethod
     def update(self, steps: int, seconds: float) -> float:
-        """Return the value for the `steps` of a dispatch, which took `seconds` without compilation and waiting for
-        batches. It is called in order, once for each dispatch that ended.
+        """Return the value for the `steps` of a dispatch, which took `seconds`, excluding compilation and waiting for
+        batches. It is called in order, once for each completed dispatch.
         """
 
     @abc.abstractmethod
@@ -225,8 +226,8 @@ class HostMetric(MetricBase, abc.ABC):
         """Start a new epoch."""
 
     def get_state(self) -> Any:
-        """Return what a checkpoint stores, in a form that JSON can represent, for a metric that continues its count
-        after resuming. The default is None: nothing.
+        """Return the state to store in checkpoints, as JSON-compatible values, for a metric that continues its count
+        after resuming. The default, None, stores nothing.
         """
         return None
 
@@ -237,11 +238,11 @@ class HostMetric(MetricBase, abc.ABC):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CompensatedSum:
-    """A float32 sum that keeps the digits plain addition would lose: two float32, 48 bits together.
+    """A float32 sum that keeps the digits that plain addition would lose: two float32, 48 bits together.
 
-    A plain float32 sum is off by 5e-6 of itself after 40 000 batches; this one is right to the last digit. What `high`
-    loses goes into `low`, which is carried over each time: left alone (Neumaier's form) it grows and loses digits too,
-    and the sum is off by 6e-5 after a million additions.
+    A plain float32 sum has a relative error of 5e-6 after 40 000 batches; this one is right to the last digit. The
+    rounding error of `high` goes into `low`, which is carried over at each addition. Without that (Neumaier's form)
+    `low` grows and loses digits too, and the sum is off by 6e-5 after a million additions.
 
     >>> s = CompensatedSum.zero()
     >>> for x in (1e8, 1.0, -1e8):
@@ -255,12 +256,12 @@ class CompensatedSum:
 
     @classmethod
     def zero(cls, shape: tuple[int, ...] = ()) -> Self:
-        """Return the sum of nothing, of a given shape."""
+        """Return an empty sum of the given shape."""
         return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
     @classmethod
     def of(cls, x: Array) -> Self:
-        """Return the sum of one value. Of a float64 it has 48 bits."""
+        """Return the sum of one value. It keeps 48 bits of a float64."""
         high = jnp.asarray(x, jnp.float32)
         if jnp.result_type(x) != jnp.float64:
             return cls(high, jnp.zeros_like(high))
@@ -275,7 +276,7 @@ class CompensatedSum:
         a, b = self.high, other.high
         high = a + b
         lost = jnp.where(jnp.abs(a) >= jnp.abs(b), (a - high) + b, (b - high) + a)
-        # Past the largest float32 what is lost would be inf - inf.
+        # Past the largest float32 the rounding error would be inf - inf.
         low = self.low + other.low + jnp.where(jnp.isfinite(high), lost, 0)
         total = high + low
         return type(self)(total, jnp.where(jnp.isfinite(total), low - (total - high), 0))
@@ -301,15 +302,15 @@ class WeightedMean:
 
     @classmethod
     def zero(cls) -> Self:
-        """Return the mean of nothing; its value is NaN."""
+        """Return the mean of no values, which is NaN."""
         return cls(CompensatedSum.zero(), CompensatedSum.zero())
 
     def add(self, values: Array, weights: Array | None = None) -> Self:
-        """Add `values` of any shape, with `weights` of that shape or of its leading axes. None: 1 for each value of an
-        array. A scalar needs a weight, which is how many rows it is the mean over: `info.weight` in a metric.
+        """Add `values` of any shape, with `weights` of that shape or of its leading axes. With None, each value of an
+        array has weight 1. A scalar needs a weight: the number of rows that it averages, `info.weight` in a metric.
 
         Raises:
-          LearnerError: for weights of another shape, or a scalar without one.
+          LearnerError: the weights have another shape, or a scalar has no weight.
         """
         values = jnp.asarray(values, jnp.float32)
         if weights is None and values.ndim == 0:
@@ -344,8 +345,8 @@ class WeightedMean:
 
 
 def rows_mask(output: Any) -> Array | None:
-    """Return which rows count: the output's `mask` (`[batch]`, or `[batch, length]` for sequences) as bool, or None if
-    it has none. Its weights belong to the loss: a metric counts each row once.
+    """Return the mask of the rows that count: the output's `mask` (`[batch]`, or `[batch, length]` for sequences) as
+    bool, or None if it has none. Weights in the mask apply to the loss only: a metric counts each row once.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> weights = jnp.array([0.5, 0.0, 2.0])

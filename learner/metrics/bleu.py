@@ -17,30 +17,30 @@ class BLEU(CollectingMetric):
     """BLEU of all sequences together, from 0 to 1: the geometric mean of the precisions of n-grams of 1 to `order`
     tokens, times `exp(1 - target tokens / predicted tokens)` where the predictions are shorter.
 
-    sacrebleu computes it, so that `OnText(BLEU(), decode)` gives the numbers of papers (corpus BLEU with one reference)
-    divided by 100, of the words of its tokenizer. Alone, the metric compares the token numbers. Sequences are collected
-    on the host, and it has no value per step. It is NaN without sequences, and 0 without any match.
+    sacrebleu computes it, so `OnText(BLEU(), decode)` gives the values of papers (corpus BLEU with one reference, over
+    the words of its tokenizer) divided by 100. Without `OnText`, the metric compares token ids. Sequences are collected
+    on the host, and the metric has no value per step. It is NaN without sequences, and 0 without any match.
 
-    Needs sacrebleu, of the extra `text`.
+    Requires sacrebleu (extra `text`).
 
     Sources: Papineni, Roukos, Ward, Zhu, "BLEU: a Method for Automatic Evaluation of Machine Translation", 2002; Post,
     "A Call for Clarity in Reporting BLEU Scores", 2018; for smoothing: Chen, Cherry, "A Systematic Comparison of
     Smoothing Techniques for Sentence-Level BLEU", 2014.
 
     Args:
-      smoothing: of a precision of 0. `"exp"` halves for each of them the precision of one match, `"floor"` takes
-        `value` (0.1) matches, `"add-k"` adds `value` (1) to matches and n-grams of 2 tokens and more; `"none"` makes
-        BLEU 0.
-      value: of `"floor"` and `"add-k"`.
-      order: the longest n-grams.
-      pad_id: a token that does not count, wherever it is.
-      eos_id: a token that ends a sequence; neither it nor what follows counts.
+      smoothing: the smoothing of a precision of 0. `"exp"` halves the precision of one match for each of them,
+        `"floor"` uses `value` (0.1) matches, `"add-k"` adds `value` (1) to matches and to n-grams of 2 tokens and more;
+        `"none"` makes BLEU 0.
+      value: the value for `"floor"` and `"add-k"`.
+      order: the length of the longest n-grams.
+      pad_id: a token to ignore at any position.
+      eos_id: a token that ends a sequence; the token and everything after it are ignored.
       tokenize: sacrebleu's tokenizer of texts: `"13a"` (of WMT), `"intl"`, `"zh"`, `"char"`, `"none"` (white space) or
-        one that needs a further package or a download of sacrebleu's, such as `"flores200"`.
+        one for which sacrebleu needs another package or a download, such as `"flores200"`.
 
     Raises:
-      LearnerError: sacrebleu or the package of its tokenizer is not installed; for other arguments; when given other
-        than integers `[batch, length]`.
+      LearnerError: sacrebleu or the package of its tokenizer is not installed; an argument is invalid; the inputs are
+        not integers `[batch, length]`.
 
     >>> import jax.numpy as jnp
     >>> from learner.steps.outputs import GeneratedOutput
@@ -82,12 +82,12 @@ class BLEU(CollectingMetric):
         return self._ends.collect(output)
 
     def compute(self, rows: dict[str, Any]) -> float:
-        """Return BLEU of token numbers, from 0 to 1; NaN without sequences."""
+        """Return the BLEU of token ids, from 0 to 1; NaN without sequences."""
         predicted, target = ([" ".join(map(str, ids)) for ids in side] for side in token_lists(rows))
         return _score(self._of_tokens, predicted, target)
 
     def score_texts(self, predictions: Sequence[str], targets: Sequence[str]) -> float:
-        """Return BLEU of texts, one target for each prediction, from 0 to 1; NaN without texts."""
+        """Return the BLEU of texts, one target for each prediction, from 0 to 1; NaN without texts."""
         return _score(self._of_texts, predictions, targets)
 
 
@@ -118,7 +118,7 @@ def _check_arguments(smoothing: str, value: float | None, order: int) -> None:
 
 
 def _sacrebleu(tokenizer: str, options: dict[str, Any]) -> Any:
-    """Return sacrebleu's metric. Loading some of its tokenizers takes a package of their own, or a download."""
+    """Return sacrebleu's metric. Some of its tokenizers need another package, or a download."""
     bleu = import_optional("sacrebleu", "text", "BLEU").BLEU
     known = list(bleu.TOKENIZERS)
     if tokenizer not in known:

@@ -27,13 +27,13 @@ UNCERTAIN = (
 class BrierScore(MeanMetric):
     """The squared distance of the probabilities from the label; 0 is perfect.
 
-    Of one label for each row it is `Σₖ (pₖ - yₖ)²` over the classes, mean over rows, from 0 to 2, with yₖ = 1 for the
-    label; of two classes half of that, `(p₁ - y₁)²`, from 0 to 1. Of several labels, and of one score for two classes,
-    it is `(p - y)²`, mean over rows and labels. Probabilities are the softmax or the sigmoid of the scores. A label
-    that counts and is none of the classes makes it NaN.
+    With one label per row it is `Σₖ (pₖ - yₖ)²` over the classes, mean over rows, from 0 to 2, with yₖ = 1 for the
+    label; for two classes half of that, `(p₁ - y₁)²`, from 0 to 1. With several labels per row, or one score for two
+    classes, it is `(p - y)²`, mean over rows and labels. Probabilities are the softmax or the sigmoid of the scores. A
+    counted label outside the classes makes it NaN.
 
     Args:
-      ignore_label: the label that says "do not count this one".
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Source: Brier, "Verification of forecasts expressed in terms of probability", 1950;
     `sklearn.metrics.brier_score_loss`.
@@ -57,7 +57,7 @@ class BrierScore(MeanMetric):
         self.ignore_label = as_int(ignore_label)
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
-        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds (see `scores`), and the `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
         errors = jnp.square(scores.probabilities() - scores.present().astype(scores.logits.dtype))
         if not scores.several:
@@ -68,12 +68,12 @@ class BrierScore(MeanMetric):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bins:
-    """Predictions by their confidence.
+    """Predictions grouped by their confidence.
 
     Attributes:
-      counts: `[2, bins]`, how many are right and how many are wrong.
+      counts: `[2, bins]`, the numbers of right and of wrong predictions.
       confidence: `[bins]`, the sum of their confidences.
-      strange: how many are none, which have a NaN among their scores or a label that is none of the classes.
+      strange: the number of invalid predictions, with a NaN among their scores or a label outside the classes.
     """
 
     counts: Count
@@ -92,15 +92,15 @@ class Bins:
 class CalibrationError(Metric):
     """The gap between confidence and accuracy, from 0 to 1; 0 is perfect.
 
-    The confidence is the probability of the predicted class. Predictions are put into `bins` of equal width by it, an
-    edge into the bin below; of each, `gap = |right / n - mean confidence|`. `"expected"` is `Σ (n / N) gap`, and
-    `"max"` the largest gap of a bin that has any. Of several labels for each row, each is a prediction of two classes.
-    What counts and is strange (a NaN, +inf, which has no softmax, a label that is none of the classes) makes it NaN.
+    The confidence is the probability of the predicted class. It sorts the predictions into `bins` of equal width; an
+    edge belongs to the bin below. Each bin has `gap = |right / n - mean confidence|`. `"expected"` is `Σ (n / N) gap`,
+    and `"max"` the largest gap of a bin that is not empty. With several labels per row, each label is a prediction of
+    two classes. A counted NaN, +inf (which has no softmax) or label outside the classes makes it NaN.
 
     Args:
-      bins: how many, 1 or more.
+      bins: the number of bins, 1 or more.
       norm: `"expected"` or `"max"`.
-      ignore_label: the label that says "do not count this one".
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Source: Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks", 2017, equations 3 and 5.
 
@@ -138,7 +138,7 @@ class CalibrationError(Metric):
         return Bins(Count.zero((2, self._bins)), CompensatedSum.zero((self._bins,)), Count.zero())
 
     def update(self, state: Bins, output: Any, info: Info) -> Bins:
-        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds (see `scores`), and the `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
         best, chances = scores.best(), scores.probabilities()
         confidence = jnp.maximum(chances, 1 - chances) if scores.several else chances.max(-1)

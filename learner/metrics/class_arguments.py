@@ -11,7 +11,7 @@ Classes = int | Sequence[str]
 
 
 def is_integral(value: Any) -> bool:
-    """Return True for an integer, of Python or of NumPy, but not for True and False.
+    """Return True for a Python or NumPy integer, but not for True and False.
 
     >>> import numpy as np
     >>> is_integral(3), is_integral(np.int64(3)), is_integral(np.True_), is_integral(3.0)
@@ -21,7 +21,7 @@ def is_integral(value: Any) -> bool:
 
 
 def as_int(value: int | None) -> int | None:
-    """Return a Python int, which has no dtype of its own in programs; None stays None."""
+    """Return a Python int, which is weakly typed in programs; None stays None."""
     return None if value is None else int(value)
 
 
@@ -71,7 +71,7 @@ def binary_problem(what: str, average: Any, classes: Any) -> str | None:
 
 
 def threshold_problem(what: str, threshold: Any) -> str | None:
-    """Return the problem with a probability above which a label is predicted, if any."""
+    """Return the problem with the threshold of a predicted label, if any."""
     if threshold is None or (is_real(threshold) and 0 < threshold < 1):
         return None
     return f"threshold of {what} is {threshold!r}; it needs a probability between 0 and 1, or None"

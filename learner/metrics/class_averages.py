@@ -10,16 +10,16 @@ from learner.util.text import aligned
 
 
 def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:
-    """Return the average of what the classes have, over those where it is defined (not NaN); NaN where it is for none.
+    """Return the average of the defined (not NaN) values of the classes; NaN if no value is defined.
 
-    Where no class of these has a label, `"weighted"` counts all of them the same, as scikit-learn does.
+    If none of these classes has a label, `"weighted"` weights them equally, as scikit-learn does.
 
     Args:
       values: float `[classes]`.
-      average: `"macro"` counts all classes the same, `"weighted"` each by its labels, `"binary"` is class 1 alone, and
-        `"none"` leaves the values as they are.
-      support: `[classes]`, how many labels each class has, of the values' dtype.
-      xp: `numpy`, or `jax.numpy` inside of programs.
+      average: `"macro"` weights all classes equally, `"weighted"` by their numbers of labels, `"binary"` is class 1
+        alone, and `"none"` returns the values unchanged.
+      support: `[classes]`, the number of labels of each class, in the values' dtype.
+      xp: `numpy`, or `jax.numpy` inside programs.
 
     >>> values, support = np.array([1.0, 0.5, np.nan]), np.array([1.0, 3.0, 0.0])
     >>> print(averaged(values, "macro", support), averaged(values, "weighted", support))

@@ -28,33 +28,33 @@ from learner.metrics.class_averages import averaged, per_class
 from learner.metrics.counts import Count
 from learner.metrics.scores import Scores, decided, read_scores
 
-# The rows of the state: predicted and present, predicted only, present only, neither; and what is strange.
+# The rows of the state: predicted and present, predicted only, present only, neither; and invalid.
 HITS, FALSE, MISSED, NEITHER, STRANGE = range(5)
 
 
 class ClassMetric(Metric, abc.ABC):
     """A fraction of the counts of each class, averaged over the classes.
 
-    For each class: TP labels that are predicted, FP predictions that are not the label, FN labels that are not
-    predicted, and TN, neither. The counts are exact to 2⁶⁴. What a class has is NaN where the fraction is 0 / 0 (for
-    precision: a class that was never predicted, for recall: without labels), and averages are over the others: it is
-    scikit-learn's `zero_division=nan`.
+    For each class, TP counts the labels that are predicted, FP the predictions that are not the label, FN the labels
+    that are not predicted, and TN all others. The counts are exact to 2⁶⁴. The value of a class is NaN where the
+    fraction is 0 / 0 (precision: the class was never predicted; recall: it has no labels). Averages skip such classes,
+    like scikit-learn's `zero_division=nan`.
 
-    A row that counts and has a NaN among its scores, or a label that is none of the classes, makes the value NaN. Of
-    several labels for each row that is so for targets other than 0 and 1, and only for the classes which have them.
+    A counted row with a NaN among its scores, or with a label outside the classes, makes the value NaN. With several
+    labels per row, targets other than 0 and 1 do so, and only for the classes that have them.
 
     Args:
-      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
-      average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"micro"` (the fraction of the
+      classes: the number of classes, or their names; 1 for one score whose label is 0 or 1.
+      average: `"macro"` (all classes weigh the same), `"weighted"` (by their labels), `"micro"` (the fraction of the
         summed counts), `"binary"` (class 1 of two, or the only one) or `"none"`: a table of all classes, no number.
-      threshold: the probability above which a label is predicted. Of several labels it is 0.5 when left out; of two
-        classes it is for class 1, and the higher score wins when left out.
-      top_k: for one label per row, predict this many classes with the highest scores. Of equal scores the smaller
-        number comes first.
-      ignore_label: the label that says "do not count this one", such as -100 for padded tokens.
+      threshold: the probability above which a label is predicted. With several labels per row the default is 0.5; with
+        two classes it applies to class 1, and by default the higher score wins.
+      top_k: with one label per row, predict the `top_k` classes with the highest scores. Among equal scores the
+        smaller class number comes first.
+      ignore_label: a label whose rows (or tokens) do not count, such as -100 for padded tokens.
 
     Raises:
-      LearnerError: for arguments that are none of these; when updated with scores and labels that do not fit.
+      LearnerError: an argument is invalid; when updated with scores and labels that do not fit.
     """
 
     base = ""
@@ -128,7 +128,7 @@ class ClassMetric(Metric, abc.ABC):
         return a.merge(b)
 
     def compute(self, state: Count) -> Array:
-        """Return a float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
+        """Return a float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is undefined."""
         strange = state[STRANGE].value() > 0
         if self._average == "micro":
             state = state.sum(1)

@@ -1,4 +1,4 @@
-"""Precision, recall and what is made of them, for each class and averaged."""
+"""Precision, recall and the metrics derived from them, for each class and averaged."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from learner.metrics.counts import Count
 class Precision(ClassMetric):
     """The fraction of predictions of a class that are right, from 0 to 1: `TP / (TP + FP)`.
 
-    Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+    See `ClassMetric` for counts, averages, arguments and undefined values.
 
     Source: `sklearn.metrics.precision_score` with `zero_division=nan`.
 
@@ -42,7 +42,7 @@ class Precision(ClassMetric):
 class Recall(ClassMetric):
     """The fraction of labels of a class that are found, from 0 to 1: `TP / (TP + FN)`. It is also called sensitivity.
 
-    Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+    See `ClassMetric` for counts, averages, arguments and undefined values.
 
     Source: `sklearn.metrics.recall_score` with `zero_division=nan`.
 
@@ -65,14 +65,14 @@ class Recall(ClassMetric):
 
 
 class BalancedAccuracy(ClassMetric):
-    """The recall of each class, mean over the classes that have labels: rare classes count as much as frequent ones.
+    """The mean recall of the classes that have labels: rare classes count as much as frequent ones.
 
-    Of one label for each row it is `Recall` with the average `"macro"`. Of one score for two classes it is the mean of
-    their recalls, `(TP / (TP + FN) + TN / (TN + FP)) / 2`, as for two scores; of several labels for each row it is that
-    of each label, mean over labels. A recall without labels is left out: it is NaN where there are none at all.
+    With one label per row it is `Recall` with the average `"macro"`. With one score for two classes it is the mean of
+    both recalls, `(TP / (TP + FN) + TN / (TN + FP)) / 2`, as for two scores. With several labels per row it is this
+    mean for each label, averaged over labels. Recalls without labels are skipped; without any labels it is NaN.
 
     Args:
-      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
+      classes: the number of classes, or their names; 1 for one score whose label is 0 or 1.
       ignore_label: the label that says "do not count this one".
 
     Source: `sklearn.metrics.balanced_accuracy_score`.
@@ -94,7 +94,7 @@ class BalancedAccuracy(ClassMetric):
         super().__init__(classes, ignore_label=ignore_label)
 
     def update(self, state: Count, output: Any, info: Info) -> Count:
-        """Add a batch. Of one label for each row, what is not of a class is of another one, which counts it."""
+        """Add a batch. With one label per row, a row that is not of a class counts for another one."""
         if jnp.shape(output.logits) == jnp.shape(output.targets):
             return super().update(state, output, info)
         added = super().update(self.init(), output, info)
@@ -110,9 +110,9 @@ class BalancedAccuracy(ClassMetric):
 
 
 class Specificity(ClassMetric):
-    """The fraction of other labels for which a class is not predicted, from 0 to 1: `TN / (TN + FP)`.
+    """The fraction of rows of other classes for which a class is not predicted, from 0 to 1: `TN / (TN + FP)`.
 
-    Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+    See `ClassMetric` for counts, averages, arguments and undefined values.
 
     Source: Yerushalmy, "Statistical problems in assessing methods of medical diagnosis", 1947; it is the recall of
     "another class".
@@ -138,7 +138,7 @@ class Specificity(ClassMetric):
 class Jaccard(ClassMetric):
     """The intersection of the labels and predictions of a class over their union, from 0 to 1: `TP / (TP + FP + FN)`.
 
-    Counts, averages, arguments and what is not defined are as `ClassMetric` says: classes that are neither labels nor
+    See `ClassMetric` for counts, averages, arguments and undefined values: classes that are neither labels nor
     predicted do not count.
 
     Source: `sklearn.metrics.jaccard_score`.
@@ -162,15 +162,15 @@ class Jaccard(ClassMetric):
 
 
 class FBeta(ClassMetric):
-    """The harmonic mean of precision and recall, from 0 to 1, where recall counts β times as much:
+    """The harmonic mean of precision and recall, from 0 to 1, with recall weighted β times as much:
     `(1 + β²) TP / ((1 + β²) TP + β² FN + FP)`.
 
-    It is called `F1`, or whatever β is. Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+    Its name includes β: `F1`. See `ClassMetric` for counts, averages, arguments and undefined values.
 
     Args:
-      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
+      classes: the number of classes, or their names; 1 for one score whose label is 0 or 1.
       beta: β, more than 0.
-      average: as for all of them; `"macro"` is the mean of the classes' values.
+      average: as for `ClassMetric`; `"macro"` is the mean of the classes' values.
       threshold: the probability above which a label is predicted.
       top_k: the number of classes to predict for each row.
       ignore_label: the label that says "do not count this one".
@@ -208,6 +208,6 @@ class FBeta(ClassMetric):
         return None if fits else f"beta of FBeta is {self._beta!r}; it needs a number above 0"
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
-        """Return `(1 + β²) TP` and that with `β² FN + FP`."""
+        """Return `(1 + β²) TP` and `(1 + β²) TP + β² FN + FP`."""
         numerator = (1 + self._square) * hits.value()
         return numerator, numerator + (self._square * missed.value() + false.value())

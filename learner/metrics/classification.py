@@ -1,4 +1,4 @@
-"""Metrics of classes: one label for each row or token."""
+"""Metrics of classification with one label for each row or token."""
 
 from typing import Any
 
@@ -64,14 +64,13 @@ class _HitRate(FractionMetric):
 class Accuracy(_HitRate):
     """The fraction of labels that have the highest score, from 0 to 1: `hits / (hits + misses)`.
 
-    Both numbers are exact, over any number of labels. Of classes with equal scores, which are common in bfloat16, the
-    smaller number comes first, as for `numpy.argmax`. A row with a NaN among its scores is not a hit, and neither is a
-    label that is none of the classes; both count, unless they are masked or ignored. One score for two classes,
-    `logits` `[batch]`, predicts class 1 where it is above 0. Of several labels for each row take `Hamming`, which is
-    how often they are wrong.
+    Both numbers are exact, over any number of labels. Among classes with equal scores, which are common in bfloat16,
+    the smaller class number comes first, as for `numpy.argmax`. A row with a NaN among its scores is a miss, and so is
+    a label outside the classes, unless they are masked or ignored. One score for two classes, `logits` `[batch]`,
+    predicts class 1 where it is above 0. For several labels per row use `Hamming`, the fraction of wrong labels.
 
     Args:
-      ignore_label: the label that says "do not count this one", such as -100 for padded tokens. The name is then
+      ignore_label: a label whose rows (or tokens) do not count, such as -100 for padded tokens. The name is then
         `Accuracy ignoring -100`.
 
     >>> from learner.steps.outputs import ClassificationOutput
@@ -100,15 +99,15 @@ class Accuracy(_HitRate):
 class TopKAccuracy(_HitRate):
     """The fraction of labels that are among the `k` classes with the highest scores, from 0 to 1.
 
-    It is called `Top-5 Accuracy`, or whatever `k` is. Counts, masks and equal scores are as for `Accuracy`, which is
-    `TopKAccuracy(1)` by another name. A NaN takes one of the `k` places, and a label whose score is NaN is not a hit.
+    Its name includes `k`: `Top-5 Accuracy`. Counts, masks and equal scores are as for `Accuracy`, which is
+    `TopKAccuracy(1)` by another name. A NaN takes one of the `k` places, and a label whose score is NaN is a miss.
 
     Args:
-      k: how many classes, 1 or more.
+      k: the number of classes, 1 or more.
       ignore_label: as for `Accuracy`.
 
     Raises:
-      LearnerError: for a `k` below 1; when updated with logits of fewer than `k` classes.
+      LearnerError: `k` is below 1; when updated with logits of fewer than `k` classes.
 
     >>> from learner.steps.outputs import ClassificationOutput
     >>> out = ClassificationOutput.from_logits(jnp.array([[0.1, 0.5, 0.4], [0.2, 0.3, 0.5]]), jnp.array([2, 0]))
@@ -130,11 +129,11 @@ class TopKAccuracy(_HitRate):
 
 
 def _rank(logits: Array, targets: Array) -> Array:
-    """Return the number of classes before the label: int32 `[...]`. All of them are before a label that is none of the
+    """Return the number of classes ranked before the label: int32 `[...]`. All classes are before a label outside the
     classes.
 
-    Comparing is cheaper than sorting. The comparisons are negated so that NaN comes before everything, and nothing is
-    behind a NaN.
+    Comparing is cheaper than sorting. The comparisons are negated so that NaN ranks before everything, and nothing
+    ranks after a NaN.
     """
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     labels = targets[..., None]

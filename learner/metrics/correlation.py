@@ -15,11 +15,11 @@ class PearsonCorrelation(PairMetric):
     """The linear correlation of predictions and targets, from -1 to 1:
     `Σ(t - t̄)(p - p̄) / √(Σ(t - t̄)² Σ(p - p̄)²)`.
 
-    Constant targets or predictions have none: NaN. Of several outputs it is the mean, and NaN where one of them has
-    none. It is as exact for numbers with a large offset, such as 10 000 and a little. Masks are `[batch]`.
+    It is NaN for constant targets or predictions. For several outputs it is the mean, and NaN if one of them is NaN.
+    It stays exact for numbers with a large offset, such as 10 000 and a little. Masks are `[batch]`.
 
     Args:
-      outputs: how many numbers each row has.
+      outputs: the number of values per row.
 
     Source: Pearson, "Note on regression and inheritance in the case of two parents", 1895; `scipy.stats.pearsonr`.
 
@@ -35,20 +35,20 @@ class PearsonCorrelation(PairMetric):
     description = "linear correlation of predictions and targets, -1 to 1"
 
     def value(self, moments: Moments) -> Array:
-        """Return float32 `[outputs]`. One root for each factor: their product may have no room in a float32."""
+        """Return float32 `[outputs]`. Each factor has its own root, as their product may overflow a float32."""
         spread = [jnp.sqrt(measurable(squares, moments.count)) for squares in (moments.xx, moments.yy)]
         return jnp.clip(moments.xy / spread[0] / spread[1], -1, 1)
 
 
 class SpearmanCorrelation(CollectingMetric):
-    """The correlation of the ranks of predictions and targets, from -1 to 1; equal numbers share the mean of theirs.
+    """The correlation of the ranks of predictions and targets, from -1 to 1; equal numbers share their mean rank.
 
-    It collects predictions and targets, 8 bytes for each number (16 of float64) until the split ends, is exact, and has
-    no value per step. Constant targets or predictions have none: NaN, and so has a NaN that counts. Of several outputs
-    it is the mean, and NaN where one of them has none. Masks are `[batch]`.
+    It collects predictions and targets, 8 bytes for each pair (16 in float64) until the split ends, is exact, and has
+    no value per step. It is NaN for constant targets or predictions, and if a counted value is NaN. For several outputs
+    it is the mean, and NaN if one of them is NaN. Masks are `[batch]`.
 
     Args:
-      outputs: how many numbers each row has.
+      outputs: the number of values per row.
 
     Source: Spearman, "The proof and measurement of association between two things", 1904; `scipy.stats.spearmanr`.
 
@@ -71,12 +71,12 @@ class SpearmanCorrelation(CollectingMetric):
         self._outputs = int(outputs)
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return predictions, targets and the mask of those that count, `[rows, ..., outputs]`."""
+        """Return predictions, targets and the mask of the counted ones, `[rows, ..., outputs]`."""
         predictions, targets, counted = read_pairs(self.name, output, self._outputs)
         return {"predictions": predictions, "targets": targets, "counted": counted}
 
     def compute(self, rows: Any) -> float:
-        """Return a number from -1 to 1, or NaN if it is not defined for each of the outputs."""
+        """Return a number from -1 to 1, or NaN if it is undefined for one of the outputs."""
         columns = [rows[name].reshape(-1, self._outputs).T for name in ("predictions", "targets", "counted")]
         return float(np.mean([_rank_correlation(p[kept], t[kept]) for p, t, kept in zip(*columns, strict=True)]))
 

@@ -30,7 +30,7 @@ class Count:
 
     @classmethod
     def zero(cls, shape: tuple[int, ...] = ()) -> Self:
-        """Return a count of nothing. Several counts have a shape."""
+        """Return a count of 0, or an array of counts of the given shape."""
         return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def add(self, which: Array) -> Self:
@@ -38,7 +38,7 @@ class Count:
         return self.plus(which.sum(dtype=jnp.uint32))
 
     def plus(self, counts: Array) -> Self:
-        """Add uint32 numbers of its shape.
+        """Add uint32 numbers of the count's shape.
 
         >>> print(Count.zero((2,)).plus(jnp.array([3, 4], jnp.uint32)).value())
         [3. 4.]
@@ -66,26 +66,26 @@ class Count:
         return type(self)(*jax.lax.reduce((self.high, self.low), (zero, zero), _added, (axis,)))
 
     def __getitem__(self, which: Any) -> Self:
-        """Return some of several counts, by an index as of an array."""
+        """Return the counts at an index, as for an array."""
         return type(self)(self.high[which], self.low[which])
 
     def value(self) -> Array:
-        """Return float32 of its shape, the nearest one or its neighbour; exact up to 2**24."""
+        """Return the counts as float32: the nearest number or its neighbour; exact up to 2**24."""
         return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
 
 
 def _added(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
     low = a[1] + b[1]
-    carry = (low < b[1]).astype(jnp.uint32)  # unsigned addition wraps, and is then below both of its terms
+    carry = (low < b[1]).astype(jnp.uint32)  # an unsigned sum that wraps is less than both of its terms
     return a[0] + b[0] + carry, low
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fraction:
-    """The fraction of hits among the counted, from 0 to 1. Both numbers are exact, so only the division rounds.
+    """The fraction of hits among the counted entries, from 0 to 1. Both numbers are exact, so only the division rounds.
 
-    It is kept as hits and misses. Their total would be a constant of the program where no row is masked, and XLA
+    The state is hits and misses. Their total would be a constant of the program where no row is masked, and XLA
     multiplies by the rounded reciprocal of a constant: 41 hits of 41 were 0.99999994.
 
     >>> f = Fraction.zero().add(jnp.array([True, True, True]), jnp.array([True, True, False]))
@@ -99,11 +99,11 @@ class Fraction:
 
     @classmethod
     def zero(cls) -> Self:
-        """Return a fraction of nothing, whose value is NaN."""
+        """Return an empty fraction, whose value is NaN."""
         return cls(Count.zero(), Count.zero())
 
     def add(self, hits: Array, counted: Array) -> Self:
-        """Add bool arrays of one shape: which are hits, and which count at all."""
+        """Add bool arrays of one shape: the hits, and the entries that count."""
         return type(self)(self.hits.add(hits & counted), self.misses.add(~hits & counted))
 
     def merge(self, other: Self) -> Self:

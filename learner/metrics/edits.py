@@ -1,4 +1,4 @@
-"""Error rates: how many tokens have to be edited to make the target of a prediction."""
+"""Error rates: the number of edits that turn a prediction into its target."""
 
 import dataclasses
 from typing import Any, ClassVar, Self
@@ -14,18 +14,18 @@ from learner.metrics.tokens import Ends, Tokens
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """One exact count by another, which may be the smaller one."""
+    """The ratio of two exact counts, which may exceed 1."""
 
     part: Count
     of: Count
 
     @classmethod
     def zero(cls) -> Self:
-        """Return a ratio of nothing, whose value is NaN."""
+        """Return an empty ratio, whose value is NaN."""
         return cls(Count.zero(), Count.zero())
 
     def add(self, part: Array, of: Array) -> Self:
-        """Add whole numbers, int32 of any shapes, each below 2**31 in all."""
+        """Add integers: int32 of any shapes, whose sums are below 2**31."""
         return self.merge(type(self)(_count(part), _count(of)))
 
     def merge(self, other: Self) -> Self:
@@ -46,8 +46,8 @@ def edit_distance(predicted: Tokens, target: Tokens) -> Array:
     """Return the number of tokens to insert, delete or replace to turn each prediction into its target: int32
     `[batch]`.
 
-    Source: Levenshtein, "Binary codes capable of correcting deletions, insertions, and reversals", 1966; a row of the
-    table of Wagner and Fischer is made at once, as what an insertion costs is a running minimum.
+    Source: Levenshtein, "Binary codes capable of correcting deletions, insertions, and reversals", 1966. Each row of
+    Wagner and Fischer's table is computed at once, as the cost of insertions is a running minimum.
 
     >>> one = lambda ids: Tokens(jnp.array([ids]), jnp.array([len(ids)]))
     >>> print(edit_distance(one([1, 2, 3, 4]), one([1, 3, 4, 5])))   # without 2, with 5
@@ -100,17 +100,17 @@ class WordErrorRate(_ErrorRate):
     """`(substitutions + deletions + insertions) / words of the targets`, over all sequences: 0 is perfect, and it may
     be more than 1.
 
-    Each token is taken for a word. Where tokens are pieces of words, `OnText(WordErrorRate(), decode)` counts words.
-    Both numbers are exact. An empty prediction costs all of its target; an empty target what was predicted.
+    Each token counts as a word. If tokens are pieces of words, `OnText(WordErrorRate(), decode)` counts words. Both
+    numbers are exact. For an empty prediction each target token is an edit; for an empty target each predicted token.
 
     Source: Morris, Maier, Green, "From WER and RIL to MER and WIL", 2004.
 
     Args:
-      pad_id: a token that does not count, wherever it is.
-      eos_id: a token that ends a sequence; neither it nor what follows counts.
+      pad_id: a token to ignore at any position.
+      eos_id: a token that ends a sequence; the token and everything after it are ignored.
 
     Raises:
-      LearnerError: for ids that are not whole numbers; when updated with other than integers `[batch, length]`.
+      LearnerError: an id is not an integer; when updated with anything but integers `[batch, length]`.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[5, 6, 7]]), jnp.array([[5, 7, 8, 0]]))
@@ -127,8 +127,8 @@ class WordErrorRate(_ErrorRate):
 class CharacterErrorRate(_ErrorRate):
     """`(substitutions + deletions + insertions) / characters of the targets`, over all sequences.
 
-    Each token is taken for a character. Where tokens are more, `OnText(CharacterErrorRate(), decode)` counts
-    characters. Otherwise it is `WordErrorRate`, with its arguments, errors and source.
+    Each token counts as a character. If tokens are longer, `OnText(CharacterErrorRate(), decode)` counts characters.
+    See `WordErrorRate` for everything else: arguments, errors and source.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[1, 2, 3]]), jnp.array([[1, 9, 3]]))

@@ -14,11 +14,11 @@ class ExplainedMetric(PairMetric):
     """A metric of the errors' moments and the targets' variance, for each output.
 
     Args:
-      outputs: how many numbers each row has.
-      average: of several outputs: `"uniform"` (all count the same) or `"variance"` (by the variance of their targets).
+      outputs: the number of values per row.
+      average: the weights of several outputs: `"uniform"` (equal) or `"variance"` (the variance of their targets).
 
     Raises:
-      LearnerError: for arguments that are none of these; when updated with another number of outputs.
+      LearnerError: an argument is invalid; when updated with another number of outputs.
     """
 
     undefined = (
@@ -38,7 +38,7 @@ class ExplainedMetric(PairMetric):
         return targets - predictions
 
     def unexplained(self, moments: Moments) -> Array:
-        """Return float32 `[outputs]`: the sum of squares that is left."""
+        """Return float32 `[outputs]`: the unexplained sum of squares."""
         return moments.yy
 
     def value(self, moments: Moments) -> Array:
@@ -51,13 +51,13 @@ class ExplainedMetric(PairMetric):
 class R2(ExplainedMetric):
     """The coefficient of determination, 1 at best: `1 - Σ(t - p)² / Σ(t - t̄)²`.
 
-    It is 0 for predictions that are all the targets' mean, and negative for worse ones. Constant targets have none: NaN
-    (scikit-learn says 0 or 1, or -inf). Of several outputs it is the mean, as `average` says, and NaN where one of them
-    has none. Masks are `[batch]`.
+    It is 0 if all predictions are the targets' mean, and negative for worse ones. It is NaN for constant targets
+    (scikit-learn returns 0 or 1, or -inf). For several outputs it is the mean according to `average`, and NaN if one of
+    them is NaN. Masks are `[batch]`.
 
     Args:
-      outputs: how many numbers each row has.
-      average: of several outputs: `"uniform"` or `"variance"`.
+      outputs: the number of values per row.
+      average: the weights of several outputs: `"uniform"` or `"variance"`.
 
     Source: `sklearn.metrics.r2_score`.
 
@@ -80,12 +80,12 @@ class R2(ExplainedMetric):
 class ExplainedVariance(ExplainedMetric):
     """The part of the targets' variance that is explained, 1 at best: `1 - Var(t - p) / Var(t)`.
 
-    Unlike `R2` it forgives a constant error. Constant targets have none: NaN. Of several outputs it is the mean, as
-    `average` says, and NaN where one of them has none. Masks are `[batch]`.
+    Unlike `R2` it ignores a constant error. It is NaN for constant targets. For several outputs it is the mean
+    according to `average`, and NaN if one of them is NaN. Masks are `[batch]`.
 
     Args:
-      outputs: how many numbers each row has.
-      average: of several outputs: `"uniform"` or `"variance"`.
+      outputs: the number of values per row.
+      average: the weights of several outputs: `"uniform"` or `"variance"`.
 
     Source: `sklearn.metrics.explained_variance_score`.
 

@@ -19,14 +19,14 @@ from learner.metrics.scores import decided, read_scores
 class Hamming(FractionMetric):
     """The fraction of labels that are predicted wrongly, from 0 to 1: `wrong / labels`; 0 is perfect.
 
-    Of one label for each row that is 1 - accuracy. Of several labels each counts: `wrong / (rows · labels)`. Both
-    numbers are exact. A NaN among the scores, and a label that is none of the classes (of several: not 0 or 1), is
-    wrong.
+    With one label per row it is 1 - accuracy. With several labels each one counts: `wrong / (rows · labels)`. Both
+    numbers are exact. A NaN among the scores counts as wrong, and so does a label outside the classes (with several
+    labels: not 0 or 1).
 
     Args:
-      threshold: the probability above which a label is predicted. Of several labels it is 0.5 when left out; of two
-        classes it is for class 1, and the higher score wins when left out.
-      ignore_label: the label that says "do not count this one".
+      threshold: the probability above which a label is predicted. With several labels per row the default is 0.5; with
+        two classes it applies to class 1, and by default the higher score wins.
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Source: `sklearn.metrics.hamming_loss`.
 
@@ -50,7 +50,7 @@ class Hamming(FractionMetric):
         self._threshold = threshold
 
     def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
-        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds (see `scores`), and the `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
         errors = (decided(self.name, scores, self._threshold) != scores.labels) | scores.strange()
         return state.add(errors, scores.counted)

@@ -1,4 +1,4 @@
-"""Metrics of one head of a model with several."""
+"""Metrics of one head of a model with several heads."""
 
 import dataclasses
 import types
@@ -14,20 +14,19 @@ from learner.metrics.wrapped import WrappedCollectingMetric, WrappedMetric
 
 
 class Head(WrappedMetric):
-    """A metric of one head of a model with several: it reads the fields of an output inside of the step's output, and
-    is called `Accuracy of genre`.
+    """A metric of one head of a model with several heads, named like `Accuracy of genre`. It reads its fields from an
+    output inside the step's output.
 
-    The head is a ready output, or a dict or object with the fields that the metric reads. A mask of the head counts for
-    its metrics alone, one of the whole output for all heads. The loss of a head counts by the head's `weight`, or as
-    the output's if the head has none.
+    The head is an `Output`, or a dict or object with the fields that the metric reads. A mask of the head applies to
+    the head's metrics only, a mask of the whole output to all heads. The loss of a head is weighted by the head's
+    `weight`, or by that of the output if the head has none.
 
     Args:
-      metric: one that reads an output. Of one that collects its rows (a `CollectingMetric`, such as `AUROC`) it makes
-        one that does so, too.
-      head: the name of the field of the step's output.
+      metric: a metric that reads an output. If it is a `CollectingMetric`, such as `AUROC`, the result is one, too.
+      head: the name of the head's field in the step's output.
 
     Raises:
-      LearnerError: for a metric of the optimizer step or of the host; when updated with masks that do not fit.
+      LearnerError: the metric is of the optimizer step or of the host; when updated with masks that do not fit.
 
     >>> from learner.metrics.classification import Accuracy
     >>> from learner.steps.outputs import ClassificationOutput, Output
@@ -64,7 +63,7 @@ class _CollectedHead(WrappedCollectingMetric):
         self._metric, self._head, self.pads_rows = metric, head, metric.pads_rows
 
     def collect(self, output: Any) -> Any:
-        """Return what the wrapped metric keeps of the head."""
+        """Return the values that the wrapped metric collects from the head."""
         return self._metric.collect(_part(self.name, output, self._head))
 
     def compute(self, rows: Any) -> Any:
@@ -73,7 +72,7 @@ class _CollectedHead(WrappedCollectingMetric):
 
 
 def _part(name: str, output: Any, head: str) -> Any:
-    """Return the output of a head, with the rows masked that the whole output masks."""
+    """Return the output of a head, with the whole output's mask applied."""
     part = getattr(output, head)
     part = types.SimpleNamespace(**part) if isinstance(part, Mapping) else part
     outer, own = rows_mask(output), rows_mask(part)
@@ -93,7 +92,7 @@ def _part(name: str, output: Any, head: str) -> Any:
 
 
 def _copy_attributes(wrapper: Metric | CollectingMetric, metric: Any, head: str) -> None:
-    """Copy the attributes of the wrapped metric; its fields are those of the head."""
+    """Copy the attributes of the wrapped metric, which reads its fields from the head."""
     if not isinstance(metric, Metric | CollectingMetric) or getattr(metric, "per_step", False):
         raise LearnerError(
             f"Head got {metric!r}; it needs an instance of a learner.metrics.Metric that reads the step's output",

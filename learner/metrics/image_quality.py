@@ -1,4 +1,4 @@
-"""Metrics of images: how near a picture is to the one it should be."""
+"""Metrics of images: the similarity of an image to its target."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from learner.metrics.rows import kept_rows, wide
 from learner.util.number_checks import is_number
 
 SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-"""The weights of the scales of MS-SSIM, from the finest, as its authors measured them."""
+"""The weights of the scales of MS-SSIM, from the finest, as measured by its authors."""
 
 
 class _OfImages(MeanMetric):
-    """A number of each image, mean over images."""
+    """A value per image, mean over images."""
 
     higher_is_better = True
     fields = ("predictions", "targets")
@@ -53,19 +53,19 @@ class _OfImages(MeanMetric):
         return state.add(self._per_image(*images), kept)
 
     def _per_image(self, a: Array, b: Array) -> Array:
-        """Return `[batch]` of images `[batch, height, width, channels]`."""
+        """Return the value of each image, `[batch]`; images are `[batch, height, width, channels]`."""
         raise NotImplementedError
 
 
 class PSNR(_OfImages):
     """The peak signal-to-noise ratio in decibels, `10·log₁₀(data_range² / mean squared error)` of each image, mean over
-    images. One that is equal to its target has infinitely many.
+    images. It is infinite for an image that equals its target.
 
     Args:
-      data_range: from the smallest value that a pixel may have to the largest.
+      data_range: the difference between the largest and the smallest possible pixel value.
 
     Raises:
-      LearnerError: for a range that is not a positive number; when updated with what are not images of one shape.
+      LearnerError: the range is not a positive number; when updated with anything but images of one shape.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> out = RegressionOutput.from_predictions(jnp.full((1, 4, 4), 0.6), jnp.full((1, 4, 4), 0.5))
@@ -89,24 +89,25 @@ class PSNR(_OfImages):
 class SSIM(_OfImages):
     """The structural similarity of each image to its target, up to 1, mean over images.
 
-    In a window around each pixel, of means `μ`, variances `σ²` and the covariance `σ₁₂`:
+    In a window around each pixel, with means `μ`, variances `σ²` and the covariance `σ₁₂`:
     `(2·μ₁·μ₂ + C₁)·(2·σ₁₂ + C₂) / ((μ₁² + μ₂² + C₁)·(σ₁² + σ₂² + C₂))`, where `C₁ = (0.01·range)²` and
     `C₂ = (0.03·range)²`; mean over the pixels whose window lies in the image, and over channels.
 
-    The window is the authors': 11 pixels, weighted by a Gaussian of 1.5 pixels, which is scikit-image's
-    `structural_similarity(gaussian_weights=True, use_sample_covariance=False)`. With `gaussian=False` all pixels of it
-    count the same, and variances are those of samples: scikit-image's default with `window=7`.
+    The default window is the authors': 11 pixels, weighted by a Gaussian of 1.5 pixels, which is scikit-image's
+    `structural_similarity(gaussian_weights=True, use_sample_covariance=False)`. With `gaussian=False` all its pixels
+    weigh the same, and variances are sample variances: scikit-image's default with `window=7`.
 
     Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity",
     2004.
 
     Args:
-      data_range: from the smallest value that a pixel may have to the largest.
-      window: its width, an odd number of pixels.
-      gaussian: whether its pixels are weighted.
+      data_range: the difference between the largest and the smallest possible pixel value.
+      window: the width of the window, an odd number of pixels.
+      gaussian: weight the pixels of the window by a Gaussian.
 
     Raises:
-      LearnerError: for wrong arguments; when updated with what are not images of one shape, or smaller than the window.
+      LearnerError: an argument is invalid; when updated with anything but images of one shape, or with images smaller
+        than the window.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> image = jnp.linspace(0, 1, 256).reshape(1, 16, 16)
@@ -135,20 +136,20 @@ class SSIM(_OfImages):
 class MSSSIM(_OfImages):
     """The multi-scale structural similarity of each image to its target, from 0 to 1, mean over images.
 
-    `l^w · Π csᵢ^wᵢ`: the contrast and structure part `cs` of SSIM at each scale, and its luminance part as well at the
-    coarsest; between scales 2 by 2 pixels become their mean. A `cs` below 0 is taken for 0. Of each channel, then the
-    mean.
+    `l^w · Π csᵢ^wᵢ`, with the contrast and structure part `cs` of SSIM at each scale, and its luminance part `l` at the
+    coarsest. Between scales, 2 by 2 pixels are averaged. A `cs` below 0 counts as 0. It is computed per channel, then
+    averaged.
 
     Source: Wang, Simoncelli, Bovik, "Multiscale structural similarity for image quality assessment", 2003.
 
     Args:
-      data_range: from the smallest value that a pixel may have to the largest.
-      window: of `SSIM`, an odd number of pixels.
-      weights: of the scales, from the finest; default: the authors' five.
+      data_range: the difference between the largest and the smallest possible pixel value.
+      window: the width of the window of `SSIM`, an odd number of pixels.
+      weights: the weights of the scales, from the finest; default: the authors' five.
 
     Raises:
-      LearnerError: for wrong arguments; when updated with what are not images of one shape, or smaller at the coarsest
-        scale than the window (five scales and 11 pixels need 176).
+      LearnerError: an argument is invalid; when updated with anything but images of one shape, or with images smaller
+        than the window at the coarsest scale (five scales and 11 pixels need 176).
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> image = jnp.linspace(0, 1, 1024).reshape(1, 32, 32)
@@ -193,7 +194,7 @@ def _named(name: str, data_range: float) -> str:
 
 
 def _window(name: str, width: int, gaussian: bool) -> np.ndarray:
-    """Return the weights along one axis. Those of a window are their products."""
+    """Return the weights along one axis. A window's weights are their products."""
     if not is_integral(width) or width < 3 or width % 2 == 0:
         raise LearnerError(
             f"window of {name} is {width!r}; it needs an odd number of pixels, 3 or more",
@@ -219,10 +220,10 @@ def _large_enough(name: str, images: Array, least: int) -> None:
 
 
 def _similarities(a: Array, b: Array, window: np.ndarray, data_range: float, samples: bool) -> tuple[Array, Array]:
-    """Return the parts of SSIM, luminance and contrast with structure: `[batch, height, width, channels]` of the pixels
-    whose window lies in the image.
+    """Return both parts of SSIM, luminance and contrast with structure: `[batch, height, width, channels]`, for the
+    pixels whose window lies in the image.
     """
-    # Variances are differences of squares: those of small numbers keep their digits.
+    # Variances are differences of squares, which keep more digits for small numbers.
     middle = 0.5 * (a.mean((1, 2, 3), keepdims=True) + b.mean((1, 2, 3), keepdims=True))
     a, b, middle = (a - middle) / data_range, (b - middle) / data_range, middle / data_range
     mean_a, mean_b = _smoothed(a, window), _smoothed(b, window)
@@ -238,7 +239,7 @@ def _similarities(a: Array, b: Array, window: np.ndarray, data_range: float, sam
 
 
 def _smoothed(images: Array, window: np.ndarray) -> Array:
-    """Return the mean over each window, by shifted sums: a CPU is slow at convolutions inside of loops."""
+    """Return the mean over each window, by shifted sums: convolutions inside loops are slow on CPUs."""
     for axis in (1, 2):
         length = images.shape[axis] - len(window) + 1
         shifted = [_from(images, axis, i, length) * float(weight) for i, weight in enumerate(window)]
@@ -251,7 +252,7 @@ def _from(images: Array, axis: int, start: int, length: int) -> Array:
 
 
 def _halved(images: Array) -> Array:
-    """Return the means of 2 by 2 pixels. An odd one at the edge is left out."""
+    """Return the means of 2 by 2 pixels. An odd row or column at the edge is dropped."""
     batch, height, width, channels = images.shape
     images = images[:, : height // 2 * 2, : width // 2 * 2]
     return images.reshape(batch, height // 2, 2, width // 2, 2, channels).mean((2, 4))

@@ -16,9 +16,9 @@ class Matthews(MatrixMetric):
     """Matthews' correlation of labels and predictions, from -1 to 1; 0 is chance.
 
     For K classes `Σ(TPₖ TNₖ - FPₖ FNₖ) / √(Σ pₖ (n - pₖ) · Σ tₖ (n - tₖ))`, with n rows, of which pₖ are predicted as
-    class k and tₖ are labelled so. It is NaN where all labels are of one class, or all predictions (scikit-learn says
-    0), and where something strange counts: a label that is none of the classes, a NaN among the scores. Counts are
-    exact to 2⁶⁴. Arguments are as `MatrixMetric` says.
+    class k and tₖ are labelled k. It is NaN if all labels or all predictions are of one class (scikit-learn returns 0),
+    or if a counted row has a label outside the classes or a NaN among its scores. Counts are exact to 2⁶⁴. See
+    `MatrixMetric` for the arguments.
 
     Source: Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient", 2004;
     `sklearn.metrics.matthews_corrcoef`.
@@ -37,7 +37,7 @@ class Matthews(MatrixMetric):
     higher_is_better = True
 
     def compute(self, state: Count) -> Array:
-        """Return a float32 scalar from -1 to 1; NaN where it is not defined."""
+        """Return a float32 scalar from -1 to 1; NaN where it is undefined."""
         counts, strange = _known(state)
         labels, predictions = counts.sum(1), counts.sum(0)
         total, hits = labels.sum(0), counts[jnp.arange(len(self.classes)), jnp.arange(len(self.classes))]
@@ -46,7 +46,7 @@ class Matthews(MatrixMetric):
         neither = totals.minus(hits).minus(false).minus(missed)
 
         def shares(count: Count) -> Array:
-            # Products of counts past 2**64 have no room in a float32; differences of counts are exact before.
+            # Products of counts past 2**64 overflow a float32; the differences of counts before them are exact.
             return count.value() / jnp.maximum(total.value(), 1)
 
         common = (shares(hits) * shares(neither) - shares(false) * shares(missed)).sum()
@@ -59,14 +59,14 @@ class CohenKappa(MatrixMetric):
     """Cohen's kappa: agreement of labels and predictions beyond chance, 1 at best; 0 is chance.
 
     `κ = 1 - Σ wᵢⱼ nᵢⱼ / Σ wᵢⱼ eᵢⱼ` with nᵢⱼ rows of label i that are predicted as j, eᵢⱼ = tᵢ pⱼ / n by chance, and
-    wᵢⱼ what a mistake weighs: 1, |i - j| or (i - j)². It is NaN where all labels and predictions are of one class, and
-    where something strange counts: a label that is none of the classes, a NaN among the scores. Counts are exact.
+    wᵢⱼ the weight of a mistake: 1, |i - j| or (i - j)². It is NaN if all labels and predictions are of one class, or if
+    a counted row has a label outside the classes or a NaN among its scores. Counts are exact.
 
     Args:
-      classes: how many there are, or their names, in their order.
-      weights: `"none"`, `"linear"` or `"quadratic"`, for classes that have an order.
-      threshold: as `MatrixMetric` says.
-      ignore_label: the label that says "do not count this one".
+      classes: the number of classes, or their names, in order.
+      weights: `"none"`, or `"linear"` or `"quadratic"` for ordered classes.
+      threshold: as for `MatrixMetric`.
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Source: Cohen, "A coefficient of agreement for nominal scales", 1960, and "Weighted kappa", 1968;
     `sklearn.metrics.cohen_kappa_score`.
@@ -97,7 +97,7 @@ class CohenKappa(MatrixMetric):
         self._weights = weights
 
     def compute(self, state: Count) -> Array:
-        """Return a float32 scalar, 1 or less; NaN where it is not defined."""
+        """Return a float32 scalar, 1 or less; NaN where it is undefined."""
         counts, strange = _known(state)
         labels, predictions = counts.sum(1), counts.sum(0)
         total = jnp.maximum(labels.sum(0).value(), 1)
@@ -115,6 +115,6 @@ class CohenKappa(MatrixMetric):
 
 
 def _known(state: Count) -> tuple[Count, Array]:
-    """Return the counts of the classes, and True if there are others besides them."""
+    """Return the counts of the classes, and True if anything outside the classes was counted."""
     strange = (state[-1].value().sum() + state[:, -1].value().sum()) > 0
     return state[:-1, :-1], strange

@@ -1,4 +1,4 @@
-"""Metrics of the loss that the step returned."""
+"""Metrics of the step's loss."""
 
 from typing import Any
 
@@ -38,9 +38,9 @@ class Loss(MeanMetric):
 class Perplexity(MeanMetric):
     """`exp` of the mean cross-entropy per token, which is `exp(Σ(loss·weight) / Σweight)`; 1 is perfect.
 
-    It takes the output's loss as that cross-entropy, in nats, as `SequenceOutput.from_logits` makes it; with a penalty
-    added to the loss it is not a perplexity. Over an epoch it is the exponential of the mean over all tokens, not a
-    mean of the batches' perplexities. Weights count as for `Loss`.
+    The output's loss must be that cross-entropy, in nats, as from `SequenceOutput.from_logits`; with a penalty added to
+    the loss the value is not a perplexity. Over an epoch it is the exponential of the mean over all tokens, not a mean
+    of the batches' perplexities. Weights count as for `Loss`.
 
     Source: Jelinek, Mercer, Bahl, Baker, "Perplexity, a measure of the difficulty of speech recognition tasks", 1977.
 

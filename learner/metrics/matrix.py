@@ -24,25 +24,25 @@ from learner.metrics.counts import Count
 from learner.metrics.scores import decided, read_scores
 from learner.util.text import aligned
 
-PIXELS, MOST_PIXELS = 384, 1024  # a side of a picture of few classes, and of many
-MOST_CLASSES = 100  # of a table with a column for each; it stands in a run's files after every epoch
+PIXELS, MOST_PIXELS = 384, 1024  # the side of a picture of few classes, and of many
+MOST_CLASSES = 100  # of a table with a column for each class; a run's files store the table after every epoch
 
 
 class MatrixMetric(Metric, abc.ABC):
-    """A metric of how often each class is predicted for each label.
+    """A metric computed from a confusion matrix.
 
-    The state has a row for each label and a column for each predicted class. A last row and a last column are for what
-    counts and is strange: labels that are none of the classes, and rows with a NaN among their scores.
+    The state has a row for each label and a column for each predicted class. A last row and a last column count the
+    invalid ones: labels outside the classes, and rows with a NaN among their scores.
 
     Args:
-      classes: how many there are, or their names; 1 for one score whose label is 0 or 1, which has two classes.
-      threshold: of two classes, the probability of class 1 above which it is predicted; the higher score wins when
-        left out.
-      ignore_label: the label that says "do not count this one".
+      classes: the number of classes, or their names; 1 for one score whose label is 0 or 1, which has two classes.
+      threshold: for two classes, the probability of class 1 above which it is predicted; by default the higher score
+        wins.
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Raises:
-      LearnerError: for arguments that are none of these; when updated with several labels for each row, or with scores
-        and labels that do not fit.
+      LearnerError: an argument is invalid; when updated with several labels per row, or with scores and labels that do
+        not fit.
     """
 
     base = ""
@@ -108,11 +108,11 @@ class MatrixMetric(Metric, abc.ABC):
 class ConfusionMatrix(MatrixMetric):
     """The number of times each label (rows) was predicted as each class (columns). Its value is a text, not a number.
 
-    `compute` gives `Count` of `[classes + 1, classes + 1]`, and `matrix(value)` the whole numbers of the classes. The
-    table has a line and a column `none`, where there were labels that are none of the classes, or rows with a NaN
-    among their scores. Of more than 100 classes it has a line for each label and a class that was predicted for it.
+    `compute` returns a `Count` `[classes + 1, classes + 1]`, and `matrix(value)` the integers of the classes. The table
+    has a line and a column `none` if there were labels outside the classes, or rows with a NaN among their scores. For
+    more than 100 classes it has a line for each pair of a label and a class predicted for it.
 
-    Counts are exact to 2⁶⁴; arguments are as `MatrixMetric` says. A threshold is for two classes.
+    Counts are exact to 2⁶⁴. See `MatrixMetric` for the arguments. A threshold is for two classes.
 
     Source: `sklearn.metrics.confusion_matrix`.
 
@@ -135,11 +135,11 @@ class ConfusionMatrix(MatrixMetric):
     numeric = False
 
     def compute(self, state: Count) -> Count:
-        """Return all counts, with those of labels and predictions outside of the classes."""
+        """Return all counts, including labels and predictions outside the classes."""
         return state
 
     def counts(self, value: Count) -> np.ndarray:
-        """Return, on the host, uint64 `[classes + 1, classes + 1]`; the last row and column are of no class."""
+        """Return, on the host, uint64 `[classes + 1, classes + 1]`; the last row and column belong to no class."""
         high, low = np.asarray(value.high, np.uint64), np.asarray(value.low, np.uint64)
         return high * np.uint64(2**32) + low
 
@@ -152,11 +152,11 @@ class ConfusionMatrix(MatrixMetric):
         return self.matrix(value)
 
     def picture(self, value: Count) -> np.ndarray:
-        """Return, on the host, uint8 `[side, side]` in greys, a square of pixels for each label (rows) and predicted
-        class (columns). It is darker if more of the label's rows were predicted so: white is none of them and black
-        all; a label without rows is white. Up to 96 classes it has 289 to 384 pixels on a side, then 4 for each, and
-        never more than 1,024: of more than 256 classes each has fewer, and of more than 1,024 several are one pixel,
-        which is the darkest of them.
+        """Return, on the host, a greyscale image, uint8 `[side, side]`, with a square for each label (rows) and
+        predicted class (columns). White means that none of the label's rows were predicted as the class, black that all
+        were; a label without rows is white. Up to 96 classes the side is 289 to 384 pixels, then 4 for each class, and
+        1,024 at most: with more than 256 classes each has fewer, and with more than 1,024 several classes share a
+        pixel, which is the darkest of them.
 
         >>> metric = ConfusionMatrix(2)
         >>> counts = jnp.array([[3, 1, 0], [0, 0, 0], [0, 0, 0]], jnp.uint32)
@@ -187,8 +187,8 @@ class ConfusionMatrix(MatrixMetric):
 
 
 def _pairs(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
-    """Return the pairs of label and prediction: for each label first itself, always, then the other predictions that
-    occur.
+    """Return the pairs of label and prediction: for each label always the correct one first, then the other predictions
+    that occur.
     """
     lines = []
     for row, line in enumerate(counts):

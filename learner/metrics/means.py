@@ -1,4 +1,4 @@
-"""The common parts of metrics that are one weighted mean, or one fraction."""
+"""Base classes of metrics that are one weighted mean, or one fraction."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from learner.metrics.counts import Fraction
 
 
 class MeanMetric(Metric):
-    """A metric whose value is one weighted mean: only `update` is left to write.
+    """A metric whose value is one weighted mean. Subclasses define `update` only.
 
     >>> import jax.numpy as jnp
     >>> from learner.metrics.base import Info
@@ -28,7 +28,7 @@ class MeanMetric(Metric):
     """
 
     def init(self) -> WeightedMean:
-        """Return the mean of nothing."""
+        """Return the mean of no values."""
         return WeightedMean.zero()
 
     def merge(self, a: WeightedMean, b: WeightedMean) -> WeightedMean:
@@ -41,10 +41,10 @@ class MeanMetric(Metric):
 
 
 class FieldMean(MeanMetric):
-    """The mean of a field of the step's output over all rows: a term of the loss, or another number of the step.
+    """The mean of a field of the step's output over all rows: a term of the loss, or another value of the step.
 
-    A scalar is a mean over the rows of its batch and counts as its loss does. The rows of an array count once each, but
-    for those that the output's `mask` leaves out.
+    A scalar is a mean over the rows of its batch and is weighted like the loss. Each row of an array counts once,
+    unless the output's `mask` excludes it.
 
     >>> from learner.steps.outputs import Output
     >>> metric = FieldMean("kl")
@@ -57,8 +57,8 @@ class FieldMean(MeanMetric):
 
     Args:
       field: the name of a field of numbers: a scalar, or `[batch, ...]`.
-      name: of the metric; default: `field`.
-      higher_is_better: its direction, if it has one.
+      name: the metric's name; default: `field`.
+      higher_is_better: the metric's direction, if it has one.
     """
 
     unit = ""
@@ -82,12 +82,12 @@ class FieldMean(MeanMetric):
 
 
 class FractionMetric(Metric):
-    """A metric whose value is one exact fraction: only `update` is left to write."""
+    """A metric whose value is one exact fraction. Subclasses define `update` only."""
 
     unit = ""
 
     def init(self) -> Fraction:
-        """Return the fraction of nothing."""
+        """Return an empty fraction."""
         return Fraction.zero()
 
     def merge(self, a: Fraction, b: Fraction) -> Fraction:

@@ -11,7 +11,7 @@ from learner.metrics.base import Array, CompensatedSum
 
 # The rows of the state: how many pairs, their means, and sums of products of distances from the means.
 COUNT, MEAN_X, MEAN_Y, XX, YY, XY = range(6)
-# A mean square, 1000 times the smallest normal float32: below it squares that are zero are more than a thousandth.
+# A mean square, 1000 times the smallest normal float32: below it more than a thousandth of the squares may be zero.
 LEAST = 1000 * float(np.finfo(np.float32).tiny)
 
 
@@ -20,9 +20,9 @@ LEAST = 1000 * float(np.finfo(np.float32).tiny)
 class Moments:
     """First and second moments of pairs (x, y), for each of several outputs.
 
-    Squares are of distances from a mean, never of the numbers: 10 000.3 and 10 000.4 differ as well as 0.3 and 0.4 do.
-    The distances are from a value of the batch first, then from what is left of its mean, so that equal numbers have a
-    variance of exactly 0. Batches are merged by the means' distance; means and sums have 48 bits.
+    Squares are of distances from a mean, never of the numbers: 10 000.3 and 10 000.4 are as distinct as 0.3 and 0.4.
+    A value of the batch is subtracted first, then the mean of the differences, so that equal numbers have a variance of
+    exactly 0. Batches are merged by the distance of their means; means and sums have 48 bits.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 
@@ -44,7 +44,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Array, y: Array, counted: Array) -> Self:
-        """Return the moments of a batch: float32 or float64 `[rows, outputs]`, and a mask of those that count."""
+        """Return the moments of a batch: float32 or float64 `[rows, outputs]`, and a mask of the counted values."""
         if x.shape[0] == 0:
             return cls.zero(x.shape[1])
         count = counted.sum(0, dtype=jnp.int32).astype(jnp.float32)
@@ -76,7 +76,7 @@ class Moments:
 
     @property
     def count(self) -> Array:
-        """float32 `[outputs]`: how many pairs."""
+        """float32 `[outputs]`: the number of pairs."""
         return self.rows.value()[COUNT]
 
     @property
@@ -106,8 +106,8 @@ class Moments:
 
 
 def measurable(squares: Array, count: Array) -> Array:
-    """Return sums of squares of `count` distances, and NaN for those that float32 does not hold: of constant numbers,
-    and where squares are infinite or zero though the distances are not.
+    """Return the sums of squares of `count` distances, with NaN for those that float32 cannot represent: sums of
+    constant numbers, and squares that are infinite or zero although the distances are not.
 
     >>> measurable(jnp.float32([4.0, 0.0, 1e-36, jnp.inf]), jnp.float32(2)).tolist()
     [4.0, nan, nan, nan]
@@ -116,7 +116,7 @@ def measurable(squares: Array, count: Array) -> Array:
 
 
 def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, CompensatedSum]:
-    """Return the distances of values `[rows, outputs]` from their mean, 0 for those that do not count, and the mean
+    """Return the distances of values `[rows, outputs]` from their mean, 0 for values that do not count, and the mean
     `[outputs]`.
     """
     first = jnp.take_along_axis(values, jnp.argmax(counted, 0)[None, :], axis=0)

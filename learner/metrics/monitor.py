@@ -9,9 +9,9 @@ class Monitor:
     """The best value of one metric so far, and the comparison of the newest one with it.
 
     Args:
-      monitor: a metric by key, such as `valid/Loss`.
+      monitor: the key of the metric, such as `valid/Loss`.
       mode: `"min"` or `"max"`; None uses the metric's own direction.
-      min_delta: how much better a value must be to count.
+      min_delta: the minimum improvement that counts.
     """
 
     def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0):
@@ -37,7 +37,7 @@ class Monitor:
         self.best: float | None = None
 
     def is_better(self, value: float) -> bool:
-        """Return True if `value` beats the best so far, and record it. NaN never does."""
+        """Return True if `value` beats the best so far, and record it. NaN is never better."""
         sign = -1.0 if self.mode == "max" else 1.0
         if math.isnan(value) or (self.best is not None and not sign * value < sign * self.best - self.min_delta):
             return False

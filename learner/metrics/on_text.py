@@ -16,24 +16,24 @@ from learner.metrics.bleu import BLEU
 from learner.metrics.tokens import Ends, token_lists
 
 UNITS: dict[str, Callable[[str], Sequence[str]]] = {"words": str.split, "characters": list}
-ROWS = 256  # that are compared at once
+ROWS = 256  # compared at once
 
 
 class OnText(CollectingMetric):
-    """A metric of sequences on texts: tokens are decoded at the end of a split, and their words (what white space
-    separates) or characters compared. `BLEU` compares the words of its tokenizer.
+    """A metric of sequences on texts: tokens are decoded at the end of a split, and their words (separated by white
+    space) or characters compared. `BLEU` compares the words of its tokenizer.
 
-    Tokens are collected on the host until then; it has no value per step.
+    Tokens are collected on the host until then; the metric has no value per step.
 
     Args:
       metric: `WordErrorRate()`, `CharacterErrorRate()`, `BLEU()`, `RougeL()` or `ExactMatch()`. Its `pad_id` and
-        `eos_id` say which tokens are decoded.
-      decode: a function of a list of token numbers that returns their text, such as the `decode` of a tokenizer.
-      units: `"words"` or `"characters"`; default: characters for `CharacterErrorRate`, else words. `BLEU` takes none.
+        `eos_id` determine which tokens are decoded.
+      decode: a function that takes a list of token ids and returns their text, such as a tokenizer's `decode`.
+      units: `"words"` or `"characters"`; default: characters for `CharacterErrorRate`, else words. Not for `BLEU`.
 
     Raises:
-      LearnerError: for another metric or other units; when `decode` fails, or returns no text. It is tried without any
-        token at once.
+      LearnerError: the metric or the units are not one of these; `decode` fails, or does not return a text. The
+        constructor tries it on an empty list.
 
     >>> from learner.metrics.edits import WordErrorRate
     >>> from learner.steps.outputs import GeneratedOutput
@@ -80,13 +80,13 @@ class OnText(CollectingMetric):
         self._metric._ends = Ends(metric.name, -1, None)
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return, traced, the tokens of both; see `Ends.collect`."""
+        """Return the tokens of predictions and targets; see `Ends.collect`. It is traced."""
         return self._ends.collect(output)
 
     def compute(self, rows: dict[str, Any]) -> float:
         """Compute the metric over all texts of the split."""
         texts = [[_decoded(self._decode, ids, self.name) for ids in side] for side in token_lists(rows)]
-        if isinstance(self._metric, BLEU):  # it has tokenizers of its own
+        if isinstance(self._metric, BLEU):  # has its own tokenizers
             return self._metric.score_texts(*texts)
         known: dict[str, int] = {}
         sides = [[[known.setdefault(u, len(known)) for u in self._units(text)] for text in side] for side in texts]
@@ -120,7 +120,7 @@ def _decoded(decode: Callable[[list[int]], str], ids: list[int], name: str) -> s
 
 
 def _padded(rows: list[list[int]]) -> np.ndarray:
-    """Return int32 `[rows, length]` with -1 behind each row. There are few lengths, as each is compiled."""
+    """Return int32 `[rows, length]`, padded with -1. Few lengths are used, as each is compiled."""
     longest = max(map(len, rows), default=0)
     padded = np.full((len(rows), 2 ** math.ceil(math.log2(max(longest, 8)))), -1, np.int32)
     for row, numbers in zip(padded, rows, strict=True):
@@ -129,7 +129,7 @@ def _padded(rows: list[list[int]]) -> np.ndarray:
 
 
 def _cpu() -> Any:
-    """Return the host, where JAX has it as a device: the run's own devices are busy."""
+    """Return the host's CPU device, if JAX has one: the run's own devices are busy."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

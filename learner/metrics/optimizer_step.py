@@ -14,7 +14,7 @@ from learner.metrics.means import MeanMetric
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Latest:
-    """The value at the last step: float32 and int32 scalars. No step is -1."""
+    """The step and the value of the last step: int32 and float32 scalars. Step -1 means no step."""
 
     step: Array
     value: Array
@@ -37,7 +37,7 @@ class _LastStep(Metric):
         return _Latest(jnp.full((), -1, jnp.int32), jnp.zeros((), jnp.float32))  # `jax.debug_nans` refuses a NaN here
 
     def update(self, state: _Latest, output: Any, info: Info) -> _Latest:
-        """Take what is known of the step from `info`."""
+        """Take the property of the step from `info`."""
         return state.merge(_Latest(jnp.asarray(info.step, jnp.int32), _known(self.name, self.known, info)))
 
     def merge(self, a: _Latest, b: _Latest) -> _Latest:
@@ -50,9 +50,9 @@ class _LastStep(Metric):
 
 
 class LearningRate(_LastStep):
-    """The learning rate of the step, schedule and scale included. The value of an epoch is that of its last step.
+    """The learning rate of the step, including schedule and scale. The value of an epoch is that of its last step.
 
-    It has no unit and no direction. Only training has a rate.
+    It has no unit and no direction. It is available in training only.
 
     >>> metric = LearningRate()
     >>> first = Info(step=jnp.int32(0), weight=jnp.float32(32), learning_rate=jnp.float32(0.5))
@@ -71,8 +71,8 @@ class LearningRate(_LastStep):
 class ParameterNorm(_LastStep):
     """The global norm of the parameters after the step, `√Σp²`. The value of an epoch is that of its last step.
 
-    It is of what is trained: neither of frozen parameters nor of running statistics. It costs a look at all parameters
-    in each step, and nothing where it is not registered. It has no direction. Only training has it.
+    It covers the trained parameters, without frozen parameters and running statistics. It reads all parameters in each
+    step, and costs nothing unless it is registered. It has no direction. It is available in training only.
 
     >>> metric = ParameterNorm()
     >>> info = Info(step=jnp.int32(0), weight=jnp.float32(32), param_norm=jnp.float32(4))
@@ -91,8 +91,8 @@ class ParameterNorm(_LastStep):
 class GradientNorm(MeanMetric):
     """The global norm of the gradients, `√Σg²` over all parameters, before the optimizer clips or scales them.
 
-    It is that of the whole optimizer step, of the mean gradient over its micro-batches. The value of an epoch is the
-    mean over its steps; one of weight 0 does not count. It has no direction. Only training has gradients.
+    It is the norm of the whole optimizer step's gradient, the mean over its micro-batches. The value of an epoch is the
+    mean over its steps; a step of weight 0 does not count. It has no direction. It is available in training only.
 
     >>> metric = GradientNorm()
     >>> info = Info(step=jnp.int32(0), weight=jnp.float32(32), grad_norm=jnp.float32(1.5))
@@ -118,10 +118,10 @@ class UpdateRatio(MeanMetric):
     """The size of a parameter update relative to the parameters: `√Σ(p - p₀)² / √Σp²`, with `p₀` before and `p` after
     the step.
 
-    About 0.001 is usual; much less learns slowly, much more is unstable. It is of what is trained, as the optimizer
-    changed it: clipping, momentum, decay and the rate included. The value of an epoch is the mean over its steps; one
-    of weight 0, and one that leaves only zeros, does not count. It costs a look at all parameters in each step, and
-    nothing where it is not registered. It has no direction. Only training has it.
+    About 0.001 is usual; much less learns slowly, much more is unstable. It covers the trained parameters, as changed
+    by the optimizer, including clipping, momentum, decay and learning rate. The value of an epoch is the mean over its
+    steps; a step of weight 0, or one after which all parameters are 0, does not count. It reads all parameters in each
+    step, and costs nothing unless it is registered. It has no direction. It is available in training only.
 
     >>> metric = UpdateRatio()
     >>> norms = {"update_norm": jnp.float32(0.5), "param_norm": jnp.float32(4)}

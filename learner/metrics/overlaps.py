@@ -1,4 +1,4 @@
-"""Metrics of segmented images: how much of what is predicted for a class lies on it."""
+"""Metrics of segmented images: the overlap of predicted and true pixels of each class."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from learner.metrics.rows import as_int32, kept_rows
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Exact counts of each class: `both` predicted and true, and those that are only one of them."""
+    """Exact counts for each class: pixels that are `both` predicted and true, and pixels that are only one of them."""
 
     both: Count
     one: Count
@@ -29,7 +29,7 @@ class Overlap:
         return cls(*(Count(jnp.zeros(classes, jnp.uint32), jnp.zeros(classes, jnp.uint32)) for _ in range(2)))
 
     def add(self, predicted: Array, true: Array, counted: Array) -> Self:
-        """Add class numbers, int32 of one shape, fewer than 2**31; those that are none of the classes are left out."""
+        """Add class numbers, int32 of one shape, fewer than 2**31. Numbers outside the classes are left out."""
         classes = len(self.both.low)
         empty = jnp.zeros(classes, jnp.uint32)
         hits = _count_labels(true, counted & (predicted == true), classes)
@@ -49,7 +49,7 @@ def _count_labels(labels: Array, counted: Array, classes: int) -> Array:
 
 
 class _OfClasses(Metric):
-    """A number of each class."""
+    """A metric with a value for each class."""
 
     higher_is_better = True
     unit = ""
@@ -109,7 +109,7 @@ class _OfClasses(Metric):
         raise NotImplementedError
 
     def compute(self, state: Overlap) -> Array:
-        """Return a float32 scalar from 0 to 1, the mean over the classes that are there; NaN where none is."""
+        """Return a float32 scalar from 0 to 1, the mean over the present or predicted classes; NaN if there is none."""
         values = self._per_class(state)
         defined = ~jnp.isnan(values)
         count = defined.sum().astype(jnp.float32)
@@ -133,18 +133,18 @@ class _IoU(_OfClasses):
 class Dice(_Dice):
     """The Dice coefficient from 0 to 1, mean over classes: `2·TP / (2·TP + FP + FN)` over all pixels of all images.
 
-    It is the F1 score of each class. A class that is neither there nor predicted does not count. Counts are exact. The
-    `predictions` are class numbers in the targets' shape: `SegmentationOutput` has them; an output of one's own gives
-    `logits.argmax(-1)`, or `logits > 0` for two classes.
+    It is the F1 score of each class. A class that is neither present nor predicted does not count. Counts are exact.
+    The `predictions` are class numbers in the targets' shape. `SegmentationOutput` has them; a custom output must
+    provide them as `logits.argmax(-1)`, or `logits > 0` for two classes.
 
     Source: Dice, "Measures of the Amount of Ecologic Association Between Species", 1945.
 
     Args:
-      classes: how many there are; other labels are none.
-      ignore_label: pixels that are labelled so do not count. The name is then `Dice ignoring 255`.
+      classes: the number of classes; other labels belong to no class.
+      ignore_label: the label of pixels that do not count. The name is then `Dice ignoring 255`.
 
     Raises:
-      LearnerError: for a number of classes below 1; when updated with other than integers of one shape, or with
+      LearnerError: the number of classes is below 1; when updated with anything but integers of one shape, or with
         `logits` of more classes.
 
     >>> from learner.steps.outputs import SegmentationOutput
@@ -161,7 +161,7 @@ class IoU(_IoU):
     """Intersection over union (the Jaccard index) from 0 to 1, mean over classes: `TP / (TP + FP + FN)` over all pixels
     of all images.
 
-    See `Dice` for what it reads, for its arguments and errors.
+    See `Dice` for the fields that it reads, its arguments and errors.
 
     Source: Jaccard, "The Distribution of the Flora in the Alpine Zone", 1912.
 
@@ -176,7 +176,7 @@ class IoU(_IoU):
 
 
 class _Table(_OfClasses):
-    """A line for each class, at the end of a split."""
+    """The values of all classes as a text, at the end of a split."""
 
     numeric = False
 
@@ -201,7 +201,7 @@ class _Table(_OfClasses):
         self._names = [str(i) for i in range(classes)] if names is None else list(names)
 
     def compute(self, state: Overlap) -> Array:
-        """Return float32 `[classes]`; NaN for a class that is neither there nor predicted."""
+        """Return float32 `[classes]`; NaN for a class that is neither labelled nor predicted."""
         return self._per_class(state)
 
     def text(self, value: Any) -> str:
@@ -213,12 +213,12 @@ class DicePerClass(_Table, _Dice):
     """The Dice coefficient of each class, as a text at the end of a split; see `Dice`.
 
     Args:
-      classes: how many there are.
-      ignore_label: pixels that are labelled so do not count.
-      names: of the classes; default: their numbers.
+      classes: the number of classes.
+      ignore_label: the label of pixels that do not count.
+      names: the names of the classes; default: their numbers.
 
     Raises:
-      LearnerError: as for `Dice`; for another number of names.
+      LearnerError: as for `Dice`; the number of names is not `classes`.
 
     >>> from learner.steps.outputs import SegmentationOutput
     >>> out = SegmentationOutput.from_logits(jax.nn.one_hot(jnp.array([[[0, 1, 1]]]), 3), jnp.array([[[0, 0, 1]]]))

@@ -1,4 +1,4 @@
-"""The common part of metrics of moments: pairs of target and prediction, for each of several outputs."""
+"""The base class of metrics of moments: pairs of target and prediction, for each of several outputs."""
 
 import abc
 from collections.abc import Hashable
@@ -17,10 +17,10 @@ class PairMetric(Metric, abc.ABC):
     """A metric of the moments of targets (x) and of predictions or errors (y).
 
     Args:
-      outputs: how many numbers each row has; the value is the mean of those of the outputs, which all count the same.
+      outputs: the number of values per row; the metric's value is the unweighted mean over the outputs.
 
     Raises:
-      LearnerError: for `outputs` below 1; when updated with another number of outputs, or with shapes that differ.
+      LearnerError: `outputs` is below 1; when updated with another number of outputs, or with shapes that differ.
     """
 
     base = ""
@@ -39,7 +39,7 @@ class PairMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def value(self, moments: Moments) -> Array:
-        """Return float32 `[outputs]`; NaN or infinite where it is not defined."""
+        """Return float32 `[outputs]`; NaN or infinite where it is undefined."""
 
     def second(self, predictions: Array, targets: Array) -> Array:
         """Return the second variable beside the targets: the predictions."""
@@ -48,7 +48,7 @@ class PairMetric(Metric, abc.ABC):
     @property
     def state_key(self) -> Hashable:
         """See `Metric.state_key`."""
-        second = type(self).second  # one of a user may read other attributes
+        second = type(self).second  # a user's override may read other attributes
         return (self._outputs, second) if second.__module__.startswith("learner.metrics.") else None
 
     def init(self) -> Moments:
@@ -56,7 +56,7 @@ class PairMetric(Metric, abc.ABC):
         return Moments.zero(self._outputs)
 
     def update(self, state: Moments, output: Any, info: Info) -> Moments:
-        """Add a batch: `predictions` and `targets` `[batch, ..., outputs]`; of one output also `[batch]`."""
+        """Add a batch: `predictions` and `targets` `[batch, ..., outputs]`, or `[batch]` for one output."""
         predictions, targets, counted = read_pairs(self.name, output, self._outputs)
         x, y = targets, self.second(predictions, targets)
         flat = (-1, self._outputs)
@@ -67,16 +67,16 @@ class PairMetric(Metric, abc.ABC):
         return a.merge(b)
 
     def compute(self, state: Moments) -> Array:
-        """Return a float32 scalar; NaN where it is not defined for each of the outputs."""
+        """Return a float32 scalar; NaN if it is undefined for one of the outputs."""
         values = self.value(state)
         return jnp.where((state.count > 0).all() & jnp.isfinite(values).all(), values.mean(), jnp.nan)
 
 
 def read_pairs(name: str, output: Any, outputs: int) -> tuple[Array, Array, Array]:
-    """Return predictions and targets, `wide`, and the bool mask of those that count: `[batch, ..., outputs]`.
+    """Return predictions and targets, `wide`, and the bool mask of the values that count: `[batch, ..., outputs]`.
 
     Raises:
-      LearnerError: the shapes differ, or each row has another number of values.
+      LearnerError: the shapes differ, or rows have another number of values.
     """
     predictions, targets = jnp.asarray(output.predictions), jnp.asarray(output.targets)
     message = (

@@ -1,4 +1,4 @@
-"""Ranking of the rows of a class before all others, exact, from every score of the split."""
+"""Ranking metrics (one class against the others), exact, from every score of the split."""
 
 import abc
 from typing import Any
@@ -23,31 +23,31 @@ from learner.metrics.class_arguments import (
 from learner.metrics.class_averages import averaged, per_class
 from learner.metrics.scores import read_scores
 
-NONE, UNCOUNTED = -1, -2  # labels that are none of the classes, and those that do not count
+NONE, UNCOUNTED = -1, -2  # labels outside the classes, and labels that do not count
 
 
 class RankingMetric(CollectingMetric, abc.ABC):
     """A metric of the order of scores. It collects them, is exact, and has no value per step.
 
-    Each class is ranked against all others: of one label for each row by its probability (the log-odds of the softmax,
-    in float64, so that those near 1 keep their order), of several labels, and of one score for two classes, by its
-    score. What a class has is NaN where it is not defined, and averages are over the others. It is NaN, too, where
-    something strange counts: a NaN among the scores (of several labels: for these classes), scores without a softmax
-    (+inf among them), or a label that is none of the classes.
+    Each class is ranked against all others. With one label per row the ranking is by probability (the log-odds of the
+    softmax, in float64, so that probabilities near 1 keep their order), otherwise (several labels per row, or one score
+    for two classes) by score. A class whose value is undefined has NaN, and averages skip it. The value is also NaN if
+    a counted row has a NaN among its scores (with several labels: for these classes), scores without a softmax (+inf),
+    or a label outside the classes.
 
-    It keeps 4 bytes for each score (8 of float64) and 4 for the label of each row (of several labels 1 for each), on
-    the device until the next dispatch is read and then on the host, until the split ends; metrics with `Binned` in
-    front need no more at the end than at the beginning.
+    It keeps 4 bytes for each score (8 in float64) and 4 for the label of each row (with several labels, 1 for each):
+    on the device until the next dispatch is read, then on the host until the split ends. The `Binned` metrics need
+    constant memory instead.
 
     Args:
-      average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"micro"` (all scores in one
+      average: `"macro"` (all classes weigh the same), `"weighted"` (by their labels), `"micro"` (all scores in one
         ranking), `"binary"` (class 1 of two, or the only one) or `"none"`: a table of all classes, no number.
-      classes: how many there are, or their names, to be looked at and for the table; 1 for one score whose label is 0
-        or 1. What the scores have when left out.
-      ignore_label: the label that says "do not count this one".
+      classes: the number of classes, or their names, for checks and for the table; 1 for one score whose label is 0 or
+        1. Default: the number in the scores.
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Raises:
-      LearnerError: for arguments that are none of these; when given scores and labels that do not fit.
+      LearnerError: an argument is invalid; when given scores and labels that do not fit.
     """
 
     base = ""
@@ -78,13 +78,13 @@ class RankingMetric(CollectingMetric, abc.ABC):
 
     @abc.abstractmethod
     def area(self, hits: np.ndarray, false: np.ndarray) -> float:
-        """Return the value, from how many rows of the class and of others are ranked down to each score: int64, from
-        the highest score on. There is one of the class or more.
+        """Return the value from the numbers of rows of the class and of other rows that are ranked down to each score:
+        int64, from the highest score on. The class has at least one row.
         """
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return the scores float32 or float64 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each,
-        int8 `[rows, ..., classes]` of several; -1 is none of the classes, and -2 does not count.
+        """Return the scores, float32 or float64 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` for one
+        label per row, int8 `[rows, ..., classes]` for several; -1 is outside the classes, and -2 does not count.
         """
         classes = None if self.classes is None else len(self.classes)
         scores = read_scores(self.name, output, classes, self.ignore_label)
@@ -96,7 +96,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
         return {"scores": scores.logits, "labels": labels.astype(jnp.int8) if scores.several else labels}
 
     def compute(self, rows: Any) -> Any:
-        """Return a number from 0 to 1, or float64 `[classes]` for `average="none"`; NaN where it is not defined."""
+        """Return a number from 0 to 1, or float64 `[classes]` for `average="none"`; NaN where it is undefined."""
         classes = rows["scores"].shape[-1]
         scores = rows["scores"].reshape(-1, classes).astype(np.float64)
         several = rows["labels"].ndim == rows["scores"].ndim
@@ -122,7 +122,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
         scores, present = scores[counted], present[counted]
         order = np.argsort(-scores, kind="stable")
         scores, hits = scores[order], np.cumsum(present[order], dtype=np.int64)
-        # The end of each group of equal scores. They are compared: the difference of two infinities is NaN.
+        # The end of each group of equal scores. Scores are compared: the difference of two infinities is NaN.
         last = np.append(np.flatnonzero(scores[1:] != scores[:-1]), scores.size - 1)
         return self.area(hits[last], last + 1 - hits[last])
 
@@ -135,11 +135,11 @@ class RankingMetric(CollectingMetric, abc.ABC):
 
 class AUROC(RankingMetric):
     """The area under the ROC curve, from 0 to 1; 0.5 is chance. It is the probability that a row of the class has a
-    higher score than a row of another, where equal scores count half:
+    higher score than another row, where equal scores count half:
     `Σ over pairs (1[s⁺ > s⁻] + ½ 1[s⁺ = s⁻]) / (n⁺ n⁻)`.
 
-    A class without labels, or without others, has none: NaN. What counts, averages and arguments are as `RankingMetric`
-    says.
+    It is NaN for a class without labels, or if all labels are of the class. See `RankingMetric` for counts, averages
+    and arguments.
 
     Source: Hanley, McNeil, "The meaning and use of the area under a ROC curve", 1982; `sklearn.metrics.roc_auc_score`
     (`multi_class="ovr"`).
@@ -166,11 +166,11 @@ class AUROC(RankingMetric):
 
 
 class AveragePrecision(RankingMetric):
-    """The precision at each score, mean over the labels that it finds, from 0 to 1: `Σ (Rₙ - Rₙ₋₁) Pₙ`.
+    """The mean precision over the scores, weighted by the labels found at each, from 0 to 1: `Σ (Rₙ - Rₙ₋₁) Pₙ`.
 
-    Pₙ and Rₙ are precision and recall of what has the n-th highest score or a higher one; equal scores are one step. A
-    class without labels has none: NaN. What counts, averages and arguments are as `RankingMetric` says. Two classes
-    are averaged as more are; `average="binary"` is class 1 alone, as in scikit-learn.
+    Pₙ and Rₙ are the precision and recall of predicting the rows with the n-th highest score or a higher one; equal
+    scores are one step. It is NaN for a class without labels. See `RankingMetric` for counts, averages and arguments.
+    Two classes are averaged like more classes; `average="binary"` is class 1 alone, as in scikit-learn.
 
     Source: `sklearn.metrics.average_precision_score`.
 
@@ -193,8 +193,8 @@ class AveragePrecision(RankingMetric):
 
 
 def _log_odds(logits: np.ndarray) -> np.ndarray:
-    """Return `ln(p / (1 - p))` of the softmax, float64 `[rows, classes]`; NaN where there is none. The sum is over
-    sorted numbers, so that rows in another order are exactly equal.
+    """Return `ln(p / (1 - p))` of the softmax, float64 `[rows, classes]`; NaN where it is undefined. The sum is over
+    sorted numbers, so that its value does not depend on the order of the classes.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         logits = logits - logits.max(1, keepdims=True)
@@ -202,6 +202,6 @@ def _log_odds(logits: np.ndarray) -> np.ndarray:
         second = rest.max(1, keepdims=True, initial=-np.inf)
         scale = np.where(second == -np.inf, 0, second)  # so that a sum of tiny powers is not rounded to 0
         others = scale + np.log(np.exp(rest - scale).sum(1, keepdims=True))
-        # Those of the largest are not the logarithm of a difference of two sums, which would be rounded to 0, too.
+        # The log-odds of the largest are no logarithm of a difference of two sums, which would be rounded to 0, too.
         below = np.log(1 + np.exp(others) - np.exp(logits))
         return np.asarray(logits - np.where(logits == 0, others, below))

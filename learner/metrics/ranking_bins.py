@@ -29,22 +29,22 @@ BINNED_AVERAGES = tuple(average for average in AVERAGES if average != "micro")
 
 
 class BinnedRankingMetric(Metric, abc.ABC):
-    """A metric of the order of probabilities, which are equal where they are in one of `bins` bins of equal width.
+    """A metric of the order of probabilities. Probabilities in the same one of `bins` equally wide bins count as equal.
 
-    Probabilities are the softmax over classes; of several labels, and of one score for two classes, the sigmoid of
-    each. What a class has is NaN where it is not defined, and averages are over the others. A row that counts and has a
-    NaN among its scores, no softmax (+inf among them), or a label that is none of the classes, makes the value NaN.
-    Counts are exact to 2⁶⁴.
+    Probabilities are the softmax over classes; with several labels per row, or one score for two classes, the sigmoid
+    of each score. A class whose value is undefined has NaN, and averages skip it. A counted row with a NaN among its
+    scores, without a softmax (+inf among its scores), or with a label outside the classes makes the value NaN. Counts
+    are exact to 2⁶⁴.
 
     Args:
-      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
-      bins: how many, 2 or more.
-      average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"binary"` (class 1 of two, or
+      classes: the number of classes, or their names; 1 for one score whose label is 0 or 1.
+      bins: the number of bins, 2 or more.
+      average: `"macro"` (all classes weigh the same), `"weighted"` (by their labels), `"binary"` (class 1 of two, or
         the only one) or `"none"`: a table of all classes, no number.
-      ignore_label: the label that says "do not count this one".
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Raises:
-      LearnerError: for arguments that are none of these; when updated with scores and labels that do not fit.
+      LearnerError: an argument is invalid; when updated with scores and labels that do not fit.
     """
 
     base = ""
@@ -78,14 +78,14 @@ class BinnedRankingMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
-        """Return the values, float32 `[classes]`; NaN where they are not defined.
+        """Return the values, float32 `[classes]`; NaN where they are undefined.
 
         Args:
-          true: the share of a class's rows that is in each bin, float32 `[classes, bins]`, from the highest
-            probability on; 0 where there are none.
-          false: the share of the other rows, likewise.
-          support: how many rows of the class there are, float32 `[classes]`.
-          others: how many rows of others.
+          true: the fraction of a class's rows in each bin, float32 `[classes, bins]`, from the highest probability on;
+            0 for a class without rows.
+          false: the fraction of the other rows in each bin, likewise.
+          support: the number of rows of each class, float32 `[classes]`.
+          others: the number of other rows, likewise.
         """
 
     @property
@@ -100,7 +100,7 @@ class BinnedRankingMetric(Metric, abc.ABC):
         return Count.zero((2, len(self.classes), self._bins + 1))
 
     def update(self, state: Count, output: Any, info: Info) -> Count:
-        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds (see `scores`), and the `mask`, if any."""
         scores = read_scores(self.name, output, len(self.classes), self.ignore_label).flat()
         present, strange, counted = scores.present(), scores.uncertain(), scores.counted
         if not scores.several:
@@ -134,9 +134,9 @@ class BinnedRankingMetric(Metric, abc.ABC):
 class BinnedAUROC(BinnedRankingMetric):
     """The area under the ROC curve, from 0 to 1, of probabilities in bins: pairs within one bin count half.
 
-    Its distance from `AUROC` is at most `½ Σ f⁺ f⁻` over the bins, where f⁺ and f⁻ are the shares of a class's rows,
-    and of all others, in the bin. A class without labels, or without others, has none: NaN. Arguments are as
-    `BinnedRankingMetric` says.
+    It differs from `AUROC` by at most `½ Σ f⁺ f⁻` over the bins, where f⁺ and f⁻ are the fractions of a class's rows,
+    and of all other rows, in the bin. It is NaN for a class without labels, or if all labels are of the class. See
+    `BinnedRankingMetric` for the arguments.
 
     >>> from learner.metrics.base import Info
     >>> from learner.steps.outputs import ClassificationOutput
@@ -150,8 +150,8 @@ class BinnedAUROC(BinnedRankingMetric):
     description = "how often a row of the class has a higher probability than one of another, mean over classes, 0 to 1"
 
     def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
-        """Return the areas: rows of the class come before all other rows of lower bins, and before half of those of
-        their own bin.
+        """Return the areas: rows of the class rank before all other rows of lower bins, and before half of the other
+        rows in their own bin.
         """
         below = 1 - jnp.cumsum(false, 1)
         values = (true * (below + false / 2)).sum(1)
@@ -159,11 +159,11 @@ class BinnedAUROC(BinnedRankingMetric):
 
 
 class BinnedAveragePrecision(BinnedRankingMetric):
-    """The precision at the lower edge of each bin, mean over the labels that it finds, from 0 to 1.
+    """The mean precision over the lower edges of the bins, weighted by the labels found in each bin, from 0 to 1.
 
-    Its distance from `AveragePrecision` is at most `Σ f⁺ (U - L)` over the bins, where f⁺ is the share of a class's
+    It differs from `AveragePrecision` by at most `Σ f⁺ (U - L)` over the bins, where f⁺ is the fraction of a class's
     rows in the bin, U the precision at its end if no other row of it came first, and L the precision at its first row
-    of the class if all others did. A class without labels has none: NaN. Arguments are as `BinnedRankingMetric` says.
+    of the class if all others did. It is NaN for a class without labels. See `BinnedRankingMetric` for the arguments.
 
     >>> from learner.metrics.base import Info
     >>> from learner.steps.outputs import ClassificationOutput
@@ -178,7 +178,7 @@ class BinnedAveragePrecision(BinnedRankingMetric):
     description = "precision at each probability, mean over the labels that it finds and over classes, 0 to 1"
 
     def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
-        """Return the sums of the precisions down to each bin in which recall rises."""
+        """Return the sums over the bins of the precision down to each bin times the rise of recall in it."""
         hits = jnp.cumsum(true, 1) * support[:, None]
         ranked = hits + jnp.cumsum(false, 1) * others[:, None]
         values = (true * hits / jnp.where(ranked > 0, ranked, 1)).sum(1)

@@ -1,4 +1,4 @@
-"""Metrics of numbers: how far predictions are from their targets."""
+"""Metrics of regression: the errors of predictions."""
 
 import math
 from typing import Any
@@ -67,11 +67,10 @@ class MeanSquaredError(MeanMetric):
 class RootMeanSquaredError(MeanSquaredError):
     """`√(Σ(prediction - target)² / n)` over rows and their values, in the unit of the targets.
 
-    It is the root over the whole split, not a mean of the batches' roots, and of several outputs one root over all of
-    their values. The mask is `[batch]`, or has more of the first axes: a masked row does not count, even when it is
-    NaN.
+    It is the root over the whole split, not a mean of the batches' roots. Several outputs share one root over all their
+    values. The mask is `[batch]`, or has more of the first axes: a masked row does not count, even when it is NaN.
 
-    Source: `sklearn.metrics.root_mean_squared_error` of one output.
+    Source: `sklearn.metrics.root_mean_squared_error` for one output.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> out = RegressionOutput.from_predictions(jnp.array([1.0, 2.0]), jnp.array([4.0, 6.0]))
@@ -91,8 +90,8 @@ class RootMeanSquaredError(MeanSquaredError):
 class MeanAbsolutePercentageError(MeanMetric):
     """`Σ|prediction - target| / |target| / n` over rows and their values, as a fraction: 0.1 is ten percent.
 
-    A target of 0 that counts makes it NaN: there is no such error (scikit-learn says some large number). Mask such
-    rows. The mask is `[batch]`, or has more of the first axes.
+    A counted target of 0 makes it NaN (scikit-learn returns a large number), so mask such rows. The mask is `[batch]`,
+    or has more of the first axes.
 
     Source: `sklearn.metrics.mean_absolute_percentage_error`.
 
@@ -121,14 +120,14 @@ class MeanAbsolutePercentageError(MeanMetric):
 class QuantileLoss(MeanMetric):
     """The distance of predictions from the q-quantile of their targets: `Σ max(q (t - p), (q - 1) (t - p)) / n`.
 
-    It is called `Quantile Loss 0.9`, or whatever q is; that of 0.5 is half the mean absolute error. It is the pinball
-    loss by another name, in the unit of the targets. The mask is `[batch]`, or has more of the first axes.
+    It is also called the pinball loss, and has the unit of the targets. For q = 0.5 it is half the mean absolute error.
+    Its name includes q: `Quantile Loss 0.9`. The mask is `[batch]`, or has more of the first axes.
 
     Args:
       q: the quantile, between 0 and 1.
 
     Raises:
-      LearnerError: for any other `q`.
+      LearnerError: `q` is not between 0 and 1.
 
     Source: Koenker, Bassett, "Regression quantiles", 1978; `sklearn.metrics.mean_pinball_loss`.
 
@@ -173,7 +172,7 @@ def _difference(name: str, output: Any) -> Array:
 
 
 def _add_rows(name: str, state: WeightedMean, output: Any, row_errors: Array) -> WeightedMean:
-    """Add the mean of each row, weighted by how many of its values count: so every value counts the same."""
+    """Add the mean of each row, weighted by its number of counted values, so that every value counts the same."""
     rows, values = row_errors.shape[0], math.prod(row_errors.shape[1:])
     kept = kept_rows(name, output, row_errors.shape).reshape(rows, values)
     row_errors = jnp.where(kept, row_errors.reshape(rows, values), 0)

@@ -11,8 +11,7 @@ from learner.metrics.tokens import Ends, Tokens
 
 
 def common_subsequence(predicted: Tokens, target: Tokens) -> Array:
-    """Return the length of the longest sequence of tokens that both have in this order, not side by side: int32
-    `[batch]`.
+    """Return the length of the longest common subsequence, whose tokens need not be adjacent: int32 `[batch]`.
 
     >>> one = lambda ids: Tokens(jnp.array([ids]), jnp.array([len(ids)]))
     >>> print(common_subsequence(one([1, 2, 3, 4]), one([1, 3, 9, 4])))   # 1 3 4
@@ -32,21 +31,21 @@ def common_subsequence(predicted: Tokens, target: Tokens) -> Array:
 
 
 class RougeL(MeanMetric):
-    """ROUGE-L, from 0 to 1: for each sequence `2·P·R / (P + R)`, of the longest common subsequence as a part of the
-    prediction (`P`) and of the target (`R`), which is `2·common / (predicted tokens + target tokens)`; mean over
-    sequences.
+    """ROUGE-L, from 0 to 1: the mean over sequences of `2·P·R / (P + R)`, with the longest common subsequence as a
+    fraction of the prediction (`P`) and of the target (`R`). It equals
+    `2·common / (predicted tokens + target tokens)`.
 
-    A sequence whose prediction or target is empty has 0, also where both are. On texts,
-    `OnText(RougeL(), decode)` takes words that white space separates.
+    It is 0 for a sequence whose prediction or target is empty, or both. For texts, `OnText(RougeL(), decode)` compares
+    words separated by white space.
 
     Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004.
 
     Args:
-      pad_id: a token that does not count, wherever it is.
-      eos_id: a token that ends a sequence; neither it nor what follows counts.
+      pad_id: a token to ignore at any position.
+      eos_id: a token that ends a sequence; the token and everything after it are ignored.
 
     Raises:
-      LearnerError: for ids that are not whole numbers; when updated with other than integers `[batch, length]`.
+      LearnerError: an id is not an integer; when updated with anything but integers `[batch, length]`.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[1, 2, 3, 4]]), jnp.array([[1, 3, 9, 4]]))

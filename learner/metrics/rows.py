@@ -1,4 +1,4 @@
-"""The rows of an output: masks of those that count, and the dtypes that metrics compute in."""
+"""The rows of an output: masks of the rows that count, and the dtypes of computations in metrics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from learner.metrics.base import Array, rows_mask
 
 
 def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
-    """Return the mask of the values that count: bool of `shape`, from the output's mask over its leading axes (no mask:
-    all of them).
+    """Return the mask of the values that count: bool of `shape`, from the output's mask over the leading axes. Without
+    a mask, all values count.
 
     Raises:
-      LearnerError: if the mask does not fit; `name` says which metric found it.
+      LearnerError: the mask does not fit; `name` is the metric's name in the message.
 
     >>> from learner.steps.outputs import RegressionOutput
     >>> out = RegressionOutput.from_predictions(jnp.ones((2, 3)), jnp.ones((2, 3)), mask=jnp.array([1, 0]))
@@ -37,7 +37,8 @@ def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
 
 
 def combine_masks(a: Array, b: Array) -> Array | None:
-    """Return the mask of what both keep, bool, where one may have fewer of the first axes; None if they do not fit.
+    """Return the bool mask of the values that both masks keep; None if the masks do not fit. One of them may have only
+    some of the first axes.
 
     >>> combine_masks(jnp.array([True, False]), jnp.array([[True, False], [True, True]])).tolist()
     [[True, False], [False, False]]
@@ -61,8 +62,8 @@ class MaskedOutput:
 
 
 def wide(*arrays: Array) -> list[Array]:
-    """Return the arrays in the dtype that differences and ranks are computed in: float64 if one of them has 64 bits,
-    which takes `jax_enable_x64`, else float32.
+    """Return the arrays in the dtype for differences and ranks: float64 if one of them has 64 bits, which requires
+    `jax_enable_x64`, else float32.
 
     >>> [x.dtype.name for x in wide(jnp.bfloat16(0.1), jnp.int32(1))]
     ['float32', 'float32']

@@ -1,11 +1,11 @@
-"""Reading classes from an output: the scores, the labels, and the mask of those that count.
+"""Reading classes from an output: the scores, the labels, and the mask of the labels that count.
 
-There are three kinds, told apart by shapes. One label for each row (or token): `logits` `[..., classes]` with integer
-`targets` `[...]`. Several labels for each row: `logits` and `targets` `[..., classes]`, of 0 and 1. And one score for
-two classes, whose label is 0 or 1: both of one shape, where a metric has `classes=1`.
+There are three kinds of outputs, distinguished by shapes. One label for each row (or token): `logits` `[..., classes]`
+with integer `targets` `[...]`. Several labels for each row: `logits` and `targets` `[..., classes]`, of 0 and 1. One
+score for two classes, whose label is 0 or 1: both of one shape, if the metric has `classes=1`.
 
-What counts, but is not an answer, is *strange*: a NaN among the scores, or a label that is none of the classes. A
-program cannot raise an error about a value; metrics are NaN with it, or count it as wrong, as each says.
+A label that counts is *strange* if its scores contain a NaN, or if it is outside the classes. A program cannot raise an
+error about a value, so metrics become NaN, or count the label as wrong; each metric documents which.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from learner.metrics.rows import as_int32, kept_rows, wide
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Scores of a batch and their labels.
+    """The scores and labels of a batch.
 
     Attributes:
       logits: float32 or float64 `[..., classes]`.
-      labels: int32, `[...]` of one label each, or `[..., classes]` of several: 1, 0, or -1 for what is neither.
-      counted: bool, which labels count, of their shape.
+      labels: int32, `[...]` for one label per row, or `[..., classes]` for several: 1, 0, or -1 for any other value.
+      counted: bool of the labels' shape, True for the labels that count.
     """
 
     logits: Array
@@ -41,7 +41,7 @@ class Scores:
 
     @property
     def several(self) -> bool:
-        """True if each class has a label of its own."""
+        """True if each class has its own label."""
         return bool(self.labels.ndim == self.logits.ndim)
 
     def flat(self) -> "Scores":
@@ -51,9 +51,7 @@ class Scores:
         return Scores(logits, self.labels.reshape(labels), self.counted.reshape(labels))
 
     def strange(self) -> Array:
-        """Return bool of the labels' shape: True for a label that is none of the classes, or has a NaN among its
-        scores.
-        """
+        """Return bool of the labels' shape: True for a label outside the classes, or with a NaN among its scores."""
         nan = jnp.isnan(self.logits)
         if self.several:
             return nan | (self.labels < 0)
@@ -67,9 +65,9 @@ class Scores:
         return self.strange() | (nan if self.several else nan.any(-1))
 
     def best(self, threshold: float | None = None) -> Array:
-        """Return the predictions, int32 of the labels' shape: the class with the highest score, the smaller number of
-        equal ones; of several labels 1 where its probability is above the threshold (0.5), of two classes that of class
-        1.
+        """Return the predictions, int32 of the labels' shape: the class with the highest score, and the smallest class
+        number among equal scores. With several labels per row, 1 where the label's probability is above the threshold
+        (0.5); a threshold for two classes applies to class 1.
         """
         edge = 0.0 if threshold is None else math.log(threshold) - math.log1p(-threshold)
         if self.several:
@@ -96,13 +94,13 @@ def read_scores(name: str, output: Any, classes: int | None = None, ignore_label
     """Return the scores and labels of an output.
 
     Args:
-      name: of the metric, for error messages.
-      output: has `logits`, `targets` and maybe a `mask` over the first of the targets' axes.
+      name: the metric's name, for error messages.
+      output: an output with `logits`, `targets` and an optional `mask` over the first of the targets' axes.
       classes: the required number of classes; None accepts any.
       ignore_label: the label that does not count.
 
     Raises:
-      LearnerError: the shapes or dtypes are of none of the three kinds, or there are other classes.
+      LearnerError: the shapes or dtypes fit none of the three kinds, or the number of classes differs.
 
     >>> import types
     >>> out = types.SimpleNamespace(logits=jnp.zeros((2, 3)), targets=jnp.array([1, -100]))
@@ -114,7 +112,7 @@ def read_scores(name: str, output: Any, classes: int | None = None, ignore_label
     _check(name, output, logits, targets, classes)
     counted = kept_rows(name, output, targets.shape)
     several = logits.shape == targets.shape
-    # The labels of losses are often floats; no integer overflows here, which -100 would do in uint8.
+    # Losses often need float labels. Neither dtype overflows at -100, as uint8 would.
     labels = targets.astype(jnp.float32) if several else as_int32(targets)
     if ignore_label is not None:
         counted &= labels != ignore_label
@@ -129,7 +127,7 @@ def decided(name: str, scores: Scores, threshold: float | None = None) -> Array:
     """Return the predictions, as `Scores.best` does.
 
     Raises:
-      LearnerError: there is a threshold, and one label for each row of more than two classes.
+      LearnerError: there is a threshold, but one label per row and more than two classes.
     """
     if threshold is not None and not scores.several and scores.classes != 2:
         raise LearnerError(

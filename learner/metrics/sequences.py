@@ -1,4 +1,4 @@
-"""Metrics of sequences: correct tokens, and correct sequences."""
+"""Metrics of sequences: correct tokens, correct sequences, and bits per character."""
 
 import math
 from typing import Any
@@ -23,14 +23,14 @@ class _HitsOfSequences(FractionMetric):
 class TokenAccuracy(_HitsOfSequences):
     """The fraction of positions whose predicted token is the target token, from 0 to 1: `hits / (hits + misses)`.
 
-    Both are `[batch, length]`, position by position; both numbers are exact. `SequenceOutput` has as `predictions` the
+    Predictions and targets are `[batch, length]`; the counts are exact. The `predictions` of `SequenceOutput` are the
     tokens with the highest scores.
 
     Args:
-      pad_id: a target token that does not count. The name is then `Token Accuracy ignoring 0`.
+      pad_id: a target token to ignore. The name is then `Token Accuracy ignoring 0`.
 
     Raises:
-      LearnerError: for a `pad_id` that is not a whole number; when updated with predictions of another shape.
+      LearnerError: `pad_id` is not an integer; when updated with predictions of another shape.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[5, 6, 1, 1]]), jnp.array([[5, 7, 1, 0]]))
@@ -64,14 +64,14 @@ class TokenAccuracy(_HitsOfSequences):
 class ExactMatch(_HitsOfSequences):
     """The fraction of predicted sequences that equal their target, from 0 to 1: `hits / (hits + misses)` over rows.
 
-    Two empty sequences are a hit. See `learner.metrics.tokens.Ends.pairs` for what masks mean.
+    Two empty sequences are a hit. See `learner.metrics.tokens.Ends.pairs` for masks.
 
     Args:
-      pad_id: a token that does not count, wherever it is.
-      eos_id: a token that ends a sequence; neither it nor what follows counts.
+      pad_id: a token to ignore at any position.
+      eos_id: a token that ends a sequence; the token and everything after it are ignored.
 
     Raises:
-      LearnerError: for ids that are not whole numbers; when updated with other than integers `[batch, length]`.
+      LearnerError: an id is not an integer; when updated with anything but integers `[batch, length]`.
 
     >>> from learner.steps.outputs import GeneratedOutput
     >>> out = GeneratedOutput.of(jnp.array([[5, 6, 2, 9], [5, 6, 6, 2]]), jnp.array([[5, 6, 2], [5, 6, 2]]))
@@ -99,15 +99,15 @@ class ExactMatch(_HitsOfSequences):
 class BitsPerCharacter(MeanMetric):
     """The cross-entropy in bits: `Σ(loss·weight) / (ln 2 · Σ characters)`; 0 is perfect.
 
-    It takes the output's loss as the mean cross-entropy in nats per token, as `SequenceOutput.from_logits` makes it.
-    Where a token is a character, there are as many characters as the weight says. Where it is more, or a byte, the
-    output has to say how many characters its tokens are.
+    The output's loss must be the mean cross-entropy in nats per token, as from `SequenceOutput.from_logits`. If each
+    token is a character, the weight is the number of characters. If tokens are longer, or bytes, the output needs a
+    field with the number of characters.
 
     Source: Graves, "Generating Sequences With Recurrent Neural Networks", 2013.
 
     Args:
-      characters: the output's field with the number of characters that the loss is of, a scalar or `[batch]`, of which
-        rows without a token that counts are left out; default: its weight.
+      characters: the output's field with the number of characters in the loss, a scalar, or `[batch]`, where rows
+        without a counted token are left out; default: the output's weight.
 
     Raises:
       LearnerError: `characters` is not a name.

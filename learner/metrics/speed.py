@@ -10,10 +10,10 @@ from learner.util.number_checks import is_finite
 
 
 class _PerSecond(HostMetric):
-    """An amount of each step, per second. The value of an epoch is its whole amount over its whole time.
+    """An amount per second. The value of an epoch is its total amount over its total time.
 
-    The time of steps is that of the run's summary: without compiling, and without waiting for batches while the device
-    has nothing to do. Both have parts of their own in the summary.
+    The time of steps is that of the run's summary: it excludes compiling, and waiting for batches while the device is
+    idle. The summary lists both separately.
     """
 
     higher_is_better = True
@@ -44,8 +44,8 @@ class _PerSecond(HostMetric):
 
 
 class IterationSpeed(_PerSecond):
-    """Optimizer steps (in validation: batches) per second. Of an epoch: all of its steps over all of their time,
-    without compiling and without waiting for batches.
+    """Optimizer steps (in validation: batches) per second. The value of an epoch is its steps over their total time,
+    excluding compiling and waiting for batches.
 
     >>> speed = IterationSpeed()
     >>> speed.update(steps=30, seconds=0.5)
@@ -65,11 +65,10 @@ class IterationSpeed(_PerSecond):
 
 
 class RowsPerSecond(_PerSecond):
-    """Rows of the batches per second: the length of their leading axis, whatever of it is masked. Of an epoch: all of
-    its rows over all of the time of its steps.
+    """Rows of the batches per second: the length of their leading axis, including masked rows. The value of an epoch is
+    its rows over the total time of its steps.
 
-    Rows of all micro-batches of a step count, and those of all devices and processes. Compiling and waiting for batches
-    are not part of the time.
+    It counts the rows of all micro-batches, devices and processes. The time excludes compiling and waiting for batches.
 
     >>> speed = RowsPerSecond()
     >>> speed.on_batches(rows=960, weight=960.0)
@@ -86,7 +85,7 @@ class RowsPerSecond(_PerSecond):
         self._rows = 0
 
     def on_batches(self, rows: int, weight: float) -> None:
-        """Take the rows of the steps that the next `update` covers."""
+        """Receive the rows of the steps that the next `update` covers."""
         self._rows = rows
 
     def _amount(self, steps: int) -> float:
@@ -94,12 +93,12 @@ class RowsPerSecond(_PerSecond):
 
 
 class TokensPerSecond(_PerSecond):
-    """Tokens per second, which are what the loss is the mean over: the sum of the outputs' `weight`. Of an epoch: all
-    of its tokens over all of the time of its steps.
+    """Tokens per second. The number of tokens is the sum of the outputs' `weight`. The value of an epoch is its tokens
+    over the total time of its steps.
 
-    `SequenceOutput` weighs by the tokens that its mask keeps, so that padding does not count. An output whose loss is a
-    mean over rows weighs by rows: then this is a number of rows. Compiling and waiting for batches are not part of the
-    time.
+    The weight of a `SequenceOutput` is the number of tokens that its mask keeps, so that padding does not count. If the
+    loss is a mean over rows, the weight, and so this metric, counts rows. The time excludes compiling and waiting for
+    batches.
 
     >>> speed = TokensPerSecond()
     >>> speed.on_batches(rows=64, weight=5120.0)
@@ -116,7 +115,7 @@ class TokensPerSecond(_PerSecond):
         self._tokens = 0.0
 
     def on_batches(self, rows: int, weight: float) -> None:
-        """Take the tokens of the steps that the next `update` covers."""
+        """Receive the tokens of the steps that the next `update` covers."""
         self._tokens = weight
 
     def _amount(self, steps: int) -> float:
@@ -142,12 +141,13 @@ PEAKS = (
 
 
 class FlopsPerSecond(RowsPerSecond):
-    """Floating-point operations of the model per second, over all devices: those of the traced train step (forward,
-    backward, update), times the steps, over all of their time. A batch with fewer rows counts by its rows.
+    """Floating-point operations of the model per second, over all devices: the operations of the traced train step
+    (forward, backward, update), times the number of steps, over their time. A batch with fewer rows counts
+    proportionally.
 
-    What rematerialization (`remat` of the builder) computes again does not count. Operations that cannot be counted,
-    such as those of kernels, are missing: `learner summary CONFIG` tells whether there are any. Compiling and waiting
-    for batches are not part of the time.
+    Operations that rematerialization (`remat` of the builder) repeats do not count. Operations that cannot be counted,
+    such as those of kernels, are missing: `learner summary CONFIG` reports if there are any. The time excludes
+    compiling and waiting for batches.
     """
 
     name = "FLOPs per Second"
@@ -168,7 +168,7 @@ class FlopsPerSecond(RowsPerSecond):
 
 
 class ModelFlopsUtilization(FlopsPerSecond):
-    """Model FLOPs utilization (MFU), 0 to 1: `FlopsPerSecond` over what the devices could do at most.
+    """Model FLOPs utilization (MFU), 0 to 1: `FlopsPerSecond` over the peak of the devices.
 
     Args:
       peak: FLOPs per second of one device in the precision of the run. Default: the dense peak in bfloat16 of the

@@ -1,4 +1,4 @@
-"""Metrics of parts of the rows."""
+"""Metrics of subsets and groups of the rows."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,18 @@ from learner.metrics.wrapped import WrappedCollectingMetric, WrappedMetric
 
 
 class Subset(WrappedMetric):
-    """A metric over the rows of which a field of the output has one value: `Accuracy of cats`.
+    """A metric over the rows for which a field of the output has a given value: `Accuracy of cats`.
 
     Args:
-      metric: one that reads rows and honours the output's `mask`, as all of this package do. One that is `Adapted`
-        needs an argument that is the mask. Of one that collects its rows (a `CollectingMetric`, such as `AUROC`) it
-        makes one that does so, too.
-      by: the field: integers or booleans, `[batch]`, or of each token `[batch, length]`.
-      value: that rows of the subset have: a whole number, or True or False.
-      name: of the subset; default: `group 0`.
+      metric: a metric that reads rows and honours the output's `mask`, like all metrics of this package. An `Adapted`
+        metric needs the mask among its arguments. For a `CollectingMetric`, such as `AUROC`, the result is one, too.
+      by: the name of the field: integers or booleans, `[batch]`, or per token `[batch, length]`.
+      value: the field's value for the rows of the subset: an integer, True or False.
+      name: the name of the subset; default: `group 0`.
 
     Raises:
-      LearnerError: for a metric that is not of rows, or reads no mask; for a value that is not a whole number; when
-        updated with a field of another shape or dtype.
+      LearnerError: the metric does not read rows or the mask; the value is not an integer; when updated with a field of
+        another shape or dtype.
 
     >>> import types
     >>> from learner.metrics.classification import Accuracy
@@ -52,23 +51,23 @@ class Subset(WrappedMetric):
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
-        """Add the rows of a batch that are of the subset."""
+        """Add the rows of a batch that belong to the subset."""
         return self._metric.update(state, _part(self.name, output, self._by, self._of), info)
 
 
 class By(Metric):
     """A metric of each group of rows, as a text at the end of a split: `cats 0.5, dogs 0.75`.
 
-    `Subset` makes numbers of them that can be plotted and monitored.
+    For numbers that can be plotted and monitored, use `Subset`.
 
     Args:
-      metric: as for `Subset`; one that is a number.
-      by: the field of the output that says the group.
-      names: of the groups by value (a whole number, or its text, as in JSON), or a list of the names of 0, 1, 2 and
-        so on. Rows of other groups do not count.
+      metric: a numeric metric; otherwise as for `Subset`.
+      by: the field of the output with the group.
+      names: the names of the groups by value (an integer, or its text, as in JSON), or a list of the names of groups 0,
+        1, 2 and so on. Rows of other groups do not count.
 
     Raises:
-      LearnerError: as for `Subset`; without names, or for two that are the same; for a metric that is not a number.
+      LearnerError: as for `Subset`; there are no names, or two equal ones; the metric is not numeric.
 
     >>> import types
     >>> from learner.metrics.classification import Accuracy
@@ -121,7 +120,7 @@ class _CollectedSubset(WrappedCollectingMetric):
         self.pads_rows = metric.pads_rows
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return the metric's rows, and their groups."""
+        """Return the rows that the metric collects, and their groups."""
         return _collected(self.name, self._metric, output, self._by)
 
     def compute(self, rows: Any) -> Any:
@@ -139,7 +138,7 @@ class _CollectedBy(CollectingMetric):
         self.pads_rows = metric.pads_rows
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return the metric's rows, and their groups."""
+        """Return the rows that the metric collects, and their groups."""
         return _collected(self.name, self._metric, output, self._by)
 
     def compute(self, rows: Any) -> np.ndarray:
@@ -152,7 +151,7 @@ class _CollectedBy(CollectingMetric):
 
 
 def _number(value: Any) -> int | None:
-    """Return the number of a group if an output can have it, otherwise None."""
+    """Return the number of a group if an output can contain it, otherwise None."""
     if isinstance(value, str) and re.fullmatch("-?[0-9]+", value):  # as keys in JSON are
         value = int(value)
     fits = isinstance(value, int | np.integer | np.bool_) and -(2**31) <= value < 2**31
@@ -160,7 +159,7 @@ def _number(value: Any) -> int | None:
 
 
 def _named(names: Any) -> dict[int, str] | None:
-    """Return the names by the numbers of groups if each is a different text, otherwise None."""
+    """Return the names by group number if all are texts and different, otherwise None."""
     if isinstance(names, str) or not isinstance(names, Mapping | Sequence):
         return None
     given = list(names.items() if isinstance(names, Mapping) else enumerate(names))
@@ -209,7 +208,7 @@ def _texts(metric: Metric | CollectingMetric, names: Mapping[int, str], values: 
 
 
 def _part(name: str, output: Any, by: str, value: int) -> MaskedOutput:
-    """Return the output with the rows (or tokens) masked that are of another group."""
+    """Return the output with the rows (or tokens) of other groups masked."""
     own = _groups(name, output, by, most=2) == value
     outer = rows_mask(output)
     if outer is None:

@@ -1,7 +1,7 @@
 """Metrics of the machine that a run is on: utilization and memory.
 
-They are read now and then, while steps are made; a step in between has the number that was read last. What a process
-cannot be told (a CPU's devices do not say how much memory they use) is NaN, and the run says once why.
+They are read periodically during training and validation; a step in between has the last reading. Values that a process
+cannot read (CPU devices do not report their memory) are NaN, and the run logs the reason once.
 """
 
 import abc
@@ -19,7 +19,7 @@ MB = 1e6  # bytes
 
 
 class _Reading(HostMetric):
-    """A reading at the first steps of a split, and then after every `every` seconds of steps."""
+    """A value read at the first steps of a split, and then after every `every` seconds of steps."""
 
     higher_is_better = None
 
@@ -47,11 +47,11 @@ class _Reading(HostMetric):
 
     @abc.abstractmethod
     def _read(self) -> float:
-        """Read the number."""
+        """Return a new reading."""
 
 
 class _Most(_Reading):
-    """A reading whose maximum counts."""
+    """A reading whose value for an epoch is the maximum."""
 
     _largest = math.nan
 
@@ -62,7 +62,7 @@ class _Most(_Reading):
         return now
 
     def compute(self) -> float:
-        """Return the largest number of the epoch so far; NaN where there is none."""
+        """Return the largest reading of the epoch so far; NaN without readings."""
         return self._largest
 
     def reset(self) -> None:
@@ -74,15 +74,15 @@ class _Most(_Reading):
 class HostCPU(_Reading):
     """The utilization of the machine's processors, from 0 to 1: busy core seconds over core seconds, by all processes.
 
-    A step has what was measured between the last two readings. Of an epoch: all that was busy from its first reading to
-    its last one; of one that is over before a second reading: since the epoch before. It needs psutil, of the
-    extra `system`.
+    The value of a step is the utilization between the last two readings, that of an epoch the utilization from its
+    first to its last reading. An epoch that ends before a second reading counts from the epoch before. Requires psutil
+    (extra `system`).
 
     Args:
-      every: seconds between two readings.
+      every: the number of seconds between readings.
 
     Raises:
-      LearnerError: there is no psutil; `every` is not a number of seconds.
+      LearnerError: psutil is not installed; `every` is not a number of seconds.
 
     >>> cpu = HostCPU()
     >>> cpu.name, cpu.unit
@@ -106,7 +106,7 @@ class HostCPU(_Reading):
         seconds = now[1] - self._last[1]
         if seconds <= 0:
             return self._now
-        # The difference of two large sums is rounded, and Linux's clock of waiting for disks can run backwards.
+        # The difference of two large sums is rounded, and Linux's counter of I/O wait can decrease.
         busy = min(max(now[0] - self._last[0], 0.0), seconds)
         self._last = now
         if self._first is None:
@@ -130,13 +130,13 @@ class HostMemory(_Most):
     """The main memory of the process, in MB (10⁶ bytes): its resident set. The value of an epoch is the largest
     reading.
 
-    It is that of the run's own process, without those of its workers. It needs psutil, of the extra `system`.
+    It covers the run's own process, not its worker processes. Requires psutil (extra `system`).
 
     Args:
-      every: seconds between two readings.
+      every: the number of seconds between readings.
 
     Raises:
-      LearnerError: there is no psutil; `every` is not a number of seconds.
+      LearnerError: psutil is not installed; `every` is not a number of seconds.
 
     >>> memory = HostMemory()
     >>> memory.update(steps=1, seconds=0.5) > 10   # Python and JAX take more
@@ -160,11 +160,11 @@ class HostMemory(_Most):
 class DeviceMemory(_Most):
     """The peak memory of the process on a device so far, in MB (10⁶ bytes), on the fullest device.
 
-    It is JAX's `peak_bytes_in_use`, which sees what a program needs in between, and never falls. Devices that do not
-    count, such as CPUs, make it NaN.
+    It is JAX's `peak_bytes_in_use`, which includes the temporary memory of programs, and never falls. It is NaN for
+    devices without such a counter, such as CPUs.
 
     Args:
-      every: seconds between two readings.
+      every: the number of seconds between readings.
 
     Raises:
       LearnerError: `every` is not a number of seconds.
@@ -189,17 +189,17 @@ class DeviceMemory(_Most):
 
 
 class GPUUse(_Reading):
-    """The utilization of the GPUs, from 0 to 1: the part of the time in which a kernel was running, mean over GPUs.
+    """The utilization of the GPUs, from 0 to 1: the fraction of time in which a kernel was running, mean over GPUs.
 
-    It is NVML's `utilization.gpu`, over the last moment (up to a second) before a reading. Of an epoch: the mean of its
-    readings. It needs nvidia-ml-py, of the extra `system`; without an NVIDIA driver it is NaN.
+    It is NVML's `utilization.gpu`, over up to a second before a reading. The value of an epoch is the mean of its
+    readings. Requires nvidia-ml-py (extra `system`); without an NVIDIA driver it is NaN.
 
     Args:
-      gpus: their numbers, as `nvidia-smi` counts them; default: all of the machine.
-      every: seconds between two readings.
+      gpus: the indices of the GPUs, as in `nvidia-smi`; default: all GPUs of the machine.
+      every: the number of seconds between readings.
 
     Raises:
-      LearnerError: there is no nvidia-ml-py, or no such GPU; `every` is not a number of seconds.
+      LearnerError: nvidia-ml-py is not installed, or a GPU does not exist; `every` is not a number of seconds.
     """
 
     name = "GPU Use"
@@ -235,7 +235,7 @@ class GPUUse(_Reading):
         return now
 
     def compute(self) -> float:
-        """Return the mean of the epoch's readings so far; NaN where there are none."""
+        """Return the mean of the epoch's readings so far; NaN without readings."""
         return self._total / self._count if self._count else math.nan
 
     def reset(self) -> None:
@@ -245,8 +245,8 @@ class GPUUse(_Reading):
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Return the seconds of all cores since the machine was started: busy, and in all."""
+    """Return the core seconds since the machine was started: busy, and total."""
     times = import_optional("psutil", "system", "HostCPU").cpu_times()
-    # A guest's time is in the user's as well.
+    # The time of guests is included in the user's time.
     total = sum(times) - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
     return total - times.idle - getattr(times, "iowait", 0), total

@@ -18,8 +18,8 @@ class Tokens:
     """The counted tokens of a batch of sequences, moved to the front.
 
     Attributes:
-      ids: int32 `[batch, length]`; behind the end anything.
-      length: int32 `[batch]`, how many tokens of each row count.
+      ids: int32 `[batch, length]`; entries after the counted ones are arbitrary.
+      length: int32 `[batch]`, the number of counted tokens of each row.
     """
 
     ids: Array
@@ -27,7 +27,7 @@ class Tokens:
 
     @property
     def counted(self) -> Array:
-        """bool `[batch, length]`: which tokens count."""
+        """bool `[batch, length]`: True for the tokens that count."""
         return jnp.arange(self.ids.shape[1], dtype=jnp.int32)[None] < self.length[:, None]
 
 
@@ -36,12 +36,12 @@ class Ends:
     """The end of a sequence and the tokens to ignore, for metrics that compare whole sequences.
 
     Args:
-      name: of the metric, for errors.
-      pad_id: a token that does not count, wherever it is.
-      eos_id: a token that ends a sequence: neither it nor what follows counts.
+      name: the metric's name, for error messages.
+      pad_id: a token to ignore at any position.
+      eos_id: a token that ends a sequence; the token and everything after it are ignored.
 
     Raises:
-      LearnerError: an id that is not a whole number; the same one for both.
+      LearnerError: an id is not an integer, or both are equal.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Ends:
     def pairs(self, output: Any) -> tuple[Tokens, Tokens, Array]:
         """Return the predicted tokens, the target tokens, and the mask of the rows that count, bool `[batch]`.
 
-        `predictions` and `targets` are integers `[batch, length]`, of two lengths or one. A mask `[batch]` says which
-        rows count; a mask `[batch, length]` which target tokens, and with them which predicted ones, unless the output
-        has a `prediction_mask` `[batch, length]`. A row of which the mask keeps no token does not count.
+        `predictions` and `targets` are integers `[batch, length]`, whose lengths may differ. A mask `[batch]` selects
+        rows. A mask `[batch, length]` selects target tokens, and also predicted tokens unless the output has a
+        `prediction_mask` `[batch, length]`. A row without any selected token does not count.
 
         Raises:
-          LearnerError: for other shapes or dtypes.
+          LearnerError: the shapes or dtypes are others.
         """
         predictions, targets = self._ids(output, "predictions"), self._ids(output, "targets")
         if len(predictions) != len(targets):
@@ -107,7 +107,7 @@ class Ends:
         return self._tokens(predictions, of_predictions, rows), self._tokens(targets, of_targets, rows), rows
 
     def collect(self, output: Any) -> dict[str, Array]:
-        """Return the tokens of an output as a `CollectingMetric` keeps them: the arrays of `pairs` by name.
+        """Return the tokens of an output for a `CollectingMetric` to collect: the arrays of `pairs` by name.
 
         Raises:
           LearnerError: see `pairs`.
@@ -136,14 +136,14 @@ class Ends:
         if self.eos_id is not None:
             kept &= jnp.cumsum((ids == self.eos_id) & kept, axis=1, dtype=jnp.int32) == 0
         if mask is None and self.pad_id is None:
-            ordered = ids  # what counts is first
+            ordered = ids  # counted tokens are first already
         else:
             ordered = jnp.take_along_axis(ids, jnp.argsort(~kept, axis=1, stable=True), axis=1)
         return Tokens(ordered, kept.sum(1, dtype=jnp.int32))
 
 
 def token_lists(rows: Mapping[str, np.ndarray]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the predicted and the target tokens of the rows that count, of what `Ends.collect` returned.
+    """Return the predicted and the target tokens of the rows that count, from the result of `Ends.collect`.
 
     >>> import types
     >>> output = types.SimpleNamespace(predictions=jnp.array([[5, 1, 6]]), targets=jnp.array([[5, 6, 7]]))

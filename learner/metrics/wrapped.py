@@ -1,4 +1,4 @@
-"""Metrics that compute another metric of a part of what they get."""
+"""Metrics that compute another metric on a part of their input."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class _Shown:
 
 
 class WrappedMetric(_Shown, Metric):
-    """A metric with the states, the value and the text of another one, which gets other outputs."""
+    """A metric with the states, the value and the text of another metric, which it updates with other outputs."""
 
     _metric: Metric
 
@@ -39,7 +39,7 @@ class WrappedMetric(_Shown, Metric):
         return self._metric.merge(a, b)
 
     def compute(self, state: Any) -> Any:
-        """Compute the wrapped metric; NaN where it has got no rows."""
+        """Compute the wrapped metric; NaN without rows."""
         return self._metric.compute(state)
 
 
