@@ -10,11 +10,11 @@ from learner.data.sharding import Batches, ProcessShard, ShardedBatches
 from learner.errors import LearnerError
 
 PyTree = Any
-CHANGED = "changed between epochs"  # the one key of such a state
+CHANGED = "changed between epochs"  # the only key of such a state
 
 
 def changed(state: Any) -> dict[str, Any]:
-    """Return the state of data that were changed between two epochs, as JSON."""
+    """Return the state of data that changed between two epochs, as JSON."""
     return {CHANGED: state}
 
 
@@ -22,14 +22,14 @@ class Source(abc.ABC):
     """The batches of one split.
 
     Attributes:
-      split: its name, for messages.
+      split: the name of the split, for messages.
       batches: batches per epoch, or `None` if unknown.
-      repeats: it can be read more than once.
-      share: the rows of every batch that this process reads; `None`: all.
-      own: every process has data of its own, so that the state of `Batches.where` differs between them.
-      endless: it is known to have no end.
-      first_part: the batch that `peek` returned last is this process's part of one.
-      first_digest: a checksum of that batch, or of rows of arrays in memory; None if processes need not have the same.
+      repeats: True if the data can be read more than once.
+      share: the rows of every batch that this process reads; `None` for all rows.
+      own: True if every process has its own data, so that the state of `Batches.where` differs between them.
+      endless: True if the data is known to have no end.
+      first_part: True if the batch that `peek` returned last is this process's part of a batch.
+      first_digest: a checksum of that batch, or of rows of arrays in memory; None if it may differ between processes.
     """
 
     repeats = True
@@ -54,15 +54,15 @@ class Source(abc.ABC):
 
     @property
     def claimed_batches(self) -> int | None:
-        """Return the batches per epoch that the data itself claims to have; None if it does not say, or is limited."""
+        """Return the batches per epoch that the data itself claims to have; None if it claims none, or is limited."""
         return self.batches if self._most is None else None
 
     @abc.abstractmethod
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
-        """See `open`; the state is one that `Batches.where` returned."""
+        """See `open`; the state is a result of `Batches.where`."""
 
     def limit(self, batches: int) -> None:
-        """End each epoch after `batches` batches at most."""
+        """End each epoch after at most `batches` batches."""
         self._most, self.endless = batches, False
         self.batches = batches if self.batches is None else min(batches, self.batches)
 
@@ -77,12 +77,12 @@ class Source(abc.ABC):
         - `rows`: per epoch, before `drop_last`; `batches`: per epoch; `batch_size`; `drop_last`
         - `fields`: dtype and shape of a row by field, as `float32 [8, 8]`; `?` for axes whose length may change with
           the order; `None` before `peek`
-        - `order`: `shuffled` or `as given`; `seed`: of the order, for our loaders
+        - `order`: `shuffled` or `as given`; `seed`: the seed of the order, for our loaders
         - `dataset`, `batcher` (our loaders), `sampler` (others): descriptions; `in_memory`: arrays (our loaders)
         """
 
     def describe(self, epoch: int) -> list[str]:
-        """Return lines about the rows of an epoch (from 1) for the log; there are none unless the data draws them."""
+        """Return lines about the rows of an epoch (from 1) for the log; none unless the data draws its rows."""
         return []
 
     def describe_state(self, state: Any) -> list[str]:
@@ -92,7 +92,7 @@ class Source(abc.ABC):
     def _of_all_processes(self, facts: dict[str, Any]) -> dict[str, Any]:
         if not self.own or self.shares == 1:
             return facts
-        size = facts["batch_size"]  # of this process, and no process knows the rows of the others
+        size = facts["batch_size"]  # of this process; the rows of other processes are unknown
         size = None if size is None else size * self.shares
         return {**facts, "rows": None, "batch_size": size, **({"dataset": None} if "dataset" in facts else {})}
 
@@ -100,12 +100,12 @@ class Source(abc.ABC):
         """Raise `LearnerError` if the batches from a position on cannot be read again."""
 
     def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
-        """Repeat the end of an epoch: data may carry state into the next one, such as a shuffling order.
+        """Repeat the end of an epoch: data may carry state into the next epoch, such as a shuffling order.
 
         Args:
           epoch: from 1.
-          state: of `Batches.where` after its last batch.
-          warn: called with a text if the data does not take the state back.
+          state: the state of `Batches.where` after the epoch's last batch.
+          warn: called with a text if the data does not accept the state.
 
         Returns:
           See `Batches.between`.
@@ -120,7 +120,7 @@ class Source(abc.ABC):
         """
 
     def shorter(self, epoch: int, start: int, found: int | None = None) -> LearnerError:
-        """Return the error of an epoch that ended before `start` batches, or with them (`found`: after how many)."""
+        """Return the error of an epoch that ended at or before batch `start` (`found`: the batches it had)."""
         ends = "at or before that one" if found is None else f"after {found}"
         return LearnerError(
             f"the {self.split} data is shorter than it was: the run resumes after batch {start} of epoch {epoch}, and "
@@ -133,16 +133,16 @@ class Source(abc.ABC):
 
     @property
     def rows(self) -> tuple[PyTree, Callable[..., np.ndarray], int] | None:
-        """Return arrays that may live on the device, a function that returns the row order of an epoch, under another
-        seed if one is given, and the batch size; None for streams. Data that several processes share is a stream. Each
+        """Return arrays that may be kept on the device, a function that returns the row order of an epoch (with another
+        seed, if given), and the batch size; None for streams. Data that several processes share is a stream. Each
         access gathers the arrays of views.
         """
         return None
 
     @property
     def arrays(self) -> PyTree | None:
-        """Return the arrays in the memory of this process that its batches are rows of; None for streams. Each access
-        gathers the arrays of views.
+        """Return the arrays in this process's memory from which the batches take their rows; None for streams. Each
+        access gathers the arrays of views.
         """
         return None
 
@@ -152,7 +152,7 @@ class Source(abc.ABC):
         return False
 
     def close(self) -> None:
-        """Release what the data holds: worker processes, also those that read ahead of a first batch."""
+        """Release the data's resources: worker processes, including those that prefetch a first batch."""
         self._kept = None
 
     def _sharded(
@@ -161,7 +161,7 @@ class Source(abc.ABC):
         where: Callable[[], Any] | None = None,
         end: Callable[[], Any] | None = None,
     ) -> Batches:
-        """Return the batches of data that does not split them by itself."""
+        """Return the batches of data that does not shard them itself."""
         if self.share is None:
             return Batches(batches, where, end=end)
         return ShardedBatches(batches, self.share, self.own, self.split, where, end)
@@ -174,9 +174,9 @@ class Source(abc.ABC):
         Args:
           epoch: from 1.
           start: from 0.
-          state: of `Batches.where` after the batch before, which is the last one of the previous epoch if `start` is 0;
-            or `changed` of `Batches.between` after that epoch. Data without a state of its own does not need it.
-          warn: called with a text if reaching the position takes time, or if the batches may be others.
+          state: the state of `Batches.where` after the previous batch (if `start` is 0, the last one of the previous
+            epoch); or `changed` of `Batches.between` after that epoch. Data without a state does not need it.
+          warn: called with a text if reaching the position takes time, or if the batches may differ.
         """
         self._resumed = not self._opened and (epoch, start) != (1, 0)
         self._opened = True
@@ -192,8 +192,8 @@ class Source(abc.ABC):
     def _continued(
         self, batches: Batches, epoch: int, start: int, state: Any, warn: Callable[[str], None]
     ) -> Batches | None:
-        """Return the batches that `peek` has begun at another position of their epoch; None to open the epoch anew. The
-        arguments are those of `open`.
+        """Return the batches that `peek` has begun, moved to another position of their epoch; None to open the epoch
+        again. The arguments are those of `open`.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Arrays in memory, and the views on them that stay arrays: those store row numbers, and gather from the arrays."""
+"""Arrays in memory, and their views that stay arrays: these store row numbers, and gather rows from the arrays."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ class ArrayDataset(Dataset):
 
     Args:
       arrays: a dict (or another pytree) of arrays `[rows, ...]` of any dtypes, or a data frame, which is a dict of its
-        columns. Memory-mapped arrays stay on the disk. None is copied: do not change them while they are trained on.
+        columns. Memory-mapped arrays stay on the disk. Arrays are not copied: do not change them during training.
 
     Raises:
-      LearnerError: a path, a lazy frame, no arrays, no rows, a scalar among the arrays, masked values, or different
-        lengths.
+      LearnerError: the argument is a path or a lazy frame, or has no arrays, no rows, a scalar, masked values, or
+        arrays of different lengths.
 
     >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
     >>> data
@@ -52,7 +52,7 @@ class ArrayDataset(Dataset):
 
     @property
     def arrays(self) -> Any:
-        """Return the NumPy arrays in their structure. Those of a view are gathered at each access."""
+        """Return the NumPy arrays in their structure. A view gathers them at each access."""
         return self._structure.unflatten(self._leaves)
 
     @property
@@ -96,7 +96,7 @@ class ArrayDataset(Dataset):
         return {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in _fields(self.arrays)}
 
     def _take(self, rows: np.ndarray) -> list[np.ndarray]:
-        # `take` is the faster one, and would first copy all of an array that is not in one piece.
+        # `take` is faster, but would first copy all of an array that is not contiguous.
         return [leaf.take(rows, axis=0) if leaf.flags.c_contiguous else leaf[rows] for leaf in self._leaves]
 
     def _select(self, rows: np.ndarray, call: str) -> Dataset:
@@ -144,7 +144,7 @@ class ArrayRows(_ArrayView):
 
     @property
     def arrays(self) -> Any:
-        """See `ArrayDataset`; copies."""
+        """See `ArrayDataset`; returns copies."""
         return self.take(np.arange(len(self)))
 
     @property
@@ -172,10 +172,11 @@ class ArrayRows(_ArrayView):
 class ArrayConcat(_ArrayView):
     """Rows of several datasets, one after another.
 
-    A batch is gathered from each by itself, which takes longer than from one; `ArrayDataset(data.arrays)` is one copy.
+    A batch is gathered from each dataset separately, which takes longer than from one. `ArrayDataset(data.arrays)`
+    copies all rows into one.
 
     Raises:
-      LearnerError: they have other structures, shapes or dtypes.
+      LearnerError: the datasets differ in structure, shapes or dtypes.
     """
 
     def __init__(self, parts: Sequence[ArrayDataset]) -> None:
@@ -189,7 +190,7 @@ class ArrayConcat(_ArrayView):
 
     @property
     def arrays(self) -> Any:
-        """See `ArrayDataset`; copies."""
+        """See `ArrayDataset`; returns copies."""
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *(part.arrays for part in self._parts))
 
     @property
@@ -251,8 +252,8 @@ def adapt_arrays(data: Any) -> Any:
 
 
 def is_data_frame(data: Any) -> bool:
-    """Return True for a data frame of pandas or polars, or a table of PyArrow, none of which is imported. A lazy one
-    counts, too, which `ArrayDataset` refuses.
+    """Return True for a data frame of pandas or polars, or a table of PyArrow, without importing these packages. This
+    includes lazy frames, which `ArrayDataset` rejects.
     """
     if _is_lazy_frame(data):
         return True

@@ -14,7 +14,7 @@ MOST_NAMED = 8  # arrays of a batch in a message
 
 
 def batch_arrays(batch: PyTree, split: str) -> PyTree:
-    """Return a batch as NumPy arrays with one common leading axis. Raise `LearnerError` if it cannot be one."""
+    """Return a batch as NumPy arrays with a common leading axis. Raise `LearnerError` if that is impossible."""
     leaves = named_leaves(batch)
     if not leaves:
         raise LearnerError(
@@ -77,7 +77,7 @@ def refuse_keys(arrays: PyTree) -> None:
 
 
 def refuse_masked(field: str, values: Any) -> None:
-    """Raise `LearnerError` for values that NumPy masks: other arrays have no masks, so they would count."""
+    """Raise `LearnerError` for a NumPy masked array with masked values: conversion would drop the mask."""
     if not isinstance(values, np.ma.MaskedArray) or values.dtype.names is not None:
         return
     if masked := int(np.ma.getmaskarray(values).sum()):
@@ -90,7 +90,7 @@ def refuse_masked(field: str, values: Any) -> None:
 
 
 def refuse_wrapped(batch: PyTree, split: str) -> None:
-    """Raise `LearnerError` for integers that would be others on the device, where 64 bits become 32.
+    """Raise `LearnerError` for integers that would wrap on the device, where 64 bits become 32.
 
     >>> refuse_wrapped({"label": np.array([1, 4294967196])}, "train")
     Traceback (most recent call last):
@@ -171,9 +171,9 @@ def field_name(path: tuple[Any, ...]) -> str:
 
 
 def as_array(value: Any) -> Any:
-    """Return a leaf of an item or of a batch for NumPy: tensors, images and lists of numbers as arrays.
+    """Return a leaf of an item or batch for NumPy: tensors, images and lists of numbers as arrays.
 
-    Numbers, texts, bytes and objects that NumPy cannot read are returned unchanged. A tensor of PyTorch may require a
+    Numbers, texts, bytes and objects that NumPy cannot read are returned unchanged. PyTorch tensors may require a
     gradient, and may be on another device.
 
     >>> as_array([1, 2]), as_array(3), as_array("text")
@@ -192,7 +192,7 @@ def as_array(value: Any) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Return True if NumPy can make an array of it, by a protocol or from a list of numbers."""
+    """Return True if NumPy can convert the value to an array, by a protocol or from a list of numbers."""
     if isinstance(value, list):
         return bool(value) and not isinstance(value[0], dict | str | bytes) and _regular(value)
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")

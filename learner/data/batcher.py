@@ -1,4 +1,4 @@
-"""Batchers: functions that make a batch of a list of items."""
+"""Batchers: functions that turn a list of items into a batch."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -16,8 +16,8 @@ UNEVEN = "a list of lists of several lengths"
 class Batcher(Protocol):
     """Any function of a list of items that returns a batch: a dict (or another pytree) of arrays `[len(items), ...]`.
 
-    It is called from other threads, and in other processes where the loader has workers. One whose batches have another
-    number of rows, because it puts several items into a row or leaves some out, needs the attribute
+    It is called from other threads, and in other processes if the loader has workers. A batcher whose batches have
+    another number of rows, because it puts several items into a row or drops some, needs the attribute
     `any_rows = True`.
 
     >>> def pad(items):
@@ -32,11 +32,11 @@ class Batcher(Protocol):
 
 
 class ItemError(LearnerError):
-    """Raised for items that do not fit into a batch. A batcher numbers them within the batch; the caller of the batcher
-    renumbers them with `in_dataset`.
+    """Raised for items that do not fit into a batch. A batcher numbers them within the batch; its caller renumbers them
+    with `in_dataset`.
 
     Args:
-      message: texts, and the numbers of items in the batch, which are joined.
+      message: texts and numbers of items in the batch, to be joined.
       code: see `LearnerError`.
       fields: see `LearnerError`.
 
@@ -63,10 +63,10 @@ class ItemError(LearnerError):
 def stack(items: Sequence[Any]) -> Any:
     """Stack items of one structure and of equal shapes along a new first axis: the default batcher.
 
-    Dicts, tuples and other pytrees keep their structure; a list of numbers is an array.
+    Dicts, tuples and other pytrees keep their structure; a list of numbers counts as an array.
 
     Raises:
-      LearnerError: items of different structures, or of unequal shapes, which are named.
+      LearnerError: items differ in structure or shapes; the message names them.
 
     >>> stack([{"x": [1.0, 2.0], "y": 0}, {"x": [3.0, 4.0], "y": 1}])
     {'x': array([[1., 2.],
@@ -99,7 +99,7 @@ def stack(items: Sequence[Any]) -> Any:
 
 
 def _fields(item: Any) -> str:
-    """Return the names of the fields of an item for a message, with None for those that hold nothing."""
+    """Return the names of an item's fields for a message, with None for empty fields."""
     leaves = jax.tree_util.tree_leaves_with_path(item, is_leaf=lambda value: value is None or _is_list(value))
     return ", ".join(field_name(path) + (" = None" if leaf is None else "") for path, leaf in leaves)
 
@@ -115,7 +115,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _check_shapes(items: Sequence[Any]) -> None:
-    """Raise an `ItemError` that names the items of each shape, for the first field that has several."""
+    """Raise an `ItemError` that names the items of each shape, for the first field with several shapes."""
     fields = jax.tree_util.tree_leaves_with_path(items[0], is_leaf=_is_list)
     columns = zip(*(jax.tree.leaves(item, is_leaf=_is_list) for item in items), strict=True)
     for (path, _), column in zip(fields, columns, strict=True):
@@ -136,7 +136,7 @@ def _check_shapes(items: Sequence[Any]) -> None:
 
 
 def numbered(numbers: Sequence[int]) -> list[str | int]:
-    """Return parts of an `ItemError`: `item 3`, or `items 3, 5 and 8`; of many the first ones.
+    """Return parts of an `ItemError`: `item 3`, or `items 3, 5 and 8`; only the first ones of many.
 
     >>> str(ItemError(numbered([3, 5, 8]), code="batch-items-differ"))
     'items 3, 5 and 8'

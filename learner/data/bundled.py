@@ -29,15 +29,15 @@ def digits(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDatas
 
     Args:
       split: "train" or "valid". Both have every digit in the same proportion.
-      valid_fraction: share of the rows that is "valid", between 0 and 1.
-      seed: selects those rows.
+      valid_fraction: the fraction of rows in "valid", between 0 and 1.
+      seed: the seed that selects these rows.
 
     Returns:
       `image` float32 `[rows, 8, 8]`, 0 (paper) to 1 (ink), and `label` int32 `[rows]`, 0 to 9. Models flatten the
       image, or add the channel (`image[..., None]`).
 
     Raises:
-      LearnerError: an unknown split, a fraction that leaves no row of a digit on either side, or no scikit-learn.
+      LearnerError: the split is unknown, the fraction leaves no row of a digit on one side, or scikit-learn is missing.
 
     >>> digits("train")
     ArrayDataset(1437 rows: image float32 [8, 8], label int32 [])
@@ -56,16 +56,16 @@ def diabetes(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDat
 
     Args:
       split: "train" or "valid".
-      valid_fraction: share of the rows that is "valid", between 0 and 1.
-      seed: selects those rows.
+      valid_fraction: the fraction of rows in "valid", between 0 and 1.
+      seed: the seed that selects these rows.
 
     Returns:
       `features` float32 `[rows, 10]` (age, sex, body mass index, blood pressure, six of blood serum) and `target`
-      float32 `[rows]`. Every column is standardised: mean 0 and standard deviation 1 over the training rows. So a mean
-      squared error of 1 is what a constant gets, and 1 is about 77 in the units of the study.
+      float32 `[rows]`. Every column is standardised: mean 0 and standard deviation 1 over the training rows. A constant
+      prediction thus has a mean squared error of 1, and 1 is about 77 in the units of the study.
 
     Raises:
-      LearnerError: an unknown split, a fraction that leaves no row on either side, or no scikit-learn.
+      LearnerError: the split is unknown, the fraction leaves no row on one side, or scikit-learn is missing.
 
     >>> diabetes("train")
     ArrayDataset(353 rows: features float32 [10], target float32 [])
@@ -85,14 +85,15 @@ def stdlib_text(split: str, length: int = 128, stride: int | None = None, max_ro
       split: "train" (15 modules, about 0.9 million characters) or "valid" (3 others, 60 thousand).
       length: characters per row.
       stride: characters from the start of a row to the start of the next; default `length`: rows do not overlap.
-      max_rows: return at most this number of rows, from the start.
+      max_rows: the maximum number of rows to return, from the start.
 
     Returns:
-      `text` int32 `[rows, length]` and `target`, the same one character later. Characters are ASCII codes, 1 to 127,
-      and 0 for each byte that is not ASCII: 128 classes.
+      `text` int32 `[rows, length]` and `target`, the text shifted by one character. Characters are ASCII codes, 1 to
+      127, and 0 for each byte that is not ASCII: 128 classes.
 
     Raises:
-      LearnerError: an unknown split, sizes below 1, rows longer than the text, or a Python without its source files.
+      LearnerError: the split is unknown, a size is below 1, rows are longer than the text, or Python's source files are
+        not installed.
 
     >>> data = stdlib_text("valid", length=16, max_rows=2)
     >>> data
@@ -132,7 +133,7 @@ def _codes(modules: tuple[str, ...]) -> np.ndarray:
 
 
 def _table(name: str, delimiter: str | None = None) -> np.ndarray:
-    """Return a file of numbers from scikit-learn, whose import takes longer than training on it."""
+    """Return a file of numbers from scikit-learn, without importing it: that takes longer than training on it."""
     refuse_missing("sklearn", "examples", "this data set", "scikit-learn")
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
@@ -173,7 +174,7 @@ def _wrong_fraction(valid_fraction: Any, why: str) -> LearnerError:
 
 
 def _proportional(counts: np.ndarray, total: int, random: np.random.RandomState) -> np.ndarray:
-    """Return how many of each label are among `total` rows. The largest remainders round up, equal ones by lot."""
+    """Return the number of rows of each label among `total` rows. The largest remainders round up, ties at random."""
     exact = counts / counts.sum() * total
     shares: np.ndarray = np.floor(exact)
     remainders = exact - shares

@@ -1,7 +1,7 @@
 """Fingerprints of data: facts that distinguish data sets, batch sizes and orders.
 
-They are JSON values, cost no pass over the data, and are equal in every process. Contents are not compared: values that
-change while rows, fields and order stay are not seen.
+They are JSON values, need no pass over the data, and are equal in every process. Contents are not compared: changed
+values are not detected if rows, fields and order stay the same.
 """
 
 import functools
@@ -24,7 +24,7 @@ def fields_of(batch: Any, fixed: bool = True) -> dict[str, str]:
 
     Args:
       batch: a pytree of arrays `[rows, ...]`.
-      fixed: every first batch has these shapes; otherwise the lengths of axes are open.
+      fixed: True if every first batch has these shapes; otherwise the lengths of axes are open.
 
     >>> fields_of({"x": np.zeros((4, 8, 8), np.float32), "y": np.zeros(4, np.int32)})
     {'x': 'float32 [8, 8]', 'y': 'int32 []'}
@@ -38,7 +38,7 @@ def fields_of(batch: Any, fixed: bool = True) -> dict[str, str]:
 
 
 def describe_dataset(dataset: Any) -> str:
-    """Return the description of a dataset: of ours with the views on it and their seeds, of others the class.
+    """Return the description of a dataset: for ours, including its views and their seeds; for others, the class.
 
     >>> from learner.data import ArrayDataset
     >>> describe_dataset(ArrayDataset({"x": np.arange(10)}).shuffle(seed=3))
@@ -51,7 +51,7 @@ def describe_dataset(dataset: Any) -> str:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function, of the one in a `functools.partial`, of a generator, or of an object's class.
+    """Return the name of a function, of a partial's function, of a generator, or of an object's class.
 
     >>> name_of(functools.partial(describe_dataset)), name_of([1, 2])
     ('describe_dataset', 'list')
@@ -62,9 +62,9 @@ def name_of(function: Any) -> str:
 
 
 def describe_iterable(data: Any) -> dict[str, Any]:
-    """Return the facts of an iterable of batches, which are read from attributes with PyTorch's names, or from lengths.
+    """Return the facts of an iterable of batches, read from attributes with PyTorch's names, or from lengths.
 
-    Seeds and states of random generators are not in it: a checkpoint restores them (`learner.data.iterator_state`).
+    Seeds and states of random generators are not included: a checkpoint restores them (`learner.data.iterator_state`).
 
     >>> describe_iterable([{"x": np.zeros(4)}, {"x": np.zeros(3)}])["rows"]
     7
@@ -99,7 +99,7 @@ def _lengths(batches: Sequence[Any]) -> list[int]:
 def _length(data: Any) -> int | None:
     try:
         return len(data)
-    except Exception:  # a method of the user's, which nobody else needs
+    except Exception:  # a user's method, which nothing else needs
         return None
 
 

@@ -1,6 +1,6 @@
 """Data with a length and an index: the base class, and views, which compute their items when they are read.
 
-`Dataset` has a method for each view and views are datasets, so that they share a module. A view stores the datasets it
+`Dataset` has a method for each view and views are datasets, so they share a module. A view stores the datasets it
 reads, row numbers and functions, and copies no items.
 """
 
@@ -21,7 +21,7 @@ from learner.data.streams import Streams
 from learner.errors import LearnerError, near, one_error
 from learner.util.number_checks import check_int
 
-Slice = slice  # which is the name of a method of datasets
+Slice = slice  # datasets have a method named `slice`
 Adapter = Callable[[Any], Any]
 _adapters: list[Adapter] = []
 
@@ -29,14 +29,14 @@ _adapters: list[Adapter] = []
 class Dataset(abc.ABC):
     """Items by number: `__len__` and `__getitem__(index)` for 0 ≤ index < len.
 
-    A base class for datasets of your own. Loaders accept any object with the two methods, and `learner.data.view`
-    wraps it in a dataset. An item is a dict (or another pytree) of arrays and numbers, unless a batcher converts it.
+    A base class for custom datasets. Loaders accept any object with the two methods, and `learner.data.view` wraps it
+    in a dataset. An item is a dict (or another pytree) of arrays and numbers, unless a batcher converts it.
     `__getitem__` is called from other threads, and from other processes if the loader has workers, so it should depend
-    on nothing but the index.
+    only on the index.
 
-    The methods below return views, and can be chained. They read no item before it is needed, and are sent to worker
-    processes as the dataset is (functions without an import path by value). Views of an `ArrayDataset` that select
-    rows stay arrays in memory: a loader gathers their batches at once.
+    The methods below return views, and can be chained. Views read items only when needed, and are sent to worker
+    processes like the dataset (functions without an import path by value). Views of an `ArrayDataset` that select
+    rows stay arrays in memory: a loader gathers each batch in one operation.
 
     >>> class Squares(Dataset):
     ...     def __len__(self):
@@ -52,8 +52,8 @@ class Dataset(abc.ABC):
     """
 
     _inner: tuple[Any, ...] = ()  # the datasets that a view reads
-    _redraws = False  # each epoch has other rows under the same numbers
-    _makes_items = False  # a function of the user makes them from those that the view reads
+    _redraws = False  # the same numbers are other rows in each epoch
+    _makes_items = False  # a user's function computes the items from those that the view reads
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -82,12 +82,13 @@ class Dataset(abc.ABC):
         return Mapped(self, fn)
 
     def augment(self, fn: Callable[[Any, np.random.Generator], Any], seed: int = 0) -> "Dataset":
-        """Replace each item by `fn(item, rng)`, where `rng` is a NumPy generator made from (seed, epoch, index).
+        """Replace each item by `fn(item, rng)`, where `rng` is a NumPy generator seeded with (seed, epoch, index).
 
-        Loaders pass the epoch, so the numbers are new in each epoch, and equal for any number of workers and when a run
-        resumes in the middle of one. `index` is the item's number in the dataset that `augment` is called on: sample
-        first if rows that appear twice should get different numbers. Outside of loaders, and in validation, the epoch
-        is 1; `item_at(index, epoch)` returns the item of any other. `rng` is valid during the call only.
+        Loaders pass the epoch, so the random numbers are new in each epoch. They do not depend on the number of
+        workers, and are the same when a run resumes in the middle of an epoch. `index` is the item's number in the
+        dataset that `augment` is called on: sample first if repeated rows should get different numbers. Outside
+        loaders, and in validation, the epoch is 1; `item_at(index, epoch)` returns the item of any epoch. `rng` is
+        valid only during the call.
 
         >>> def jitter(item, rng):
         ...     return item + rng.integers(10)
@@ -113,10 +114,10 @@ class Dataset(abc.ABC):
         """Select items by number, in the given order, or by a mask.
 
         Args:
-          rows: integers, negative ones counted from the end, each as often as you like; or a mask: bool `[len]`.
+          rows: integers, negative ones counted from the end, repeats allowed; or a mask: bool `[len]`.
 
         Raises:
-          LearnerError: no rows, or rows that do not exist.
+          LearnerError: no rows are selected, or rows do not exist.
 
         >>> list(view(["a", "b", "c"]).select([2, 0, -1]))
         ['c', 'a', 'c']
@@ -137,7 +138,7 @@ class Dataset(abc.ABC):
         return self._slice(rows, f".slice({rows.start}, {rows.stop}, {rows.step})")
 
     def shuffle(self, seed: int = 0) -> "Dataset":
-        """Put all items into an order made from the seed, equal in every epoch. (A loader's own differs in each.)
+        """Put all items into a random order, the same in every epoch. (A loader shuffles anew in each epoch.)
 
         >>> list(view(range(5)).shuffle(seed=1))
         [0, 3, 4, 1, 2]
@@ -145,14 +146,15 @@ class Dataset(abc.ABC):
         return self._select(indices.shuffle_indices(len(self), seed), f".shuffle(seed={seed})")
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Dataset, ...]":
-        """Split the items into parts, such as for training and validation: every item is in one of them.
+        """Split the items into parts, such as for training and validation. Every item is in exactly one part.
 
         Args:
-          fractions: of all items, for each part; they add up to 1.
-          seed: items are distributed at random, and keep their order within a part; `None`: consecutive items.
+          fractions: the fraction of items in each part; they add up to 1.
+          seed: the seed of the random distribution; items keep their order within a part. `None` splits into parts of
+            consecutive items.
 
         Raises:
-          LearnerError: fractions that do not add up, or that leave a part without items.
+          LearnerError: the fractions do not add up to 1, or leave a part without items.
 
         >>> train, valid = view(range(10)).split([0.7, 0.3])
         >>> list(train), list(valid)
@@ -173,7 +175,7 @@ class Dataset(abc.ABC):
         return parts[_check_below("part", which, len(parts))]
 
     def k_fold(self, k: int, seed: int | None = 0) -> "list[tuple[Dataset, Dataset]]":
-        """Return `k` pairs (train, valid): every item is in one `valid`, and in `train` of all other pairs.
+        """Return `k` pairs (train, valid). Every item is in one `valid`, and in the `train` of all other pairs.
 
         Raises:
           LearnerError: `k` is below 2, or above the number of items.
@@ -211,16 +213,16 @@ class Dataset(abc.ABC):
         weights: Sequence[float] | np.ndarray | None = None,
         seed: int = 0,
     ) -> "Dataset":
-        """Draw items at random, once: they are equal in every epoch.
+        """Draw items at random, once: they are the same in every epoch.
 
         Args:
-          size: the number of items to draw; default: as many as the dataset has.
-          replacement: draw each item from all of them, so that it may appear again.
+          size: the number of items to draw; default: the length of the dataset.
+          replacement: draw with replacement, so that items may repeat.
           weights: `[len]`, relative probabilities of the items; they need not add up to 1. Default: uniform.
-          seed: the draw is made from it.
+          seed: the seed of the draw.
 
         Raises:
-          LearnerError: more items than there are, without replacement; or weights that do not fit.
+          LearnerError: `size` exceeds the items available without replacement, or the weights do not fit.
 
         >>> list(view(["a", "b", "c"]).sample(5, replacement=True, weights=[1, 0, 3]))
         ['a', 'c', 'c', 'a', 'c']
@@ -232,7 +234,7 @@ class Dataset(abc.ABC):
         """Append the items of other datasets.
 
         Raises:
-          LearnerError: an argument is not a dataset, or has other shapes, dtypes or numbers for texts.
+          LearnerError: an argument is not a dataset, or differs in shapes, dtypes or the numbers of label texts.
 
         >>> list(view([1, 2]).concat([3], range(2)))
         [1, 2, 3, 0, 1]
@@ -245,21 +247,21 @@ class Dataset(abc.ABC):
         return self._concat(datasets[1:])
 
     def windows(self, size: int, stride: int | None = None) -> "Dataset":
-        """Stack `size` consecutive items, each window `stride` items after the last. An incomplete one is left out.
+        """Stack `size` consecutive items, with a window every `stride` items. An incomplete window is dropped.
 
         Args:
           size: items per window: arrays `[...]` become `[size, ...]`.
-          stride: default `size`, so that windows do not overlap.
+          stride: items from the start of a window to the next; default `size`, so that windows do not overlap.
 
         Raises:
-          LearnerError: a window larger than the data, or sizes below 1.
+          LearnerError: the window is larger than the data, or a size is below 1.
 
         >>> [window.tolist() for window in view(range(7)).windows(3, stride=2)]
         [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
         """
         return self._window(*indices.window_starts(len(self), size, stride))
 
-    # Arrays override these four, which is how their views stay arrays. `call` is the text of the call, for `repr`.
+    # Arrays override these four methods so that their views stay arrays. `call` is the text of the call, for `repr`.
 
     def _select(self, rows: np.ndarray, call: str) -> "Dataset":
         return Selected(self, rows, call)
@@ -282,8 +284,8 @@ class View(Dataset):
     """Items of other datasets.
 
     Attributes:
-      random: items depend on the epoch because of this view.
-      place: its path in a config, for messages.
+      random: True if items depend on the epoch because of this view.
+      place: the view's path in a config, for messages.
     """
 
     random = False
@@ -307,7 +309,7 @@ class View(Dataset):
         return read_item(self._inner[0], number, epoch)
 
     def _read(self, which: int, number: int, epoch: int) -> Any:
-        """Read an item below this view; its errors get a note with its number there, which differs from the view's."""
+        """Read an item of a dataset below this view. Errors get a note with its number there, which may differ."""
         try:
             return read_item(self._inner[which], number, epoch)
         except Exception as error:
@@ -315,7 +317,7 @@ class View(Dataset):
             raise
 
     def _apply(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the user; its errors get a note with the name of this view."""
+        """Call a user's function. Errors get a note with the name of this view."""
         try:
             return fn(*args)
         except Exception as error:
@@ -353,7 +355,7 @@ class Mapped(View):
 
 
 class Augmented(View):
-    """A function of each item and of a random generator made from (seed, epoch, number of the item)."""
+    """A function of each item and of a random generator seeded with (seed, epoch, number of the item)."""
 
     random = True
     _makes_items = True
@@ -370,7 +372,7 @@ class Augmented(View):
 
 
 class Selected(View):
-    """Items by their numbers, in that order."""
+    """Items selected by number, in the given order."""
 
     def __init__(self, inner: Any, rows: np.ndarray, call: str) -> None:
         super().__init__([inner], call)
@@ -407,7 +409,7 @@ class Filtered(View):
         return self._read(0, int(self._rows[number]), epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        _ = self._rows  # computed before it is sent, so that workers need not read all items again
+        _ = self._rows  # compute it before pickling, so that workers need not read all items again
         return self.__dict__
 
     def __repr__(self) -> str:
@@ -451,9 +453,9 @@ class Windowed(View):
 def adapter(function: Adapter) -> Adapter:
     """Register a function that converts data of some kind into a dataset, and returns everything else unchanged.
 
-    Modules that derive datasets from `Dataset` register theirs, so that `as_dataset` need not import them.
+    Modules that derive datasets from `Dataset` register their adapters, so that `as_dataset` need not import them.
     """
-    # In front, because a module recognizes more special kinds than those that it imports.
+    # In front, because a module recognizes more specific kinds than the modules that it imports.
     _adapters.insert(0, function)
     return function
 
@@ -513,7 +515,7 @@ def is_epoch_dependent(data: Any) -> bool:
 
 
 def chain_text(data: Any) -> str:
-    """Return the text for the data below a view with which the view's `repr` begins."""
+    """Return the text for the data below a view, the beginning of the view's `repr`."""
     return data._chain() if isinstance(data, Dataset) else f"{type(data).__name__}({len(data)} items)"
 
 
@@ -533,7 +535,7 @@ def _is_redrawn(data: Any) -> bool:
 
 
 def _refuse_redrawn(data: Dataset, method: str) -> None:
-    """Raise `LearnerError` for a view that needs equal rows in all epochs."""
+    """Raise `LearnerError` for a view that needs the same rows in all epochs."""
     if _is_redrawn(data):
         raise LearnerError(
             f"{method} of a mixture, which has other rows in each epoch: call {method} of its sources",

@@ -28,26 +28,27 @@ MOST_NUMBERS = 8  # of an item's array that are shown
 class DatasetReport:
     """Fields, shapes, types, counts of labels, ranges, a few items and the speed of data; `str` returns tables.
 
-    It reads one epoch, or its beginning. Data that can be read once only (a generator) is an error: pass the function.
+    It reads one epoch, or its beginning. Data that can be read only once (a generator) is an error: pass the generator
+    function.
 
     Args:
       data: a loader or any other iterable of batches, or a dataset, a dict of arrays, a bunch. The rows per second are
-        those of the batches, or of the items.
-      split: its name.
+        measured for the batches, or for the items.
+      split: the name of the split.
       rows: stop reading after the batch that reaches this number of rows.
       seconds: stop reading after this time.
       items: the number of first items to show.
-      clock: returns seconds.
+      clock: a function that returns seconds.
 
     Attributes:
-      split: its name.
-      fields: `FieldStatistics` by name, of the rows that were read.
+      split: the name of the split.
+      fields: `FieldStatistics` by name, for the rows that were read.
       rows: the number of rows that were read.
       num_rows: rows in an epoch; `None` if unknown.
       num_batches: batches in an epoch; `None` if unknown, and for a dataset.
       batch_rows: rows of the first batch; `None` for a dataset.
-      is_complete: the epoch was read to its end.
-      seconds: spent waiting for batches, of which `first_seconds` for the first one.
+      is_complete: True if the epoch was read to its end.
+      seconds: the time spent waiting for batches, of which `first_seconds` for the first one.
       items: the first items: an array for each field.
 
     Raises:
@@ -97,7 +98,7 @@ class DatasetReport:
     def _read(
         self, batches: Iterator[dict[str, np.ndarray]], rows: int, seconds: float, clock: Callable[[], float]
     ) -> None:
-        """Read batches up to a number of rows or a time, which is the time spent waiting for batches."""
+        """Read batches up to a number of rows, or up to a time spent waiting for batches."""
         while self.rows < rows and self.seconds < seconds:
             before = clock()
             batch = next(batches, None)
@@ -126,7 +127,7 @@ class DatasetReport:
 
     @property
     def rows_per_second(self) -> float:
-        """Return the rows read per second, without the first batch if there are more. Placing is not included."""
+        """Return the rows read per second, without the first batch if there are more. This excludes device transfer."""
         if self.rows > self._first_rows:
             return (self.rows - self._first_rows) / max(self.seconds - self.first_seconds, 1e-9)
         return self.rows / max(self.seconds, 1e-9)
@@ -139,15 +140,15 @@ class DatasetReport:
         """Write the first images, up to 64, side by side into a PNG file, in the order of the rows.
 
         Args:
-          path: of the file.
-          field: of the images; default: the first field that has images.
-          columns: images in a row.
+          path: the path of the file.
+          field: the field of the images; default: the first field that has images.
+          columns: images per row.
 
         Returns:
           The number of images in the file.
 
         Raises:
-          LearnerError: the field has none.
+          LearnerError: the field has no images.
         """
         name = field if field is not None else next(iter(self.image_fields()), "")
         images = self._images.get(name) or []
@@ -222,7 +223,7 @@ def _shape(shape: Sequence[int | None] | None) -> str:
 
 
 def _value_text(value: np.ndarray) -> str:
-    """Return the text of a number or a text, or of the first numbers of an array."""
+    """Return the text of a value: a number, a text, or the first numbers of an array."""
     if value.ndim == 0:
         return short(value.item()) if value.dtype.kind in "fUbiu" else short(str(value.item()))
     first = [short(x) if isinstance(x, float | str) else str(x) for x in value.ravel()[:MOST_NUMBERS].tolist()]

@@ -1,4 +1,4 @@
-"""The position in a Hugging Face dataset that is streamed: an `IterableDataset`, recognized without importing it."""
+"""The position in a streamed Hugging Face dataset: an `IterableDataset`, recognized without importing it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,16 +12,16 @@ def is_stream(data: Any) -> bool:
 
 
 def restart(data: Any) -> None:
-    """Let the next iterator of a streamed dataset begin at its start; other data is left alone.
+    """Make the next iterator of a streamed dataset begin at its start; do nothing for other data.
 
-    A state that was loaded is where every later iterator of the same epoch begins.
+    After a state was loaded, every later iterator of the same epoch would begin at it.
     """
     if is_stream(data) and getattr(data, "_starting_state_dict", None) is not None:
         data.load_state_dict(None)
 
 
 def flaw_of(data: Any) -> str:
-    """Return why the `state_dict` of a streamed dataset does not lead back to the same rows, or ""."""
+    """Return the reason why the `state_dict` of a streamed dataset does not restore the same rows, or ""."""
     if not hasattr(data, "_ex_iterable"):
         return "" if hasattr(data, "load_state_dict") else ": this version of datasets has no load_state_dict"
     parts = list(_parts(data._ex_iterable))

@@ -17,7 +17,7 @@ def item_number(index: Any, length: int, name: str) -> int:
     """Return `index` counted from the start; negative ones count from the end.
 
     Raises:
-      IndexError: it is outside.
+      IndexError: `index` is out of range.
 
     >>> item_number(-1, 5, "Squares")
     4
@@ -32,7 +32,7 @@ def item_number(index: Any, length: int, name: str) -> int:
 
 
 def select_indices(rows: Any, length: int) -> Rows:
-    """Return row numbers from whole numbers, negative ones from the end, or from a mask with one value per row.
+    """Return row numbers from integers (negative ones count from the end), or from a mask with one value per row.
 
     >>> select_indices([0, -1], 5).tolist(), select_indices([False, True, True], 3).tolist()
     ([0, 4], [1, 2])
@@ -63,7 +63,7 @@ def select_indices(rows: Any, length: int) -> Rows:
 
 
 def slice_indices(start: int | None, stop: int | None, step: int, length: int) -> slice:
-    """Return a slice without open ends, as Python does it: negative numbers count from the end.
+    """Return a slice without open ends. As in Python, negative numbers count from the end.
 
     >>> slice_indices(-3, None, 2, length=10)
     slice(7, 10, 2)
@@ -96,7 +96,7 @@ def shuffle_indices(length: int, seed: int) -> Rows:
 
 
 def split_indices(length: int, fractions: Any, seed: int | None) -> list[Rows]:
-    """Return the rows of each part, in ascending order. The ends are where the sums of the fractions are, rounded.
+    """Return the rows of each part, in ascending order. Parts end at the rounded sums of the fractions.
 
     >>> [rows.tolist() for rows in split_indices(5, [0.6, 0.4], seed=None)]
     [[0, 1, 2], [3, 4]]
@@ -115,7 +115,7 @@ def split_indices(length: int, fractions: Any, seed: int | None) -> list[Rows]:
 
 
 def fold_indices(length: int, k: int, seed: int | None) -> list[tuple[Rows, Rows]]:
-    """Return the rows for training and for validation, `k` times: every row is in one of the validations.
+    """Return the rows for training and for validation, `k` times: every row is in one validation.
 
     >>> [valid.tolist() for _, valid in fold_indices(5, 2, seed=None)]
     [[0, 1, 2], [3, 4]]
@@ -154,7 +154,7 @@ def sample_indices(length: int, size: int | None, replacement: bool, weights: An
 
 
 def window_starts(length: int, size: int, stride: int | None) -> tuple[int, int, int]:
-    """Return the size of windows, their stride, and how many there are.
+    """Return the size, the stride and the number of windows.
 
     >>> window_starts(10, size=4, stride=3)
     (4, 3, 3)

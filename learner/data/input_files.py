@@ -1,4 +1,4 @@
-"""Shared by sources of files: clear errors for missing files and packages, and limits of memory."""
+"""Helpers for file sources: clear errors for missing files and packages, and memory limits."""
 
 import codecs
 import contextlib
@@ -22,9 +22,9 @@ PathLike = str | os.PathLike[str]  # after `list[PathLike]` in a union: jsonargp
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
 OTHERS = {b"PK\x03\x04": "zip", b"BZh91AY&SY": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-"""By the first bytes of a file, what has packed it."""
-LEAST_MEMORY = 2**29  # bytes that a file of any size may take
-# Memory to file size: gzip packs real tables up to 25 times, and Python's objects take up to 40 times a text.
+"""The program that packed a file, by the file's first bytes."""
+LEAST_MEMORY = 2**29  # bytes of memory that a file of any size may take
+# Memory to file size: gzip compresses real tables up to 25 times, and Python's objects take up to 40 times a text.
 MEMORY_RATIO = 1000
 READERS = {
     ".npz": "numpy_arrays",
@@ -41,12 +41,12 @@ READERS = {
     ".sqlite": "SQLiteTable",
     ".db": "SQLiteTable",
 }
-"""By suffix, what in `learner.data` reads a file."""
+"""The reader in `learner.data` of each suffix."""
 KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def as_path(path: PathLike, what: str) -> Path:
-    """Return a path in which `~` is the home directory.
+    """Return the path with `~` expanded to the home directory.
 
     Raises:
       LearnerError: the argument is not a path.
@@ -60,7 +60,7 @@ def as_path(path: PathLike, what: str) -> Path:
 
 
 def reader_of(path: PathLike) -> str | None:
-    """Return the name of what in `learner.data` reads files with this suffix, or None.
+    """Return the name of the reader in `learner.data` for files with this suffix, or None.
 
     >>> reader_of("a.npz"), reader_of("a.csv.gz"), reader_of("mymodule.rows")
     ('numpy_arrays', 'csv', None)
@@ -69,7 +69,7 @@ def reader_of(path: PathLike) -> str | None:
 
 
 def refuse_path(path: PathLike, what: str) -> NoReturn:
-    """Raise `LearnerError` for a path in the place of data: there is no such file, or what reads it."""
+    """Raise `LearnerError` for a path passed as data: the file is missing, or needs a reader, named in the message."""
     if not as_path(path, what).exists():
         present(path, what)
     reader = reader_of(path)
@@ -85,11 +85,11 @@ def present(path: PathLike, what: str) -> Path:
     """Return the path of an existing file.
 
     Args:
-      path: of the file; `~` is the home directory.
+      path: the path of the file; `~` is the home directory.
       what: the name of the reader, for messages.
 
     Raises:
-      LearnerError: there is no such file; names files beside it with similar names.
+      LearnerError: there is no such file; the message names files in the directory with similar names.
 
     >>> present("/no/such/file.csv", "csv")
     Traceback (most recent call last):
@@ -115,14 +115,14 @@ def present(path: PathLike, what: str) -> Path:
 
 
 def present_files(paths: list[PathLike] | PathLike, what: str) -> list[Path]:
-    """Return the paths of existing files, in the order of a list; those that match a pattern are sorted by name.
+    """Return the paths of existing files, in the order of a list; files that match a pattern are sorted by name.
 
     Args:
-      paths: of a file, a pattern such as `part-*.csv`, or a list of both.
+      paths: the path of a file, a pattern such as `part-*.csv`, or a list of both.
       what: the name of the reader, for messages.
 
     Raises:
-      LearnerError: there is no such file, or none matches a pattern; the list is empty.
+      LearnerError: a file does not exist, no file matches a pattern, or the list is empty.
     """
     files: list[Path] = []
     for path in paths if isinstance(paths, list | tuple) else [paths]:
@@ -143,7 +143,7 @@ def present_files(paths: list[PathLike] | PathLike, what: str) -> list[Path]:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raise errors of the system for a path (no permission, too long a name) as `LearnerError`."""
+    """Convert system errors for a path (no permission, name too long) into `LearnerError`."""
     try:
         yield
     except OSError as error:
@@ -168,7 +168,7 @@ def folder(path: PathLike, what: str, where: str = "") -> Path:
     """Return the path of an existing directory.
 
     Raises:
-      LearnerError: there is none; the message ends with the hint `where`.
+      LearnerError: there is no such directory; the message ends with the hint `where`.
     """
     directory = as_path(path, what)
     with readable(directory):
@@ -184,13 +184,13 @@ def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, ur
     """Return the paths of the files of a published data set.
 
     Args:
-      directory: of the files.
+      directory: the directory of the files.
       names: the alternative names of each file.
       what: the data set, for messages.
-      url: of the data set.
+      url: the address of the data set.
 
     Raises:
-      LearnerError: names all missing files, and the address.
+      LearnerError: files are missing; the message names all of them, and the address.
     """
     where = f"get the files from {url} and put them there (nothing is downloaded by itself)"
     place = folder(directory, what, f"{where}: {', '.join(first for first, *_ in names)}")
@@ -207,10 +207,10 @@ def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, ur
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, unpacked if it is gzip.
+    """Open a file for reading, decompressed if it is gzip.
 
     Raises:
-      LearnerError: the file cannot be read, is damaged, or is packed by another program than gzip.
+      LearnerError: the file cannot be read, is damaged, or is compressed by another program than gzip.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -231,16 +231,17 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 class MemoryBudget:
-    """A limit of the memory for the content of a file.
+    """A memory limit for the content of a file.
 
     A compressed file of a few kilobytes can hold gigabytes. Readers reserve memory before they allocate it.
 
     Args:
-      path: of the file.
-      max_memory: in bytes. Default: 1000 times the file's size, at least 512 MiB, and at most the machine's memory.
+      path: the path of the file.
+      max_memory: the limit in bytes. Default: 1000 times the file's size, at least 512 MiB, and at most the machine's
+        memory.
 
     Raises:
-      LearnerError: `max_memory` is not a positive whole number.
+      LearnerError: `max_memory` is not a positive integer.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "a.csv")
@@ -259,7 +260,7 @@ class MemoryBudget:
             self.limit = check_int("max_memory", max_memory, least=1)
 
     def reserve(self, count: int) -> None:
-        """Reserve `count` bytes, which stay reserved. Raise `LearnerError` if the file needs more than its limit."""
+        """Reserve `count` bytes permanently. Raise `LearnerError` if the file needs more than its limit."""
         self._reserved += count
         if self._reserved > self.limit:
             self.require(0)
@@ -275,7 +276,7 @@ class MemoryBudget:
 
 
 def undecodable(path: Path, encoding: str) -> int:
-    """Return the first line (from 1) of a text file with bytes that its encoding does not allow."""
+    """Return the first line (from 1) of a text file with bytes that are invalid in its encoding."""
     decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
     with opened(path) as stream:
         while True:
@@ -289,7 +290,7 @@ def undecodable(path: Path, encoding: str) -> int:
 
 
 def most_bytes(path: Path) -> int:
-    """Return the largest size that a file can have, unpacked if it is gzip, at most the machine's memory."""
+    """Return the largest size that a file can have, decompressed if it is gzip, at most the machine's memory."""
     with readable(path), path.open("rb") as stream:
         ratio = LARGEST_RATIO if stream.read(2) == GZIP else 1
     return min(path.stat().st_size * ratio, machine_memory())

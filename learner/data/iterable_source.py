@@ -1,4 +1,4 @@
-"""Batches of other libraries and of iterables: a position is a state where the data has one, or batches are skipped."""
+"""Batches of other libraries and of iterables: a position is restored from a state of the data, or by skipping."""
 
 import contextlib
 import functools
@@ -16,8 +16,8 @@ from learner.data.sharding import Batches, ProcessShard, digest_of, refuse_small
 from learner.data.workers import allow_grain_workers, forks_workers
 from learner.errors import LearnerError
 
-GENERATORS = "generators"  # the key of a state that has those of random generators
-FIRST = "first batch"  # the key of a state that has the checksum of the epoch's first batch
+GENERATORS = "generators"  # the key of the random generators' states
+FIRST = "first batch"  # the key of the checksum of the epoch's first batch
 _IF_THE_SAME = ", and the rest of the epoch is right only if they are the same batches in the same order as before"
 
 
@@ -34,7 +34,7 @@ class StatefulSource(Source):
         """See `Source`."""
         facts = {"kind": self._kind, **describe_iterable(self._data), "batches": self.batches, "fields": None}
         if self._first is not None:
-            # In another order the first batch may have another length, as padded texts have.
+            # In another order the first batch may have another length, as with padded texts.
             facts["fields"] = fields_of(self._first, fixed=facts["order"] == "as given")
         return self._of_all_processes(facts)
 
@@ -52,7 +52,7 @@ class StatefulSource(Source):
             return
         try:
             state = where()
-        except NotImplementedError:  # it inherited the method
+        except NotImplementedError:  # an inherited method
             self._keeps = False
             return
         if ADDRESS.search(str(from_json(state))):
@@ -87,9 +87,9 @@ class StatefulSource(Source):
 class IterableSource(StatefulSource):
     """An iterable, or a function, that returns a new iterator for each epoch.
 
-    A position is reached by the state of the iterator (Grain) or of the iterable itself (torchdata, Hugging Face).
-    Data without a state begins its epoch again, with the random generators as they were at its beginning, and batches
-    are skipped; a checksum of the first one shows if they are other ones than before.
+    A position is restored from the state of the iterator (Grain) or of the iterable itself (torchdata, Hugging Face).
+    Data without a state restarts its epoch, with the random generators as they were at its beginning, and batches are
+    skipped. A checksum of the first batch shows if the batches differ from before.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class IterableSource(StatefulSource):
         super().__init__(split, batches, share, own)
         self._data = data
         self._kind = "iterable" if isinstance(data, Iterable) else "function"
-        self._digests: list[int] = []  # of the first batch that the newest iterator has given
-        self._before_call: dict[str, Any] = {}  # the states of a function's random generators before its newest call
+        self._digests: list[int] = []  # of the first batch of the newest iterator
+        self._before_call: dict[str, Any] = {}  # the states of a function's random generators before its latest call
         self._has_state = False  # True if that iterator has a position, or random generators that are restored
 
     def open(
@@ -120,7 +120,7 @@ class IterableSource(StatefulSource):
         return super().open(epoch, start, state, warn)
 
     def _make(self, order: Any = None) -> Iterable[Any]:
-        """Return the iterable of an epoch. A function is called with its random generators as `order` has them."""
+        """Return the iterable of an epoch. A function's random generators are first set to the states in `order`."""
         if isinstance(self._data, Iterable):
             return self._data
         generators = generators_of_function(self._data)
@@ -159,7 +159,7 @@ class IterableSource(StatefulSource):
         return batches
 
     def _order(self, data: Iterable[Any], epoch: int, start: int, states: Any, warn: Callable[[str], None]) -> bool:
-        """Set an iterable to the beginning of an epoch. Return True if its order is known to be that of the epoch."""
+        """Set an iterable to the beginning of an epoch. Return True if its order is known to be the epoch's order."""
         has_epoch = self.split == "train" and set_epoch(data, epoch)
         generators = generators_of(data)
         if states is None:
@@ -202,7 +202,7 @@ class IterableSource(StatefulSource):
         positioned = state is not None and _state_methods(holder) is not None
         if positioned:
             self._restore(holder, epoch, start, state)
-            if holder is data:  # its next iterator starts there
+            if holder is data:  # the data's next iterator starts there
                 iterator = iter(data)
         where = self._where(holder)
         self._has_state = where is not None or bool(generators)
@@ -228,7 +228,7 @@ class IterableSource(StatefulSource):
     def _continued(
         self, batches: Batches, epoch: int, start: int, state: Any, warn: Callable[[str], None]
     ) -> Batches | None:
-        """See `Source`. Data that counts how often it is read is read once for the epoch that it was read for."""
+        """See `Source`. Data that counts its iterators must be iterated only once per epoch."""
         if epoch != 1 or not start or isinstance(self._data, list | tuple) or batches.where is None:
             return None
         is_of_beginning = state is None or (_is_of_beginning(state) and GENERATORS not in state)
@@ -247,7 +247,7 @@ class IterableSource(StatefulSource):
         ordered: bool,
         warn: Callable[[str], None],
     ) -> None:
-        """Read the batches before a position and drop them. `first`: the checksum of the first one, if it is known."""
+        """Read and drop the batches before a position. `first` is the checksum of the first batch, if it is known."""
         name = f"the {self.split} data ({type(data).__name__})"
         warn(
             f"{name} cannot be put back to a position{self._flaw}. {start} {self._unit} of epoch {epoch} are read "
@@ -268,12 +268,12 @@ class IterableSource(StatefulSource):
             )
 
     def _after_change(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Batches | None:
-        """Return the batches of an epoch before which the data was changed, and had this state. Return None where they
-        end at once, as those of data that is still at the end of the epoch before: it begins anew.
+        """Return the batches of an epoch before which the data was changed, and had this state. Return None if they end
+        immediately, because the data is still at the end of the previous epoch: the epoch is then opened again.
         """
         data = self._make()
         self._restore(data, epoch - 1, 0, state)
-        self._order(data, epoch, 0, None, warn)  # after the state, which has the epoch before
+        self._order(data, epoch, 0, None, warn)  # after the state, which contains the previous epoch
         batches, _ = self._iterator(data, epoch, 0, None)
         try:
             batches.peek()
@@ -309,12 +309,12 @@ def _is_of_grain(data: Any) -> bool:
 
 
 def _is_of_beginning(state: Any) -> bool:
-    """Return True for a state of the beginning of an epoch, rather than of a position."""
+    """Return True for a state at the beginning of an epoch, rather than at a position."""
     return isinstance(state, dict) and bool(state) and state.keys() <= {GENERATORS, FIRST}
 
 
 def _digesting(batches: Iterator[Any], digests: list[int]) -> Iterator[Any]:
-    """Yield the batches, and append the checksum of the first one, if it has one."""
+    """Yield the batches, and append the checksum of the first batch, if it has one."""
     for batch in itertools.islice(batches, 1):
         with contextlib.suppress(Exception):  # placing it reports the error
             digests += [digest for digest in [digest_of(batch)] if digest is not None]
@@ -324,7 +324,7 @@ def _digesting(batches: Iterator[Any], digests: list[int]) -> Iterator[Any]:
 
 
 def _has_one_order(data: Iterable[Any]) -> bool:
-    """Return True if each epoch has one order, or its iterable begins anew in each."""
+    """Return True if each epoch has one order, or the iterable restarts in each epoch."""
     return isinstance(data, list | tuple | Iterator) or describe_iterable(data)["order"] == "as given"
 
 
@@ -392,7 +392,7 @@ class OneShotSource(StatefulSource):
 
 
 def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Return the two methods that get and set a position, under Grain's names or torchdata's."""
+    """Return the methods that get and set a position, by Grain's names or torchdata's."""
     if is_stream(holder) and flaw_of(holder):
         return None
     for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):

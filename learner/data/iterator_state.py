@@ -1,6 +1,6 @@
-"""The state of an iterator of the user as JSON, for checkpoints: loading it runs no code.
+"""The state of a user's iterator as JSON, for checkpoints: loading it runs no code.
 
-Values of JSON stay unchanged. Every other value becomes a dict with one key, which names its kind:
+JSON values stay unchanged. Every other value becomes a dict with one key, which names its kind:
 
     {"base64": "AQI="}                                       bytes
     {"array": {"dtype": "<i4", "shape": [2], "base64": ...}} a NumPy array; {"scalar": ...} one of NumPy's scalars
@@ -22,11 +22,11 @@ TAGS = ("base64", "array", "scalar", "tuple", "float", "items")
 
 
 def to_json(state: Any, split: str) -> Any:
-    """Return JSON that `from_json` converts back into the state: of the same types, and equal to the bit.
+    """Return JSON that `from_json` converts back into the state, with the same types and bits.
 
     Args:
-      state: dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers, or `None`, in each other.
-      split: name of the split, for the message.
+      state: nested dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers, and `None`.
+      split: the name of the split, for the message.
 
     Raises:
       LearnerError: the state contains another kind of value.

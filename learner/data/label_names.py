@@ -1,4 +1,4 @@
-"""The names of labels that sources number."""
+"""The names of labels that sources replace by numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,21 +9,21 @@ SOURCES = "learner.data.sources."
 
 
 def is_source(dataset: Any) -> bool:
-    """Return True for a source of ours, such as a table or a folder of images."""
+    """Return True for a source of `learner`, such as a table or a folder of images."""
     return any(base.__module__.startswith(SOURCES) for base in type(dataset).__mro__)
 
 
 def source_labels(dataset: Any) -> Mapping[str, Sequence[str]]:
-    """Return by field the names of the labels of a source, in the order of their numbers."""
+    """Return, by field, the label names of a source, in the order of their numbers."""
     names: Mapping[str, Sequence[str]] = getattr(dataset, "labels", {})
     return names
 
 
 def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
-    """Return by field the names of the labels of a source of ours, in the order of their numbers, also through views
-    that select or join rows. Through functions of the user they are unknown: these would have to be called.
+    """Return, by field, the label names of a source of `learner`, in the order of their numbers, also through views
+    that select or join rows. They are unknown behind a user's functions, which would have to be called.
 
-    The sources are found by their modules, so that none of them is imported.
+    Sources are recognized by their modules, so that none of these is imported.
 
     >>> from learner.data.sources.table_arrays import Table
     >>> import numpy as np
@@ -37,7 +37,7 @@ def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
     joined = [label_names(inner) for inner in getattr(dataset, "_inner", ())] or [{}]
     fields = [field for field in joined[0] if all(field in names for names in joined)]
     longest = {field: max((names[field] for names in joined), key=len) for field in fields}
-    # One list may begin with another: `label_conflicts` refuses those that disagree.
+    # One list may begin with another: `label_conflicts` rejects lists that disagree.
     return {
         field: texts
         for field, texts in longest.items()
@@ -46,7 +46,7 @@ def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
 
 
 def label_conflicts(datasets: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem for each field whose texts have other numbers in one of the datasets, whose rows are joined.
+    """Return a problem for each field whose texts have different numbers in the datasets, whose rows are joined.
 
     >>> from learner.data.sources.table_arrays import Table
     >>> import numpy as np
@@ -55,7 +55,7 @@ def label_conflicts(datasets: Mapping[str, Any]) -> list[Problem]:
     >>> [str(problem).partition(":")[0] for problem in label_conflicts({"source 'a'": cats, "source 'b'": dogs})]
     ["the numbers of 'kind' stand for different texts"]
     """
-    first: dict[tuple[str, int], tuple[str, str]] = {}  # by field and number, where it is and its text
+    first: dict[tuple[str, int], tuple[str, str]] = {}  # by field and number: the place and the text
     problems = {}
     for name, dataset in datasets.items():
         for field, texts in label_names(dataset).items():

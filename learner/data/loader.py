@@ -1,10 +1,10 @@
-"""Loaders: a dataset as batches, epoch by epoch, in an order that is a function of (seed, epoch) only.
+"""Loaders: a dataset as batches, epoch by epoch, in an order that depends only on (seed, epoch).
 
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     for batch in train:  # epoch 1; the next loop is epoch 2, in another order
         ...
 
-Arrays in memory are gathered, one `take` per array and batch. All other data is read ahead through Grain, on request by
+Arrays in memory are gathered, one `take` per array and batch. All other data is prefetched through Grain, optionally by
 worker processes (`learner.data.pipeline`). The order is the same either way, for any number of workers.
 """
 
@@ -25,22 +25,22 @@ from learner.util.number_checks import check_int
 
 
 class Reader(Protocol):
-    """The interface of ways to load: yields the batches of an epoch from any position, or the share of each."""
+    """The interface of readers: they yield the batches of an epoch from any position, or a share of each batch."""
 
     def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
-        """Yield the batches of an epoch (from 1) from batch `start` (from 0) on. `close()` ends reading ahead."""
+        """Yield the batches of an epoch (from 1) from batch `start` (from 0) on. `close()` ends prefetching."""
 
     def close(self) -> None:
         """Release the resources that are kept between epochs."""
 
 
 class Gather:
-    """Reads batches of arrays in memory: copies, so that a batch may be changed or kept.
+    """Reads batches of arrays in memory. Batches are copies, so they may be changed or kept.
 
     Args:
       data: the arrays.
       plan: the batches of the dataset.
-      drawn: returns the rows of the arrays that the dataset consists of in an epoch; None: all, in their order.
+      drawn: returns the rows of the arrays that form the dataset in an epoch; None: all rows, in order.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Gather:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the arrays, or that of an epoch if it is larger."""
+        """Return the size of the arrays, or of an epoch if that is larger."""
         return max(self.data.nbytes, self.data.nbytes // len(self.data) * self._plan.num_items)
 
     def order(self, epoch: int, seed: int | None = None) -> np.ndarray:
@@ -62,7 +62,7 @@ class Gather:
 
     def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
         """See `Reader`."""
-        order = self.order(epoch).astype(np.intp)  # NumPy would convert the rows of every batch otherwise
+        order = self.order(epoch).astype(np.intp)  # otherwise NumPy would convert the rows of every batch
         size = self._plan.batch_size
         for number in range(start, self._plan.num_batches):
             rows = slice(number * size, (number + 1) * size) if share is None else self._plan.rows_of(number, share)
@@ -76,7 +76,7 @@ class DataLoaderBuilder:
     """Builds loaders. Every method checks its arguments at once and returns the builder.
 
     Args:
-      batcher: a function of a list of items that returns a batch; default: items are stacked (`learner.data.stack`).
+      batcher: a function that turns a list of items into a batch; default: `learner.data.stack`.
 
     >>> loader = DataLoaderBuilder().batch_size(4).shuffle(seed=1).build({"x": np.arange(10)})
     >>> loader
@@ -108,31 +108,32 @@ class DataLoaderBuilder:
         return self
 
     def shuffle(self, seed: int = 0) -> "DataLoaderBuilder":
-        """Shuffle each epoch into a new order, made from (seed, epoch). Default: the dataset's own order."""
+        """Shuffle each epoch into a new order, seeded with (seed, epoch). Default: the dataset's own order."""
         self._seed = check_int("the seed of shuffle", seed, least=0)
         return self
 
     def num_workers(self, n: int) -> "DataLoaderBuilder":
-        """Set the number of processes that read the dataset and make the batches, in order. Default: 0, a thread.
+        """Set the number of worker processes that read the dataset and make the batches, in order. Default: 0, a
+        thread.
 
-        They take seconds to start and live from epoch to epoch, until `DataLoader.close` or the loader's end. They
-        import the script that starts them, so it needs `if __name__ == "__main__":`; otherwise the first batch raises
+        Workers take seconds to start and live from epoch to epoch, until `DataLoader.close` or the loader's end. They
+        import the main script, which therefore needs `if __name__ == "__main__":`; otherwise the first batch raises
         `LearnerError`.
         """
         self._num_workers = check_int("num_workers", n, least=0)
         return self
 
     def drop_last(self, drop: bool = True) -> "DataLoaderBuilder":
-        """Leave out the last batch of an epoch if it is not full; by default it is included."""
+        """Drop the last batch of an epoch if it is not full; by default it is included."""
         if not isinstance(drop, bool):
             raise LearnerError(f"drop_last is {drop!r}: give True or False", code="data-drop-last-type")
         self._drop_last = drop
         return self
 
     def prefetch(self, n: int) -> "DataLoaderBuilder":
-        """Set the number of batches that a thread (0: none), or each worker (at least 1), reads ahead. Default: 2.
+        """Set the number of batches that a thread (0: none), or each worker (at least 1), prefetches. Default: 2.
 
-        Arrays in memory are not read ahead.
+        Arrays in memory are not prefetched.
         """
         self._prefetch = check_int("prefetch", n, least=0)
         return self
@@ -141,7 +142,8 @@ class DataLoaderBuilder:
         """Return a loader of data that `as_dataset` accepts: an object with a length and an index, or a dict of arrays.
 
         Raises:
-          LearnerError: no batch size, no rows, fewer rows than one batch under `drop_last`, or not a dataset.
+          LearnerError: there is no batch size, the dataset is empty or invalid, or has less than one batch under
+            `drop_last`.
         """
         data = as_dataset(dataset)
         if self._batch_size is None:
@@ -176,8 +178,8 @@ class DataLoader:
     Attributes:
       dataset: the data.
       batch_size: rows per batch.
-      in_memory: the dataset is an `ArrayDataset` or a mixture of them, and batches are rows of `arrays` in the order of
-        `order(epoch)`, because there is neither a batcher nor workers.
+      in_memory: True if the dataset is an `ArrayDataset` or a mixture of them, without a batcher or workers: batches
+        are rows of `arrays` in the order of `order(epoch)`.
     """
 
     def __init__(self, dataset: Any, plan: Plan, reader: Reader, batcher: Batcher = stack) -> None:
@@ -192,8 +194,8 @@ class DataLoader:
 
     @property
     def arrays(self) -> Any:
-        """Return the NumPy arrays `[rows, ...]` if it is `in_memory`, None otherwise. The arrays of a mixture are those
-        of its sources, one after another.
+        """Return the NumPy arrays `[rows, ...]` if the loader is `in_memory`, None otherwise. For a mixture, the arrays
+        of its sources are concatenated.
         """
         return None if self._gather is None else self._gather.data.arrays
 
@@ -203,12 +205,12 @@ class DataLoader:
         return None if self._gather is None else self._gather.nbytes
 
     def num_items(self) -> int:
-        """Return the rows in an epoch, without those that `drop_last` leaves out."""
+        """Return the number of rows in an epoch, without rows that `drop_last` drops."""
         return self._plan.num_items
 
     def order(self, epoch: int, seed: int | None = None) -> np.ndarray:
-        """Return the row numbers of an epoch, int32 `[num_items]`: batch k begins at `k * batch_size`. They are rows of
-        `arrays`, or of the dataset if it is not `in_memory`. `seed`: in place of that of a loader that shuffles.
+        """Return the row numbers of an epoch, int32 `[num_items]`: batch k begins at `k * batch_size`. They index
+        `arrays`, or the dataset unless `in_memory`. `seed` replaces the seed of a loader that shuffles.
         """
         number = check_int("epoch", epoch, least=1)
         return self._plan.order(number, seed) if self._gather is None else self._gather.order(number, seed)
@@ -216,18 +218,18 @@ class DataLoader:
     def epoch(self, epoch: int, start: int = 0, share: ProcessShard | None = None) -> "BatchIterator":
         """Return the batches of an epoch (from 1) from batch number `start` (from 0) on. Skipped batches are not read.
 
-        With a `share`, only the rows of the share are read of each batch. A batcher then gets the items of the share
-        only, so one that pads has to pad to the same length in all processes.
+        With a `share`, only the share's rows of each batch are read. A batcher then gets only these items, so padding
+        must be to the same length in all processes.
 
         Raises:
-          LearnerError: `epoch` below 1, or `start` outside 0 to `len(loader)`.
+          LearnerError: `epoch` is below 1, or `start` is outside 0 to `len(loader)`.
         """
         return BatchIterator(self, self._reader, epoch, start, share)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return JSON values that describe rows, batches and order: equal for equally built loaders, in any process.
 
-        Nothing is read. `fields` is `None` if only items would show them, as with a batcher.
+        No data is read. `fields` is `None` if it could only be found by reading items, as with a batcher.
 
         >>> loader = DataLoaderBuilder().batch_size(4).shuffle(seed=1).build({"x": np.arange(10)})
         >>> facts = loader.fingerprint()
@@ -249,8 +251,8 @@ class DataLoader:
         }
 
     def digest(self) -> int | None:
-        """Return a checksum of three rows: equal for equal arrays in memory, in any process; None for other data, whose
-        items a function of the user may draw at random.
+        """Return a checksum of three rows: equal for equal arrays in memory, in any process; None for other data, as a
+        user's function may compute its items at random.
 
         >>> of = lambda numbers: DataLoaderBuilder().batch_size(2).build({"x": np.arange(numbers)}).digest()
         >>> of(6) == of(6), of(6) == of(7)
@@ -321,10 +323,10 @@ class BatchIterator:
         return self._share is not None and self._share.divides(rows.stop - rows.start)
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Go to a position of `get_state`, also of an equally built loader. The loader counts its epochs from there.
+        """Go to a position from `get_state`, also of an equally built loader. The loader counts its epochs from there.
 
         Raises:
-          LearnerError: the state is malformed, or lies outside the epoch.
+          LearnerError: the state is malformed, or outside the epoch.
         """
         if not isinstance(state, Mapping) or set(state) != {"epoch", "batch"}:
             raise LearnerError(
@@ -337,7 +339,7 @@ class BatchIterator:
         before.close()
 
     def close(self) -> None:
-        """End reading ahead; no further batch is returned."""
+        """End prefetching; no further batch is returned."""
         self._batches.close()
 
     def _open(self, epoch: int, start: int) -> None:

@@ -35,26 +35,27 @@ def mix(
 ) -> "Mixture | StreamMixture":
     """Return a dataset that draws each row from one of several sources, or a stream if one of them is a stream.
 
-    The rows of an epoch are a function of (seed, epoch). A source has its share of them, rounded up or down, at random
-    positions. It is walked in a shuffled order, from epoch to epoch, and begins again in another order when it is
-    through; each walk is an epoch of the source, for its `augment`. With the default weights and size, each epoch has
-    every row once.
+    The rows of an epoch are a function of (seed, epoch). Each source has its share of them, rounded up or down, at
+    random positions. A source is read in a shuffled order that continues from epoch to epoch, and in a new order each
+    time it is exhausted; each pass is an epoch of the source, for its `augment`. With the default weights and size,
+    each epoch has every row once.
 
     Args:
-      sources: datasets, or anything else that `view` accepts, by name; those of a list are named "0", "1", ....
+      sources: datasets, or anything else that `view` accepts, by name; the items of a list are named "0", "1", ....
         The lengths of the first axes may differ between sources that are not in memory, for batchers that pad.
       weights: relative probabilities of the sources, by name or in their order; they need not add up to 1. Default: the
         lengths of the sources.
       size: rows per epoch; default: the sum of the lengths of the sources. With streams, an epoch of that size begins
         where the last one ended; by default each epoch reads the sources from their start.
-      seed: the draws are made from it.
-      source_field: a field to add to items, which are dicts: the number of the source, int32 `[]`.
-      exhausted: for streams, which are iterables of items or functions that return one: at the end of a source, "stop"
-        ends the epoch (the default), "repeat" begins the source again, and "drop" goes on with the other sources.
+      seed: the seed of the draws.
+      source_field: a field to add to the items, which must be dicts: the number of the source, int32 `[]`.
+      exhausted: for streams (iterables of items, or functions that return one): at the end of a source, "stop" ends the
+        epoch (the default), "repeat" restarts the source, and "drop" continues with the other sources.
 
     Raises:
-      LearnerError: no sources, or iterators among them, which can be read only once; sources with different fields,
-        shapes, dtypes or numbers for texts; weights that do not fit; a size below 1. All that is wrong, in one error.
+      LearnerError: there are no sources, or a source is an iterator, which can be read only once; sources differ in
+        fields, shapes, dtypes or the numbers of label texts; the weights do not fit; the size is below 1. One error
+        lists all problems.
 
     >>> code, web = {"x": np.array([1, 2])}, {"x": np.array([10, 20, 30, 40, 50, 60])}
     >>> mixture = mix({"code": code, "web": web}, weights={"code": 0.5, "web": 0.5}, seed=0)
@@ -103,17 +104,18 @@ def mix(
 def stream(items: Any, size: int | None = None) -> StreamMixture:
     """Return data of unknown length, which is read in order: a mixture of one stream.
 
-    Pass it to `fit` with `with_batch_size(32)`, or `stream(items).batch(32)`, which also takes a `batcher`. It resumes
-    to the bit, from the state of the items if they have one; otherwise those of the epoch are read again up to there.
+    Pass it to `fit` with `with_batch_size(32)`, or as `stream(items).batch(32)`, which also accepts a `batcher`. It
+    resumes exactly, to the bit: from the state of the items, if they have one, or by reading the epoch's items again
+    up to the position.
 
     Args:
       items: an iterable of items that can be read again, or a function that returns one, such as a generator function.
-      size: items per epoch, each of which begins where the last one ended: for items without an end. By default each
-        epoch reads the items from their start.
+      size: items per epoch, for items without an end: each epoch begins where the last one ended. By default each epoch
+        reads the items from their start.
 
     Raises:
-      LearnerError: an iterator, which can be read only once, or data with a length and an index, which needs a loader;
-        a size below 1.
+      LearnerError: the items are an iterator, which can be read only once, or data with a length and an index, which
+        needs a loader; the size is below 1.
 
     >>> def rows():
     ...     for number in range(3):
@@ -132,13 +134,14 @@ def stream(items: Any, size: int | None = None) -> StreamMixture:
 
 
 class Mixture(View):
-    """A dataset whose rows are drawn from several sources, made by `mix`. Outside of loaders, the epoch is 1.
+    """A dataset whose rows are drawn from several sources, made by `mix`. Outside loaders, the epoch is 1.
 
-    Views that need equal rows in all epochs raise `LearnerError`: `filter`, `split`, `part`, `k_fold` and `fold`. Call
-    them of the sources. A loader without a batcher gathers batches of arrays in memory at once.
+    Views that need the same rows in all epochs raise `LearnerError`: `filter`, `split`, `part`, `k_fold` and `fold`.
+    Call them on the sources instead. A loader without a batcher gathers each batch of arrays in memory in one
+    operation.
 
     Attributes:
-      names: of the sources.
+      names: the names of the sources.
       source_field: the field of an item with the number of its source, or None.
 
     >>> mixture = mix([["a", "b"], ["c"]], size=4)
@@ -226,7 +229,7 @@ class Mixture(View):
         return item if self.source_field is None else {**item, self.source_field: np.int32(which)}
 
     def _rows_of(self, epoch: int) -> EpochRows:
-        # Threads read at once: each uses the rows that it has seen here, whichever are kept.
+        # Threads read concurrently: each uses the rows that it got here, whichever are cached.
         latest = self._latest
         if latest is None or latest.epoch != epoch:
             self._latest = latest = self._draws.rows(epoch)
@@ -273,7 +276,7 @@ class MixturePool:
 
 
 def mixtures_in(data: Any) -> list[Mixture]:
-    """Return the mixtures in a dataset and in the views below it; those inside of mixtures are left out.
+    """Return the mixtures in a dataset and in the views below it, but not the mixtures inside mixtures.
 
     >>> mixtures_in(mix([range(3), range(4)]).map(str))
     [mix(size=7, seed=0, {'0': range(3 items), '1': range(4 items)}): 7 items]

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a mixture. All that is wrong is in one error."""
+"""Checks of the arguments of a mixture. One error lists all problems."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ Kind = tuple[str, tuple[int | None, ...]]  # dtype and shape
 
 
 def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of all sources, and those that can be read, as datasets or unchecked streams."""
+    """Return the names of all sources, and the readable ones as datasets or unchecked streams."""
     if not isinstance(sources, Mapping | list | tuple):
         problems.append(
             Problem(
@@ -55,7 +55,7 @@ def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str
 
 @dataclasses.dataclass(frozen=True)
 class UncheckedStream:
-    """A source without an index, of which no item was read.
+    """A source without an index, of which no item has been read.
 
     Attributes:
       data: an iterable of items, or a function that returns one.

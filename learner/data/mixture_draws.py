@@ -1,4 +1,4 @@
-"""The rows of a mixture: which source each row is drawn from, and which of its rows, as functions of (seed, epoch)."""
+"""The rows of a mixture: the source of each row, and the row in that source, as functions of (seed, epoch)."""
 
 import copy
 import dataclasses
@@ -17,10 +17,10 @@ class EpochRows:
     """The rows of one epoch, in order.
 
     Attributes:
-      epoch: from 1.
-      source: the number of the source of each row, unsigned `[size]`.
+      epoch: the epoch, from 1.
+      source: the number of each row's source, unsigned `[size]`.
       row: the row number within the source, `[size]`.
-      walk: the number of the walk through the source, from 1, int32 `[size]`.
+      walk: the number of the pass through the source, from 1, int32 `[size]`.
     """
 
     epoch: int
@@ -37,7 +37,7 @@ class MixtureDraws:
     distributes them over the epoch. Each row therefore comes from source `s` with exactly its probability. Integers and
     comparisons alone decide, so the rows are equal on every machine.
 
-    A source is walked from epoch to epoch, each time through in a new order.
+    The passes through a source continue from epoch to epoch, each in a new order.
 
     Args:
       lengths: rows of each source.
@@ -77,7 +77,7 @@ class MixtureDraws:
         return self._generator(_ARRANGEMENT, epoch, 0).permutation(np.repeat(numbers, counts))
 
     def rows(self, epoch: int) -> EpochRows:
-        """Return the rows of an epoch (from 1). Costs a permutation of the epoch, and one of each source."""
+        """Return the rows of an epoch (from 1). This permutes the epoch, and each source."""
         starts, counts, source = self.totals(epoch - 1), self.counts(epoch), self.sources(epoch)
         row = np.empty(self.size, np.int32 if max(self.lengths) <= 2**31 else np.int64)
         walk = np.empty(self.size, np.int32)
@@ -88,13 +88,13 @@ class MixtureDraws:
         return EpochRows(epoch, source, row, walk)
 
     def of_epoch(self, epoch: int) -> "MixtureDraws":
-        """Return other draws, which belong to an epoch (from 1) that has no size: its `sources` are those of blocks."""
+        """Return the draws of an epoch (from 1) without a size: its `sources` are drawn in blocks."""
         draws = copy.copy(self)
         draws._key = (epoch,)
         return draws
 
     def _walk(self, number: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows at positions `start` to `stop` of the walks through a source, and their walks (from 1)."""
+        """Return the rows at positions `start` to `stop` of the passes through a source, and their passes (from 1)."""
         length = self.lengths[number]
         rows, walks = [], []
         for walk in range(start // length, (stop - 1) // length + 1):

@@ -1,7 +1,7 @@
-"""Arrays of an `.npz` file, without trust in the sizes that the file claims.
+"""Arrays of an `.npz` file, read without trusting the sizes that the file claims.
 
-`numpy.load` allocates the memory that an array's header claims, and unpacks the archive, before it reads the content.
-Here both are compared with the size of the file first.
+`numpy.load` allocates the memory that an array's header claims, and decompresses the archive, before it reads the
+content. Here both sizes are first compared with the size of the file.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.util.machine import machine_memory
 
-LARGEST_RATIO = 1032  # of unpacked bytes to packed ones, for deflate
+LARGEST_RATIO = 1032  # of decompressed to compressed bytes, for deflate
 LONGEST_HEADER = 10_000
 READERS = {1: (2, np.lib.format.read_array_header_1_0), 2: (4, np.lib.format.read_array_header_2_0)}
 
@@ -27,8 +27,8 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
     """Return the arrays of an `.npz` file by name.
 
     Args:
-      path: of the file, as `numpy.savez` and `numpy.savez_compressed` write it.
-      memory: bytes that all arrays may take together; default: the machine's memory.
+      path: the path of a file written by `numpy.savez` or `numpy.savez_compressed`.
+      memory: the bytes that all arrays may take together; default: the machine's memory.
 
     Raises:
       LearnerError: the file is missing or damaged, claims more than it contains or than there is memory for, or
@@ -85,10 +85,10 @@ class Header:
     """The header of an `.npy` file.
 
     Attributes:
-      shape: of the array.
-      fortran: the first axis changes fastest.
+      shape: the shape of the array.
+      fortran: True if the first axis changes fastest.
       dtype: plain numbers or texts.
-      start: position of the array in the file, in bytes.
+      start: the position of the array in the file, in bytes.
     """
 
     shape: tuple[int, ...]
@@ -106,12 +106,12 @@ def read_header(stream: IO[bytes], size: int, name: str) -> Header:
     """Return the header of an `.npy` file.
 
     Args:
-      stream: at the start of the file.
-      size: of the file, in bytes, which has to agree with the header.
-      name: of the file, for messages.
+      stream: the file, at its start.
+      size: the size of the file in bytes, which must agree with the header.
+      name: the name of the file, for messages.
 
     Raises:
-      LearnerError: the file is of another kind, claims more or less than it contains, or has no plain numbers.
+      LearnerError: the file is not an `.npy` file, claims more or less than it contains, or has no plain numbers.
     """
     start = stream.read(8)
     if start[:6] != b"\x93NUMPY" or start[6] not in READERS:

@@ -14,23 +14,23 @@ from learner.util.number_checks import check_int
 
 
 class PackedStream:
-    """Token sequences of any length, one after another, in rows of one length: a stream of rows, for `stream`.
+    """Token sequences of any length, packed into rows of one length: a stream of rows, for `stream`.
 
-    A row is full where the next sequence does not fit, which begins the next row, also across batches. With `split`,
-    sequences are cut at the end of a row, and only the last row of an epoch has padding. Sequences without tokens are
-    left out. It resumes to the bit: the position is that of the sequences, with what is left of the last one.
+    A sequence that does not fit into a row begins the next row, also across batches. With `split`, sequences are cut at
+    the end of a row, and only the last row of an epoch has padding. Sequences without tokens are dropped. It resumes
+    exactly, to the bit: the position is that of the sequences, with the rest of the last one.
 
     Args:
       items: the sequences: an iterable of dicts that can be read again, a function that returns one, or a mixture of
         streams.
-      length: of a row, in tokens.
-      split: cut sequences at the end of a row. Each piece is a segment of its own, with positions from 0.
-      value: the padding; a mapping has one for each field.
-      fields: names of the fields that are packed, equally long within a sequence; default: all. Others are left out.
+      length: the length of a row, in tokens.
+      split: cut sequences at the end of a row. Each piece is a separate segment, with positions from 0.
+      value: the padding value, or a mapping with one for each field.
+      fields: the names of the fields to pack, equally long within a sequence; default: all. Other fields are dropped.
 
     Raises:
-      LearnerError: a length below 1, or items that `stream` refuses. When read: sequences that are longer than a row,
-        without `split`; items that are not dicts; fields that are not there or differ in length.
+      LearnerError: the length is below 1, or `stream` rejects the items. When read: a sequence is longer than a row,
+        without `split`; an item is not a dict; fields are missing or differ in length.
 
     >>> def texts():
     ...     yield from ({"text": np.arange(n)} for n in (3, 4, 2))
@@ -78,7 +78,7 @@ class PackedRows(Iterator[dict[str, np.ndarray]]):
 
     def __init__(self, packed: PackedStream) -> None:
         self._packed, self._items = packed, iter(packed.items)
-        self._rest: dict[str, np.ndarray] | None = None  # of the sequence read last, which the next row begins with
+        self._rest: dict[str, np.ndarray] | None = None  # of the sequence read last; the next row begins with it
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the row returned last."""
@@ -121,7 +121,7 @@ class PackedRows(Iterator[dict[str, np.ndarray]]):
             fields = self._packed.fields
             names = list(item) if fields is None else check_fields("PackedStream", fields, item)
             columns = {name: arrays("PackedStream", name, [item[name]]) for name in names}
-            # Here, as sequences that are cut would end alike.
+            # Empty sequences are dropped here, as the rest of a cut sequence can be empty, too.
             if common_lengths(columns)[0]:
                 return {name: column[0] for name, column in columns.items()}
         return None

@@ -12,25 +12,25 @@ from learner.util.number_checks import check_int
 
 
 class Pack:
-    """A batcher that puts several token sequences, one after another, into each row: hardly anything is padding.
+    """A batcher that puts several token sequences, one after another, into each row, so that there is little padding.
 
-    Each item, in their order, is put into the first row with room for it. `segments` mark the tokens of one item:
-    attention has to be masked by `segments[:, :, None] == segments[:, None, :]`.
+    Items are put, in order, into the first row with room for them. `segments` mark the tokens of one item: attention
+    must be masked by `segments[:, :, None] == segments[:, None, :]`.
 
     Args:
-      length: of a row, in tokens.
-      rows: rows of a batch, so that all have one shape; unused ones are padding. Default: as many as it takes. (A run
-        of several processes needs it.)
-      value: the padding; a mapping has one for each field.
-      fields: names of the fields that are packed, equally long within an item; default: all. Others are left out.
+      length: the length of a row, in tokens.
+      rows: rows of a batch, so that all batches have one shape; unused rows are padding. Default: as many as needed.
+        (Runs of several processes must set it.)
+      value: the padding value, or a mapping with one for each field.
+      fields: the names of the fields to pack, equally long within an item; default: all. Other fields are dropped.
 
     Returns:
       The fields `[rows, length, ...]`, and `segments` int32 `[rows, length]` (1 for the first item of a row, 2 for the
       next, 0 for padding), `positions` int32 (from 0 within each item) and `mask` bool (false for padding).
 
     Raises:
-      LearnerError: sizes below 1. When called: items that are not dicts, fields that are not there or differ in length,
-        an item without tokens or longer than a row, or more than fits into `rows`.
+      LearnerError: a size is below 1. When called: an item is not a dict, has no tokens or is longer than a row; fields
+        are missing or differ in length; or the items do not fit into `rows`.
 
     >>> batch = Pack(length=5)([{"text": [1, 2, 3]}, {"text": [4, 5, 6, 7]}, {"text": [8, 9]}])
     >>> batch["text"].tolist()
@@ -76,7 +76,7 @@ class Pack:
         return f"Pack(length={self._length}{'' if self._rows is None else f', rows={self._rows}'})"
 
     def _places(self, lengths: Sequence[int]) -> tuple[list[tuple[int, int, int]], int]:
-        """Return the row of each item, its start there and its segment; and the number of rows."""
+        """Return the row, the start in the row and the segment of each item, and the number of rows."""
         used: list[tuple[int, int]] = []  # tokens and items of each row
         places = []
         for number, length in enumerate(lengths):
@@ -100,7 +100,7 @@ class Pack:
 
 
 def common_lengths(columns: Mapping[str, list[np.ndarray]]) -> list[int]:
-    """Return the tokens of each item, which has as many in each of its fields."""
+    """Return the number of tokens of each item, which must be the same in all its fields."""
     (first, *others) = columns
     for name in others:
         for number, (a, b) in enumerate(zip(columns[first], columns[name], strict=True)):

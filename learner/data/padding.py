@@ -14,22 +14,21 @@ from learner.util.number_checks import check_int
 class Pad:
     """A batcher that pads arrays along their first axis to one length.
 
-    Each new length is a new shape, which is compiled once: a `length`, a `multiple` or a few `buckets` keep them few.
-    With none of the three, items are padded to the longest of the batch.
+    Each new length is a new shape, which is compiled once: a `length`, a `multiple` or a few `buckets` keep the number
+    of shapes small. Without any of the three, items are padded to the longest one of the batch.
 
     Args:
       length: the length.
-      multiple: pad to the least multiple of this number that the longest item of the batch fits in.
-      buckets: pad to the least of these lengths that the longest item of the batch fits in.
-      value: the padding; a mapping has one for each field.
-      fields: names of the fields that are padded; default: all that have an axis. The others are stacked.
-      mask: name of the mask: bool `[batch, length]`, true where an item is, false where it was padded. Fields of
-        different lengths need a mask each: `"{field}_mask"`. `None`: no mask.
+      multiple: pad to the smallest multiple of this number that fits the longest item of the batch.
+      buckets: pad to the smallest of these lengths that fits the longest item of the batch.
+      value: the padding value, or a mapping with one for each field.
+      fields: the names of the fields to pad; default: all that have an axis. Other fields are stacked.
+      mask: the name of the mask: bool `[batch, length]`, true for items, false for padding. Fields of different lengths
+        need separate masks: `"{field}_mask"`. `None`: no mask.
 
     Raises:
-      LearnerError: more than one of the three, or sizes below 1. When called: items that are not dicts, fields that are
-        not there, an item that is longer than the length, shapes that differ in another axis, or a value that is none
-        of the dtype.
+      LearnerError: more than one of the three is given, or a size is below 1. When called: an item is not a dict, lacks
+        a field or is longer than the length; shapes differ in another axis; or the dtype cannot represent the value.
 
     >>> batch = Pad(multiple=4)([{"text": [5, 6, 7], "label": 1}, {"text": [8], "label": 0}])
     >>> batch["text"].tolist(), batch["label"].tolist()
@@ -157,7 +156,7 @@ def check_fields(who: str, names: list[str], item: Mapping[str, Any]) -> list[st
 
 
 def arrays(who: str, name: str, column: Sequence[Any]) -> list[np.ndarray]:
-    """Return the values of a field as arrays `[length, ...]`, which differ in nothing but length."""
+    """Return the values of a field as arrays `[length, ...]`, which differ only in length."""
     values = [np.asarray(value) for value in column]
     for number, array in enumerate(values):
         if array.ndim == 0:

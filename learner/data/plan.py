@@ -1,4 +1,4 @@
-"""The rows of each batch: a function of (seed, epoch), equal for every way of loading."""
+"""The rows of each batch: a function of (seed, epoch), the same for every way of loading."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ class Plan:
     Attributes:
       rows: the number of rows of the dataset.
       batch_size: rows per batch; the last batch of an epoch may have fewer.
-      seed: each epoch has another order, made from (seed, epoch); `None`: the dataset's own order.
-      drop_last: leave out a last batch that is not full.
+      seed: each epoch has another order, seeded with (seed, epoch); `None`: the dataset's own order.
+      drop_last: drop a last batch that is not full.
 
     >>> plan = Plan(rows=5, batch_size=2)
     >>> plan.num_batches, plan.order(epoch=1)
@@ -53,10 +53,10 @@ class Plan:
 
     def order(self, epoch: int, seed: int | None = None) -> np.ndarray:
         """Return the row numbers of an epoch (from 1), int32 `[num_items]` (int64 above 2³¹ rows), from (seed, epoch).
-        `seed`: in place of that of a plan that has one.
+        `seed` replaces the plan's seed, if it has one.
 
-        The permutation is NumPy's, drawn from Philox under `SeedSequence([seed, epoch])`, so that neighbouring seeds
-        and epochs have nothing in common.
+        The permutation is NumPy's, drawn from Philox with `SeedSequence([seed, epoch])`, so that neighbouring seeds and
+        epochs are unrelated.
         """
         if self.seed is None:
             rows = np.arange(self.num_items)

@@ -1,9 +1,9 @@
 """The order of an iterable that shuffles by itself: its random generators, and its method `set_epoch`.
 
-A checkpoint keeps the states that the generators had when the epoch began, so that the same epoch begins again. They
-are found among the attributes of the iterable and of its `sampler`, `batch_sampler` and `dataset`, as PyTorch's
-`DataLoader` names them, and among the variables outside of a function that it uses: `torch.Generator`, NumPy's
-`Generator` and `RandomState`, Python's `random.Random`. The generators of those libraries themselves are not touched.
+A checkpoint stores the states that the generators had when the epoch began, so that the epoch can be repeated.
+Generators are found among the attributes of the iterable and of its `sampler`, `batch_sampler` and `dataset` (the names
+of PyTorch's `DataLoader`), and among the outer variables that a function uses: `torch.Generator`, NumPy's `Generator`
+and `RandomState`, Python's `random.Random`. The global generators of those libraries are not touched.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def generators_of_function(function: Any) -> dict[str, Any]:
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of generators, which do not change with them."""
+    """Return copies of the generators' states."""
     return {name: _state_of(generator) for name, generator in generators.items()}
 
 
@@ -81,8 +81,8 @@ def restore(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
 
 
 def set_epoch(data: Any, epoch: int) -> bool:
-    """Call `set_epoch` of an iterable and of its parts with the number of the epoch, from 0 as they count; return True
-    if there is one.
+    """Call `set_epoch` of an iterable and of its parts with the number of the epoch, which they count from 0. Return
+    True if one has the method.
     """
     methods = [method for _, part in _parts(data) if callable(method := getattr(part, "set_epoch", None))]
     for method in methods:
@@ -102,7 +102,7 @@ def _parts(data: Any) -> Iterator[tuple[str, Any]]:
 def _is_generator(value: Any) -> bool:
     try:
         return isinstance(value, np.random.Generator | np.random.RandomState | random.Random) or _is_torchs(value)
-    except Exception:  # of an object that stands for another one, which is not there now
+    except Exception:  # from a proxy whose object does not exist now
         return False
 
 
@@ -133,5 +133,5 @@ def _set_state(generator: Any, state: Any) -> None:
             generator.setstate(state)
         case _:
             now = generator.get_state()
-            # A tensor is made from a tensor, so that PyTorch need not be imported.
+            # The new tensor is made from an existing one, so that PyTorch need not be imported.
             generator.set_state(now.new_tensor(state.tolist()) if hasattr(now, "new_tensor") else state)

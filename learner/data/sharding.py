@@ -1,7 +1,7 @@
 """The part of every batch that this process reads, if several processes train together.
 
-Our loaders read their share only. All other data is read by every process, which keeps its rows of each batch
-(`ShardedBatches`), unless the data is marked as this process's part already (`PerProcess`).
+Our loaders read only their share. Every process reads all other data and keeps its rows of each batch
+(`ShardedBatches`), unless the data is marked as being this process's part (`PerProcess`).
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ from learner.util.number_checks import check_int
 class ProcessShard:
     """The rows of every batch that a process reads. Batch sizes are global: over all processes.
 
-    A batch whose rows divide evenly over the devices is split into `count` equal parts of consecutive rows. Every
-    device computes all of any other batch, so every process reads all of it.
+    A batch whose rows divide evenly over the devices is split into `count` equal parts of consecutive rows. Any other
+    batch is replicated: every device computes all of it, so every process reads all of it.
 
     Attributes:
       index: the number of the share, from 0.
-      count: the number of shares: that of processes, unless some of them have the same rows.
-      multiple: devices over which the rows of a batch are split, in all processes; a multiple of `count`.
+      count: the number of shares: the number of processes, unless some of them have the same rows.
+      multiple: the number of devices over which the rows of a batch are split, in all processes; a multiple of `count`.
 
     Raises:
-      LearnerError: numbers that do not fit each other.
+      LearnerError: the numbers do not fit together.
 
     >>> share = ProcessShard(index=1, count=2, multiple=4)
     >>> share.divides(12), share.of(12)
@@ -72,14 +72,14 @@ class ProcessShard:
 
 @dataclasses.dataclass(frozen=True)
 class PerProcess:
-    """Marks data that yields only this process's part of every batch, such as files of its own.
+    """Marks data that yields only this process's part of every batch, such as the process's own files.
 
-    All processes have to yield the same number of batches in an epoch, with equally many rows, which together divide
+    All processes must yield the same number of batches in an epoch, with equally many rows, which together divide
     evenly over the devices. With a single process it has no effect. Our loaders and a Grain `DataLoader` with
-    `shard_options` need no mark: they read their share by themselves.
+    `shard_options` need no mark, as they read only their share.
 
     Attributes:
-      data: any data. A loader's batch size is that of this process here; `with_batch_size` is still global.
+      data: any data. A loader's batch size here is per process; `with_batch_size` is still global.
 
     >>> from learner.data import DataLoaderBuilder
     >>> rows_of_this_machine = {"x": np.zeros((6, 2))}
@@ -94,17 +94,18 @@ class Batches(Iterator[Any]):
     """The batches of an epoch from a position on.
 
     Args:
-      batches: the iterator that is read.
+      batches: the iterator to read.
       where: see below.
       part: see the method `part`.
       end: see below.
 
     Attributes:
-      where: returns the position in the data after the batch returned last, as JSON; `None` if there is none to store.
+      where: returns the position in the data after the batch returned last, as JSON; `None` if there is no position to
+        store.
       end: returns the state after all batches, if it differs from the state after the last one.
-      between: returns the state of data that keep one themselves, rather than their iterators; else None. Read between
-        two epochs, `Source.open` takes it as `changed`.
-      first_digest: a checksum of the batch that `peek` has read, where every process reads all of it; else None.
+      between: returns the state of data that has a state itself, rather than in its iterators; else None. A state read
+        between two epochs is passed to `Source.open` as `changed`.
+      first_digest: a checksum of the batch that `peek` has read, if every process reads all of it; else None.
     """
 
     between: Callable[[], Any] | None = None
@@ -122,7 +123,7 @@ class Batches(Iterator[Any]):
         self._remaining: int | None = None
 
     def __next__(self) -> Any:
-        if self._remaining == 0:  # without reading: a loader may wait, or draw from a generator, for another batch
+        if self._remaining == 0:  # do not read: a loader may wait, or draw from a generator, for another batch
             raise StopIteration
         batch = self._first.pop() if self._first else self._read()
         if self._remaining is not None:
@@ -133,7 +134,7 @@ class Batches(Iterator[Any]):
         return next(self._batches)
 
     def part(self) -> bool:
-        """Return True if the batch returned last is this process's part of it, False if every process has all of it."""
+        """Return True if the batch returned last is only this process's part, False if every process has all of it."""
         return self._part()
 
     def peek(self) -> Any:
@@ -147,7 +148,7 @@ class Batches(Iterator[Any]):
 
 
 def digest_of(batch: Any) -> int | None:
-    """Return a checksum of the numbers of a batch; None where an array holds objects, of which it has the addresses."""
+    """Return a checksum of the numbers of a batch; None if an array holds objects, whose bytes are addresses."""
     refuse_keys(batch)
     parts = [np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch)]
     if any(x.dtype.hasobject for x in parts):
@@ -161,8 +162,8 @@ class ShardedBatches(Batches):
     Args:
       batches: global batches, or parts of them if each process has its own.
       share: the part of this process.
-      own: the batches are parts already.
-      split: name of the split, for messages.
+      own: True if the batches are parts already.
+      split: the name of the split, for messages.
       where: see `Batches`.
       end: see `Batches`.
 
@@ -248,10 +249,10 @@ def refuse_small(rows: int | None, share: ProcessShard | None, split: str) -> No
 
 
 def shards_itself(data: Any, share: ProcessShard, split: str) -> bool:
-    """Return True if `data` is a Grain `DataLoader` that reads a shard of its own.
+    """Return True if `data` is a Grain `DataLoader` that reads its own shard.
 
     Raises:
-      LearnerError: it reads another process's.
+      LearnerError: it reads another process's shard.
     """
     options = getattr(data, "_shard_options", None)
     if type(data).__module__.partition(".")[0] != "grain" or options is None or options.shard_count == 1:

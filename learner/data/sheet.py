@@ -1,4 +1,4 @@
-"""Images side by side in one."""
+"""Contact sheets: several images side by side in one."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 SMALLEST, WIDEST = 4, 4096  # of an image, in pixels
-SHOWN = 48  # pixels that a small image is enlarged to
+SHOWN = 48  # pixels to which a small image is enlarged
 GAP = 2
 
 
@@ -25,9 +25,9 @@ def contact_sheet(images: Sequence[np.ndarray], columns: int = 8) -> np.ndarray:
     """Return images side by side as one.
 
     Args:
-      images: of the shapes of `is_image` and any size: integers from 0 to the largest of their type, or floats. The
-        least float of all images becomes black and the greatest white (but 0 and 1 if all are between).
-      columns: images in a row.
+      images: images of any size, with shapes that `is_image` accepts: integers from 0 to the largest of their type, or
+        floats. The smallest float of all images becomes black and the largest white (but 0 and 1 if all are between).
+      columns: images per row.
 
     Returns:
       uint8 `[height, width, 3]`; transparent parts are shown without transparency.
@@ -47,7 +47,7 @@ def contact_sheet(images: Sequence[np.ndarray], columns: int = 8) -> np.ndarray:
 
 
 def _range(images: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the numbers that are shown as black and as white."""
+    """Return the values that are shown as black and as white."""
     if images[0].dtype.kind in "biu":
         return 0, 1 if images[0].dtype.kind == "b" else np.iinfo(images[0].dtype).max
     finite = [image[np.isfinite(image)].astype(np.float64) for image in images]

@@ -1,12 +1,12 @@
 """Sources of all data that a user may pass: `source_of`.
 
-A `Source` yields the batches of an epoch from any position. The data may be one of our loaders, any iterable of
+A `Source` yields the batches of an epoch from any position. The data may be one of our loaders, an iterable of
 batches, a Grain dataset, a function that returns an iterator, a one-shot iterator, or a dataset with `with_batch_size`.
 If several processes train together, each reads its share of every batch (`learner.data.sharding`).
 
-A position is a number of batches. Our loaders skip to it at no cost, and so does data with `get_state` and `set_state`
-(or `state_dict` and `load_state_dict`, as torchdata's): its state is stored next to the number. All other data is read
-again up to the position, and an iterator that cannot be read again raises an error.
+A position is a number of batches. Our loaders skip to it at no cost. Data with `get_state` and `set_state` (or
+`state_dict` and `load_state_dict`, as in torchdata) does so too: its state is stored next to the number. All other data
+is read again up to the position, and an iterator that cannot be read again raises an error.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from learner.data.stream_mixture import StreamMixture, StreamMixtureSource
 from learner.data.workers import check_process
 from learner.errors import LearnerError
 
-# Data up to this size lives on the device; shuffled data twice, the second time in the order of the epoch.
+# Data up to this size is kept on the device; shuffled data twice, the second time in the order of the epoch.
 RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
 
@@ -105,14 +105,14 @@ def source_of(
     shuffle: int | None = None,
     share: ProcessShard | None = None,
 ) -> Source:
-    """Return the source of data that a user passed.
+    """Return the source for data that a user passed.
 
     Args:
       data: see the module.
-      split: its name.
-      batch_size: for datasets, and arrays, that are passed in place of a loader.
+      split: the name of the split.
+      batch_size: the batch size for datasets and arrays that are passed instead of a loader.
       shuffle: the seed for such a dataset's order, or `None` to keep its order.
-      share: the rows of every batch that this process reads; `None`: all.
+      share: the rows of every batch that this process reads; `None` for all rows.
 
     >>> source = source_of([np.zeros((4, 2))] * 3, "train")
     >>> source.batches, source.peek(1).shape, sum(1 for _ in source.open(1))
@@ -178,7 +178,7 @@ def _loader_of(
 
 
 def _check_iterable(data: Any, split: str) -> None:
-    """Raise `LearnerError` unless data gives batches, or is a function that may return an iterator of them."""
+    """Raise `LearnerError` unless data yields batches, or is a function that may return an iterator of batches."""
     if isinstance(data, DataLoaderBuilder):
         raise LearnerError(
             f"the {split} data is a DataLoaderBuilder; call .build(dataset) on it",
@@ -231,9 +231,9 @@ def _is_endless(data: Any) -> bool:
 
 
 def _length(data: Any) -> int | None:
-    """Return batches per epoch, or None if unknown.
+    """Return the batches per epoch, or None if unknown.
 
-    PyTorch's loaders may have a `__len__` that raises, endless Grain datasets one that is near `sys.maxsize`.
+    The `__len__` of PyTorch's loaders may raise; for endless Grain datasets it is near `sys.maxsize`.
     """
     try:
         length = len(data)

@@ -7,21 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 
 MOST_KINDS = 1000
-"""Integers with more distinct values than this are not labels, and are not counted."""
+"""The maximum number of distinct values to count; integers with more are not labels."""
 
 
 class FieldStatistics:
     """One field of a dataset, row by row.
 
     Attributes:
-      name: of the field.
-      dtype: of its arrays; all of them, if they differ.
-      shape: of a row; `None` for a length that differs between rows.
+      name: the name of the field.
+      dtype: the dtype of its arrays, or all their dtypes if they differ.
+      shape: the shape of a row, with `None` for a length that differs between rows.
       rows: the number of rows.
-      low, high, mean: of all finite numbers; `None` if there are none.
-      nans, infinities: how many numbers are not finite.
-      counts: how often each value appears, if rows are integers, texts or bools; `None` for floats, for arrays, and if
-        there are too many values.
+      low, high, mean: the minimum, maximum and mean of all finite numbers; `None` without finite numbers.
+      nans, infinities: the numbers of values that are not finite.
+      counts: the number of occurrences of each value, if rows are integers, texts or bools; `None` for floats, for
+        arrays, and if there are too many values.
 
     >>> field = FieldStatistics("label")
     >>> field.add(np.array([1, 0, 1]))
@@ -61,7 +61,7 @@ class FieldStatistics:
         self.rows += len(rows)
         self._merge(rows.shape[1:])
         self._count(rows)
-        if jnp.issubdtype(rows.dtype, jnp.floating) or kind in "biu":  # of bfloat16 too, which NumPy knows no kind of
+        if jnp.issubdtype(rows.dtype, jnp.floating) or kind in "biu":  # includes bfloat16, which has no kind in NumPy
             self._measure(rows)
 
     def _merge(self, shape: tuple[int, ...]) -> None:

@@ -19,18 +19,18 @@ from learner.data.sharding import Batches
 from learner.errors import LearnerError, one_error
 from learner.util.number_checks import check_int
 
-BLOCK = 2**16  # draws that are made at once, in which each source has its share
+BLOCK = 2**16  # draws made at once, among which each source has its share
 EXHAUSTED = ("stop", "repeat", "drop")
 
 
 class StreamMixture:
-    """Rows drawn from several streams, made by `mix`, or from one, by `stream`. It yields items; `batch` returns the
-    same rows in batches.
+    """Rows drawn from several streams, made by `mix`, or from one, made by `stream`. It yields items; `batch` returns
+    the same rows in batches.
 
     Attributes:
-      names: of the sources.
+      names: the names of the sources.
       batch_size: rows per batch, or None for single items.
-      starts_anew: each epoch reads the sources from their start.
+      starts_anew: True if each epoch reads the sources from their start.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class StreamMixture:
         self.warn: Callable[[str], None] = logging.getLogger("learner.data").warning
         self.epoch = 1
         self.after: dict[str, Any] | None = None  # the position after the latest epoch, where the next one begins
-        self.streams: list[Stream] = []  # which were read up to there
+        self.streams: list[Stream] = []  # read up to `after`
 
     def batch(self, batch_size: int, batcher: Batcher = stack, drop_last: bool = False) -> Self:
         """Return the same rows in batches.
 
         Args:
           batch_size: rows per batch.
-          batcher: makes a batch of a list of items.
-          drop_last: leave out rows that do not fill a batch.
+          batcher: turns a list of items into a batch.
+          drop_last: drop rows that do not fill a batch.
 
         >>> from learner.data import mix
         >>> mixture = mix({"a": lambda: iter([1, 2, 3]), "b": lambda: iter([10, 20, 30])})
@@ -79,7 +79,7 @@ class StreamMixture:
 
     @property
     def is_endless(self) -> bool:
-        """Return True if an epoch has no end, provided that no source is empty."""
+        """Return True if epochs have no end, provided that no source is empty."""
         return self.size is None and self.exhausted == "repeat"
 
     @property
@@ -124,7 +124,7 @@ class StreamMixtureIterator(Iterator[Any]):
         fresh = {"epoch": mixture.epoch, "draw": 0, "sources": dict.fromkeys(mixture.names, place)}
         self.set_state({**(after or fresh), "made": 0})
         if after is not None and mixture.streams:
-            # One iterator alone reads on in open streams; another one opens its own.
+            # Only one iterator continues the open streams; another one opens its own.
             self._streams, mixture.streams = mixture.streams, []
 
     def get_state(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class StreamMixtureIterator(Iterator[Any]):
         return {"epoch": self._epoch, "draw": self._draw, "made": self._count, "sources": places}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue after the batch after which `get_state` returned this. Sources are opened when a row is drawn."""
+        """Go to the position that `get_state` returned. Sources are opened when their first row is drawn."""
         names = self._mixture.names
         if not {"epoch", "draw", "made", "sources"} <= set(state):
             raise LearnerError("the state is not that of a mixture of streams", code="data-mixture-state-malformed")
@@ -170,7 +170,7 @@ class StreamMixtureIterator(Iterator[Any]):
                 shares = zip(self._streams, self._mixture.draws.probabilities, strict=True)
                 self._over = not stream.ended or all(each.ended for each, share in shares if share)
             if not self._over:
-                self._draw += 1  # an epoch that is over stays so where it resumes
+                self._draw += 1  # an epoch that has ended must also be at its end after resuming
             if item is not None:
                 self._count += 1
                 return (self._checked(number, item[0]),)
@@ -183,7 +183,7 @@ class StreamMixtureIterator(Iterator[Any]):
         return int(self._numbers[1][draw % BLOCK])
 
     def _checked(self, number: int, item: Any) -> Any:
-        """Return an item with the number of its source; the first one of each source is compared with the others."""
+        """Return an item with the number of its source. The first items of all sources are compared."""
         name, field = self._mixture.names[number], self._mixture.source_field
         if name not in self._first:
             problems: list[str] = []
@@ -201,7 +201,7 @@ class Stream:
     """One source of a mixture, and the position in it.
 
     Attributes:
-      ended: it has no rows left, and is drawn no more.
+      ended: True if the source has no rows left, and is not drawn any more.
     """
 
     def __init__(
@@ -213,14 +213,14 @@ class Stream:
         self._items: Any = None
 
     def place(self) -> dict[str, Any]:
-        """Return the position after the row that was read last, as JSON."""
+        """Return the position after the row read last, as JSON."""
         if self._items is not None:
             self._state = None if self._items.where is None else self._items.where()
         place = {"walk": self._walk, "rows": self._rows, "total": self._total, "ended": self.ended}
         return {**place, "state": self._state}
 
     def read(self, repeats: bool) -> tuple[Any] | None:
-        """Return the next row, in a tuple; None at the end. A source that `repeats` begins again there."""
+        """Return the next row, in a tuple; None at the end. A source that `repeats` restarts instead."""
         try:
             if self._items is None:
                 self._open(self._rows, self._state)
@@ -248,7 +248,7 @@ class Stream:
 
 
 class StreamSource(IterableSource):
-    """A source of a mixture, whose batches are single rows, and whose epochs are the times that it is read."""
+    """A source of a mixture. Its batches are single rows, and its epochs are the passes through it."""
 
     _keeps = True
     _unit = "rows"
@@ -267,7 +267,7 @@ class StreamSource(IterableSource):
 
 
 class Walks:
-    """A dataset as a stream, in another shuffled order each time.
+    """A dataset as a stream, with a new shuffled order in each pass.
 
     >>> from learner.data import view
     >>> walks = Walks(view([1, 2, 3]), seed=0, number=0)
@@ -279,7 +279,7 @@ class Walks:
         self._dataset, self._seed, self._number, self._walk = dataset, seed, number, 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next walk, from 0."""
+        """Set the number of the next pass, from 0."""
         self._walk = epoch + 1
 
     def __iter__(self) -> "WalkIterator":
@@ -292,7 +292,7 @@ class Walks:
 
 
 class WalkIterator(Iterator[Any]):
-    """The items of a dataset in an order, with a position."""
+    """The items of a dataset in a given order, with a position."""
 
     def __init__(self, dataset: Dataset, order: np.ndarray, walk: int) -> None:
         self._dataset, self._order, self._walk, self._next = dataset, order, walk, 0
@@ -323,7 +323,7 @@ class StreamMixtureSource(IterableSource):
         return facts if self.own and self.shares > 1 else {**facts, "dataset": repr(self._data)[:LONGEST]}
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
-        self._data.warn = warn  # of the run, for sources that are opened when a row of them is drawn
+        self._data.warn = warn  # of the run, for sources opened when a row is drawn
         return super()._open(epoch, start, state, warn)
 
     def describe_state(self, state: Any) -> list[str]:
@@ -333,7 +333,7 @@ class StreamMixtureSource(IterableSource):
 
 @adapter
 def refuse_loader(data: Any) -> Any:
-    """Raise `LearnerError` for a mixture of streams, which no loader can read; return all else unchanged."""
+    """Raise `LearnerError` for a mixture of streams, which no loader can read; return other data unchanged."""
     if isinstance(data, StreamMixture):
         raise LearnerError(
             "a stream, or a mixture of streams, can only be read in order, and needs no loader: pass its batch(32), or "

@@ -10,8 +10,8 @@ import numpy as np
 class Streams:
     """A stream of random numbers for each item and epoch.
 
-    Numbers are Philox's (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the key is made from
-    seed, place and epoch, and the index is a word of the counter, which leaves each item 2¹²⁸ blocks of its own.
+    Numbers are from Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the key is made from
+    seed, place and epoch, and the index is a word of the counter, so that each item has its own 2¹²⁸ blocks.
 
     Args:
       seed: 0 or more.
@@ -27,7 +27,7 @@ class Streams:
     def __init__(self, seed: int, place: int) -> None:
         self._seed, self._place = seed, place
         self._latest: tuple[int, np.ndarray] | None = None
-        # Making a generator takes 30 us, to set one to another counter 2 us.
+        # Creating a generator takes 30 us, setting it to another counter 2 us.
         self._free: list[np.random.Generator] = []
 
     @contextlib.contextmanager

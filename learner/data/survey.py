@@ -19,8 +19,8 @@ from learner.data.source import source_of
 from learner.data.sources.foreign import adapt
 from learner.errors import LearnerError
 
-AT_ONCE = 64  # items of a dataset that make a batch
-COMPARED = 8  # items, to find out if a view changes a field
+AT_ONCE = 64  # items of a dataset per batch
+COMPARED = 8  # items compared to find out if a view changes a field
 
 Batches = Generator[dict[str, np.ndarray], None, None]
 
@@ -30,9 +30,9 @@ class Survey:
     """Data to report on.
 
     Attributes:
-      name: kind of data.
-      batches: of one epoch, each a dict of arrays `[rows, ...]` by field.
-      num_rows, num_batches: in an epoch; `None` if unknown. Datasets have no batches.
+      name: the kind of data.
+      batches: the batches of one epoch, each a dict of arrays `[rows, ...]` by field.
+      num_rows, num_batches: the numbers of rows and batches in an epoch; `None` if unknown. Datasets have no batches.
       labels: the names of labels by field, if a source of ours provides them.
       notes: lines about the rows of the epoch.
     """
@@ -46,7 +46,7 @@ class Survey:
 
 
 def survey(data: Any, split: str) -> Survey:
-    """Return the survey of data: of the batches of an epoch, or of the items of a dataset, grouped into batches.
+    """Return the survey of the batches of an epoch, or of the items of a dataset, grouped into batches.
 
     Raises:
       LearnerError: the argument is not data, or can be read only once.
@@ -111,7 +111,7 @@ def _notes(dataset: Any) -> list[str]:
 
 
 def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
-    """Return the names of labels, also through views that select or join rows, or do not change the field."""
+    """Return the names of labels, also behind views that select or join rows, or do not change the field."""
     if is_source(dataset):
         return source_labels(dataset)
     below = inner_of(dataset)
@@ -127,7 +127,7 @@ def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
 
 
 def _is_kept(field: str, dataset: Any, below: Any) -> bool:
-    """Return True if a function of the user leaves a field unchanged in the first items."""
+    """Return True if a user's function leaves a field unchanged in the first items."""
     with contextlib.suppress(Exception):  # reading the items for the report raises it again
         pairs = [(_leaves(dataset[i]), _leaves(below[i])) for i in range(min(len(dataset), COMPARED))]
         return all(np.array_equal(after[field], before[field]) for after, before in pairs)

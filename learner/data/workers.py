@@ -1,11 +1,11 @@
 """Checks of the process that trains or reads data.
 
 A process started by "spawn" imports the main script before it gets its work. A script without
-`if __name__ == "__main__":` would train again there, and start processes of its own. Python reports that in long
-tracebacks, or hangs: the parent waits without end for a process that exits while more than 64 KB, the capacity of a
-pipe, are sent to it.
+`if __name__ == "__main__":` would train again there, and start its own processes. Python reports that in long
+tracebacks, or hangs: the parent waits forever for a process that exits while more than 64 KB, the capacity of a pipe,
+are sent to it.
 
-A fork of a process in which JAX runs has none of JAX's threads, so that every computation waits without end.
+A fork of a process in which JAX runs has none of JAX's threads, so every computation hangs.
 """
 
 import multiprocessing
@@ -28,10 +28,10 @@ _jax_ran = _without_threads = False
 
 
 def check_process() -> None:
-    """Raise `LearnerError` in a process that cannot train: a fork of one in which JAX ran, or one that is importing the
-    main script before it gets its work.
+    """Raise `LearnerError` in a process that cannot train: a fork of a process in which JAX ran, or a process that is
+    importing the main script before it gets its work.
 
-    A worker of a loader that imports the script exits instead, without output: the process that started it raises the
+    A loader's worker that imports the script exits instead, without output: the process that started it raises the
     error.
     """
     if _without_threads:
@@ -59,8 +59,8 @@ def allow_grain_workers() -> None:
 
 
 def end_with_parent() -> None:
-    """In a worker, end once the process that started it has ended. A process that is killed ends no worker, which would
-    keep its memory and wait for a reader that no longer exists.
+    """Make a worker end once the process that started it has ended. A killed process does not end its workers, which
+    would keep their memory and wait for a reader that no longer exists.
     """
     process, parent = multiprocessing.current_process(), multiprocessing.parent_process()
     if parent is None or not process.name.startswith(WORKER):
@@ -74,7 +74,7 @@ def end_with_parent() -> None:
 
 
 def forks_workers(data: Any) -> bool:
-    """Return True for a loader that forks worker processes, told by the attributes that PyTorch's `DataLoader` has."""
+    """Return True for a loader that forks worker processes, recognized by attributes of PyTorch's `DataLoader`."""
     workers, context = getattr(data, "num_workers", 0), getattr(data, "multiprocessing_context", ...)
     if context is ... or type(workers) is not int or workers < 1:
         return False
@@ -88,8 +88,8 @@ def forks_workers(data: Any) -> bool:
 def check_main_script() -> None:
     """Raise `LearnerError` unless worker processes can import the main script.
 
-    A trial process imports it, once in the life of this process. Notebooks, `python -c` and `python -m package` have no
-    script that is imported.
+    A trial process imports the script, once in the life of this process. Notebooks, `python -c` and `python -m package`
+    have no script to import.
     """
     check_process()
     script = _main_script()
@@ -102,7 +102,7 @@ def check_main_script() -> None:
 
 
 def _before_fork() -> None:
-    # In the parent, because the child may wait without end for the lock that this takes.
+    # In the parent, because the child may wait forever for the lock that this takes.
     global _jax_ran
     _jax_ran = backends_are_initialized()
 

@@ -1,10 +1,11 @@
-"""Optimizers made of optimizers: groups of parameters, clipping, averages.
+"""Optimizers made of other optimizers: groups of parameters, clipping, averages.
 
-An optimizer is a function of the learning rate, such as `optax.adamw`, and so is each of these, so that they nest:
+An optimizer is a function of the learning rate, such as `optax.adamw`. Each of these is one, too, so they can be
+nested:
 
     Ema(Clipped(Groups(optax.adamw, [Group("^head", lr=10.0)]), norm=1.0), decay=0.999)
 
-For each optimizer of optax there is a class, too, which a `learner.Config` can hold: `AdamW(weight_decay=1e-4)`; see
+Each optimizer of optax also has a class for use in a `learner.Config`: `AdamW(weight_decay=1e-4)`; see
 `OptimizerConfig`.
 """
 
@@ -25,7 +26,7 @@ _import, __dir__ = import_lazily(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use. The classes of `learner.optimizers.configs` are made when the first is needed."""
+    """Import a name at its first use. The classes of `learner.optimizers.configs` are made at the first use of one."""
     try:
         return _import(name)
     except AttributeError:

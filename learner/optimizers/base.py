@@ -1,4 +1,4 @@
-"""The interface of optimizers here: functions of the learning rate."""
+"""The interface of optimizers: functions of the learning rate."""
 
 import abc
 import dataclasses
@@ -10,19 +10,19 @@ import optax
 from learner.errors import LearnerError
 
 Change = Callable[[str, Callable[[Any], Any]], Callable[[Any], Any]]
-"""`(place, schedule) -> schedule`; the place is that of the schedule in an optimizer, for people."""
+"""`(place, schedule) -> schedule`; the place describes where an optimizer has the schedule, for messages."""
 
 
 class OptimizerFactory(abc.ABC):
-    """An optimizer without its learning rate, made of others. Subclasses are frozen dataclasses."""
+    """An optimizer without its learning rate, made of other optimizers. Subclasses are frozen dataclasses."""
 
     @abc.abstractmethod
     def __call__(self, lr: Any) -> optax.GradientTransformation:
-        """Return the optimizer at this rate, a float or a traced scalar."""
+        """Return the optimizer with this learning rate, a float or a traced scalar."""
 
     def with_schedules(self, change: Change) -> "OptimizerFactory":
         """Return this optimizer with `change(place, schedule)` in place of each schedule of the optimizers inside it.
-        The field `optimizer` is searched; a subclass with others overrides this.
+        The field `optimizer` is searched; subclasses with other fields override this method.
         """
         inner: Any = getattr(self, "optimizer", None)
         if not (isinstance(inner, OptimizerFactory) and "optimizer" in getattr(self, "__dataclass_fields__", ())):

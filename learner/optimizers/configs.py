@@ -1,16 +1,16 @@
 """optax's optimizers for configs: `AdamW(weight_decay=1e-4)` is a function of the learning rate.
 
 There is a class for every function of `optax` and `optax.contrib` that takes a `learning_rate`, with its other
-parameters. Each also has `clip_norm`, which clips the gradients to a global norm before the optimizer sees them, and
-those with a weight decay have `weight_decay_on`, which says of what. `learner.optimizers` has what is made of other
-optimizers: groups, averages, other ways to clip.
+parameters. Each class also has `clip_norm`, which clips the gradients to a global norm before the optimizer sees them.
+Classes with a weight decay have `weight_decay_on`, which selects the parameters that decay. `learner.optimizers` has
+optimizers made of others: groups, averages, other ways to clip.
 
     optimizer:
       class_path: AdamW
       init_args: {weight_decay: 1.0e-4, clip_norm: 1.0}
 
-A `learner.Config` has one as a field, `optimizer: OptimizerConfig = AdamW(weight_decay=1e-4)`. In other
-Python optax itself is as short: `partial(optax.adamw, weight_decay=1e-4)`.
+A `learner.Config` has one as a field, `optimizer: OptimizerConfig = AdamW(weight_decay=1e-4)`. Elsewhere in Python,
+optax itself is as short: `partial(optax.adamw, weight_decay=1e-4)`.
 """
 
 import dataclasses
@@ -29,9 +29,11 @@ from learner.optimizers.gradient_transforms import kernels
 
 
 class OptimizerConfig:
-    """An optax optimizer without its learning rate: calling it with a rate makes the `optax.GradientTransformation`.
+    """An optax optimizer without its learning rate. Calling it with a learning rate returns the
+    `optax.GradientTransformation`.
 
-    There is a subclass for each optimizer of optax. They are fields of a `learner.Config`, too, whose files name them:
+    There is a subclass for each optimizer of optax. Instances can be fields of a `learner.Config`, whose files name the
+    class:
 
     >>> from learner import Config
     >>> class Training(Config):
@@ -84,10 +86,10 @@ class OptimizerConfig:
 
     @classmethod
     def read_fields(cls, value: Any, path: str, problems: list[str]) -> Any:
-        """Return the optimizer of a file's value, for `learner.Config`; append its problems to `problems`.
+        """Return the optimizer for a file's value, for `learner.Config`; append its problems to `problems`.
 
-        `value` is a name, a mapping of `class_path` and `init_args`, or where the field has the type of one optimizer,
-        a mapping of its parameters.
+        `value` is a name, a mapping of `class_path` and `init_args`, or, if the field's type is one optimizer, a
+        mapping of its parameters.
         """
         if isinstance(value, cls):
             return value
@@ -121,7 +123,7 @@ class OptimizerConfig:
     def read_tagged(
         members: "Sequence[type[OptimizerConfig]]", value: Mapping[str, Any], path: str, problems: list[str]
     ) -> Any:
-        """Return the optimizer that `class_path` names, one of `members`. Nothing is imported to find it."""
+        """Return the optimizer that `class_path` names, one of `members`, without importing anything."""
         allowed = {name: kind for name, kind in OPTIMIZERS.items() if issubclass(kind, tuple(members))}
         name = str(value.get("class_path", "")).rpartition(".")[2]
         others = [key for key in value if key not in ("class_path", "init_args")]
@@ -140,8 +142,8 @@ class OptimizerConfig:
 
 
 def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Return the module's optimizers: functions with a learning rate, except for the pieces (`scale_by_...`) they are
-    made of.
+    """Return the module's optimizers: functions with a learning rate, except for their building blocks
+    (`scale_by_...`).
     """
     functions = {}
     for name, value in vars(module).items():
@@ -157,7 +159,7 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _mask_of(function: Callable[..., Any]) -> str:
-    """Return the name of the parameter that selects the arrays that decay, or an empty text."""
+    """Return the name of the parameter that selects the arrays that decay, or an empty string."""
     parameters = inspect.signature(function).parameters
     names = [name for name in ("mask", "weight_decay_mask") if name in parameters and "weight_decay" in parameters]
     return names[0] if names else ""

@@ -1,4 +1,4 @@
-"""Optimizers in words: a name, and every setting with its value."""
+"""Descriptions of optimizers: the name, and every setting with its value."""
 
 import dataclasses
 import functools
@@ -14,8 +14,8 @@ PLAIN = (bool, int, float, str, type(None), re.Pattern)
 
 
 def describe_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return the name of an optimizer and its settings as texts, defaults included. Settings inside a lambda are not
-    visible.
+    """Return the name of an optimizer and its settings as texts, including defaults. Settings inside a lambda are
+    unknown.
 
     >>> import optax
     >>> described = describe_optimizer(functools.partial(optax.sgd, momentum=0.9))
@@ -40,7 +40,7 @@ def optimizer_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str |
     'adam(b1=0.9) -> adam(b1=0.5)'
     """
     names, settings = [x.get("name") for x in (before, now)], [_settings(x) for x in (before, now)]
-    # A setting that only one of them has came with another version of the function.
+    # A setting in only one of them comes from another version of the function.
     changed = [key for key in settings[0] if key in settings[1] and settings[0][key] != settings[1][key]]
     if names[0] != names[1]:
         return f"{names[0]} -> {names[1]}"
@@ -71,7 +71,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, Schedule):
-        return "schedule"  # the schedules of a run are described by themselves
+        return "schedule"  # the schedules of a run are described separately
     function, settings = _function_and_settings(value)
     if not callable(function):
         return type(value).__name__

@@ -1,8 +1,8 @@
-"""Classes made from functions that a config file cannot fill in as they are.
+"""Classes generated from functions that a config file cannot call directly.
 
-optax makes optimizers and schedules with functions, and wants the learning rate in the same call as everything else. A
-config fixes everything else and leaves the rate to the program. So each function becomes a small frozen dataclass: its
-fields are the function's parameters as far as YAML can give them, and calling an instance fills in the rest.
+optax creates optimizers and schedules by functions, which need the learning rate in the same call as all other
+settings. A config fixes the other settings and leaves the rate to the program. So each function becomes a small frozen
+dataclass: its fields are the parameters that YAML can represent, and calling an instance passes the rest.
 """
 
 import dataclasses
@@ -57,11 +57,11 @@ def camel_case(name: str) -> str:
 
 
 def yaml_type(annotation: Any, classes: Mapping[Any, type]) -> Any:
-    """Return the part of a type that a config can give, or None if there is none.
+    """Return the part of a type that a config can represent, or None if there is none.
 
     Args:
-      annotation: a parameter's type. Functions, arrays and trees are what a config cannot give.
-      classes: types that are given by one of our own classes instead.
+      annotation: a parameter's type. A config cannot represent functions, arrays and trees.
+      classes: types that are represented by one of our own classes instead.
 
     >>> yaml_type(Union[float, Callable[[int], float], None], {})
     float | None
@@ -89,8 +89,8 @@ def yaml_type(annotation: Any, classes: Mapping[Any, type]) -> Any:
 
 
 def _union(args: Sequence[Any]) -> Any:
-    """Return the union of the types that a config can give. A number is a float, even where arrays and functions of the
-    step are allowed; trees and `Any` are left out.
+    """Return the union of the types that a config can represent. A number is a float, even where arrays and functions
+    of the step are allowed; trees and `Any` are left out.
     """
     containers = [a for a in args if typing.get_origin(a) is not Literal]
     trees = any(isinstance(inner, str | typing.ForwardRef) for a in containers for inner in typing.get_args(a))
@@ -111,10 +111,10 @@ def make_class(
     """Return a frozen dataclass whose fields are the parameters of `function`.
 
     Args:
-      function: what instances stand for; it becomes the class's `function`.
-      name: the function as people import it (`optax.adamw`), for the docstring.
+      function: the function that instances represent; it becomes the class's `function`.
+      name: the function's public name (`optax.adamw`), for the docstring.
       base: the class to derive from.
-      free: parameters that are not fields, because whoever calls the instance gives them.
+      free: parameters that are not fields, because the caller of the instance passes them.
       classes: as in `yaml_type`.
       extra: further fields: name, type, default and description.
     """
@@ -122,7 +122,7 @@ def make_class(
     left_out: list[str] = []
     parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
-        if parameter.name in free or (parameter.name == "seed" and "key" in parameters):  # an old name of it
+        if parameter.name in free or (parameter.name == "seed" and "key" in parameters):  # an old name of `key`
             continue
         kind, default = _field(parameter, classes)
         if kind is None:

@@ -17,23 +17,23 @@ from learner.util.number_checks import is_number
 from learner.util.trees import path_name
 
 FREE = ("bias", "scale", "b", "beta", "gamma", "offset")
-"""How biases and the parameters of norms are called in flax, Equinox and Haiku."""
+"""The names of biases and the parameters of norms in flax, Equinox and Haiku."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Clipped(OptimizerFactory):
-    """An optimizer that sees clipped gradients. Where several limits are given they are applied in this order.
+    """An optimizer with gradient clipping. Several limits are applied in the order of the arguments.
 
     Args:
-      optimizer: a function of the rate.
-      value: no element is larger.
-      tensor_norm: no array has a larger norm, each by itself.
-      norm: all together have no larger norm (`optax.clip_by_global_norm`).
-      adaptive: no unit has a norm larger than this part of its parameters' (`optax.adaptive_grad_clip`, Brock et al.
-        2021).
+      optimizer: a function of the learning rate.
+      value: the maximum absolute value of each element.
+      tensor_norm: the maximum norm of each array.
+      norm: the maximum global norm (`optax.clip_by_global_norm`).
+      adaptive: the maximum norm of each unit, relative to that of its parameters (`optax.adaptive_grad_clip`, Brock et
+        al. 2021).
 
     Raises:
-      LearnerError: no limit, or one that is not positive.
+      LearnerError: no limit is given, or a limit is not positive.
 
     >>> made = Clipped(optax.sgd, tensor_norm=5.0)(1.0)
     >>> grads = {"w": jnp.array([6.0, 8.0]), "b": jnp.array([3.0])}
@@ -77,7 +77,7 @@ class Clipped(OptimizerFactory):
 
 
 def clip_by_tensor_norm(limit: float) -> optax.GradientTransformation:
-    """Scale down each array whose norm is larger than `limit`, by itself."""
+    """Scale down each array whose own norm exceeds `limit`."""
 
     def clip(g: Any, _: Any) -> Any:
         size = jnp.abs(g)
@@ -89,17 +89,17 @@ def clip_by_tensor_norm(limit: float) -> optax.GradientTransformation:
 
 @dataclasses.dataclass(frozen=True)
 class Noisy(OptimizerFactory):
-    """An optimizer that sees gradients with noise: normal, of variance `eta / (1 + step) ** gamma` (Neelakantan et al.
-    2015, `optax.add_noise`).
+    """An optimizer with gradient noise: normal, of variance `eta / (1 + step) ** gamma` (Neelakantan et al. 2015,
+    `optax.add_noise`).
 
     Args:
-      optimizer: a function of the rate.
+      optimizer: a function of the learning rate.
       eta: the variance at the first step.
-      gamma: how fast it falls.
-      seed: of the noise.
+      gamma: the exponent of the variance's decay.
+      seed: the seed of the noise.
 
     Raises:
-      LearnerError: a negative eta or gamma, or one that is not finite.
+      LearnerError: eta or gamma is negative or not finite.
     """
 
     optimizer: Callable[[Any], Any]
@@ -127,9 +127,9 @@ class Noisy(OptimizerFactory):
 
 
 def kernels(params: Any) -> Any:
-    """Return the mask for weight decay that leaves out biases and the parameters of norms: a tree of bools.
+    """Return the mask for weight decay that excludes biases and the parameters of norms: a tree of bools.
 
-    That is, arrays with less than two axes, and those whose names say so (stacked layers have biases of two axes).
+    These are arrays with less than two axes, and arrays with such names (stacked layers have biases of two axes).
 
     >>> adamw = lambda lr: optax.adamw(lr, weight_decay=0.1, mask=kernels)
     >>> kernels({"out": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}})

@@ -1,4 +1,4 @@
-"""Groups of parameters with an optimizer, a rate or a weight decay of their own."""
+"""Groups of parameters with their own optimizer, learning rate or weight decay."""
 
 import dataclasses
 import functools
@@ -29,17 +29,18 @@ MOST_NAMED = 8
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Parameters that are trained otherwise than the rest.
+    """Parameters with their own training settings.
 
     Args:
-      match: which: a regular expression that is searched for in their paths, several, or a predicate `(path, array)`.
-      lr: a factor of the run's rate; or a schedule of its own, a function of the optimizer step, which the run's rate
-        and `ReduceOnPlateau` do not touch. As the run's own it may count in epochs or fractions of the run.
-      weight_decay: in place of the optimizer's own. `None`: as it is.
-      optimizer: a function of the rate. `None`: that of the rest.
+      match: the parameters: a regular expression to search for in their paths, several expressions, or a predicate
+        `(path, array)`.
+      lr: a factor of the run's learning rate; or a separate schedule, a function of the optimizer step, independent of
+        the run's rate and `ReduceOnPlateau`. Like the run's schedule it may count epochs or fractions of the run.
+      weight_decay: replaces the optimizer's weight decay. `None` keeps it.
+      optimizer: a function of the learning rate. `None`: the optimizer of the other parameters.
 
     Raises:
-      LearnerError: a factor or a decay that is negative or not finite, a schedule that gives no rates.
+      LearnerError: a factor or a decay is negative or not finite, or a schedule does not return rates.
     """
 
     match: Match
@@ -87,18 +88,18 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Groups(OptimizerFactory):
-    """An optimizer for most parameters, and groups of others. Every parameter is in one group at most.
+    """An optimizer for most parameters, and groups of other parameters. Every parameter is in at most one group.
 
-    Parameters that are not to be trained at all belong to `LearnerBuilder.freeze`, which keeps neither gradients nor an
-    optimizer state for them.
+    To exclude parameters from training, use `LearnerBuilder.freeze`, which keeps neither gradients nor an optimizer
+    state for them.
 
     Args:
-      optimizer: a function of the rate, for the parameters that are in no group.
+      optimizer: a function of the learning rate, for the parameters that are in no group.
       groups: `Group`s, or their arguments as mappings.
 
     Raises:
-      LearnerError: no groups. At `build`: a group that matches nothing, or two that match the same parameters; it names
-        them.
+      LearnerError: there are no groups. At `build`: a group matches nothing, or two groups match the same parameters,
+        which the message names.
 
     >>> grouped = Groups(optax.sgd, [Group("conv1", lr=2.0), {"match": "bias$", "lr": 0.1}])
     >>> params = {"conv1": {"kernel": jnp.ones(2)}, "out": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}}
@@ -109,7 +110,7 @@ class Groups(OptimizerFactory):
     """
 
     optimizer: Callable[[Any], Any]
-    groups: Any  # a sequence; what a config says is checked here
+    groups: Any  # a sequence; values from a config are checked here
 
     def __post_init__(self) -> None:
         refuse_no_function(self.optimizer, "the optimizer of Groups")
@@ -136,7 +137,7 @@ class Groups(OptimizerFactory):
         return dataclasses.replace(self, optimizer=rest, groups=groups)
 
     def labels(self, params: Any) -> Any:
-        """Return the tree of the parameters' groups: `"0"`, `"1"`, ... in their order, `"rest"`."""
+        """Return the tree of the parameters' groups: `"0"`, `"1"`, ... in order, or `"rest"`."""
         leaves = named_leaves(params)
         paths_of_group = {
             number: chosen(group.match, leaves, f"among the trained parameters, group {number} of Groups,")
@@ -201,7 +202,7 @@ def with_weight_decay(optimizer: Any, value: float) -> Callable[[Any], Any]:
     """Return the optimizer with another weight decay.
 
     Raises:
-      LearnerError: it has none.
+      LearnerError: it has no weight decay.
 
     >>> with_weight_decay(functools.partial(optax.adamw, b1=0.8), 0.0).keywords
     {'b1': 0.8, 'weight_decay': 0.0}
@@ -237,8 +238,8 @@ class ScheduledState(NamedTuple):
 
 
 def scheduled(optimizer: Callable[[Any], Any], schedule: Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer with a learning rate that it reads from a schedule itself: by the number of the step if the
-    update is given that, which also counts skipped steps, otherwise by its own count of updates.
+    """Return the optimizer with a learning rate from its own schedule, evaluated at the number of the step if `update`
+    gets it (it also counts skipped steps), otherwise at its own count of updates.
 
     >>> halving = scheduled(optax.sgd, lambda step: 1.0 / 2**step)
     >>> state = halving.init(jnp.ones(()))

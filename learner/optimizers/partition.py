@@ -1,4 +1,4 @@
-"""Optimizers that see a part of the parameters: what else they are given is of that part, too."""
+"""Optimizers of a part of the parameters: their further arguments are restricted to that part, too."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,12 +14,12 @@ PyTree = Any
 def in_parts(
     transformations: Mapping[str, Any], labels: Callable[[PyTree], PyTree]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.partition`, in which optimizers may evaluate the loss again: as a function of their part, with the
-    other parameters as they were before the step.
+    """Return `optax.partition` for optimizers that may evaluate the loss again: as a function of their part, with the
+    other parameters as before the step.
 
     Args:
-      transformations: by label.
-      labels: a tree of labels for a tree of parameters or gradients.
+      transformations: the optimizers by label.
+      labels: returns a tree of labels for a tree of parameters or gradients.
 
     >>> made = in_parts({"a": optax.polyak_sgd(), "b": optax.sgd(0.5)}, lambda params: {"w": "a", "v": "b"})
     >>> params = {"w": jax.numpy.float32(3), "v": jax.numpy.float32(1)}
@@ -44,8 +44,8 @@ def in_parts(
 
 
 def _on_part(transformation: Any) -> optax.GradientTransformationExtraArgs:
-    """Return the transformation with `grad` cut to its part, as its updates are. It has no state for an empty part:
-    some optimizers cannot be initialized without parameters.
+    """Return the transformation with `grad` cut to its part, like its updates. It has no state for an empty part: some
+    optimizers cannot be initialized without parameters.
     """
     inner = accepting(transformation)
 
@@ -72,12 +72,12 @@ def _gradient_of_part(grad_fn: Callable[[PyTree, Any], PyTree], params: PyTree) 
 
 
 def _filled(part: PyTree, tree: PyTree) -> PyTree:
-    """Return the part with the leaves that it lacks, which come from the tree."""
+    """Return the part, with missing leaves taken from the tree."""
     return jax.tree.map(lambda p, w: w if _is_left_out(p) else p, part, tree, is_leaf=_is_left_out)
 
 
 def _cut(tree: PyTree, part: PyTree) -> PyTree:
-    """Return the leaves of a tree that the part has."""
+    """Return only those leaves of a tree that the part has."""
     return jax.tree.map(lambda p, w: p if _is_left_out(p) else w, part, tree, is_leaf=_is_left_out)
 
 

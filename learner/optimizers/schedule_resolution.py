@@ -20,7 +20,7 @@ class ResolvedOptimizer:
 
     Attributes:
       optimizer: a function of the learning rate. None if `update=` replaces it.
-      schedule: a function of the optimizer step. None if the learning rate is `lr_scale` of the state alone.
+      schedule: a function of the optimizer step. None if the learning rate is only the state's `lr_scale`.
     """
 
     optimizer: Callable[[Any], Any] | None
@@ -29,14 +29,14 @@ class ResolvedOptimizer:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerDefinition:
-    """The optimizer and the learning rate as `build` was given them. Their schedules may need the length of the run.
+    """The optimizer and the learning rate passed to `build`. Their schedules may need the length of the run.
 
     Attributes:
       optimizer: a function of the learning rate. None if `update=` replaces it.
-      lr: the first `lr_scale` of the state: the learning rate, or 1 if there is a schedule.
-      schedule: of the learning rate, if there is one.
-      plateau: the scheduler that lowers `lr_scale` after validations, if there is one.
-      raw: the names of parameters whose gradients the optimizer adds to them as they are. `fit` refuses it unless these
+      lr: the initial `lr_scale` of the state: the learning rate, or 1 if there is a schedule.
+      schedule: the schedule of the learning rate, if any.
+      plateau: the scheduler that lowers `lr_scale` after validations, if any.
+      raw: the names of parameters to which the optimizer adds their gradients unchanged. `fit` rejects it unless these
         gradients are 0, or the train step's own.
     """
 
@@ -52,7 +52,7 @@ class OptimizerDefinition:
         return [(place, s) for place, s in schedules if isinstance(s, Schedule) and s.needs_run_length]
 
     def resolve(self, run: RunLength) -> tuple[ResolvedOptimizer | None, list[str]]:
-        """Return the optimizer for a run of this length, or None and all problems that its schedules then have.
+        """Return the optimizer for a run of this length, or None, and all problems of its schedules.
 
         >>> from learner.schedules import Cosine
         >>> OptimizerDefinition(None, 1.0, Cosine(0.1)).resolve(RunLength(100))[0].schedule
@@ -66,8 +66,8 @@ class OptimizerDefinition:
         return (None, problems) if problems else (ResolvedOptimizer(optimizer, schedule), [])
 
     def without_run_length(self) -> ResolvedOptimizer:
-        """Return the optimizer for programs that never update parameters: those that evaluate, and the shapes of the
-        state. No schedule that needs the length of the run is called by them.
+        """Return the optimizer for programs that never update parameters: evaluation, and the shapes of the state. They
+        call no schedule that needs the length of the run.
         """
         schedule = None if needs_run_length(self.schedule) else self.schedule
         return ResolvedOptimizer(with_placeholder_schedules(self.optimizer), schedule)
@@ -93,22 +93,22 @@ def schedules_of(optimizer: Any) -> dict[str, ScheduleFn]:
 
 
 def schedules_in(schedule: ScheduleFn | None, optimizer: Any) -> list[tuple[str, ScheduleFn]]:
-    """Return the schedule of the run, if it has one, and those of the optimizer's groups, each after its place in
-    words, which is empty for the schedule of the run.
+    """Return the schedule of the run, if any, and the schedules of the optimizer's groups, each with a description of
+    its place, which is empty for the schedule of the run.
     """
     of_run = [] if schedule is None else [("", schedule)]
     return of_run + [(f"{place} of the optimizer", s) for place, s in schedules_of(optimizer).items()]
 
 
 def describe_schedules(schedule: ScheduleFn | None, optimizer: Any) -> dict[str, str]:
-    """Return the texts of the same schedules. The key of the run's schedule is `OF_RUN`."""
+    """Return the texts of the run's and the groups' schedules. The key of the run's schedule is `OF_RUN`."""
     schedules = schedules_in(schedule, optimizer)
     return {f"{OF_RUN} of {place}" if place else OF_RUN: text_of(s) for place, s in schedules}
 
 
 def with_placeholder_schedules(optimizer: Any) -> Any:
-    """Return an optimizer whose state and whose problems can be looked at before the length of the run is known:
-    schedules that need it are replaced by 0. It never trains.
+    """Return an optimizer whose state and problems can be inspected before the length of the run is known: schedules
+    that need the length are replaced by 0. It never trains.
     """
     if not isinstance(optimizer, OptimizerFactory):
         return optimizer
@@ -116,7 +116,7 @@ def with_placeholder_schedules(optimizer: Any) -> Any:
 
 
 def resolve_schedules(optimizer: Any, run: RunLength) -> tuple[Any, list[str]]:
-    """Return an optimizer whose schedules are those of a run of this length, and their problems.
+    """Return an optimizer with its schedules resolved for a run of this length, and their problems.
 
     >>> import optax
     >>> from learner.optimizers import Group, Groups

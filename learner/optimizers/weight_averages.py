@@ -1,4 +1,4 @@
-"""Averages of the parameters over the steps, which are evaluated and kept in place of the trained ones."""
+"""Averages of the parameters over the steps, which are evaluated and saved instead of the trained parameters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from learner.util.number_checks import is_int
 
 
 class AveragedState(NamedTuple):
-    """`averaged_params` as the parameters, float32 at least; `count`: updates so far, int32; `terms`: the number of
-    parameters in the mean of `Swa`, int32, otherwise None.
+    """The state of an average. `averaged_params`: like the parameters, float32 at least; `count`: updates so far,
+    int32; `terms`: the number of parameters in the mean of `Swa`, int32, otherwise None.
 
     The learner finds the average by the name `averaged_params` (`learner.steps.eval_params`).
     """
@@ -29,17 +29,17 @@ class AveragedState(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Ema(OptimizerFactory):
     """An exponential moving average of the parameters: `average = decay * average + (1 - decay) * params` after each
-    step. Validation, hooks, `result.model`, `load_checkpoint` and records have the average; training continues without.
+    step. Validation, hooks, `result.model`, `load_checkpoint` and records use the average; training does not.
 
     Args:
-      optimizer: a function of the rate.
-      decay: between 0 and 1. Some 1 / (1 - decay) steps count.
+      optimizer: a function of the learning rate.
+      decay: the decay, between 0 and 1. It averages over about 1 / (1 - decay) steps.
       warmup: use `min(decay, (1 + step) / (10 + step))` with `step` from 0, so that the first parameters are soon
-        forgotten (Kingma's rule in TensorFlow's `ExponentialMovingAverage`). With `start`, its steps count from there.
-      start: optimizer steps before it begins; until then it is the parameters.
+        forgotten (Kingma's rule in TensorFlow's `ExponentialMovingAverage`). With `start`, steps count from there.
+      start: the number of optimizer steps before averaging begins; until then the average equals the parameters.
 
     Raises:
-      LearnerError: a decay outside of 0 to 1, a negative start.
+      LearnerError: the decay is outside 0 to 1, or the start is negative.
 
     >>> made = Ema(optax.sgd, decay=0.75, warmup=False)(1.0)
     >>> params, state = jnp.float32(0), made.init(jnp.float32(0))
@@ -65,7 +65,7 @@ class Ema(OptimizerFactory):
         return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
 
     def _weight(self, step: Any, terms: None) -> tuple[Any, None]:
-        # Subtracted before it is rounded to the array's dtype: 1 - float32(0.9999) is off by 1e-4 of itself.
+        # Subtract before rounding to the array's dtype: 1 - float32(0.9999) has a relative error of 1e-4.
         weight: Any = 1 - self.decay
         if self.warmup:
             weight = jnp.maximum(weight, 9 / (10 + (step - self.start).astype(float)))
@@ -75,20 +75,20 @@ class Ema(OptimizerFactory):
 @dataclasses.dataclass(frozen=True)
 class Swa(OptimizerFactory):
     """Stochastic weight averaging (Izmailov et al. 2018): the mean of the parameters after step `start`, step
-    `start + every` and so on (step 0: the first parameters); before that, the parameters. It is evaluated and kept as
-    in `Ema`. With a cyclic rate, `every` is the length of a cycle and `start` the end of one. A step that was skipped
-    as not finite adds nothing to the mean.
+    `start + every` and so on (step 0: the initial parameters); before that, the parameters. It is used as described in
+    `Ema`. With a cyclic rate, set `every` to the length of a cycle and `start` to the end of one. A step that was
+    skipped as not finite adds nothing to the mean.
 
-    The statistics of BatchNorm are those of the trained parameters: with BatchNorm prefer `Ema`, or go over the data
-    again.
+    The statistics of BatchNorm are those of the trained parameters: with BatchNorm prefer `Ema`, or recompute the
+    statistics from the data.
 
     Args:
-      optimizer: a function of the rate, which should stay high or be cyclic from `start` on.
-      start: optimizer steps before the first parameters that count.
-      every: optimizer steps between those that count.
+      optimizer: a function of the learning rate, which should stay high or be cyclic from `start` on.
+      start: the number of optimizer steps before the first parameters in the mean.
+      every: the number of optimizer steps between parameters in the mean.
 
     Raises:
-      LearnerError: a negative start, `every` below 1.
+      LearnerError: the start is negative, or `every` is below 1.
 
     >>> made = Swa(optax.sgd, start=1)(1.0)
     >>> params, state = jnp.float32(0), made.init(jnp.float32(0))
@@ -113,7 +113,7 @@ class Swa(OptimizerFactory):
     def _weight(self, step: Any, terms: Any) -> tuple[Any, Any]:
         since = step + 1 - self.start  # the parameters are those after this step
         counts = since % self.every == 0
-        # Counted, not computed from the step: a skipped step adds no term.
+        # Terms are counted, not computed from the step: a skipped step adds no term.
         terms = jnp.where(since <= 0, 1, jnp.where(counts, terms + 1, terms))
         return jnp.where(since <= 0, 1.0, jnp.where(counts, 1 / terms.astype(float), 0.0)), terms
 
@@ -121,8 +121,8 @@ class Swa(OptimizerFactory):
 def _averaged(
     weight: Callable[[Any, Any], tuple[Any, Any]], terms: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Keep `average += w * (params - average)` with `w, terms = weight(step, terms)`, step from 0, params after it, and
-    change no update. The step also counts skipped steps, as schedules do; without it, it is the count of updates.
+    """Maintain `average += w * (params - average)` with `w, terms = weight(step, terms)`, step from 0 and params after
+    the step, without changing updates. Like schedules, it counts skipped steps; without a step, it counts updates.
     """
 
     def init(params: Any) -> AveragedState:
@@ -139,7 +139,7 @@ def _averaged(
 
 
 def _towards(average: Any, value: Any, weight: Any) -> Any:
-    # All of it at once: `average + 1 * (value - average)` is not `value` to the bit.
+    # A weight of 1 is separate: `average + 1 * (value - average)` is not `value` to the bit.
     return jnp.where(weight == 1, value, average + weight.astype(average.real.dtype) * (value - average))
 
 

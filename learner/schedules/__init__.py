@@ -6,7 +6,7 @@
     learner = LearnerBuilder("runs/digits").num_epochs(10).build(model, optax.adamw, lr)
 
 Each is an `optax.Schedule` and can be used with optax alone. Optax's own schedules, and any other function of the step,
-are rates as well, alone and as parts of these.
+can be used as well, alone and as parts of these.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """The interface of schedules: functions of the optimizer step whose lengths may be parts of the run.
 
-A schedule says its lengths in steps, epochs or fractions of the run. Steps mean something at once. The others, and a
-length that is left out (to the end of the run), get their meaning when the run's length is known: `fit` calls
-`resolved`, and so does whoever uses one without `fit`.
+Lengths are in steps, epochs or fractions of the run. Lengths in steps need no context. The others, and a length that is
+left out (to the end of the run), are resolved when the run's length is known: `fit` calls `resolved`. Call it yourself
+to use such a schedule without `fit`.
 """
 
 import abc
@@ -32,9 +32,9 @@ class RunLength:
     """The length of a run.
 
     Attributes:
-      steps: optimizer steps of the whole run, or `None`: not known.
-      epoch: optimizer steps of an epoch, or `None`.
-      left: steps for which the schedule is asked, where that is less than the run: a part of a `Sequence`.
+      steps: optimizer steps of the whole run, or `None` if unknown.
+      epoch: optimizer steps of an epoch, or `None` if unknown.
+      left: the number of steps of the schedule, if it is less than the run: a part of a `Sequence`.
 
     >>> RunLength(900, 45).in_steps(2.5, "epochs", "over")
     113
@@ -47,10 +47,10 @@ class RunLength:
     left: int | None = None
 
     def in_steps(self, length: float, unit: Unit, name: str) -> int:
-        """Return a length in optimizer steps, to the nearest, and at least 1.
+        """Return a length in optimizer steps, rounded, at least 1.
 
         Raises:
-          LengthNeededError: it is a part of something that is not known.
+          LengthNeededError: it is relative to an unknown length.
         """
         unit_steps = {"steps": 1, "epochs": self.epoch, "fraction": self.steps}[unit]
         if unit_steps is None and unit == "epochs":
@@ -72,14 +72,14 @@ class RunLength:
 
     @property
     def own(self) -> int | None:
-        """The number of steps that the schedule is for, or None if it is not known."""
+        """The number of steps of the schedule, or None if it is unknown."""
         return self.steps if self.left is None else self.left
 
     def rest(self, name: str) -> int:
-        """Return the steps to the end of the run, or of the part of it that is meant, `own`.
+        """Return the steps to the end of the run, or of the schedule's part of it: `own`.
 
         Raises:
-          LengthNeededError: that is not known.
+          LengthNeededError: the length is unknown.
         """
         if self.own is None:
             raise LengthNeededError(
@@ -97,11 +97,11 @@ UNKNOWN = (
 
 
 class Schedule(abc.ABC):
-    """A learning-rate schedule: calling it with the number of the optimizer step (from 0) gives the rate, a float32
-    scalar. The first step uses the initial rate.
+    """A learning-rate schedule: calling it with the number of the optimizer step (from 0) returns the learning rate, a
+    float32 scalar. The first step uses the initial rate.
 
-    It is an `optax.Schedule`: it can be traced, and given to optax's optimizers. A schedule of one's own derives from
-    this only if it has lengths in epochs or fractions; else any function of the step will do.
+    It is an `optax.Schedule`: it can be traced, and passed to optax's optimizers. Custom schedules need to derive from
+    this class only if they have lengths in epochs or fractions; otherwise any function of the step works.
     """
 
     @abc.abstractmethod
@@ -109,18 +109,18 @@ class Schedule(abc.ABC):
         """Return the learning rate as a function of the step, in a run of this length.
 
         Raises:
-          LengthNeededError: a length of the run is needed and not known.
-          LearnerError: the lengths do not fit one another in such a run.
+          LengthNeededError: a length of the run is needed but unknown.
+          LearnerError: the lengths do not fit together in such a run.
         """
 
     def steps(self, run: RunLength) -> int | None:
-        """Return the number of steps after which the learning rate is constant, or None if it never is, or that is not
-        known.
+        """Return the number of steps after which the learning rate is constant, or None if it never is, or if this is
+        unknown.
         """
         return None
 
     def not_reached(self, run: RunLength) -> list[str]:
-        """Return, in words, the parts that lie behind the end of a run of this length."""
+        """Return descriptions of the parts that begin after the end of a run of this length."""
         return []
 
     def __call__(self, step: Any) -> Array:
@@ -142,7 +142,7 @@ class Schedule(abc.ABC):
 
     @property
     def needs_run_length(self) -> bool:
-        """True if any of its lengths is a part of the run.
+        """True if any of its lengths is relative to the run.
 
         >>> from learner.schedules import Cosine
         >>> Cosine(0.1).needs_run_length, Cosine(0.1, over=100).needs_run_length
@@ -152,19 +152,19 @@ class Schedule(abc.ABC):
             self.function(RunLength())
         except LengthNeededError:
             return True
-        except LearnerError:  # whatever the run, its lengths do not fit one another
+        except LearnerError:  # its lengths do not fit together in any run
             return False
         return False
 
     def resolved(self, num_steps: int | None = None, steps_per_epoch: int | None = None) -> "Resolved":
-        """Return the schedule for a run of a certain length.
+        """Return the schedule for a run of the given length.
 
         Args:
           num_steps: optimizer steps of the whole run.
           steps_per_epoch: optimizer steps of an epoch.
 
         Raises:
-          LearnerError: a length that is needed is missing, or the lengths do not fit the run.
+          LearnerError: a required length is missing, or the lengths do not fit the run.
 
         >>> from learner.schedules import Linear
         >>> halfway = Linear(0.0, 0.1, over=0.5, unit="fraction").resolved(num_steps=100)
@@ -192,10 +192,10 @@ class Schedule(abc.ABC):
 
 
 class Resolved:
-    """A schedule in a run of a certain length; it is made by `Schedule.resolved`.
+    """A schedule for a run of known length, returned by `Schedule.resolved`.
 
     Attributes:
-      schedule: as it was given.
+      schedule: the original schedule.
       run: the length of the run.
     """
 
@@ -218,12 +218,12 @@ class Resolved:
 
 
 def needs_run_length(schedule: Any) -> bool:
-    """Return True if this is a `Schedule` whose lengths are parts of a run. Other functions and None never are."""
+    """Return True for a `Schedule` whose lengths are relative to a run; False for other functions and None."""
     return isinstance(schedule, Schedule) and schedule.needs_run_length
 
 
 def lr_of(function: ScheduleFn, step: Any) -> Array:
-    """Return the learning rate that a function of the step returns, as a float32 array with a strong type.
+    """Return the learning rate at a step, as a float32 array with a strong type.
 
     >>> lr_of(lambda step: 0.5, 3)
     Array(0.5, dtype=float32)
@@ -235,8 +235,8 @@ def lr_of(function: ScheduleFn, step: Any) -> Array:
 def between(function: ScheduleFn, first: float, steps: int, last: float) -> ScheduleFn:
     """Return `function` with exact ends: `first` at step 0 and `last` from `steps` on.
 
-    Compilers multiply by the reciprocal where optax divides by a number of steps. At the end of a line to 0 the rate is
-    then a little below it, and the root of that is NaN.
+    Compilers multiply by the reciprocal where optax divides by a number of steps. At the end of a linear decay to 0 the
+    rate is then slightly negative, and its root is NaN.
     """
 
     def rate(step: Array) -> Array:
@@ -250,7 +250,7 @@ def milestones_in_steps(milestones: Sequence[float], unit: Unit, run: RunLength)
     """Return the milestones in optimizer steps.
 
     Raises:
-      LearnerError: two of them are the same step of this run.
+      LearnerError: two milestones are the same step of this run.
 
     >>> milestones_in_steps([0.5, 0.75], "fraction", RunLength(100))
     [50, 75]

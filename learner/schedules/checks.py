@@ -13,10 +13,10 @@ UNITS = ("steps", "epochs", "fraction")
 
 
 class Checks:
-    """The problems of the arguments of a schedule, which are reported together.
+    """The problems of the arguments of a schedule, reported together.
 
     Args:
-      schedule: its fields are looked at.
+      schedule: the schedule whose fields are checked.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -44,7 +44,7 @@ class Checks:
         return self.numbers(*names, least=0.0)
 
     def one_of(self, name: str, words: Sequence[str]) -> Self:
-        """Check that this field is one of some words."""
+        """Check that this field is one of the given words."""
         value = getattr(self._schedule, name)
         if value not in words:
             self.add(f"{name} is {value!r}; it needs {' or '.join(map(repr, words))}")
@@ -76,7 +76,7 @@ class Checks:
 
 
 def check_milestones(checks: Checks, milestones: Any) -> Checks:
-    """Check that milestones are lengths from the beginning, each later than the one before."""
+    """Check that milestones are lengths from the beginning, in increasing order."""
     if isinstance(milestones, str) or not isinstance(milestones, Sequence) or not milestones:
         return checks.add(f"milestones is {milestones!r}; it needs a list of one or more, such as [100, 200]")
     for number, milestone in enumerate(milestones):

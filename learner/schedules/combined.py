@@ -1,4 +1,4 @@
-"""Schedules made of schedules: one after the other, or several at once."""
+"""Schedules made of other schedules: in sequence, or combined at each step."""
 
 import dataclasses
 import math
@@ -21,14 +21,14 @@ Part = Callable[[Any], Any] | float
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sequence(Schedule):
-    """Schedules one after the other (`optax.join_schedules`). Each counts from its milestone, so that it begins with
-    its own first rate; one without a length lasts until the next one begins, the last one until the end of the run.
+    """Schedules in sequence (`optax.join_schedules`). Each part counts steps from its milestone, so it begins with its
+    own first rate. A part without a length lasts until the next part begins, the last part until the end of the run.
 
     Args:
       parts: schedules, other functions of the step, or numbers.
-      milestones: where each but the first begins, in order, counted from the beginning of all of them.
-      unit: what `milestones` count: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run. Parts have
-        units of their own.
+      milestones: the beginnings of all parts but the first, in order, counted from the beginning of the sequence.
+      unit: the unit of `milestones`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run. Parts have
+        their own units.
 
     >>> from learner.schedules import Cosine, Linear
     >>> warmed_up = Sequence([Linear(0.0, 0.4), Cosine(0.4)], [0.1], unit="fraction").resolved(num_steps=100)
@@ -52,7 +52,7 @@ class Sequence(Schedule):
         checks.raise_problems()
 
     def _pieces(self, run: RunLength) -> list[tuple[Any, int, RunLength]]:
-        """Return, for each part, the step at which it begins, and the length of the run that it sees."""
+        """Return, for each part, the schedule, its first step, and the length of its run."""
         begins = [0, *milestones_in_steps(self.milestones, self.unit, run)]
         lengths: list[int | None] = [after - before for before, after in pairwise(begins)]
         lengths.append(None if run.own is None else max(1, run.own - begins[-1]))
@@ -86,7 +86,7 @@ class Sequence(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Several(Schedule):
-    """Schedules that all count from the beginning."""
+    """Several schedules that all count steps from the beginning."""
 
     parts: abc.Sequence[Any]
 
@@ -113,7 +113,7 @@ class Product(_Several):
     """The product of several schedules.
 
     Args:
-      parts: schedules, other functions of the step, or numbers. All count from the beginning.
+      parts: schedules, other functions of the step, or numbers. All count steps from the beginning.
 
     >>> from learner.schedules import Linear, Step
     >>> [round(float(Product([Linear(0.0, 1.0, over=4), Step(0.4, 0.5, every=8)])(step)), 4) for step in (0, 2, 4, 8)]
@@ -131,7 +131,7 @@ class Sum(_Several):
     """The sum of several schedules.
 
     Args:
-      parts: schedules, other functions of the step, or numbers. All count from the beginning.
+      parts: schedules, other functions of the step, or numbers. All count steps from the beginning.
 
     >>> from learner.schedules import Linear
     >>> [round(float(Sum([Linear(0.2, 0.0, over=4), 0.1])(step)), 4) for step in (0, 2, 4)]
@@ -149,7 +149,7 @@ class Mean(_Several):
     """The mean of several schedules.
 
     Args:
-      parts: schedules, other functions of the step, or numbers. All count from the beginning.
+      parts: schedules, other functions of the step, or numbers. All count steps from the beginning.
 
     >>> from learner.schedules import Linear
     >>> [round(float(Mean([Linear(0.2, 0.0, over=4), 0.1])(step)), 4) for step in (0, 2, 4)]
@@ -185,7 +185,7 @@ def _function(part: Part, run: RunLength) -> ScheduleFn:
 
 
 def _from_zero(function: ScheduleFn) -> ScheduleFn:
-    """Return the function with negative steps as 0: a part is evaluated before its milestone, too."""
+    """Return the function with negative steps clipped to 0: a part is also evaluated before its milestone."""
     return lambda step: lr_of(function, jnp.maximum(step, 0))
 
 

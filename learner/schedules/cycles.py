@@ -1,4 +1,4 @@
-"""Schedules of several phases: waves that begin again, one cycle, warm up and stay."""
+"""Schedules of several phases: cosine with restarts, one cycle, warmup-stable-decay."""
 
 import dataclasses
 from itertools import pairwise
@@ -14,17 +14,17 @@ from learner.schedules.checks import UNITS, Checks
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CosineRestarts(Schedule):
-    """Waves of the cosine, one after the other (SGDR: Loshchilov and Hutter 2017, arXiv:1608.03983;
-    `optax.cosine_decay_schedule` joined). Each begins with its greatest rate; after the last one the rate stays `last`.
+    """Cosine decay with warm restarts (SGDR: Loshchilov and Hutter 2017, arXiv:1608.03983; joined
+    `optax.cosine_decay_schedule`). Each cycle begins with its highest rate; after the last one the rate stays `last`.
 
     Args:
       first: the rate of the first step, greater than 0.
-      cycles: how many waves.
-      last: the rate that each wave ends with.
-      over: how long all of them take; `None`: to the end of the run, or of its part of a `Sequence`.
-      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
-      growth: how many times as long as the one before a wave is.
-      factor: how many times as high as the one before a wave begins.
+      cycles: the number of cycles.
+      last: the rate at the end of each cycle.
+      over: the length of all cycles together; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: the unit of `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      growth: the length of a cycle relative to the previous one.
+      factor: the first rate of a cycle relative to that of the previous one.
 
     >>> waves = CosineRestarts(0.4, cycles=2, over=30, growth=2.0, factor=0.5)
     >>> [round(float(waves(step)), 4) for step in (0, 5, 10, 20, 30)]
@@ -62,7 +62,7 @@ class CosineRestarts(Schedule):
             )
         sizes = [self.growth**cycle for cycle in range(self.cycles)]
         bounds = [0]
-        for cycle in range(1, self.cycles + 1):  # each has a step or more
+        for cycle in range(1, self.cycles + 1):  # each has at least one step
             bound = round(steps * sum(sizes[:cycle]) / sum(sizes))
             bounds.append(min(max(bound, bounds[-1] + 1), steps - self.cycles + cycle))
         waves = []
@@ -80,13 +80,13 @@ class OneCycle(Schedule):
     arXiv:1708.07120; `optax.cosine_onecycle_schedule` and `optax.linear_onecycle_schedule`).
 
     Args:
-      peak: the greatest rate.
-      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
-      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
-      warmup: the part of `over` in which the rate rises, between 0 and 1.
-      div: what `peak` is divided by for the first rate.
-      final_div: what the first rate is divided by for the last one.
-      shape: `"cosine"`, or `"linear"`: down to the first rate at 0.85 of `over`, and on from there.
+      peak: the highest rate.
+      over: the length; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: the unit of `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      warmup: the fraction of `over` in which the rate rises, between 0 and 1.
+      div: the ratio of `peak` to the first rate.
+      final_div: the ratio of the first rate to the last rate.
+      shape: `"cosine"`, or `"linear"`: down to the first rate at 0.85 of `over`, then to the last rate.
 
     >>> [f"{OneCycle(1.0, over=100)(step):.3g}" for step in (0, 30, 100)]
     ['0.04', '1', '4e-06']
@@ -130,19 +130,19 @@ class OneCycle(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class WarmupStableDecay(Schedule):
-    """A rise along a line, a long constant phase, and a fall at the end (Hu et al. 2024, arXiv:2404.06395). A run may
-    be made longer from a checkpoint of the middle.
+    """A linear warmup, a long constant phase, and a decay at the end (Hu et al. 2024, arXiv:2404.06395). A run can be
+    extended from a checkpoint of the constant phase.
 
     Args:
-      peak: the rate of the middle.
-      warmup: how long it rises.
-      decay: how long it falls, at the end.
-      over: how long all of it takes; `None`: to the end of the run, or of its part of a `Sequence`.
-      unit: what `warmup`, `decay` and `over` count: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the
+      peak: the rate of the constant phase.
+      warmup: the length of the warmup.
+      decay: the length of the decay, at the end.
+      over: the total length; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: the unit of `warmup`, `decay` and `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the
         run.
       first: the rate of the first step.
       last: the rate after the end.
-      shape: how it falls: `"linear"`, `"cosine"`, or `"sqrt"`: `1 - sqrt(t / decay)` (Haegele et al. 2024,
+      shape: the shape of the decay: `"linear"`, `"cosine"`, or `"sqrt"`: `1 - sqrt(t / decay)` (Haegele et al. 2024,
         arXiv:2405.18392).
 
     >>> trapeze = WarmupStableDecay(0.4, warmup=0.1, decay=0.2, unit="fraction").resolved(num_steps=100)

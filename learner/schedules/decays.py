@@ -1,4 +1,4 @@
-"""Schedules that go from one rate to another, or down without end."""
+"""Schedules that change from one rate to another, or decay without end."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ class Constant(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Over(Schedule):
-    """A change from `first` to `last` over some steps, and `last` from there on."""
+    """A change from `first` to `last` over some steps, then constant `last`."""
 
     first: float
     last: float = 0.0
@@ -60,13 +60,13 @@ class _Over(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Linear(_Over):
-    """A straight line (`optax.linear_schedule`): `first + (last - first) * step / over`, then `last`.
+    """A linear change (`optax.linear_schedule`): `first + (last - first) * step / over`, then `last`.
 
     Args:
       first: the rate of the first step.
       last: the rate after `over`.
-      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
-      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      over: the length; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: the unit of `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
 
     >>> warmup = Linear(0.0, 0.1, over=4)
     >>> [round(float(warmup(step)), 4) for step in (0, 1, 4, 9)]
@@ -81,15 +81,15 @@ class Linear(_Over):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Polynomial(_Over):
-    """A power of the way that is left (`optax.polynomial_schedule`):
+    """A polynomial decay (`optax.polynomial_schedule`):
     `last + (first - last) * (1 - step / over) ** power`, then `last`.
 
     Args:
       first: the rate of the first step.
       last: the rate after `over`.
-      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
-      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
-      power: greater than 0; 1 is `Linear`.
+      over: the length; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: the unit of `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      power: the exponent, greater than 0; 1 is `Linear`.
 
     >>> [round(float(Polynomial(0.4, over=4, power=2.0)(step)), 4) for step in (0, 2, 4, 9)]
     [0.4, 0.1, 0.0, 0.0]
@@ -109,14 +109,14 @@ class Polynomial(_Over):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cosine(_Over):
-    """Half a wave of the cosine (`optax.cosine_decay_schedule`; Loshchilov and Hutter 2017, arXiv:1608.03983):
+    """A cosine decay (`optax.cosine_decay_schedule`; Loshchilov and Hutter 2017, arXiv:1608.03983):
     `last + (first - last) * (1 + cos(pi * step / over)) / 2`, then `last`.
 
     Args:
       first: the rate of the first step, greater than 0.
       last: the rate after `over`.
-      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
-      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      over: the length; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: the unit of `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
 
     >>> [round(float(Cosine(0.2, over=100)(step)), 4) for step in (0, 50, 100, 200)]
     [0.2, 0.1, 0.0, 0.0]
@@ -134,16 +134,16 @@ class Cosine(_Over):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Exponential(Schedule):
-    """A rate that decays by `factor` in every `every` steps, evenly (`optax.exponential_decay`):
-    `first * factor ** (step / every)`. See `Step` for the same in stairs.
+    """A smooth decay by `factor` in every `every` steps (`optax.exponential_decay`):
+    `first * factor ** (step / every)`. See `Step` for the staircase version.
 
     Args:
       first: the rate of the first step.
-      factor: greater than 0; over 1 the rate rises.
-      every: after how long the rate is `factor` times what it was; `None`: at the end of the run, or of its part of a
+      factor: the factor, greater than 0; above 1 the rate rises.
+      every: the length in which the rate changes by `factor`; `None`: to the end of the run, or of its part of a
         `Sequence`.
-      unit: what `every` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
-      floor: the rate goes no lower.
+      unit: the unit of `every`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      floor: the lowest rate.
 
     >>> [round(float(Exponential(0.8, 0.5, every=10)(step)), 4) for step in (0, 10, 20)]
     [0.8, 0.4, 0.2]
@@ -169,13 +169,13 @@ class Exponential(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class InverseSqrt(Schedule):
-    """A line from `first` to `peak`, and then down with the root of the step: `peak * sqrt(warmup / step)` from the
-    step `warmup` on. It never ends, so that runs may be made longer.
+    """A linear warmup from `first` to `peak`, then a decay with the root of the step: `peak * sqrt(warmup / step)` from
+    the step `warmup` on. It has no end, so runs can be extended.
 
     Args:
-      peak: the rate of the step `warmup`, the greatest.
-      warmup: how long it rises.
-      unit: what `warmup` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      peak: the highest rate, at the step `warmup`.
+      warmup: the length of the warmup.
+      unit: the unit of `warmup`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
       first: the rate of the first step.
 
     >>> [round(float(InverseSqrt(0.4, warmup=100)(step)), 4) for step in (0, 50, 100, 400)]
@@ -210,9 +210,9 @@ class Noam(Schedule):
     `scale * width ** -0.5 * min(n ** -0.5, n * warmup ** -1.5)`, where the first step is n = 1.
 
     Args:
-      width: of the model (its `d_model`).
-      warmup: how long it rises.
-      unit: what `warmup` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      width: the width of the model (`d_model`).
+      warmup: the length of the warmup.
+      unit: the unit of `warmup`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
       scale: a factor of all rates.
 
     >>> noam = Noam(512, warmup=4000)

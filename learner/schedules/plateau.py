@@ -1,4 +1,4 @@
-"""A scheduler with a state, which follows the values of validations and lowers the learning rate."""
+"""A stateful scheduler, which monitors the values of validations and lowers the learning rate."""
 
 import copy
 import math
@@ -12,20 +12,20 @@ from learner.util.number_checks import is_int
 
 
 class ReduceOnPlateau:
-    """A scheduler that lowers the learning rate when a metric stops getting better.
+    """A scheduler that lowers the learning rate when a metric stops improving.
 
-    After more than `patience` validations without a better value it is multiplied by `factor`; then `cooldown`
-    validations pass before counting continues.
+    After more than `patience` validations without improvement the rate is multiplied by `factor`. Counting continues
+    after another `cooldown` validations.
 
     Args:
-      lr: the first rate.
-      monitor: a metric by key, such as `valid/Loss`.
-      factor: between 0 and 1.
-      patience: how many validations without a better value are allowed, 0 or more.
+      lr: the initial rate.
+      monitor: the key of a metric, such as `valid/Loss`.
+      factor: the factor of a reduction, between 0 and 1.
+      patience: the number of validations without improvement to allow, 0 or more.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.
-      min_delta: how much better a value must be to count.
-      cooldown: validations after a reduction in which none is counted.
-      min_lr: the rate is not lowered below this.
+      min_delta: the minimum improvement that counts.
+      cooldown: the number of validations after a reduction that are not counted.
+      min_lr: the minimum rate.
 
     >>> plateau = ReduceOnPlateau(0.1, "valid/Loss", factor=0.5, patience=1)
     >>> [plateau.update({"valid/Loss": loss}) for loss in (1.0, 1.0, 1.0, 0.5)]
@@ -87,14 +87,14 @@ class ReduceOnPlateau:
         return {**numbers, "min_lr": self._min_lr, "monitor": self._best.monitor, "min_delta": self._best.min_delta}
 
     def with_lr(self, lr: float) -> "ReduceOnPlateau":
-        """Return a scheduler with the same settings and this first rate."""
+        """Return a scheduler with the same settings and this initial rate."""
         other = copy.deepcopy(self)
         other._lr = float(lr)
         return other
 
     @property
     def monitor(self) -> Monitor:
-        """The monitor of the metric that it follows."""
+        """The monitor of the metric."""
         return self._best
 
     @property
@@ -103,7 +103,7 @@ class ReduceOnPlateau:
         return self._lr
 
     def update(self, values: Mapping[str, Any]) -> float:
-        """Return the learning rate after a validation. Without a new value of the metric nothing changes."""
+        """Return the learning rate after a validation. Without a new value of the metric it does not change."""
         if self._best.monitor not in values:
             return self._lr
         if self._best.is_better(float(values[self._best.monitor])):
@@ -117,10 +117,10 @@ class ReduceOnPlateau:
         return self._lr
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON can hold it."""
+        """Return the state for a checkpoint, as JSON-compatible values."""
         return {"best": self._best.best, "rate": self._lr, "without": self._without, "resting": self._resting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `get_state`."""
+        """Restore a state of `get_state`."""
         self._best.best, self._lr = decode(state["best"]), state["rate"]
         self._without, self._resting = state["without"], state["resting"]

@@ -1,4 +1,4 @@
-"""Any schedule over a whole run: what it is called, its rates, and whether it ends before the run does."""
+"""Any schedule over a whole run: its text, its rates, and its end if it is before that of the run."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from learner.util.text import name_of
 
 
 def text_of(schedule: ScheduleFn) -> str:
-    """Return the text of a schedule for logs and other processes, which is the same in each process.
+    """Return the text of a schedule for logs and other processes, the same in each process.
 
     >>> from learner.schedules import Cosine
     >>> text_of(Cosine(0.1, over=100)), text_of(lambda step: 0.1)
@@ -25,18 +25,18 @@ def text_of(schedule: ScheduleFn) -> str:
     if tells and " at 0x" not in text:
         return text
     maker, inner, _ = getattr(schedule, "__qualname__", "").partition(".<locals>.schedule")
-    return maker if inner else name_of(schedule)  # that of optax's functions is `schedule`
+    return maker if inner else name_of(schedule)  # optax's functions are all named `schedule`
 
 
 def resolve(
     schedule: ScheduleFn | None, run: RunLength, what: str = "the learning rate"
 ) -> tuple[ScheduleFn | None, list[str]]:
-    """Return a schedule for a run of this length, and its problems. None and functions are returned as they are.
+    """Return a schedule for a run of this length, and its problems. None and functions are returned unchanged.
 
     Args:
-      schedule: of the run, or of a part of it.
-      run: how long it is.
-      what: the schedule is, for messages.
+      schedule: the schedule of the run, or of a part of it.
+      run: the length of the run.
+      what: the schedule's role, for messages.
 
     >>> from learner.schedules import Cosine
     >>> resolve(Cosine(0.1), RunLength(100)), resolve(None, RunLength())
@@ -55,8 +55,8 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
 
     Args:
       schedule: a function of the step.
-      steps: of the run.
-      points: the number of steps to look at, at most, evenly spread.
+      steps: the steps of the run.
+      points: the maximum number of steps to evaluate, evenly spaced.
     """
     count = min(steps, points)
     places = [round(i * (steps - 1) / max(1, count - 1)) for i in range(count)]
@@ -65,12 +65,12 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
     return places, [float(rate) for rate in values]
 
 
-ROUNDED = 1e-3  # the last part of a run, in which a cosine that ends with it may be 0 in float32
+ROUNDED = 1e-3  # the last part of a run, in which a cosine that ends with the run may be 0 in float32
 
 
 def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
-    """Return a sentence about a schedule that ends before a run of `steps` does, and whether its last rate is 0. Return
-    None if it does not.
+    """Return a sentence about a schedule that ends before a run of `steps`, and True if its last rate is 0. Return None
+    if it does not end before.
 
     >>> from learner.schedules import Cosine
     >>> early_end(Cosine(0.1, over=100), 150)[0]
@@ -91,7 +91,7 @@ def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
 
 
 def not_reached(schedule: ScheduleFn, steps: int) -> list[str]:
-    """Return, in words, the parts of a schedule that a run of `steps` does not reach.
+    """Return descriptions of the parts of a schedule that a run of `steps` does not reach.
 
     >>> from learner.schedules import MultiStep
     >>> not_reached(MultiStep(0.1, [50, 150]), 100)[0].partition(" is ")[0]
@@ -103,8 +103,8 @@ def not_reached(schedule: ScheduleFn, steps: int) -> list[str]:
 
 
 def _zero_from(rate: Callable[[int], float], steps: int) -> int | None:
-    """Return the step from which on a learning rate is 0, for one that is 0 at the last step. Return None if it always
-    was, as far as the search can see.
+    """Return the step from which on a learning rate is 0, given that it is 0 at the last step. Return None if the
+    search finds no step at which it is not 0.
     """
     zero, back = steps - 1, 1
     while rate(zero - back if back < zero else 0) == 0:

@@ -1,4 +1,4 @@
-"""Schedules that go down in stairs."""
+"""Staircase schedules."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from learner.schedules.checks import UNITS, Checks, check_milestones
 @dataclasses.dataclass(frozen=True, repr=False)
 class Step(Schedule):
     """A rate that is multiplied by `factor` after every `every` steps: `first * factor ** (step // every)`
-    (`optax.exponential_decay` of the number of the stair: a compiled division by `every` would take some stairs a step
-    late).
+    (`optax.exponential_decay` of the number of the stair: a compiled division by `every` would change the rate a step
+    late at some stairs).
 
     Args:
       first: the rate of the first stair.
-      factor: greater than 0.
-      every: how long a stair is.
-      unit: what `every` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      factor: the factor of each stair, greater than 0.
+      every: the length of a stair.
+      unit: the unit of `every`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
 
     >>> [round(float(Step(0.4, 0.5, every=10)(step)), 4) for step in (0, 9, 10, 20)]
     [0.4, 0.4, 0.2, 0.1]
@@ -44,14 +44,14 @@ class Step(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MultiStep(Schedule):
-    """The rate times `factor` at each milestone (`optax.piecewise_constant_schedule`). The step at a milestone has the
-    new rate.
+    """A rate that is multiplied by `factor` at each milestone (`optax.piecewise_constant_schedule`). The step at a
+    milestone has the new rate.
 
     Args:
       first: the rate before the first milestone.
-      milestones: where the rate changes, in order.
-      factor: of the rate, 0 or more.
-      unit: what `milestones` count: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      milestones: the points at which the rate changes, in order.
+      factor: the factor of each change, 0 or more.
+      unit: the unit of `milestones`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
 
     >>> [round(float(MultiStep(0.4, [10, 15], 0.5)(step)), 4) for step in (9, 10, 14, 15)]
     [0.4, 0.2, 0.2, 0.1]

@@ -12,14 +12,14 @@ from learner.errors import LearnerError
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version, unpacked)"
 PIXELS = 3 * 32 * 32
-LARGEST = 2**28  # bytes of one file, unpacked; the published ones have up to 154 MB
+LARGEST = 2**28  # bytes of one file, decompressed; the published files have up to 154 MB
 
 
 def cifar10(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
     """Return CIFAR-10: 50,000 photographs for training and 10,000 others, 32 by 32 pixels, in ten classes.
 
     Args:
-      directory: with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, packed by gzip or not.
+      directory: the directory with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, plain or gzip.
       split: "train", or "valid" for the 10,000 others ("test" is the same).
       scaled: return pixels as float32 from 0 to 1; otherwise as bytes, which take a quarter of the memory.
 
@@ -28,7 +28,7 @@ def cifar10(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
       airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck.
 
     Raises:
-      LearnerError: an unknown split, files that are missing (the message has the address) or damaged. Nothing is
+      LearnerError: the split is unknown, or files are missing (the message has the address) or damaged. Nothing is
         downloaded.
 
     >>> cifar10("/no/such/place", "train")
@@ -42,10 +42,10 @@ def cifar10(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
 
 
 def cifar100(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
-    """Return CIFAR-100: as CIFAR-10, in a hundred classes, which form twenty groups.
+    """Return CIFAR-100: like CIFAR-10, in a hundred classes, which form twenty groups.
 
     Args:
-      directory: with `train.bin` and `test.bin`, packed by gzip or not.
+      directory: the directory with `train.bin` and `test.bin`, plain or gzip.
       split: "train", or "valid" for the 10,000 others ("test" is the same).
       scaled: as for `cifar10`.
 

@@ -14,12 +14,12 @@ Labels = dict[str, list[str] | None] | list[str]
 
 @dataclasses.dataclass(frozen=True)
 class ColumnSpec:
-    """Fields made of the columns of a table.
+    """Fields made from the columns of a table.
 
     Attributes:
       fields: for each field of an item its column, or a list of columns that become the last axis of one array.
-      dtypes: of fields.
-      labels: for fields of texts the texts in the order of their numbers; `None`: all texts of the column, sorted.
+      dtypes: the types of fields.
+      labels: for text fields, the texts in the order of their numbers; `None`: all texts of the column, sorted.
       missing: the number that replaces missing ones; `None`: a missing number is an error.
     """
 
@@ -51,12 +51,12 @@ def parse_columns(
 
     Args:
       what: the table, for messages.
-      columns: of the table.
+      columns: the columns of the table.
       fields, dtypes, labels, missing: see `ColumnSpec`. Default: every column is a field. A list of fields uses the
         columns' names, a list of labels all texts of the columns.
 
     Raises:
-      LearnerError: lists all columns, fields and types that do not exist.
+      LearnerError: columns, fields or types do not exist; the message lists all of them.
 
     >>> parse_columns("a.csv", ["age", "size"], {"x": ["age", "siez"]}, None, None, None)
     Traceback (most recent call last):
@@ -97,7 +97,7 @@ def parse_columns(
 
 
 def _malformed_options(fields: Any, labels: Any, missing: Any) -> list[str]:
-    """Return the problems of options that no table could have."""
+    """Return the problems of options that are invalid for any table."""
     problems = []
     for option, given in (("fields", fields), ("labels", labels)):
         if given is not None and not isinstance(given, Mapping) and not _texts(given):

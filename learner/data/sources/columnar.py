@@ -25,14 +25,14 @@ def parquet(
     missing: float | None = None,
     max_memory: int | None = None,
 ) -> Table:
-    """Return the columns of Parquet files, in memory. Only columns of fields are read.
+    """Return the columns of Parquet files, in memory. Only the columns that fields need are read.
 
     Args:
-      path: of the file, a pattern such as `part-*.parquet`, or a list of files; see `csv`.
+      path: the path of the file, a pattern such as `part-*.parquet`, or a list of files; see `csv`.
       fields, labels: as for `csv`; columns of lists of numbers, all of one length, become arrays `[rows, length]`.
-      dtypes: types of fields by NumPy's names. Default: those of the columns; of lists, int32 and float32 if the
-        numbers fit.
-      missing: the number in place of a null. Default: a null is an error.
+      dtypes: types of fields by NumPy's names. Default: the columns' types; for lists, int32 and float32 if the numbers
+        fit.
+      missing: the number that replaces a null. Default: a null is an error.
       max_memory: the most that the columns of a file may take, in bytes. Default: 1000 times the file's size, at least
         512 MiB.
 
@@ -40,8 +40,8 @@ def parquet(
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: pyarrow is not installed (the extra `parquet`); there is no such file or column; the
-        file is damaged or needs too much memory; values that do not fit, with their rows, counted from 1.
+      LearnerError: pyarrow is not installed (extra `parquet`); a file or column does not exist; a file is damaged or
+        needs too much memory; values do not fit (the message has their rows, counted from 1).
 
     >>> import tempfile, os, pyarrow, pyarrow.parquet
     >>> path = os.path.join(tempfile.mkdtemp(), "a.parquet")
@@ -62,7 +62,7 @@ def parquet(
         def read_columns(columns: Sequence[str]) -> Any:
             with formats.ParquetFile(file) as opened:
                 budget.require(_claimed(opened, columns))
-                # A text that is there once in the file, for millions of rows, stays there once in memory.
+                # A text stored once in the file for millions of rows is kept once in memory.
                 texts = [column.name for column in opened.schema_arrow if types.is_string(column.type)]
             with formats.ParquetFile(file, memory_map=True, read_dictionary=texts) as opened:
                 content = opened.read(columns=list(columns))
@@ -102,7 +102,7 @@ def arrow(
 
         def stream() -> Any:
             mapped = pyarrow.memory_map(str(file))
-            # A file is a stream between a magic number and a footer. Read as one, all of it passes the check below.
+            # A file is a stream between a magic number and a footer. Read as a stream, it all passes the check below.
             if mapped.read(len(ARROW_MAGIC)) != ARROW_MAGIC:
                 mapped.seek(0)
             return mapped
@@ -132,9 +132,10 @@ def arrow(
 
 
 def _claimed(file: Any, columns: Sequence[str]) -> int:
-    """Return the bytes that columns of a Parquet file take when they are unpacked, by the file's metadata.
+    """Return the bytes that columns of a Parquet file take when decompressed, according to the file's metadata.
 
-    pyarrow's views of damaged metadata abort the process. Its readers raise, so each part is read before it is viewed.
+    pyarrow aborts the process on views of damaged metadata. Its readers raise, so each part is read before it is
+    viewed.
     """
     rows = file.read(columns=[]).num_rows  # views no part of a row group but its length
     leaves = [file.schema.column(number) for number in range(len(file.schema))]
@@ -157,17 +158,17 @@ def _claimed(file: Any, columns: Sequence[str]) -> int:
 
 
 def _unpacked(metadata: bytes, body: Any, is_dictionary: bool) -> int:
-    """Return the bytes that the compressed buffers of a record batch take when they are unpacked.
+    """Return the bytes that the compressed buffers of a record batch take when decompressed.
 
-    Each buffer begins with its unpacked size, which pyarrow allocates before it unpacks, and does not show. So this
-    follows the table offsets of the message (flatbuffers; Arrow's Message.fbs) to where the buffers are.
+    Each buffer begins with its decompressed size, which pyarrow allocates first, and does not expose. So this follows
+    the table offsets of the message (flatbuffers; Arrow's Message.fbs) to the buffers.
     """
 
     def number(kind: str, at: int) -> int:
         return int(struct.unpack_from(f"<{kind}", metadata, at)[0])
 
     def field(table: int, which: int) -> int:
-        """Return where a field of a table is, 0 if it has its default."""
+        """Return the position of a table's field, 0 if it has its default."""
         fields = table - number("i", table)
         offset = number("H", fields + 4 + 2 * which) if 4 + 2 * which < number("H", fields) else 0
         return table + offset if offset else 0
@@ -184,7 +185,7 @@ def _unpacked(metadata: bytes, body: Any, is_dictionary: bool) -> int:
     for number_of in range(number("I", target(buffers)) if buffers else 0):
         start, length = struct.unpack_from("<qq", metadata, target(buffers) + 4 + 16 * number_of)
         if length:
-            total += max(int(struct.unpack("<q", body.slice(start, 8).to_pybytes())[0]), 0)  # -1: it is not compressed
+            total += max(int(struct.unpack("<q", body.slice(start, 8).to_pybytes())[0]), 0)  # -1: not compressed
     return total
 
 
@@ -204,7 +205,7 @@ def _table(
     spec = parse_columns(str(path), columns, fields, dtypes, labels, missing)
     with _readable(path):
         content = read(spec.columns)
-        # Only after this are offsets, indices and texts known to lie within their buffers: pyarrow trusts them.
+        # This validates that offsets, indices and texts lie within their buffers: pyarrow trusts them.
         content.validate(full=True)
         cells = {name: _cells(content.column(name), pyarrow, budget, name) for name in spec.columns}
     return table(str(path), spec, cells, lambda row: f"row {row + 1}")
@@ -245,7 +246,7 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
             name=name,
         )
     if column.type == kind and column.null_count == 0:
-        if column.num_chunks != 1 or types.is_boolean(kind):  # otherwise it stays where it is, maybe on the disk
+        if column.num_chunks != 1 or types.is_boolean(kind):  # otherwise it is not copied, and may stay on the disk
             budget.reserve(WIDEST * len(column))
         return column.to_numpy()
     budget.reserve(sum(NUMBER * _length(chunk, types) for chunk in column.chunks))
@@ -253,7 +254,7 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
 
 
 def _texts(chunk: Any, types: Any, budget: MemoryBudget) -> list[str | None]:
-    """Return the texts of a chunk of a column. Equal ones are one object."""
+    """Return the texts of a chunk of a column. Equal texts are one object."""
     encoded = chunk if types.is_dictionary(chunk.type) else chunk.dictionary_encode()
     budget.reserve(NUMBER * len(encoded.dictionary) + 4 * encoded.dictionary.nbytes)
     known = encoded.dictionary.to_pylist()

@@ -18,28 +18,28 @@ from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_c
 from learner.errors import LearnerError, near
 
 ROWID = ("rowid", "_rowid_", "oid")
-KEY = 64  # bytes of a value in Python
+KEY = 64  # bytes of a key's value in Python
 
 
 class SQLiteTable(Dataset):
     """The rows of a table or view in an SQLite database, each read on access.
 
     Rows are in the order of their `rowid`, of the primary key in a table `WITHOUT ROWID`, or of `key`. These keys are
-    read once and stay in memory, 8 bytes a row where they are integers. The database is opened for reading only, once
-    in each thread and each process. Rows that are added later are ignored; access to a removed one is an error.
+    read once and stay in memory, 8 bytes a row if they are integers. The database is opened read-only, once per thread
+    and process. Rows that are added later are ignored; accessing a removed row is an error.
 
     Args:
-      path: of the database.
+      path: the path of the database.
       table: the name of the table, or of the view, which needs `key`.
       fields: for each field of an item its column, or a list of columns, which become one array. Default: every column
         is a field.
-      dtypes: types of fields by NumPy's names. A column of blobs with a type is an array of such numbers. Default: by
-        the column's declared type int32 (INT), float32 (other numbers), bytes (BLOB) and texts (CHAR, CLOB, TEXT).
-      labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all texts, sorted.
+      dtypes: types of fields by NumPy's names. A column of blobs with a type becomes an array of such numbers. Default:
+        by the column's declared type, int32 (INT), float32 (other numbers), bytes (BLOB) or text (CHAR, CLOB, TEXT).
+      labels: text fields to be numbered: the texts in the order of their numbers, or `None` for all texts, sorted.
       missing: the number that replaces NULL. Default: NULL is an error.
       where: selects rows: an SQL expression, such as `split = 'train'`.
-      key: the column, or columns, whose values identify a row, in the order of the rows. They are in no two rows, and
-        not NULL. Default: the rowid, or the primary key if there is none.
+      key: the column, or columns, whose values identify a row, and define the order of the rows. The values must be
+        unique, and not NULL. Default: the rowid, or the primary key if there is no rowid.
       max_memory: the most that the keys of all rows, or a single cell, may take, in bytes. Default: 1000 times the
         database's size, at least 512 MiB.
 
@@ -47,8 +47,8 @@ class SQLiteTable(Dataset):
       labels: for each field with labels the texts, in the order of their numbers.
 
     Raises:
-      LearnerError: there is no such database, table or column, no row, nothing that identifies the rows, too many of
-        them, or a cell that does not fit (when it is read).
+      LearnerError: the database, table or column does not exist; there are no rows, or too many; nothing identifies the
+        rows; or a cell does not fit (when it is read).
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "a.db")
@@ -161,7 +161,7 @@ class SQLiteTable(Dataset):
         kinds = "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE AND type = 'view'"
         if not database.execute(kinds, (table,)).fetchall():
             columns = database.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
-            # A column of that name hides the rowid, and may have one value in many rows.
+            # A column of that name hides the rowid, and its values need not be unique.
             hidden = {row[1].lower() for row in columns}
             for name in (name for name in ROWID if name not in hidden):
                 with contextlib.suppress(sqlite3.OperationalError):  # WITHOUT ROWID
@@ -191,11 +191,11 @@ class SQLiteTable(Dataset):
                 )
         quoted = list(map(_quoted, names))
         listed, source = ", ".join(quoted), _quoted(table)
-        # A view may have more rows than any memory, or no end of them. So they are counted before they are sorted.
+        # A view may have more rows than fit in memory, or infinitely many. So they are counted before they are sorted.
         limit = budget.limit // KEY + 1
         ((count,),) = self._opened.get().execute(f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {limit})")
         budget.require(count * KEY)
-        # In all rows, also where `where` leaves some out: an item is looked up by its key alone.
+        # In all rows, including those that `where` excludes: an item is looked up by its key alone.
         twice = f"SELECT {listed} FROM {source} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"
         for values in self._opened.get().execute(twice):
             raise LearnerError(
@@ -242,7 +242,7 @@ class SQLiteTable(Dataset):
 
 
 class _Connections:
-    """A connection for each thread of each process: SQLite forbids to share one."""
+    """A connection for each thread of each process: SQLite connections must not be shared."""
 
     def __init__(self, path: Path, longest: int) -> None:
         self._path, self._longest = path, longest
@@ -265,10 +265,10 @@ class _Connection:
     def __init__(self, path: Path, longest: int) -> None:
         self.connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
         self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(longest, 2**31 - 1))  # bytes of a cell, or of a row
-        self.connection.execute("PRAGMA trusted_schema = OFF")  # views call no functions with effects
+        self.connection.execute("PRAGMA trusted_schema = OFF")  # views must not call functions with side effects
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was not opened
+        with contextlib.suppress(AttributeError):  # not opened
             self.connection.close()
 
 

@@ -14,7 +14,7 @@ from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, read_files, 
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # characters of a line
-ROW, POINTER, CELL = 88, 8, 88  # bytes: of a list and its entries, of an item, of a text and the number made of it
+ROW, POINTER, CELL = 88, 8, 88  # bytes: of a list and its entries, of an item, of a text and the number parsed from it
 
 
 def csv(
@@ -33,21 +33,21 @@ def csv(
     """Return the columns of CSV files, in memory.
 
     Args:
-      path: of the file, plain or packed by gzip; a pattern such as `part-*.csv`, whose files are sorted by name; or a
-        list of files, whose rows follow each other.
+      path: the path of the file, plain or gzip; a pattern such as `part-*.csv`, whose files are sorted by name; or a
+        list of files, whose rows are concatenated.
       fields: for each field of an item its column, or a list of columns, which become one array `[rows, columns]`;
         or a list of columns, which keep their names. Default: every column is a field.
       dtypes: types of fields by NumPy's names. Default: int32 (int64 if they need it) if all cells are integers,
         otherwise float32.
-      labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all texts, sorted;
-        or a list of such fields. Give the texts if several splits must agree; an empty text among them stands for empty
+      labels: text fields to be numbered: the texts in the order of their numbers, or `None` for all texts, sorted; or a
+        list of such fields. Pass the texts if several splits must agree; an empty text among them stands for empty
         cells.
-      missing: the number that replaces an empty cell, such as `nan` (in YAML `.nan`); of labels, an empty text does.
+      missing: the number that replaces an empty cell, such as `nan` (in YAML `.nan`); for labels, use an empty text.
         Default: an empty cell is an error.
       null_values: texts that stand for an empty cell, such as `["NA", "?"]`.
-      delimiter: between cells, a single character.
-      names: of the columns, if the file has no row of names.
-      encoding: of the file.
+      delimiter: the character between cells.
+      names: the names of the columns, if the file has no row of names.
+      encoding: the encoding of the file.
       max_memory: the most that the cells of a file may take, in bytes. Default: 1000 times the file's size, at least
         512 MiB.
 
@@ -55,8 +55,8 @@ def csv(
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: there is no such file or column; it needs too much memory; files differ in their fields; rows that
-        are malformed or cells that do not fit, with their lines.
+      LearnerError: a file or column does not exist; a file needs too much memory; files differ in their fields; rows
+        are malformed or cells do not fit (the message has their lines).
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "iris.csv")
@@ -97,7 +97,7 @@ def csv(
 def _rows(
     path: Path, delimiter: str, names: list[str] | None, encoding: str, budget: MemoryBudget
 ) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the names of the columns, the cells of each row, and the line in which it ends."""
+    """Return the names of the columns, and for each row its cells and the line in which it ends."""
     problems: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -127,7 +127,7 @@ def _rows(
                     problems.append(f"{path}, line {reader.line_num}: {len(row)} cells, not {len(columns)}")
         except reading.Error as error:
             problems.append(f"{path}, after line {reader.line_num}: {error}")
-        except UnicodeDecodeError as error:  # of a piece of the file: which line it is in, the reader does not know
+        except UnicodeDecodeError as error:  # of a piece of the file: its line is unknown here
             problems.append(f"{path}, line {undecodable(path, encoding)}: it is not {encoding} ({error.reason})")
         except UnicodeError as error:  # such as UTF-16 without its mark
             problems.append(f"{path}: it is not {encoding} ({error})")
@@ -140,7 +140,7 @@ class _Lines:
     """Yields the lines of a file. Quoted cells may contain line ends, so the length is limited by row.
 
     Attributes:
-      characters: read of the current row; the reader of rows resets it after each.
+      characters: the number of characters read of the current row; the reader of rows resets it after each row.
     """
 
     def __init__(self, text: io.TextIOWrapper, path: Path, budget: MemoryBudget) -> None:
@@ -163,10 +163,10 @@ class _Lines:
 
 
 def _bytes_of(row: Sequence[str], characters: int) -> int:
-    """Return the memory that a row takes, at most: its list, its cells, and the columns and numbers made of them.
+    """Return the memory that a row takes, at most: its list, its cells, and the columns and numbers made from them.
 
-    Empty cells and those of one character are objects that Python shares. Others have two characters or more, so there
-    are no more of them than characters beyond one in each cell and the delimiter behind it.
+    Empty cells and cells of one character are objects that Python shares. Others have two characters or more, so their
+    number is at most the number of characters beyond one per cell and the delimiter after it.
     """
     count = len(row)
     return ROW + 3 * POINTER * count + 4 * characters + CELL * min(count, characters - 2 * count + 1 + row.count(""))
@@ -188,7 +188,7 @@ def _nothing(path: Path) -> list[int]:
 
 
 def _parsed(column: list[str | None]) -> list[Any]:
-    """Return cells as numbers, except those that are none."""
+    """Return cells as numbers, where they are numbers."""
     for kind in (_int, _float):
         try:
             return [None if cell is None else kind(cell) for cell in column]
@@ -198,7 +198,7 @@ def _parsed(column: list[str | None]) -> list[Any]:
 
 
 def _numeral(cell: str) -> str:
-    """Return the cell, unless it is a number in Python's way alone, as `1_000` is."""
+    """Return the cell, unless it is a number only in Python's syntax, such as `1_000`."""
     if "_" in cell or not cell.isascii():
         raise ValueError(f"{cell} is not a number")
     return cell

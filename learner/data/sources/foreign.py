@@ -1,11 +1,11 @@
 """Adapters for data of other libraries, recognized without importing them.
 
-    scikit-learn's bunches        `load_digits()`: the arrays that have a row for each example
-    Hugging Face datasets         `load_dataset(...)["train"]`: items are dicts by column; streamed ones in batches
+    scikit-learn's bunches        `load_digits()`: the arrays with a row for each example
+    Hugging Face datasets         `load_dataset(...)["train"]`: items are dicts by column; streamed datasets in batches
     PyTorch datasets              with `__len__` and `__getitem__`: items are often tuples
     `tf.data`                     batches, from `as_numpy_iterator()`
 
-Iterables of batches, such as PyTorch's and Grain's loaders and generators, need none (`learner.data.source`).
+Iterables of batches, such as PyTorch's and Grain's loaders and generators, need no adapter (`learner.data.source`).
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def adapt(data: Any) -> Any:
     """Return data of other libraries as a `Dataset` or batches of NumPy arrays, and everything else unchanged.
 
     Raises:
-      LearnerError: several datasets in one, of which one has to be chosen; a bunch without arrays.
+      LearnerError: the data contains several datasets, one of which must be chosen; or it is a bunch without arrays.
     """
     libraries = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if "sklearn" in libraries and isinstance(data, Mapping):
@@ -52,14 +52,14 @@ class ForeignDataset(Dataset):
 
     Args:
       dataset: the data.
-      fields: names for the parts of items that are tuples or lists, in order; or the fields to keep of items that are
-        dicts. Default: items keep their form.
+      fields: names for the parts of items that are tuples or lists, in order; or the fields of dict items to keep.
+        Default: items keep their form.
 
     Attributes:
       labels: the names of the labels of a Hugging Face dataset, by field.
 
     Raises:
-      LearnerError: no length and no index, or (when an item is read) missing fields.
+      LearnerError: the dataset has no length or no index, or (when an item is read) fields are missing.
 
     >>> pairs = ForeignDataset([([1.0, 2.0], 0), ([3.0, 4.0], 1)], fields=["x", "label"])
     >>> pairs[1]
@@ -112,7 +112,7 @@ class ForeignDataset(Dataset):
 
 
 class NumpyBatches:
-    """Batches of NumPy arrays from data with `as_numpy_iterator`, such as `tf.data`; each epoch is a new iterator."""
+    """Batches of NumPy arrays from data with `as_numpy_iterator`, such as `tf.data`, with a new iterator per epoch."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -125,7 +125,7 @@ class NumpyBatches:
 
 
 def _in_numpy(dataset: Any) -> Any:
-    """Set a Hugging Face dataset to return NumPy arrays rather than lists, unless its user has set a format."""
+    """Set a Hugging Face dataset to return NumPy arrays rather than lists, unless the user has set a format."""
     if is_stream(dataset):
         has_lists = getattr(dataset, "_formatting", None) is None
     else:
@@ -135,7 +135,7 @@ def _in_numpy(dataset: Any) -> Any:
 
 
 def _bunch(data: Mapping[str, Any]) -> ArrayDataset:
-    """Return the arrays of a bunch of scikit-learn that have as many rows as `data`."""
+    """Return the arrays of a scikit-learn bunch that have as many rows as `data`."""
     rows = getattr(data.get("data"), "shape", (None,))[0]
     if rows is None:
         raise LearnerError(

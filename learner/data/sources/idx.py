@@ -17,10 +17,10 @@ SPLITS = {"train": "train", "valid": "t10k", "test": "t10k"}
 
 
 def read_idx(path: PathLike) -> np.ndarray:
-    """Return the array of an IDX file, plain or packed by gzip.
+    """Return the array of an IDX file, plain or gzip.
 
     Args:
-      path: of the file.
+      path: the path of the file.
 
     Returns:
       An array of the file's shape and type, in the machine's byte order.
@@ -63,7 +63,7 @@ def mnist(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
     """Return MNIST: handwritten digits, 60,000 for training and 10,000 others, 28 by 28 pixels (LeCun et al., 1998).
 
     Args:
-      directory: with the four published files, such as `train-images-idx3-ubyte.gz`, packed or not.
+      directory: the directory with the four published files, such as `train-images-idx3-ubyte.gz`, plain or gzip.
       split: "train", or "valid" for the 10,000 others ("test" is the same).
       scaled: return pixels as float32 from 0 to 1; otherwise as bytes, which take a quarter of the memory.
 
@@ -71,7 +71,7 @@ def mnist(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
       `image` float32 (or uint8) `[rows, height, width]`, and `label` int32 `[rows]`, 0 to 9.
 
     Raises:
-      LearnerError: an unknown split, files that are missing (the message has the address), damaged, or do not belong
+      LearnerError: the split is unknown, or files are missing (the message has the address), damaged, or do not belong
         together. Nothing is downloaded.
 
     >>> mnist("/no/such/place", "train")
@@ -118,7 +118,7 @@ def _images_and_labels(name: str, directory: str, split: str, scaled: bool, url:
 
 
 def _names(split: str, kind: str) -> list[str]:
-    """Return the published name, the unpacked one, and those of other programs: `train-images.idx3-ubyte`."""
+    """Return the published name, the decompressed one, and other programs' names: `train-images.idx3-ubyte`."""
     dotted = kind.replace("-idx", ".idx")
     return [f"{split}-{kind}.gz", f"{split}-{kind}", f"{split}-{dotted}", f"{split}-{dotted}.gz"]
 

@@ -19,7 +19,7 @@ class ImageDecoder:
     """Settings of decoded images; see `ImageFolder`.
 
     Attributes:
-      reader: which needs Pillow, for messages.
+      reader: the name of the reader that needs Pillow, for messages.
     """
 
     reader: str
@@ -45,14 +45,14 @@ class ImageDecoder:
         check_int("max_pixels", self.max_pixels, least=1)
 
     def decode(self, file: str | Path | IO[bytes], name: str) -> np.ndarray:
-        """Return the pixels `[height, width, channels]` of an image; grey ones have no channels.
+        """Return the pixels `[height, width, channels]` of an image; grey images have no channels.
 
         Args:
-          file: its path, or its bytes.
-          name: of the image, for messages.
+          file: the path of the image, or its bytes.
+          name: the name of the image, for messages.
 
         Raises:
-          LearnerError: it is damaged, too large, or of a mode that is not converted.
+          LearnerError: the image is damaged, too large, or of a mode that is not converted.
         """
         pillow = import_optional("PIL.Image", "images", self.reader, "Pillow")
         try:

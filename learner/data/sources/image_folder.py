@@ -20,26 +20,26 @@ class ImageFolder(Dataset):
     """Images in folders: `directory/CLASS/.../NAME.png` (or `.jpg`, `.jpeg`), with the class as the label.
 
     Args:
-      directory: with a directory for each class.
+      directory: the directory that contains a directory for each class.
       size: `[height, width]` to which every image is resized (bilinear). Default: images keep their sizes, and a batch
         needs equal ones, or a batcher that pads.
-      mode: "RGB", "RGBA" (with transparency) or "L" (grey), to which images are converted; "I;16" for 16 bits of grey,
-        which are not converted.
-      classes: the names of the directories in the order of their numbers. Default: all directories, sorted. Give them
+      mode: "RGB", "RGBA" (with transparency) or "L" (grey), to which images are converted; "I;16" for 16-bit grey
+        images, which are not converted.
+      classes: the names of the directories in the order of their numbers. Default: all directories, sorted. Pass them
         if several folders must agree, and not all have every class.
       scaled: return pixels as float32 from 0 to 1; otherwise as integers.
-      max_pixels: an image that claims more is an error, before it is decoded.
+      max_pixels: the maximum number of pixels; an image that claims more is an error, before it is decoded.
 
     Attributes:
       classes: the names of the labels.
-      labels: these by field.
+      labels: the names of the labels by field.
       files: the path of each image.
 
     Items are `image` float32 `[height, width, 3]` (RGBA: 4; grey: `[height, width]`) and `label` int32.
 
     Raises:
-      LearnerError: Pillow is not installed (the extra `images`); there is no such directory, no class in it, a
-        class without images; or, when it is read, an image that is damaged or too large.
+      LearnerError: Pillow is not installed (extra `images`); the directory does not exist or has no classes, or a class
+        has no images; or, on access, an image is damaged or too large.
 
     >>> import tempfile
     >>> from PIL import Image

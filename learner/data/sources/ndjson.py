@@ -28,7 +28,7 @@ def json_lines(
     For objects that differ in structure, such as texts of many lengths, map the lines: `Lines(path).map(json.loads)`.
 
     Args:
-      path: of the file, plain or packed by gzip, a pattern or a list of files, as for `csv`. Blank lines are left out.
+      path: the path of the file, plain or gzip, a pattern or a list of files, as for `csv`. Blank lines are skipped.
       fields, dtypes, labels: as for `csv`; lists of numbers, all of one shape, become arrays `[rows, ...]`.
       missing: the number that replaces a missing key, or a null. Default: both are errors.
       max_memory: the most that the objects of a file may take, in bytes. Default: 1000 times the file's size, at least
@@ -38,8 +38,8 @@ def json_lines(
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: there is no such file or key; it needs too much memory; lines that are not objects or values that do
-        not fit, with their lines.
+      LearnerError: a file or key does not exist; a file needs too much memory; lines are not objects or values do not
+        fit (the message has their lines).
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "a.jsonl")
@@ -75,7 +75,7 @@ def json_lines(
             raise LearnerError(f"{file} has no lines", code="data-without-rows")
         keys = list(dict.fromkeys(key for item in objects for key in item))
         spec = parse_columns(str(file), keys, fields, dtypes, labels, missing)
-        budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # keys that differ by line make a large table
+        budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # different keys on each line make a large table
         cells = {key: [item.get(key) for item in objects] for key in spec.columns}
         return table(str(file), spec, cells, lambda row: f"line {lines[row]}")
 
@@ -83,7 +83,7 @@ def json_lines(
 
 
 def _bytes_of(line: bytes) -> int:
-    """Return the memory that the object of a line takes, at most: a few bytes such as `[],` are an object of Python."""
+    """Return the memory that the object of a line takes, at most: a few bytes such as `[],` are a Python object."""
     values = line.count(b",") + line.count(b":") + line.count(b"[") + 1
     return VALUE * values + DICT * line.count(b"{") + TEXT * len(line)
 
@@ -92,8 +92,8 @@ def _object(line: bytes) -> dict[str, Any] | str:
     """Return the object of a line, or the text of an error."""
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:  # which counts lines within this one
+    except json.JSONDecodeError as error:  # its line number is relative to this line
         return f"it is not JSON ({error.msg}, at character {error.pos + 1})"
-    except (ValueError, RecursionError) as error:  # ValueError: of UTF-8 and of very long numbers
+    except (ValueError, RecursionError) as error:  # ValueError: invalid UTF-8, and very long numbers
         return f"it is not JSON ({error})"
     return value if isinstance(value, dict) else f"it is a {type(value).__name__}, not an object"

@@ -1,4 +1,4 @@
-"""NumPy's files: `.npy`, a directory of those, and `.npz`. Arrays stay on the disk if their file allows it."""
+"""NumPy's files: `.npy`, a directory of `.npy` files, and `.npz`. Arrays stay on the disk if their file allows it."""
 
 import os
 import zipfile
@@ -20,20 +20,20 @@ LOCAL_HEADER = 30  # bytes before the name of a member of an archive
 def numpy_arrays(path: str | dict[str, str]) -> Dataset:
     """Return the arrays of NumPy's files, one row per item.
 
-    Arrays are mapped into memory: a row is read from the disk on access. Those of a compressed archive
-    (`numpy.savez_compressed`) are in memory. Objects are never unpickled.
+    Arrays are memory-mapped: a row is read from the disk on access. Arrays of a compressed archive
+    (`numpy.savez_compressed`) are loaded into memory. Objects are never unpickled.
 
     Args:
-      path: of an `.npz` file, whose arrays are the fields; of a directory, of which each `.npy` file is a field; of an
-        `.npy` file, which is the field of its name; or `.npy` files by field.
+      path: the path of an `.npz` file, whose arrays are the fields; of a directory, in which each `.npy` file is a
+        field; of an `.npy` file, which is the field of its name; or `.npy` files by field.
 
     Returns:
       A dataset that workers open by its path: an `ArrayDataset`, or one that reads row by row if NumPy cannot gather
       rows of the mapped file (arrays in Fortran order, or at unaligned positions of an `.npz` file).
 
     Raises:
-      LearnerError: a file is missing, damaged, or claims more than it contains; it has anything but plain arrays, or
-        arrays of different lengths.
+      LearnerError: a file is missing, damaged, or claims more than it contains; or it contains anything but plain
+        arrays of one length.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
@@ -53,7 +53,7 @@ def numpy_arrays(path: str | dict[str, str]) -> Dataset:
 
 
 class MappedArrays(ArrayDataset):
-    """An `ArrayDataset` of mapped files, which is sent to workers as their paths."""
+    """An `ArrayDataset` of mapped files, pickled for workers as the files' paths."""
 
     def __init__(self, arrays: Any, path: Any) -> None:
         super().__init__(arrays)
@@ -67,7 +67,7 @@ class MappedArrays(ArrayDataset):
 
 
 class MappedRows(Dataset):
-    """Rows of mapped files that are read one by one, because gathering several would read all of the file."""
+    """Rows of mapped files, read one by one, because gathering several rows would read the whole file."""
 
     def __init__(self, arrays: Any, path: Any) -> None:
         self._rows = ArrayDataset(arrays)

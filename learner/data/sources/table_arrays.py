@@ -17,7 +17,7 @@ from learner.data.sources.column_spec import ColumnSpec
 from learner.errors import LearnerError, near, one_error
 
 MOST_PROBLEMS = 5
-DEEPEST = 32  # lists in each other, which are the axes of an array
+DEEPEST = 32  # nested lists, which are the axes of an array
 
 DATE_HINT = ": of dates make numbers first, such as the days since the first one"
 
@@ -28,7 +28,7 @@ class Table(ArrayDataset):
     """Columns of a table, in memory.
 
     Attributes:
-      labels: for each field with labels their texts, in the order of their numbers.
+      labels: for each field with labels the texts, in the order of their numbers.
 
     >>> table = Table({"label": np.array([1, 0], np.int32)}, {"label": ("cat", "dog")})
     >>> table.labels["label"][table[0]["label"]]
@@ -51,13 +51,13 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
 
     Args:
       what: the table, for messages.
-      spec: its fields.
+      spec: the fields of the table.
       cells: the values of each column, one for each row: numbers, texts, lists of numbers, `None` if missing; or an
         array.
       place: returns the place of row number i (from 0) in the file, for messages.
 
     Raises:
-      LearnerError: values that are missing, of the wrong type, unknown or uneven, with the places of the first ones.
+      LearnerError: values are missing, of the wrong type, unknown or uneven (the message has the first places).
 
     >>> from learner.data.sources.column_spec import parse_columns
     >>> spec = parse_columns("a.csv", ["size", "kind"], None, None, {"kind": None}, None)
@@ -96,7 +96,7 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
 
 
 def read_files(paths: list[PathLike] | PathLike, what: str, read: Callable[[Path], Table]) -> Table:
-    """Return the rows of a file, or of several, one after another; see `present_files`."""
+    """Return the rows of one or several files, concatenated; see `present_files`."""
     files = present_files(paths, what)
     named: list[tuple[str, Table]] = []
     for file in files:
@@ -110,10 +110,11 @@ def read_files(paths: list[PathLike] | PathLike, what: str, read: Callable[[Path
 
 
 def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
-    """Return the rows of tables, one after another. Texts of labels are numbered anew where tables have others.
+    """Return the rows of tables, concatenated. Labels are renumbered if the tables' texts differ.
 
     Args:
-      named: the tables with their names, for messages. Their labels are either given, or all texts of each, sorted.
+      named: the tables with their names, for messages. Their labels are either given, or all texts of each table,
+        sorted.
 
     Raises:
       LearnerError: their fields or shapes differ.
@@ -161,7 +162,7 @@ def _renumbered(field: str, codes: np.ndarray, texts: Sequence[str], names: Sequ
 
 
 def _concatenated(field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the rows of all parts. Whole numbers in one file may be fractions in another."""
+    """Return the rows of all parts. A column may have integers in one file and floats in another."""
     joined = np.concatenate(parts)
     kinds = {part.dtype.kind for part in parts}
     if joined.dtype.kind == "f" and "f" not in kinds:
@@ -170,7 +171,7 @@ def _concatenated(field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
             f"the field {field!r} is of {types} in its files, which no type of whole numbers holds: give dtypes=",
             code="data-files-differ",
         )
-    # float64 of int32 and float32, which a file with both has as float32.
+    # int32 and float32 become float64, but a single file with both kinds of numbers has float32.
     widest = max(part.dtype.itemsize for part in parts if part.dtype.kind == joined.dtype.kind)
     return _narrow(joined) if joined.dtype.itemsize > widest else joined
 
@@ -197,7 +198,7 @@ def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndar
 
 @dataclasses.dataclass
 class Column:
-    """A column of a table, which is converted to an array. Errors in its values are added to `problems`."""
+    """A column of a table, to be converted to an array. Errors in its values are added to `problems`."""
 
     name: str
     field: str
@@ -221,7 +222,7 @@ class Column:
         return np.array(codes, np.int32)
 
     def numbers(self, missing: float | None) -> np.ndarray:
-        """Return the values as an array: bool, int64 or float64; an array unchanged."""
+        """Return the values as an array, bool, int64 or float64; arrays are returned unchanged."""
         if isinstance(self.values, np.ndarray) and self.values.dtype.kind in "biuf":
             return self.values
         values = list(self.values)
@@ -239,8 +240,8 @@ class Column:
         return np.array([self._check_int64(row, value) for row, value in enumerate(values)], np.int64)
 
     def converted(self, array: np.ndarray, dtype: np.dtype[Any] | None) -> np.ndarray:
-        """Return an array with a dtype, in which its numbers have to be the same (but floats may be rounded). Default:
-        int32 and float32 if the numbers fit, or the array unchanged if the column was one.
+        """Return an array converted to a dtype, which must preserve its numbers (but floats may be rounded). Default:
+        int32 and float32 if the numbers fit, or the array unchanged if the column was an array.
         """
         if dtype is None:
             return array if array is self.values else _narrow(array)
@@ -274,7 +275,7 @@ class Column:
         """Return lists of numbers as an array, if all have one shape."""
         shapes: list[Any] = []
         for value in values:
-            if not _all_numbers(value, DEEPEST):  # of a long text NumPy would make all texts as long
+            if not _all_numbers(value, DEEPEST):  # NumPy would make all texts as long as the longest one
                 shapes.append("a list of other things than numbers")
                 continue
             try:
@@ -289,7 +290,7 @@ class Column:
         return np.zeros(0) if self.problems else np.array(values)
 
     def _add_problem(self, row: int, problem: str) -> None:
-        # Only the first ones are shown: the messages of millions of rows would take more memory than the rows.
+        # Only the first ones are kept: the messages of millions of rows would take more memory than the rows.
         shown = len(self.problems) < MOST_PROBLEMS
         self.problems.append(f"{self.place(row)}: column {self.name!r}: {problem}" if shown else "")
 
@@ -302,7 +303,7 @@ def _is_date(text: str) -> bool:
 
 
 def _all_numbers(value: list[Any], depth: int) -> bool:
-    """Return True if a list has nothing but numbers, or lists of them, at most `depth` in each other."""
+    """Return True if a list contains only numbers, or lists of numbers nested at most `depth` deep."""
     kinds = set(map(type, value))
     if list in kinds:
         return depth > 1 and all(_all_numbers(item, depth - 1) for item in value if isinstance(item, list))

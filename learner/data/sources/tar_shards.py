@@ -1,4 +1,4 @@
-"""Tar archives of samples, as WebDataset writes them, with random access: nothing is extracted or unpickled."""
+"""Tar archives of samples in WebDataset's format, with random access: nothing is extracted or unpickled."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from learner.util.number_checks import check_int
 
 IMAGES = ("jpg", "jpeg", "png")
 KINDS = (*IMAGES, "cls", "json", "npy", "txt")
-LONGEST_HEADER = 2**20  # bytes; headers of names are a few hundred
+LONGEST_HEADER = 2**20  # bytes; headers of names have a few hundred
 COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 
 Members = dict[str, tuple[int, int]]  # position and size in bytes, by extension
@@ -30,28 +30,29 @@ Members = dict[str, tuple[int, int]]  # position and size in bytes, by extension
 class TarShards(Dataset):
     """Samples in tar archives: the files of a sample follow each other, and share the name before the first dot.
 
-    `0001.jpg` and `0001.cls` are a sample with the fields `jpg` and `cls`. The archives' headers are read once; then
-    any sample can be read, so that order, shuffling and resuming are those of every dataset.
+    `0001.jpg` and `0001.cls` are a sample with the fields `jpg` and `cls`. The archives' headers are read once. Then
+    any sample can be read, so order, shuffling and resuming work as for every dataset.
 
     Args:
-      path: of an archive, a pattern such as `shards/train-*.tar` (sorted), or a list of these. Not compressed.
+      path: the path of an archive, a pattern such as `shards/train-*.tar` (sorted), or a list of these. Archives must
+        not be compressed.
       fields: the fields of an item, and their extensions, or lists of extensions of which a sample has one:
         `{"image": ["jpg", "png"], "label": "cls"}`. Default: all extensions, under their own names.
-      size: see `ImageFolder`, as `mode`, `scaled` and `max_pixels`.
-      mode: of images.
-      scaled: of images.
-      max_pixels: of images.
-      max_bytes: a file that is larger is an error, before it is read.
+      size: the size of images; see `ImageFolder`.
+      mode: the mode of images; see `ImageFolder`.
+      scaled: return scaled pixels; see `ImageFolder`.
+      max_pixels: the maximum number of pixels of an image; see `ImageFolder`.
+      max_bytes: the maximum size of a file; a larger one is an error, before it is read.
 
     Attributes:
       files: the paths of the archives.
 
-    The last part of an extension says how a file is decoded: `jpg`, `jpeg`, `png` as an image, `cls` as int32, `json`,
-    `npy` as an array, `txt` as a text.
+    The last part of an extension determines how a file is decoded: `jpg`, `jpeg`, `png` as an image, `cls` as int32,
+    `json`, `npy` as an array, `txt` as a text.
 
     Raises:
-      LearnerError: there is no such archive, it is damaged or compressed, has links, or samples without a field; or,
-        when it is read, a file that cannot be decoded.
+      LearnerError: an archive does not exist, is damaged or compressed, or has links or samples without a field; or, on
+        access, a file cannot be decoded.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "a.tar")
@@ -203,7 +204,7 @@ def _kind(extension: str) -> str:
 
 
 def _chosen(where: str, members: Members, extensions_of: Mapping[str, Sequence[str]], exactly: bool) -> list[str]:
-    """Return the extension of each field of a sample. `exactly`: it may have no others."""
+    """Return the extension of each field of a sample. `exactly`: the sample may have no others."""
     chosen = []
     for name, extensions in extensions_of.items():
         found = [extension for extension in extensions if extension in members]
@@ -241,7 +242,7 @@ def _samples(path: str) -> Iterator[tuple[str, Members]]:
         folder, _, file = name.rpartition("/")
         base, dot, extension = file.partition(".")
         if not base or not dot:
-            continue  # hidden files, and those without an extension: no parts of samples
+            continue  # hidden files, and files without an extension, are not parts of samples
         sample = f"{folder}/{base}".removeprefix("/")
         if sample != key and members:
             yield key, members
@@ -270,7 +271,7 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
                     path=path,
                 )
             yield member.name, member.offset_data, member.size
-        # A damaged header in the middle looks like the end to `tarfile`, and a cut archive has no end.
+        # `tarfile` takes a damaged header in the middle for the end, and a truncated archive has no end.
         stream.seek(archive.offset)
         if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise LearnerError(
@@ -282,7 +283,7 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
 
 
 class Headers(io.BufferedReader):
-    """A file from which `tarfile` reads headers, and no header without end."""
+    """A file from which `tarfile` reads headers of limited length."""
 
     def __init__(self, path: str) -> None:
         super().__init__(io.FileIO(path))
@@ -296,7 +297,7 @@ class Headers(io.BufferedReader):
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Raise errors of an archive as `LearnerError` with its path."""
+    """Convert errors of an archive into `LearnerError` with its path."""
     try:
         yield
     except LearnerError as error:

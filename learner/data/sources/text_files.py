@@ -20,12 +20,12 @@ class Lines(Dataset):
     A view (`map`) or a batcher converts them to numbers.
 
     Args:
-      path: of the file.
-      encoding: one in which a line ends with the byte 10, such as utf-8 or latin-1.
-      skip_blank: leave out lines of white space.
+      path: the path of the file.
+      encoding: an encoding in which lines end with the byte 10, such as utf-8 or latin-1.
+      skip_blank: skip empty lines and lines of white space.
 
     Raises:
-      LearnerError: there is no such file, no line in it, or a line that is not in the encoding (on access).
+      LearnerError: the file does not exist or has no lines; or, on access, a line is not in the encoding.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "poem.txt")
@@ -54,7 +54,7 @@ class Lines(Dataset):
         if not len(ends) or ends[-1] != len(self._bytes) - 1:
             ends = np.append(ends, len(self._bytes))
         self._starts, self._ends = np.append(0, ends[:-1] + 1), ends
-        self._numbers = np.arange(len(ends))  # of the lines that are left, from 0
+        self._numbers = np.arange(len(ends))  # of the remaining lines, from 0
         if skip_blank:
             self._numbers = np.array([i for i in self._numbers if self._raw(i).strip()], np.int64)
         if not len(self._numbers):
@@ -81,27 +81,27 @@ class Lines(Dataset):
 
 
 class TextWindows(Dataset):
-    """A text file as rows for a model that predicts what comes next.
+    """A text file as rows for a model that predicts the next byte or character.
 
     Args:
-      path: of the file.
+      path: the path of the file.
       length: bytes or characters in a row.
-      stride: from the start of a row to the start of the next; default `length`: rows do not overlap.
+      stride: the distance between the starts of two rows; default `length`: rows do not overlap.
       level: "bytes": 256 classes, and the file stays on the disk; "characters": the text is in memory, and the classes
         are the positions in `vocabulary`.
-      vocabulary: all characters in the order of their numbers; default: those of the file, sorted. Pass that
-        of the training text to all other splits.
-      encoding: of the file, for characters.
+      vocabulary: all characters in the order of their numbers; default: the characters of the file, sorted. Pass the
+        vocabulary of the training text to all other splits.
+      encoding: the encoding of the file, for characters.
 
     Attributes:
       vocabulary: the characters; empty for bytes.
       classes: the number of classes.
 
-    Items are `text` int32 `[length]` and `target`, the same one later.
+    Items are `text` int32 `[length]` and `target`, the text shifted by one.
 
     Raises:
-      LearnerError: there is no such file, it is shorter than a row, not in the encoding, or has a character that is
-        not in the vocabulary.
+      LearnerError: the file does not exist, is shorter than a row, is not in the encoding, or has a character outside
+        the vocabulary.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "a.txt")
