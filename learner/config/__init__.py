@@ -1,1 +1,1 @@
-"""Config objects, their fields, and YAML that is safe to read."""
+"""Config objects, their fields, and safe loading of YAML."""

@@ -1,4 +1,4 @@
-"""Configs: the settings of a model or of a training as one object, which is validated, saved and loaded.
+"""Configs: the settings of a model or a training as one object that can be validated, saved and loaded.
 
 class MlpConfig(Config):
     hidden: int = 64
@@ -36,19 +36,19 @@ class Field(NamedTuple):
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A dataclass that validates its fields, and that files can hold.
+    """A dataclass that validates its fields, and can be saved in files.
 
-    A subclass is a frozen dataclass without a decorator; its fields are given by name. A field may be a bool, int,
+    A subclass is a frozen dataclass without a decorator; its fields are passed by name. A field may be a bool, int,
     float, str, None, `Path`, an enumeration, a `Literal`, another config, a list, tuple or dict of these, or a union of
-    them. Lists and dicts may be defaults. Types are checked when a config is made, also by `dataclasses.replace`, and
-    all that is wrong is one error. Write `__post_init__` for checks of several fields together; what it raises is a
-    part of that error when a file is read.
+    them. Lists and dicts may be defaults. Types are checked when a config is created, also by `dataclasses.replace`,
+    and one error lists all problems. Define `__post_init__` to check several fields together; when a file is read, its
+    exception is part of that error.
 
-    A config file of `learner fit` can give one where a model takes it (`init_args: {config: {hidden: 128}}`), or as the
-    model itself, if it has a method `init(rngs)` that makes the model.
+    A config file of `learner fit` can contain one as an argument of a model (`init_args: {config: {hidden: 128}}`), or
+    as the model itself, if it has a method `init(rngs)` that creates the model.
 
     Raises:
-      LearnerError: an unknown field, one that is missing, or one of the wrong type.
+      LearnerError: a field is unknown, missing, or of the wrong type.
 
     >>> class Head(Config):
     ...     classes: int
@@ -86,7 +86,7 @@ class Config:
         type.__setattr__(cls, "__hash__", hashed or _hash)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the complete config as JSON and YAML hold it: dicts, lists, numbers and texts."""
+        """Return the complete config as values for JSON and YAML: dicts, lists, numbers and texts."""
         return {name: write(field.kind, getattr(self, name)) for name, field in fields_of(type(self)).items()}
 
     @classmethod
@@ -94,7 +94,7 @@ class Config:
         """Return the config that `content` describes; omitted fields have their defaults.
 
         Raises:
-          LearnerError: all that is wrong, each with its path.
+          LearnerError: the content is invalid; the message lists all problems, each with its path.
         """
         _refuse_deep(content, cls)
         problems: list[str] = []
@@ -107,10 +107,10 @@ class Config:
         """Write the complete config to a file for `load`, replacing an existing file.
 
         Args:
-          path: of the file, which ends with .json, .yaml or .yml.
+          path: the path of the file, which ends with .json, .yaml or .yml.
 
         Raises:
-          LearnerError: the path ends otherwise, there can be no such file, or a field would come back as something
+          LearnerError: the path ends otherwise, the file cannot be created, or a field would be loaded as something
             else: a tuple in `tuple[int, ...] | list[int]`.
         """
         _check_suffix(path)
@@ -138,14 +138,14 @@ class Config:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the config in a file. No code is imported or run for it.
+        """Return the config in a file, without importing or running code.
 
         Args:
-          path: of the file, which ends with .json, .yaml or .yml. Fields that it does not have get their defaults, so
-            that files stay good when a class gets new fields.
+          path: the path of the file, which ends with .json, .yaml or .yml. Missing fields get their defaults, so files
+            stay valid when a class gets new fields.
 
         Raises:
-          LearnerError: there is no such file, it cannot be read, or all that is wrong with its fields.
+          LearnerError: the file does not exist or cannot be read, or fields are invalid; the message lists all of them.
         """
         _check_suffix(path)
         problems: list[str] = []
@@ -173,15 +173,15 @@ class Config:
             config = cls.__new__(cls)
             try:
                 cls._fill(config, **values)
-            except (ValueError, TypeError) as error:  # of the user's __post_init__
+            except (ValueError, TypeError) as error:  # from the user's __post_init__
                 own_problems.append(f"{path}: {error}")
         problems += own_problems
         return config
 
     @staticmethod
     def read_tagged(members: "Sequence[type[Config]]", value: Mapping[str, Any], path: str, problems: list[str]) -> Any:
-        """Return the config of a class that a file names: one of `members`, or derived from one of them. Nothing is
-        imported to find it.
+        """Return a config of the class that a file names: one of `members`, or a subclass of one, without importing
+        anything.
         """
         classes = {f"{each.__module__}.{each.__qualname__}": each for member in members for each in _derived(member)}
         class_path = str(value["class_path"])
@@ -203,7 +203,7 @@ class Config:
 
 
 def is_config(kind: Any) -> bool:
-    """Return whether a type is a `Config`."""
+    """Return True if a type is a `Config`."""
     return isinstance(kind, type) and issubclass(kind, Config)
 
 
@@ -220,7 +220,7 @@ def _check_class(cls: type[Config]) -> None:
             f"{cls.__name__} has a field {methods[0]!r}, and every config a method: name it otherwise",
             code="config-field-is-method",
         )
-    before = {field.name for field in dataclasses.fields(cls)}  # of the classes that it is derived from
+    before = {field.name for field in dataclasses.fields(cls)}  # of the base classes
     if bare := [name for name in vars(cls) if name in before and name not in annotated]:
         raise LearnerError(
             f"{cls.__name__}.{bare[0]} has no type: a field with another default needs one, as before",
@@ -257,13 +257,13 @@ def fields_of(cls: type[Config]) -> dict[str, Field]:
     """Return the fields of a config by name.
 
     Raises:
-      LearnerError: their types cannot be read.
+      LearnerError: their types cannot be resolved.
     """
     if "_known" in vars(cls):
         return cls._known
     try:
-        kinds = typing.get_type_hints(cls)  # not before they are needed: a type may be defined later
-    except Exception as error:  # whatever the names in an annotation mean
+        kinds = typing.get_type_hints(cls)  # only when needed: a type may be defined later
+    except Exception as error:  # evaluating an annotation may raise anything
         raise LearnerError(
             f"the types of the fields of {cls.__name__} cannot be read: {error}", code="config-types-unreadable"
         ) from error
@@ -278,7 +278,7 @@ def _default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
 
 
 def _values(cls: type[Config], given: Mapping[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """Return the values of all fields, given or default."""
+    """Return the values of all fields, passed or default."""
     fields = fields_of(cls)
     problems += [f"{path} has no {name!r}: {near(str(name), list(fields))}" for name in given if name not in fields]
     problems += [f"{path} needs {name!r}" for name, field in fields.items() if name not in given and not field.default]
@@ -302,8 +302,8 @@ def _check_suffix(path: str | os.PathLike[str]) -> None:
 
 
 def _hash(self: Config) -> int:
-    """Return a hash that includes lists and dicts, which must not change: a model with a config is static when
-    compiled.
+    """Return a hash that includes lists and dicts, which must not change: a config in a model is static in compiled
+    programs.
     """
     return hash((type(self), *(_frozen(getattr(self, field.name)) for field in dataclasses.fields(self))))
 

@@ -10,13 +10,13 @@ from learner.errors import LearnerError, Problem, near, one_error
 
 REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 VARIABLES = "vars"
-"""A key for values that only references use. It is not an option."""
-MOST = 100_000  # values: references to references can multiply beyond any memory
+"""The key of values that are used only by references. It is not an option."""
+MOST = 100_000  # values: references to references can grow exponentially
 
 
 def merge(base: Any, other: Any) -> Any:
-    """Return `base` with the values of `other`. Mappings are merged by key, and everything else is replaced. Another
-    class drops the arguments of the one before.
+    """Return `base` with the values of `other`. Mappings are merged by key, and everything else is replaced. A
+    different class drops the arguments of the previous class.
 
     >>> merge({"lr": 0.1, "model": {"class_path": "A", "init_args": {"n": 1}}}, {"model": {"init_args": {"m": 2}}})
     {'lr': 0.1, 'model': {'class_path': 'A', 'init_args': {'n': 1, 'm': 2}}}
@@ -36,18 +36,18 @@ def merge(base: Any, other: Any) -> Any:
 
 
 def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
-    """Return a config with the values that its references name.
+    """Return a config with its references resolved.
 
-    `${model.hidden}` is the value of another key, of its type where nothing stands beside it, and else as text;
-    `${env:NAME}` is a variable of the environment, and `${env:NAME:default}` has a default. Values of `vars` can be
-    referred to, and are not part of the result.
+    `${model.hidden}` is the value of another key: with its type if it stands alone, otherwise as text. `${env:NAME}` is
+    an environment variable, and `${env:NAME:default}` has a default. References can name values of `vars`, which is not
+    part of the result.
 
     Args:
-      content: of the config.
-      keep: keys whose values stay as they are.
+      content: the content of the config.
+      keep: keys whose values are not resolved.
 
     Raises:
-      LearnerError: a reference names nothing, or itself; the problems of all references in one error.
+      LearnerError: a reference names nothing, or itself; one error lists the problems of all references.
 
     >>> model = {"class_path": "Net", "init_args": {"width": "${vars.n}"}}
     >>> resolve({"vars": {"n": 8}, "model": model, "directory": "runs/${model.width}"})
@@ -70,7 +70,7 @@ class _Resolver:
         self.problems: list[Problem] = []
 
     def value(self, value: Any, inside: tuple[str, ...]) -> Any:
-        """Return a value without references. `inside`: the references that lead to it."""
+        """Return a value with its references resolved. `inside`: the references that lead to it."""
         self._values += 1
         if self._values > MOST:
             raise LearnerError("the references of the config stand for too many values", code="config-reference-large")
@@ -145,6 +145,6 @@ class _Resolver:
         text = os.environ.get(name, default)
         try:
             value = parse_yaml(text)
-        except Exception:  # no YAML: a text as it is
+        except Exception:  # not YAML: plain text
             return text
         return value if isinstance(value, bool | int | float) else text

@@ -1,4 +1,4 @@
-"""Distributions of the numbers in which the members of a population or of a sweep differ."""
+"""Distributions of numbers that differ between the members of a population or a sweep."""
 
 import dataclasses
 import math
@@ -14,9 +14,9 @@ class Distribution:
     """Numbers that a population or a sweep draws for its members, each between two bounds.
 
     Attributes:
-      low: the least number.
-      high: the greatest number.
-      log: whether the logarithms of the numbers are uniform, rather than the numbers.
+      low: the lower bound.
+      high: the upper bound.
+      log: True if the logarithms of the numbers are uniform, rather than the numbers.
     """
 
     low: float
@@ -24,8 +24,8 @@ class Distribution:
     log: bool
 
     def draws(self, name: str, seed: int, count: int) -> list[float]:
-        """Return numbers for a name. Each name has a generator of its own, so that adding one leaves the draws of the
-        others.
+        """Return the numbers for a name. Each name has its own generator, so adding a name does not change the draws of
+        other names.
         """
         generator = random.Random(f"{seed}/{name}")
         numbers: list[float] = []
@@ -33,7 +33,7 @@ class Distribution:
         for _ in range(count):
             number = self._draw(generator)
             rounded = min(max(float(f"{number:.4g}"), self.low), self.high)  # for short names of directories
-            # A number that was drawn before keeps all of its digits: between narrow bounds, many round to the same.
+            # A repeated number keeps all its digits: between narrow bounds, many round to the same number.
             numbers.append(number if rounded in known else rounded)
             known.add(rounded)
         return numbers
@@ -57,8 +57,8 @@ def uniform(low: float, high: float) -> Distribution:
 
 
 def loguniform(low: float, high: float) -> Distribution:
-    """Return a distribution for `LearnerBuilder.population` in which each order of magnitude is as likely, as usual for
-    learning rates.
+    """Return a log-uniform distribution for `LearnerBuilder.population`: each order of magnitude is equally likely, as
+    usual for learning rates.
 
     Raises:
       LearnerError: a bound is not a finite number greater than 0, or `low` is not below `high`.

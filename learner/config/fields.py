@@ -1,10 +1,10 @@
-"""The values that fields of a config may hold, and their conversion from and to plain values.
+"""The values of a config's fields, and their conversion from and to plain values.
 
 Types are bool, int, float, str, None, `Path`, enumerations (files have the names), `Literal`, lists, tuples, dicts,
 unions of all these, other configs, and `Any` for plain values.
 
-jsonargparse, which checks the arguments of everything else, accepts None for an int, reads "3" as a number in
-`int | str`, turns 3 in `float | int` into 3.0, and stops at the first mistake: what was saved would not come back.
+jsonargparse, which checks all other arguments, accepts None for an int, reads "3" as a number in `int | str`, turns 3
+in `float | int` into 3.0, and stops at the first mistake: saved values would not be restored exactly.
 """
 
 import collections.abc
@@ -35,9 +35,9 @@ def read(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
 
     Args:
       kind: the type.
-      value: of a file, or an object that is of the type already.
-      path: of the value, for error messages.
-      problems: gets what is wrong; then the result means nothing.
+      value: a value from a file, or an object that already has the type.
+      path: the path of the value, for error messages.
+      problems: a list to which problems are appended; the result is then meaningless.
 
     >>> problems = []
     >>> read(tuple[float, ...], [1, 2.5], "rates", problems), read(dict[str, int], {"a": "b"}, "sizes", problems)
@@ -127,7 +127,7 @@ def _read_dict(kind: Any, arguments: Any, value: Any, path: str, problems: list[
     items = {}
     for key, item in value.items():
         if key_type is int and isinstance(key, str) and key.removeprefix("-").isdecimal():
-            key = int(key)  # JSON has no other keys than texts
+            key = int(key)  # JSON keys are always texts
         items[read(key_type, key, f"a key of {path}", problems)] = read(item_type, item, f"{path}.{key}", problems)
     return items
 
@@ -189,6 +189,6 @@ def _read_union(kind: Any, arguments: Sequence[Any], value: Any, path: str, prob
         return values[min(fitting, key=lambda each: changed[each])]
     candidates = sorted((problems_of[member] for member in arguments if same_shape(member, value)), key=len)
     if len(candidates) == 1 or (candidates and len(candidates[0]) < len(candidates[1])):
-        problems += candidates[0]  # of the one that it most likely shall be
+        problems += candidates[0]  # of the most likely member
         return None
     return add_type_problem(path, value, in_words(name_of(kind)), problems)

@@ -16,13 +16,13 @@ def read_mapping(path: str | os.PathLike[str], what: str = "config file", *, inc
     """Return the content of a file: JSON if its name ends with `.json`, and YAML otherwise.
 
     Args:
-      path: of the file.
-      what: it is, for error messages.
-      includes: replace `!include NAME` in YAML by the content of that file, relative to the file that names it. Only
-        for files that are trusted: the name may be that of any file.
+      path: the path of the file.
+      what: the kind of file, for error messages.
+      includes: replace `!include NAME` in YAML by the content of that file, relative to the including file. Only for
+        trusted files: they can name any file.
 
     Raises:
-      LearnerError: there is no such file, it is neither YAML nor JSON, not a mapping, says a key twice, or is absurdly
+      LearnerError: the file does not exist, is neither YAML nor JSON, is not a mapping, has a key twice, or is absurdly
         large.
     """
     mapping = _content(Path(path), what, [] if includes else None, ())
@@ -35,8 +35,8 @@ def read_mapping(path: str | os.PathLike[str], what: str = "config file", *, inc
 
 
 def _content(path: Path, what: str, included: list[Path] | None, inside: tuple[Path, ...]) -> Any:
-    """Return the content of a file. `included`: the files so far, or None if there are no includes; `inside`: those
-    that lead to this one.
+    """Return the content of a file. `included`: the files included so far, or None if includes are not allowed;
+    `inside`: the files that lead to this one.
     """
     from learner.config.safe_yaml import read_bounded
 
@@ -103,8 +103,8 @@ def yaml_text(content: Any) -> str:
 
 
 def is_deep(value: Any, deepest: int = DEEPEST) -> bool:
-    """Return True if mappings and lists are nested in a value more than `deepest` levels: functions that walk through
-    them would exceed Python's limit of recursion.
+    """Return True if mappings and lists are nested more than `deepest` levels deep in a value: recursive functions
+    would exceed Python's recursion limit.
 
     >>> import functools
     >>> is_deep({"a": [{"b": 1}]}), is_deep(functools.reduce(lambda inner, _: [inner], range(51), 1))
@@ -127,7 +127,7 @@ def _scalar(dumper: Any, text: str) -> Any:
     node = dumper.represent_scalar("tag:yaml.org,2002:str", text)
     try:
         same = "\n" in text or parse_yaml(text) == text
-    except yaml.YAMLError:  # such as ": "; PyYAML quotes those by itself
+    except yaml.YAMLError:  # such as ": "; PyYAML quotes it by itself
         same = True
     return node if same else dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
 
@@ -175,7 +175,7 @@ def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
 
 
 def _yaml_problem(error: Any) -> str:
-    """Return the problem and its place, without the line itself: a secret may stand in it."""
+    """Return the problem and its place, without the line itself, which may contain a secret."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     if problem is None or mark is None:
         return " ".join(str(error).split())

@@ -20,8 +20,8 @@ class UnsafeYamlError(yaml.YAMLError):
 
 
 class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
-    """A safe PyYAML loader with the booleans and whole numbers of YAML 1.2 (`on`, `off`, `yes`, `no` and `12:30` are
-    texts, `0100` is 100), with `1e-3` as a number, and without dates. All errors in a text are `yaml.YAMLError`.
+    """A safe PyYAML loader with the booleans and integers of YAML 1.2 (`on`, `off`, `yes`, `no` and `12:30` are texts,
+    `0100` is 100), with `1e-3` as a number, and without dates. All errors in a text are `yaml.YAMLError`.
     """
 
     def __init__(self, text: str, include: Callable[[str], Any] | None = None) -> None:
@@ -40,7 +40,7 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
         return self._include(str(node.value))
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Return the value of a node. What PyYAML's constructors raise becomes a `ConstructorError` with its line."""
+        """Return the value of a node. Errors of PyYAML's constructors become a `ConstructorError` with the line."""
         try:
             value = super().construct_object(node, deep=deep)
         except LearnerError:  # of an included file
@@ -52,13 +52,13 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
         return value
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
-        """Return a whole number: leading zeros mean nothing, and `0o17` is octal."""
+        """Return an integer: leading zeros are ignored, and `0o17` is octal."""
         text = str(self.construct_scalar(node)).replace("_", "")
         return int(text, 0 if text.lstrip("+-")[:2] in ("0b", "0o", "0x") else 10)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge `<<` as PyYAML does, but raise `UnsafeYamlError` if the mapping itself has a key twice."""
-        if node in self._flat:  # an anchor, which has the merged keys by now
+        """Merge `<<` like PyYAML, but raise `UnsafeYamlError` if the mapping itself has a key twice."""
+        if node in self._flat:  # an anchor, which already has the merged keys
             return
         self._flat.add(node)
         keys: set[str] = set()
@@ -100,7 +100,7 @@ def parse_yaml(text: str, include: Callable[[str], Any] | None = None) -> Any:
 
     Raises:
       UnsafeYamlError: the text is absurdly large or deep, or has a key twice.
-      yaml.YAMLError: it is not YAML.
+      yaml.YAMLError: the text is not YAML.
 
     >>> parse_yaml("{on: [epoch, 1e-3], off: true, date: 2001-01-01}")
     {'on': ['epoch', 0.001], 'off': True, 'date': '2001-01-01'}
@@ -128,7 +128,7 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
 
 def check_yaml_size(text: str) -> str | None:
     """Return the problem with the size of a YAML text, or None. An alias counts as much as its anchor, because a few
-    lines of aliases can expand beyond any memory. The text is only scanned for this.
+    lines of aliases can expand beyond any memory. The text is only scanned, not composed.
 
     >>> check_yaml_size("a: &a [1, 2]\\nb: *a")
     >>> check_yaml_size("a: &a [*a]")
@@ -139,7 +139,7 @@ def check_yaml_size(text: str) -> str | None:
     try:
         return _size_problem(text)
     except yaml.scanner.ScannerError as error:
-        # Newer versions of libyaml have a limit of their own, and read so far ahead that they meet it first.
+        # Newer versions of libyaml have their own limit, and read so far ahead that they reach it first.
         if "nesting depth" in str(error.problem):
             return TOO_DEEP
         raise
@@ -148,7 +148,7 @@ def check_yaml_size(text: str) -> str | None:
 def _size_problem(text: str) -> str | None:
     size = 0
     sizes: dict[str | None, int] = {}  # by anchor
-    inside: list[tuple[int, str | None]] = []  # the collections that are open: the size before them, and their anchors
+    inside: list[tuple[int, str | None]] = []  # the open collections: the size before each, and its anchor
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             inside.append((size, event.anchor))

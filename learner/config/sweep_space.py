@@ -1,4 +1,4 @@
-"""The space of a sweep: the values that its members differ in, and the names of their directories."""
+"""The space of a sweep: the values that differ between its members, and the names of their directories."""
 
 import dataclasses
 import itertools
@@ -23,8 +23,8 @@ class SweepMember:
     """A member of a sweep.
 
     Attributes:
-      name: of its directory, such as `003-lr=0.001-seed=0`.
-      values: what it sets in the config, by key.
+      name: the name of its directory, such as `003-lr=0.001-seed=0`.
+      values: the values that it sets in the config, by key.
     """
 
     name: str
@@ -33,12 +33,12 @@ class SweepMember:
 
 @dataclasses.dataclass(frozen=True)
 class SweepSpace:
-    """The values that the members of a sweep differ in.
+    """The values that differ between the members of a sweep.
 
     Attributes:
-      columns: the values of each key of the config, or a distribution that they are drawn from.
-      size: the number of draws; None where nothing is drawn.
-      seed: of the draws.
+      columns: the values of each key of the config, or the distribution from which they are drawn.
+      size: the number of draws; None if no values are drawn.
+      seed: the seed of the draws.
       zipped: pair the values rather than take their product.
 
     >>> space = SweepSpace({"lr": [0.1, 0.2], "seed": [0, 1]})
@@ -62,7 +62,7 @@ class SweepSpace:
         return {key: column for key, column in self.columns.items() if not isinstance(column, Distribution)}
 
     def problems(self) -> list[Problem]:
-        """Return why the space has no members. An empty list if it has some."""
+        """Return the problems due to which the space has no members, or an empty list if it has members."""
         return list(self._problems())
 
     def _problems(self) -> Iterator[Problem]:
@@ -92,7 +92,7 @@ class SweepSpace:
         return math.prod(counts[key] for key in self.lists) * (self.size or 1)
 
     def members(self) -> tuple[SweepMember, ...]:
-        """Return the members in order: the values of the first key change least often, after those that are drawn.
+        """Return the members in order: drawn values change least often, then the values of the first key.
 
         Raises:
           LearnerError: two members have the same values.
@@ -112,8 +112,8 @@ class SweepSpace:
 
 
 def after_earlier(members: Sequence[SweepMember], earlier: Sequence[SweepMember]) -> Sequence[SweepMember]:
-    """Return the members of a sweep that has grown: the earlier ones first, with the names that they have, and then the
-    others. A sweep that lacks an earlier one is returned as it is.
+    """Return the members of a sweep that has grown: the earlier members first, with their names, and then the others. A
+    sweep that lacks an earlier member is returned unchanged.
 
     >>> one, two = SweepSpace({"seed": [0, 1]}), SweepSpace({"seed": [2, 1, 0]})
     >>> [member.name for member in after_earlier(two.members(), one.members())]
@@ -134,20 +134,20 @@ def _numbered(rows: Sequence[Mapping[str, Any]]) -> tuple[SweepMember, ...]:
 
 
 def _values_text(member: SweepMember) -> str:
-    """Return a text that the values share with those read back from a file."""
+    """Return a text of the values that is the same after they are saved and loaded."""
     return json.dumps(encode(member.values), sort_keys=True)
 
 
 def values_of(key: str, items: Sequence[Any]) -> list[Any] | Distribution:
-    """Return the values that the items of a list stand for: `0..7` is a range that includes both ends, and
-    `loguniform:1e-5:1e-2` as the only item a distribution.
+    """Return the values that the items of a list represent: `0..7` is a range that includes both ends, and
+    `loguniform:1e-5:1e-2`, as the only item, a distribution.
 
     Args:
-      key: of the config.
-      items: as read from YAML.
+      key: the key of the config.
+      items: the items read from YAML.
 
     Raises:
-      LearnerError: there are none, or a range or a distribution is wrong.
+      LearnerError: there are no items, or a range or a distribution is invalid.
 
     >>> values_of("seed", ["0..3", 7]), values_of("lr", ["uniform:0:1"])
     ([0, 1, 2, 3, 7], Distribution(low=0.0, high=1.0, log=False))

@@ -15,7 +15,7 @@ from learner.util.text import truncate
 
 LISTS = {list: list, tuple: tuple, collections.abc.Sequence: tuple}
 DICTS = (dict, collections.abc.Mapping)
-LONGEST = 80  # of a value in a message
+LONGEST = 80  # characters of a value in a message
 
 SCALARS: dict[Any, Callable[[Any], bool]] = {
     bool: lambda value: isinstance(value, bool),
@@ -29,7 +29,7 @@ SCALARS: dict[Any, Callable[[Any], bool]] = {
 
 
 def reads_itself(kind: Any) -> bool:
-    """Return whether a type reads and writes itself (`read_fields`, `write_fields`), as a `learner.Config` does."""
+    """Return True if a type reads and writes itself (`read_fields`, `write_fields`), like a `learner.Config`."""
     return isinstance(kind, type) and hasattr(kind, "read_fields")
 
 
@@ -69,7 +69,7 @@ PLURAL = {"int": "whole numbers", "float": "numbers", "str": "texts", "Any": "an
 
 
 def in_words(kind: str) -> str:
-    """Return the name of a type as people read it who write YAML. Types of their own keep their names.
+    """Return the name of a type in words, for authors of YAML. Users' own types keep their names.
 
     >>> in_words("int | None"), in_words("Sequence[int | float]"), in_words("dict[str, Any]")
     ('a whole number or null', 'a list of numbers', 'a mapping')
@@ -104,7 +104,7 @@ def _member_in_words(kind: str, words: Mapping[str, str], article: str) -> str:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Return the parts between separators that stand outside of brackets and quotes."""
+    """Return the parts between separators that are outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote or character in "'\"":

@@ -1,1 +1,1 @@
-"""Models of every library behind one adapter: their parameters by path, and freezing."""
+"""Models of all libraries behind one adapter: their parameters by path, and freezing."""

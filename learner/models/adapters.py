@@ -1,4 +1,4 @@
-"""Models of every library, split into what is differentiated, what is carried, and how to put them together again."""
+"""Models of all libraries, split into differentiated arrays, carried arrays, and the recipe to merge them."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ from learner.util.trees import named_leaves, path_name
 
 Array = Any
 PyTree = Any
-MOST_CONSTANT = 2**20  # bytes of arrays that a function that makes a model may have already: tables and the like
+MOST_CONSTANT = 2**20  # bytes of concrete arrays that a model's function may contain, such as tables
 
 
 def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False) -> ModelAdapter:
@@ -65,8 +65,8 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
 
 
 def check_trainable(trainable: Any, takes_filters: bool) -> None:
-    """Raise `LearnerError` unless `trainable` is a predicate or, for nnx, a filter. A text would be a tag for nnx, and
-    is more likely to be meant as a pattern, as in `freeze`.
+    """Raise `LearnerError` unless `trainable` is a predicate or, for nnx, a filter. A text would be a tag for nnx, but
+    the user more likely means a pattern, as in `freeze`.
     """
     if is_instance_of(trainable, "equinox", "Module"):  # it may be callable
         raise LearnerError(
@@ -88,17 +88,17 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
 def abstract_adapter(
     make: Callable[..., Any], trainable: Trainable = None, *, shared: bool = False, seed: int = 0
 ) -> tuple[ModelAdapter, Any]:
-    """Return the adapter of the model that a function makes, and a model that has its type. The model itself is not
-    made: its arrays are shapes, and `fresh` makes them inside the program that needs them. Only the random streams are
-    made.
+    """Return the adapter of the model that a function makes, and a model of the same type. The model itself is not
+    created: its arrays are shapes, and `fresh` creates them inside the program that needs them. Only the random streams
+    are created.
 
-    A function that cannot be traced, or that has the arrays already, is called for the model itself.
+    If the function cannot be traced, or already has the arrays, it is called to create the model itself.
 
     Args:
-      make: a function without arguments, or of `rngs`; it is called once where it can be traced.
+      make: a function without arguments, or of `rngs`; it is called once if it can be traced.
       trainable: see `adapter_of`.
       shared: see `adapter_of`.
-      seed: of the random streams that `make` gets, if it takes some.
+      seed: the seed of the random streams passed to `make`, if it has such an argument.
 
     >>> import jax.numpy as jnp
     >>> adapter, _ = abstract_adapter(lambda: {"w": jnp.ones(2)})
@@ -122,7 +122,7 @@ def abstract_adapter(
         program, shapes = jax.make_jaxpr(split, return_shape=True)(key)
     except LearnerError:
         raise
-    except Exception as error:  # whatever a function does with arrays that have no numbers yet
+    except Exception as error:  # the function may fail in any way on arrays without values
         model = call_with_key(make, key)
         return _on_one_device(model, trainable, shared, f"it cannot be traced: {first_line(error)}")
     constants = sum(x.nbytes for x in program.consts)
@@ -137,7 +137,7 @@ def abstract_adapter(
         return everything
 
     adapter.params, adapter.model_state, _ = shapes
-    streams = jax.jit(lambda key: fresh(key)[2])  # XLA leaves out whatever else the program makes
+    streams = jax.jit(lambda key: fresh(key)[2])  # XLA eliminates the rest of the program
     adapter.fresh_streams = share(streams, jax.local_devices()[:1], run_once=True)
     adapter.streams = adapter.fresh_streams(key)
     adapter.fresh, adapter.seeded = lambda key: fresh(key)[:2], seeded
@@ -145,11 +145,11 @@ def abstract_adapter(
 
 
 def takes_rngs(make: Callable[..., Any]) -> str | None:
-    """Return how a function that makes a model takes random streams: `"by name"`, as `rngs=`, or `"first"`. Return None
-    if it takes no argument.
+    """Return how a model's function receives random streams: `"by name"`, as `rngs=`, or `"first"`. Return None if it
+    has no arguments.
 
     Raises:
-      LearnerError: it needs other arguments.
+      LearnerError: the function needs other arguments.
 
     >>> takes_rngs(lambda: None), takes_rngs(lambda rngs: None), takes_rngs(lambda width=4, *, rngs: None)
     (None, 'by name', 'by name')
@@ -177,7 +177,7 @@ def takes_rngs(make: Callable[..., Any]) -> str | None:
 
 
 def call_with_key(make: Callable[..., Any], key: Array) -> Any:
-    """Return the model that a function makes, of `nnx.Rngs(key)` if it takes random streams."""
+    """Return the model that a function makes, with `nnx.Rngs(key)` if it has an argument for random streams."""
     way = takes_rngs(make)
     if way is None:
         return make()
@@ -187,7 +187,7 @@ def call_with_key(make: Callable[..., Any], key: Array) -> Any:
 
 
 def _refuse_long_integers(model_state: PyTree) -> None:
-    """Raise `LearnerError` for integers that JAX would cut to 32 bits."""
+    """Raise `LearnerError` for integers that JAX would truncate to 32 bits."""
     for name, x in named_leaves(model_state).items():
         if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "iu" and x.size:
             dtype = np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
@@ -204,7 +204,7 @@ def _refuse_long_integers(model_state: PyTree) -> None:
 
 
 def refuse_abstract(model: Any) -> None:
-    """Raise `LearnerError` for a model of shapes without numbers."""
+    """Raise `LearnerError` for an abstract model, of shapes without values."""
     tree = model.variables if isinstance(model, Linen) else model
     if is_instance_of(model, "flax.nnx", "Module"):
         from flax import nnx

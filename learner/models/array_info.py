@@ -17,13 +17,13 @@ OPTIMIZER = "optimizer"
 
 
 def array_infos(adapter: ModelAdapter, params: PyTree, model_state: PyTree) -> tuple[ArrayInfo, ...]:
-    """Return the arrays of a model by the paths that `freeze` and error messages have: first those that are trained,
-    then the rest. Random streams are not state of a run, and are left out.
+    """Return the arrays of a model, with the paths that `freeze` and error messages use: first the trained arrays, then
+    the rest. Random streams are not part of a run's state, and are left out.
 
     Args:
-      adapter: of the model.
-      params: of a state of the run, or shapes.
-      model_state: likewise.
+      adapter: the adapter of the model.
+      params: the `params` of a run's state, or shapes.
+      model_state: the `model_state` of a run's state, or shapes.
 
     >>> from learner.models.adapters import adapter_of
     >>> adapter = adapter_of({"w": jax.numpy.ones((2, 3)), "seen": jax.numpy.int32(0)})
@@ -64,8 +64,8 @@ def optimizer_paths(params: PyTree) -> set[str]:
 
 
 def _path(name: str) -> str:
-    """Return the path without its first part: a linen model's state has frozen parameters and the other collections
-    under names of their own.
+    """Return the path without its first part: a linen model's state has separate names for frozen parameters and the
+    other collections.
     """
     return name.partition(".")[2]
 
@@ -79,8 +79,8 @@ def model_json(arrays: Sequence[ArrayInfo]) -> dict[str, Any]:
     """Return the content of `model.json`.
 
     Returns:
-      `parameters`: how many numbers the arrays of the kind `params` have, trained or not. `bytes`: of all arrays.
-      `arrays`: each with `path`, `shape`, `dtype`, `kind` and `trainable`.
+      `parameters`: the number of values in arrays of the kind `params`, trained or not. `bytes`: the size of all
+      arrays. `arrays`: each with `path`, `shape`, `dtype`, `kind` and `trainable`.
     """
     rows = [
         {"path": x.path, "shape": list(x.shape), "dtype": x.dtype, "kind": x.kind, "trainable": x.trainable}

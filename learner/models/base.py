@@ -1,7 +1,7 @@
 """The interface to the models of one library.
 
-A `ModelAdapter` is all that differs between `flax.nnx`, `flax.linen` and pytrees (Equinox modules are pytrees): the
-rest of the project sees `params` and `model_state`, and requests a model from the adapter inside the traced step.
+A `ModelAdapter` has everything that differs between `flax.nnx`, `flax.linen` and pytrees (Equinox modules are pytrees).
+The rest of the project uses `params` and `model_state`, and requests a model from the adapter inside the traced step.
 """
 
 import abc
@@ -22,10 +22,10 @@ PARAMS, ARRAYS = "params", "arrays"  # kinds of arrays
 
 
 class NothingToTrainError(LearnerError):
-    """A model has nothing that is to be differentiated.
+    """Raised for a model without arrays to differentiate.
 
     Attributes:
-      adapter: of the model.
+      adapter: the adapter of the model.
     """
 
     def __init__(self, message: str, adapter: "ModelAdapter", /, *, code: str, **fields: Any) -> None:
@@ -48,22 +48,22 @@ class ModelAdapter(abc.ABC):
     """The interface to models of one library, which splits and merges them.
 
     Attributes:
-      params: what is differentiated, under its names.
+      params: the differentiated arrays, under their names.
       model_state: the other arrays of the model.
-      frozen: which of them are parameters that are not trained: booleans in the shape of `model_state`.
-      kinds: what each of them is, in the same shape: `params`, its collection or type of variable (`batch_stats`),
-        `state` of what an Equinox `State` holds, `arrays` of others.
-      kind: the library, for people.
-      name: of the model's class.
-      streams: what of the model belongs to neither: the random streams that it was given with.
-      fresh: makes `(params, model_state)` anew of a random key, inside of a program, where they are shapes, or some of
-        their arrays are; see `abstract_adapter`.
-      fresh_streams: makes `streams` anew of a random key. None if they are those of the model that was given.
-      seeded: True if the function that makes the model takes random streams, so that the key matters.
-      note: why there is none although one was wanted, for people.
+      frozen: booleans in the structure of `model_state`, True for parameters that are not trained.
+      kinds: the kind of each array of `model_state`, in its structure: `params`, its collection or type of variable
+        (`batch_stats`), `state` for arrays of an Equinox `State`, `arrays` for others.
+      kind: the library, for messages.
+      name: the name of the model's class.
+      streams: the random streams of the given model, which are in neither tree.
+      fresh: creates `(params, model_state)` from a random key, inside a program, if they, or some of their arrays, are
+        shapes; see `abstract_adapter`.
+      fresh_streams: creates `streams` from a random key. None if they are those of the given model.
+      seeded: True if the function that makes the model uses random streams, so that the key matters.
+      note: the reason why `fresh` is missing although it was wanted, for messages.
       annotations: the axes of a mesh that the model's own annotations name, by parameter (`nnx.with_partitioning`).
       rngs: the names of the random streams that each call of a linen module gets.
-      of_variables: the remedy where a step adds or removes variables.
+      of_variables: the remedy if a step adds or removes variables.
     """
 
     kind: str
@@ -83,38 +83,36 @@ class ModelAdapter(abc.ABC):
 
     @abc.abstractmethod
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
-        """Return a model for one trace, in train or eval mode. Its random streams start from `key`; without one, from
-        where they were when the model was given.
+        """Return a model for one trace, in train or eval mode. Its random streams start from `key`; without a key, from
+        their state in the given model.
         """
 
     @abc.abstractmethod
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
-        """Return `(params, model_state)` of a model that `merge` made, or that a step returned, after it ran."""
+        """Return `(params, model_state)` of a model from `merge`, or from a step, after it ran."""
 
     @abc.abstractmethod
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """Return a model as the user gave it, outside of any trace, in eval mode."""
+        """Return a model like the user's, outside any trace, in eval mode."""
 
     @abc.abstractmethod
     def put(self, model: Any, model_state: PyTree, streams: PyTree) -> Any:
-        """Update the model that was split with the state that a step has left, in place where its library does so, and
-        return it.
-        """
+        """Update the original model with the state after a step, in place if its library does so, and return it."""
 
     def streams_of(self, model: Any) -> PyTree:
-        """Return `streams` of a model that `merge` made, after it ran."""
+        """Return the `streams` of a model from `merge`, after it ran."""
         return ()
 
     def with_key(self, key: Array) -> "ModelAdapter":
-        """Return the adapter of the model that the function makes of another random key."""
+        """Return the adapter of the model that the function makes from another random key."""
         if self.fresh_streams is None:
             return self
         adapter = copy.copy(self)
         adapter.streams = self.fresh_streams(key)
         return adapter
 
-    def sync_batch_norm(self, model: Any, axis: str) -> None:  # noqa: B027 (most have none that could be told)
-        """Make the BatchNorm layers of a merged model use the statistics over a mapped axis, too."""
+    def sync_batch_norm(self, model: Any, axis: str) -> None:  # noqa: B027 (most have no such layers)
+        """Make the BatchNorm layers of a merged model also use the statistics over a mapped axis."""
 
     def is_synced(self, model: Any) -> bool:
         """Return True if the step ran layers whose statistics are synchronized."""
@@ -122,20 +120,20 @@ class ModelAdapter(abc.ABC):
 
     @property
     def changes_in_place(self) -> bool:
-        """True if a step changes the model that it is given, rather than returning a new one."""
+        """True if a step changes its model in place, rather than returning a new one."""
         return True
 
     @property
     def constants(self) -> list[str]:
-        """The names of Python's floats in a model of arrays, which are part of the program."""
+        """The names of Python floats in a tree of arrays, which are constants of the program."""
         return []
 
     def attributes(self, model: Any) -> dict[str, Any]:
-        """Return by path what a model holds beside variables and modules, as far as a step may assign it."""
+        """Return, by path, the attributes other than variables and modules that a step may assign."""
         return {}
 
     def grads(self, grads: Any) -> PyTree:
-        """Return gradients that a step computed by itself, under the names of `params`."""
+        """Return gradients that the step computed, under the names of `params`."""
         return grads
 
     def read(self, model: Any) -> PyTree:
@@ -153,7 +151,9 @@ def same_tree(a: PyTree, b: PyTree) -> bool:
 
 
 def same_structure(got: PyTree, needed: PyTree, what: str, remedy: str = OF_VARIABLES) -> PyTree:
-    """Return `got`. Raise an error that names the paths in which it differs from `needed`, and the remedy."""
+    """Return `got` if it has the structure of `needed`. Otherwise raise an error with the paths that differ, and the
+    remedy.
+    """
     if same_tree(got, needed):
         return got
     new, old = set(named_leaves(got)), set(named_leaves(needed))

@@ -43,8 +43,8 @@ def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
 
 
 def check_freeze_patterns(frozen: Sequence[Match], adapter: ModelAdapter, model: Any) -> list[str]:
-    """Return the problems of the frozen patterns: one matches no parameter of the model, or a parameter by another path
-    than the one by which it is trained.
+    """Return the problems of the frozen patterns: a pattern matches no parameter of the model, or matches a parameter
+    by another path than the one under which it is trained.
     """
     leaves = {**named_leaves(adapter.params), **frozen_leaves(adapter, adapter.model_state)}
     tied = tied_paths(model, leaves)
@@ -73,7 +73,7 @@ def check_freeze_patterns(frozen: Sequence[Match], adapter: ModelAdapter, model:
 
 
 def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return the further paths of parameters that an nnx model has in several places, each with the one in `leaves`.
+    """Return the additional paths of parameters that an nnx model has in several places, with their path in `leaves`.
 
     >>> from flax import nnx
     >>> embed = nnx.Embed(3, 2, rngs=nnx.Rngs(0))
@@ -107,7 +107,7 @@ def explain_empty_trainable(frozen: Sequence[Match], trainable: Any, adapter: Mo
 
 
 def frozen_leaves(adapter: ModelAdapter, model_state: Any) -> dict[str, Any]:
-    """Return the parameters that are not trained, by path: neither statistics nor integers, such as counters.
+    """Return the parameters that are not trained, by path, without statistics and integers, such as counters.
 
     >>> from learner.models.adapters import adapter_of
     >>> model = {"w": jax.numpy.ones(2), "v": jax.numpy.ones(3), "n": jax.numpy.array(1)}

@@ -21,8 +21,8 @@ PyTree = Any
 class Linen:
     """A `flax.linen` module with its variables, callable inside a step.
 
-    Give it to `build` as the model. In a train step every collection but `params` is mutable and kept up to date;
-    `train` says which mode the step runs in, for modules that take it as an argument:
+    Pass it to `build` as the model. In a train step every collection but `params` is mutable and kept up to date.
+    `train` is the mode of the step, for modules that need it as an argument:
 
         def train_step(model, batch):
             logits = model(batch["image"], train=model.train)
@@ -31,9 +31,8 @@ class Linen:
       module: the `flax.linen.Module`.
       variables: its variables, `{"params": ..., "batch_stats": ...}`.
       rngs: the names of the random streams that the module draws from, such as `("dropout", "noise")`. In a step, also
-        of a validation or a prediction, each call gets a key of its own for each of them; elsewhere, pass them to the
-        call.
-      train: whether a train step is running.
+        in validation and prediction, each call gets a new key for each of them; elsewhere, pass them to the call.
+      train: True while a train step runs.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -68,10 +67,10 @@ class Linen:
         self._calls = 0
 
     def __call__(self, *args: Any, method: Any = None, rngs: Any = None, mutable: Any = False, **kwargs: Any) -> Any:
-        """Call `module.apply` with the variables, in a step with its random streams, and with those in `rngs`.
+        """Call `module.apply` with the variables, with the step's random streams in a step, and with those in `rngs`.
 
-        With `mutable`, such as `["losses"]` for what the module sows there, return `(output, collections)`, as flax
-        does.
+        With `mutable`, such as `["losses"]` for values that the module sows there, return `(output, collections)`, like
+        flax.
         """
         from flax.core.scope import in_filter, union_filters
 
@@ -93,8 +92,8 @@ class Linen:
 
     @contextlib.contextmanager
     def _explaining_errors(self) -> Iterator[None]:
-        """Raise `LearnerError` with the remedy where the module draws from a random stream that it did not get, or
-        changes its statistics in eval mode.
+        """Raise `LearnerError` with the remedy if the module draws from a missing random stream, or changes its
+        statistics in eval mode.
         """
         from flax.errors import InvalidRngError, ModifyScopeVariableError
 
@@ -137,14 +136,14 @@ class Linen:
         self._synced = True
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """Return the children and the rest, for JAX: functions may have a `Linen` as argument and as result."""
+        """Return the children and the rest, for JAX: functions may take and return a `Linen`."""
         names = ("variables", "_key")
         children = tuple((jax.tree_util.GetAttrKey(name.lstrip("_")), getattr(self, name)) for name in names)
         return children, (self.module, self.rngs, self.train)
 
     @classmethod
     def tree_unflatten(cls, fixed: Any, children: Any) -> "Linen":
-        """Return the model of these children, for JAX."""
+        """Return the model with these children, for JAX."""
         box = object.__new__(cls)
         (box.variables, box._key), (box.module, box.rngs, box.train) = children, fixed
         box._axis, box._synced, box._calls = None, False, 0
@@ -153,9 +152,7 @@ class Linen:
 
 @contextlib.contextmanager
 def _batch_norm_over(axis: str | None, met: Callable[[], None]) -> Iterator[None]:
-    """Make linen's BatchNorm layers without an axis of their own use this one, inside the block. `met` is called for
-    each.
-    """
+    """Make linen's BatchNorm layers without an axis use this one, inside the block. `met` is called for each layer."""
     if axis is None:
         yield
         return
@@ -188,7 +185,7 @@ class LinenAdapter(ModelAdapter):
         self.frozen = {"collections": jax.tree.map(lambda _: False, state), "frozen": self._all.frozen}
         collections = {name: jax.tree.map(lambda _, name=name: name, each) for name, each in state.items()}
         self.kinds = {"collections": collections, "frozen": dict.fromkeys(self._all.frozen, PARAMS)}
-        self._all.params = self._all.model_state = None  # the arrays are held once
+        self._all.params = self._all.model_state = None  # keep the arrays only once
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Linen:
         """See `ModelAdapter`."""

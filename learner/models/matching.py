@@ -1,4 +1,4 @@
-"""Parameters chosen by their paths: regular expressions and predicates."""
+"""Selection of parameters by path: regular expressions and predicates."""
 
 import inspect
 import re
@@ -15,7 +15,7 @@ compiled, several of which one has to match, or a predicate `(path, array) -> bo
 
 
 def patterns_of(match: Any) -> list[Pattern]:
-    """Return the regular expressions of an argument, one or several, or none if it is anything else."""
+    """Return the regular expressions of an argument, one or several, or an empty list if it is anything else."""
     if isinstance(match, str | re.Pattern):
         return [match]
     return list(match) if isinstance(match, Iterable) and not isinstance(match, type) else []
@@ -25,7 +25,7 @@ def matcher(match: Match) -> Callable[[str, Any], bool]:
     """Return a predicate of paths and arrays.
 
     Raises:
-      LearnerError: it is none of the three, or no regular expression.
+      LearnerError: the argument is none of the three, or not a valid regular expression.
 
     >>> matcher(["^head", "bias$"])("conv1.bias", None)
     True
@@ -84,9 +84,9 @@ def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
     """Return the paths of the leaves that match.
 
     Args:
-      match: see `Match`. Of several patterns each has to match something.
-      leaves: by path.
-      what: who asks, for the message.
+      match: see `Match`. Each of several patterns must match something.
+      leaves: the leaves by path.
+      what: the caller, for the message.
 
     Raises:
       LearnerError: nothing matches.

@@ -1,4 +1,4 @@
-"""Modules of `flax.nnx`, which is never imported without one."""
+"""Modules of `flax.nnx`, which is imported only if there is one."""
 
 import types
 from collections.abc import Callable
@@ -18,12 +18,12 @@ PyTree = Any
 
 
 class NnxAdapter(ModelAdapter):
-    """`flax.nnx` modules. Their random streams are not state: each step makes them from its key."""
+    """`flax.nnx` modules. Their random streams are not state: each step creates them from its key."""
 
     kind = "flax.nnx"
 
     def __init__(self, model: Any, trainable: Trainable = None):
-        from flax import nnx  # costs 0.1 s, and whoever has such a model has paid it
+        from flax import nnx  # takes 0.1 s, but a user with such a model has imported it already
 
         self._nnx = nnx
         _refuse_numbers(nnx.state(model), nnx)
@@ -76,7 +76,7 @@ class NnxAdapter(ModelAdapter):
         return self._nnx.as_pure(params), self._nnx.as_pure(rest)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """See `ModelAdapter`. The random streams are those of the model that was given."""
+        """See `ModelAdapter`. The random streams are those of the given model."""
         model = self._nnx.merge(self._graph, params, *jax.tree.map(_copy, self.streams), model_state)
         model.eval()
         return model
@@ -99,7 +99,7 @@ class NnxAdapter(ModelAdapter):
         for place, module in self._nnx.iter_graph(model):
             if not isinstance(module, self._nnx.Pytree):
                 continue
-            # Of the modules' own dicts, as `iter_graph` yields an object once, and None or 0 is one wherever it is.
+            # From the modules' dicts, as `iter_graph` yields an object once, and None and 0 are single objects.
             own = {name: x for name, x in vars(module).items() if not name.startswith("_pytree")}  # flax's own
             for path, value in jax.tree_util.tree_leaves_with_path(own, lambda x: x is None or isinstance(x, nodes)):
                 if not isinstance(value, nodes):
@@ -108,7 +108,7 @@ class NnxAdapter(ModelAdapter):
         return found
 
     def grads(self, grads: Any) -> PyTree:
-        """See `ModelAdapter`. Takes what `nnx.grad` returns."""
+        """See `ModelAdapter`. Accepts the result of `nnx.grad`."""
         return self._nnx.as_pure(grads) if isinstance(grads, self._nnx.State) else grads
 
 
@@ -124,12 +124,12 @@ def _nnx_filter(trainable: Trainable) -> Any:
     chosen = nnx.Param if trainable is None else trainable
     if isinstance(trainable, types.FunctionType | types.MethodType | partial):
         chosen = nnx.All(nnx.Param, by_path(trainable))
-    # A filter such as nnx.PathContains("head") takes in all that is there.
+    # A filter such as nnx.PathContains("head") selects all variables there.
     return nnx.All(chosen, nnx.Not(nnx.Any(nnx.RngState, nnx.BatchStat)), _is_inexact)
 
 
 def by_path(predicate: Callable[[str, Any], Any]) -> Callable[[Any, Any], bool]:
-    """Return a predicate of paths and arrays as a filter of nnx, which gives it variables."""
+    """Return a predicate of paths and arrays as an nnx filter, which is called with variables."""
 
     def matches(path: Any, value: Any) -> bool:
         return bool(predicate(".".join(map(str, path)), value[...] if hasattr(value, "get_value") else value))
@@ -142,7 +142,7 @@ def _is_inexact(path: Any, value: Any) -> bool:
 
 
 def variable_kind(variable: Any) -> str:
-    """Return the kind of an nnx module's variable: the name that flax has for its type, or that of the type.
+    """Return the kind of an nnx module's variable: flax's name for its type, or the name of the type.
 
     >>> from flax import nnx
     >>> [variable_kind(nnx_type(0)) for nnx_type in (nnx.Param, nnx.LoRAParam, nnx.BatchStat, nnx.Intermediate)]
@@ -161,7 +161,7 @@ def variable_kind(variable: Any) -> str:
 
 
 def nnx_modules(model: PyTree) -> list[Any]:
-    """Return the nnx modules of a pytree, without those inside of others. It never imports the library."""
+    """Return the nnx modules of a pytree, but not modules inside modules. It never imports the library."""
 
     def is_module(node: Any) -> bool:
         return is_instance_of(node, "flax.nnx", "Module")
@@ -170,7 +170,7 @@ def nnx_modules(model: PyTree) -> list[Any]:
 
 
 def _refuse_numbers(state: Any, nnx: Any) -> None:
-    """Raise `LearnerError` for Python numbers in the place of trained or plain arrays, such as `nnx.Param(1.0)`."""
+    """Raise `LearnerError` for Python numbers in place of trained or plain arrays, such as `nnx.Param(1.0)`."""
     for path, x in jax.tree_util.tree_leaves_with_path(state, lambda x: isinstance(x, nnx.Variable)):
         if isinstance(x, nnx.Variable) and not isinstance(x, nnx.Param):
             continue
@@ -190,10 +190,10 @@ def _copy(x: Array) -> Array:
 
 
 def mark_traced(model: Any) -> None:
-    """Mark arrays that are attributes without a variable: nnx knows them as data, but not while they are traced.
+    """Mark arrays that are attributes without a variable: nnx recognizes them as data, but not while they are traced.
 
     Raises:
-      TypeError: there are some in a container that is no data for nnx, which refuses it where nothing is traced.
+      TypeError: such arrays are in a container that is not data for nnx, as nnx raises outside a trace.
     """
     from flax import nnx
 

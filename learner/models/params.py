@@ -1,4 +1,4 @@
-"""Models and gradients by path: what is differentiated, a part of it and the rest, a model with other numbers."""
+"""Models and gradients by path: trainable parameters, their partition, and models with other values."""
 
 import copy
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
         `nnx.Param`, linen's `params`, inexact arrays elsewhere.
 
     Returns:
-      For nnx and linen the variables in their dicts, otherwise the tree itself, with `None` in the place of all else.
+      For nnx and linen the variables in their dicts, otherwise the tree itself, with `None` for everything else.
 
     >>> trainable_params({"w": jnp.ones(2), "n": jnp.array(3)})
     {'n': None, 'w': Array([1., 1.], dtype=float32)}
@@ -43,14 +43,14 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
 
 
 def with_parameters(model: Any, params: PyTree) -> Any:
-    """Return the model with other numbers: those of `params`, by path. Parameters that it does not name stay.
+    """Return the model with the values of `params`, by path. Parameters that are not in `params` keep their values.
 
     Args:
       model: as for `trainable_params`; it is not changed.
-      params: arrays of the same shapes and dtypes, all parameters or a part of them.
+      params: arrays of the same shapes and dtypes, for all or some of the parameters.
 
     Raises:
-      LearnerError: the model has no such paths, or arrays of other shapes or dtypes there; it lists them all.
+      LearnerError: the model lacks paths, or has arrays of other shapes or dtypes there; the message lists all of them.
 
     >>> with_parameters({"w": jnp.ones(2), "n": jnp.array(3)}, {"w": jnp.zeros(2)})
     {'n': Array(3, dtype=int32, weak_type=True), 'w': Array([0., 0.], dtype=float32)}
@@ -69,18 +69,18 @@ def with_parameters(model: Any, params: PyTree) -> Any:
 
 
 def partition_params(tree: PyTree, *chosen: Choice) -> tuple[PyTree, PyTree]:
-    """Return a part of gradients or parameters, and the rest: for several optimizers, or learning rates, in one model.
+    """Split gradients or parameters into a part and the rest, for several optimizers or learning rates in one model.
 
     Args:
       tree: gradients, or parameters, or a model.
-      chosen: paths, each of an array (`"conv1.bias"`) or of all below it (`"conv1"`); or predicates `(path, array) ->
-        bool`.
+      chosen: paths, each of an array (`"conv1.bias"`) or of all arrays below it (`"conv1"`); or predicates
+        `(path, array) -> bool`.
 
     Returns:
-      `(part, rest)`: trees like `trainable_params(tree)`, each with `None` in the place of what the other one has.
+      `(part, rest)`: trees like `trainable_params(tree)`, each with `None` for the leaves of the other one.
 
     Raises:
-      LearnerError: nothing is chosen by a path or a predicate; it lists all of those.
+      LearnerError: a path or a predicate selects nothing; the message lists all of these.
 
     >>> grads = {"conv1": {"bias": jnp.ones(1), "kernel": jnp.ones(2)}, "head": jnp.zeros(1)}
     >>> biases, rest = partition_params(grads, lambda path, array: path.endswith("bias"))
@@ -140,10 +140,9 @@ def _tops(names: list[str]) -> list[str]:
 
 
 def eval_mode(model: Any) -> Any:
-    """Return a copy of a model in eval mode: no dropout, running statistics, and whatever else its library has modes
-    for.
+    """Return a copy of a model in eval mode: no dropout, running statistics, and any other modes of its library.
 
-    Later training does not change its numbers. A pytree without modes comes back as it is.
+    Later training does not change its values. A pytree without modes is returned unchanged.
 
     >>> from flax import nnx
     >>> dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
@@ -154,7 +153,7 @@ def eval_mode(model: Any) -> Any:
 
 
 def train_mode(model: Any) -> Any:
-    """Return a copy of a model in train mode; see `eval_mode`. `value_and_grad` does that by itself."""
+    """Return a copy of a model in train mode; see `eval_mode`. `value_and_grad` does this automatically."""
     return _in_mode(model, train=True)
 
 
@@ -174,7 +173,7 @@ def _in_mode(model: Any, train: bool) -> Any:
 
 
 def named_arrays(model: Any) -> dict[str, Array]:
-    """Return the arrays of a model by path, differentiated or not; the paths are those of `trainable_params`."""
+    """Return all arrays of a model by path, differentiated or not, with the paths of `trainable_params`."""
     if _is_nnx(model):
         from flax import nnx
 

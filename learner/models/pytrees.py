@@ -18,7 +18,7 @@ PyTree = Any
 
 
 class _Axes(tuple[Any, ...]):
-    """Names of axes in place of the `given` ones: a leaf of a pytree, where JAX would take a tuple apart."""
+    """Names of axes in place of the `given` ones: a leaf of a pytree, where JAX would traverse a tuple."""
 
     given: Any
 
@@ -26,9 +26,9 @@ class _Axes(tuple[Any, ...]):
 class TreeAdapter(ModelAdapter):
     """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
 
-    Inexact arrays are differentiated, also scalars of NumPy outside of modules; other arrays, everything inside an
-    Equinox `State` and the variables of nnx modules that are no `nnx.Param` are carried; the remaining leaves
-    (functions, strings, numbers) are fixed.
+    Inexact arrays are differentiated, also NumPy scalars outside modules. Other arrays, everything inside an Equinox
+    `State`, and variables of nnx modules other than `nnx.Param` are carried. The remaining leaves (functions, strings,
+    numbers) are fixed.
     """
 
     kind = "pytree"
@@ -46,7 +46,7 @@ class TreeAdapter(ModelAdapter):
             _refuse_shared(self._names, leaves)
         carried = self._carried(model)
         is_trainable = trainable or (lambda name, leaf: True)
-        # A number of NumPy in a module is a setting, as `np.sqrt(width)` is, and in a tree of arrays a parameter.
+        # A NumPy scalar in a module is a setting, such as `np.sqrt(width)`; in a tree of arrays it is a parameter.
         of_arrays = not self._equinox and not self._in_place
         array = jax.Array | np.ndarray | np.inexact if of_arrays else jax.Array | np.ndarray
         self._arrays = [isinstance(leaf, array) for leaf in leaves]
@@ -61,7 +61,7 @@ class TreeAdapter(ModelAdapter):
         self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
 
     def _carried(self, model: PyTree) -> list[str | None]:
-        """Return, for each leaf that is state whatever its dtype is, its kind; None for the others."""
+        """Return the kind of each leaf that is state regardless of its dtype; None for the others."""
         if not self._equinox and not self._in_place:
             return [None] * len(self._names)
         nodes = jax.tree.leaves(model, is_leaf=self._is_state)
@@ -99,7 +99,7 @@ class TreeAdapter(ModelAdapter):
         return inference_mode(model, not train) if self._equinox else model
 
     def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
-        """See `ModelAdapter`. The model that was given stays as it is, but for the nnx modules in it."""
+        """See `ModelAdapter`. The given model does not change, except for the nnx modules in it."""
         rebuilt = self.combine(self.params, model_state)
         nnx: Any = sys.modules.get("flax.nnx")
         for given, new in zip(nnx_modules(model), nnx_modules(rebuilt), strict=True):
@@ -120,7 +120,7 @@ class TreeAdapter(ModelAdapter):
         return self.merge(params, model_state, None, train=False)
 
     def sync_batch_norm(self, model: PyTree, axis: str) -> None:
-        """See `ModelAdapter`. An Equinox layer has the axis of its `jax.vmap`, and gets this one beside it."""
+        """See `ModelAdapter`. An Equinox layer has the axis of its `jax.vmap`, and gets this one in addition."""
         for norm in self._batch_norms(model):
             if getattr(norm, "mode", "batch") != "batch":
                 raise LearnerError(
@@ -152,13 +152,13 @@ class TreeAdapter(ModelAdapter):
 
     @property
     def constants(self) -> list[str]:
-        """See `ModelAdapter`. Those of modules are settings, such as the rate of a dropout."""
+        """See `ModelAdapter`. Floats in modules are settings, such as a dropout rate."""
         if self._equinox or self._in_place:
             return []
         return [name for name, leaf in zip(self._names, self._static, strict=True) if isinstance(leaf, float)]
 
     def grads(self, grads: Any) -> PyTree:
-        """See `ModelAdapter`. Takes what `jax.grad` or `eqx.filter_grad` return."""
+        """See `ModelAdapter`. Accepts the results of `jax.grad` and `eqx.filter_grad`."""
         rows = jax.tree_util.tree_leaves_with_path(grads)
         if [path_name(path) for path, _ in rows] != self._names:
             return grads
@@ -166,7 +166,7 @@ class TreeAdapter(ModelAdapter):
 
 
 def equinox_of(model: PyTree) -> Any:
-    """Return the equinox module, if the model holds anything of it. It never imports the library."""
+    """Return the equinox package if the model contains objects of it, otherwise None. It never imports the package."""
     equinox = sys.modules.get("equinox")
     if equinox is None:
         return None
@@ -177,8 +177,8 @@ def equinox_of(model: PyTree) -> Any:
 def inference_mode(model: PyTree, value: bool) -> PyTree:
     """Return a tree with Equinox modules whose `inference` flags are `value`.
 
-    Unlike `eqx.nn.inference_mode` it takes the state of an optimizer, too: modules with `None` in the place of all
-    that is not trained, which stays.
+    Unlike `eqx.nn.inference_mode` it also accepts the state of an optimizer: modules with `None` in place of everything
+    that is not trained, which is kept.
 
     >>> import equinox as eqx
     >>> dropout = eqx.nn.Dropout(0.5)

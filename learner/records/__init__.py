@@ -1,9 +1,9 @@
-"""Models in files of other formats: MessagePack, JSON and safetensors, to be kept, sent and loaded elsewhere.
+"""Models in portable files: MessagePack, JSON and safetensors, to be kept, shared and loaded elsewhere.
 
     save_model("model.safetensors", model)
     model = load_model("model.safetensors", Model(nnx.Rngs(0)))
 
-The extension chooses the format, and a recorder the precision.
+The extension determines the format, and a recorder the precision.
 """
 
 from typing import TYPE_CHECKING

@@ -2,13 +2,13 @@
 
 | | full | half | double |
 |---|---|---|---|
-| floats | their own | float16 where they are wider than 16 bits | float64 |
-| signed integers | their own | int16 where they are wider | int64 |
-| one signed integer alone, unsigned integers, random keys | their own | their own | their own |
-| booleans, complex numbers | their own | their own | their own |
+| floats | unchanged | float16 if wider than 16 bits | float64 |
+| signed integers | unchanged | int16 if wider | int64 |
+| signed integer scalars, unsigned integers, random keys | unchanged | unchanged | unchanged |
+| booleans, complex numbers | unchanged | unchanged | unchanged |
 
-A signed integer that stands alone is a counter, and unsigned ones are random keys of the old kind and nnx's counters:
-they are stored at full width, since they grow or have no room to lose.
+A signed integer scalar is a counter, and unsigned integers are old-style random keys and nnx's counters: they are
+stored at full width, since counters grow and keys need all bits.
 """
 
 import math
@@ -45,13 +45,13 @@ def file_dtype(stored: Stored, precision: str) -> np.dtype:
 
 
 def in_precision(stored: Stored, precision: str) -> Stored:
-    """Return the array in the dtype that it has in a file. `beyond` checks that its numbers fit."""
+    """Return the array in its dtype in a file. `beyond` checks that its numbers fit."""
     dtype = file_dtype(stored, precision)
     return stored if dtype == stored.data.dtype else Stored(dtype.name, cast(stored.data, dtype))
 
 
 def cast(data: np.ndarray, dtype: Any) -> np.ndarray:
-    """Cast to another dtype without NumPy's warnings; infinities stay. An array of that dtype is not copied."""
+    """Cast to another dtype without NumPy's warnings; infinities are kept. An array of that dtype is not copied."""
     with np.errstate(all="ignore"):
         return data.astype(dtype, copy=False)
 
@@ -87,9 +87,9 @@ def refuse_overflow(arrays: dict[str, Stored], precision: str, instead: str) -> 
     """Raise one error that names every array with a number outside the range of the precision.
 
     Args:
-      arrays: of the model, by path.
+      arrays: the arrays of the model, by path.
       precision: one of `PRECISIONS`.
-      instead: the recorder to use.
+      instead: the recorder to recommend.
     """
     rows = []
     for path, stored in arrays.items():

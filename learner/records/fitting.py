@@ -1,4 +1,4 @@
-"""Arrays of a file beside those of a model: which go where, and what does not fit."""
+"""Matching of a file's arrays to a model's, and reports of what does not fit."""
 
 import dataclasses
 import difflib
@@ -20,7 +20,7 @@ from learner.util.text import count, printable
 
 Rename = Sequence[tuple[str, str]]
 LAYOUTS = (None, "torch")
-MOST_ROWS = 1000  # of an error, which a file of others fills
+MOST_ROWS = 1000  # lines of an error, whose length depends on untrusted files
 MOST_HINTS = 20
 
 
@@ -31,10 +31,10 @@ class LoadReport:
     Attributes:
       source: the file, its format and precision.
       loaded: the paths of the model's arrays that were loaded.
-      renamed: of those the ones that have another path in the file: that one, by the model's.
-      transformed: of those the ones whose axes changed, for `layout="torch"`: how, by the model's path.
-      left: why other arrays of the model stay as they are, by path.
-      unused: what of the file was not used: dtype and shape by path.
+      renamed: the path in the file, by the model's path, of loaded arrays for which these differ.
+      transformed: the change of axes, by the model's path, of loaded arrays with other axes (`layout="torch"`).
+      left: the reasons why other arrays of the model were not loaded, by path.
+      unused: dtype and shape, by path, of the file's arrays that were not used.
     """
 
     source: str
@@ -79,11 +79,11 @@ def fitted(
     """Return a model with the arrays of a file; see `load_model`.
 
     Args:
-      arrays: of the file, by path.
-      leaves: of the model.
-      model: itself.
-      source: the file, for people.
-      foreign: whether another program wrote it, which knows of no random keys.
+      arrays: the arrays of the file, by path.
+      leaves: the arrays of the model.
+      model: the model.
+      source: the description of the file, for messages.
+      foreign: True if another program wrote the file, which has no random keys then.
     """
     if layout not in LAYOUTS:
         raise LearnerError(
@@ -143,7 +143,7 @@ def _malformed(rule: Any, error: Exception) -> LearnerError:
 
 
 def rename_paths(paths: Mapping[str, str], rules: Rename, source: str) -> tuple[dict[str, str], list[list[str]]]:
-    """Return the paths after all rules by the same keys, and for each rule the keys of those that it matches.
+    """Return the paths after all rules, by the same keys, and for each rule the keys of the paths that it matches.
 
     >>> rename_paths({"a": "encoder.w", "b": "head.w"}, [("^encoder", "backbone")], "model.npz")
     ({'a': 'backbone.w', 'b': 'head.w'}, [['a']])
@@ -169,7 +169,7 @@ def rename_paths(paths: Mapping[str, str], rules: Rename, source: str) -> tuple[
 
 
 def origins_of(names: Mapping[str, str], source: str) -> dict[str, str]:
-    """Return the paths of `source` by their new names. Raise if two have one name."""
+    """Return the paths of `source` by their new names. Raise if two have the same name."""
     origins: dict[str, str] = {}
     for path, name in names.items():
         if name in origins:
@@ -184,8 +184,8 @@ def origins_of(names: Mapping[str, str], source: str) -> dict[str, str]:
 
 
 def _match(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the model's new arrays, and the reason for each array that is kept. Files of other libraries have no
-    random streams.
+    """Return the model's new arrays, and the reason for each array that is not loaded. Files of other libraries have
+    no random streams.
     """
     new, left = {}, {}
     for path, leaf in leaves.arrays.items():
@@ -206,7 +206,7 @@ def _is_stream(path: str, leaf: Any) -> bool:
 
 
 def _why_not(stored: Stored, leaf: Any) -> str | None:
-    """Return the reason why an array does not fit, empty where dtype and shape show it, or None if it fits."""
+    """Return the reason why an array does not fit, empty if dtype and shape show it, or None if it fits."""
     if stored.shape != tuple(leaf.shape) or stored.is_key != is_key(leaf):
         return ""
     if stored.is_key:
@@ -216,7 +216,7 @@ def _why_not(stored: Stored, leaf: Any) -> str | None:
 
 
 def _placed(stored: Stored, leaf: Any) -> Any:
-    """Return the array with the dtype, the kind of array and the place on the devices that it has in the model."""
+    """Return the array with the dtype, the array type and the placement on devices of the model's array."""
     if stored.is_key:
         keys = jax.random.wrap_key_data(jnp.asarray(stored.data), impl=key_impl(leaf))
         return _like(keys, leaf)
@@ -238,7 +238,7 @@ def _described(stored: Stored) -> str:
 
 
 def _refuse_shapes(left: Mapping[str, str], leaves: Leaves) -> None:
-    """Raise if arrays are missing for a model of shapes, which needs all of them."""
+    """Raise if arrays are missing for an abstract model, which needs all of them."""
     if absent := [path for path in left if isinstance(leaves.arrays[path], jax.ShapeDtypeStruct)]:
         raise LearnerError(
             f"{', '.join(absent[:MOST_HINTS])} of the model are shapes, and the file has nothing for them: "

@@ -3,7 +3,7 @@
     push_model("user/digits", result.best_model, metrics={"valid/Accuracy": 0.97})
     model = load_model(pull_model("user/digits", "digits") / "model.safetensors", Model(nnx.Rngs(0)))
 
-The token is the one of the machine: that of `hf auth login`, or of `HF_TOKEN`. No function here takes one.
+The token is the machine's: from `hf auth login`, or `HF_TOKEN`. No function here accepts a token.
 """
 
 import contextlib
@@ -54,22 +54,22 @@ def push_model(
     revision: str | None = None,
     card: Mapping[str, Any] | None = None,
 ) -> str:
-    """Push a model to the Hugging Face Hub, in one commit, and return the commit's address. A repository and a branch
-    that do not exist are made.
+    """Push a model to the Hugging Face Hub, in one commit, and return the commit's address. A missing repository or
+    branch is created.
 
     Args:
-      repository: such as `user/digits`.
+      repository: the name of the repository, such as `user/digits`.
       model: see `save_model`.
-      metrics: values by key, such as `valid/Accuracy`. The card lists all; those of other splits than `train` are in
-        its `model-index`, too.
+      metrics: values by key, such as `valid/Accuracy`. The card lists all values; values of splits other than `train`
+        are also in its `model-index`.
       config: the text of the run's config.
-      export: a directory that `export_model` wrote, to be pushed with the model.
-      private: make the repository private, if it does not exist. Default: as the account is set.
+      export: a directory written by `export_model`, to be pushed with the model.
+      private: create the repository as private, if it does not exist. Default: the account's setting.
       revision: the branch. Default: `main`.
       card: further metadata of the card: `license`, `datasets`, `language`, `pipeline_tag`, `tags`, `base_model`.
 
     Raises:
-      LearnerError: the package or the token is missing, an argument is wrong, or the Hub refuses.
+      LearnerError: the package or the token is missing, an argument is invalid, or the Hub rejects the request.
     """
     hub = _import_hub("push_model")
     content = SafetensorsRecorder().to_bytes(model)
@@ -96,23 +96,24 @@ def push_model(
 
 
 def pull_model(repository: str, directory: str | Path, *, revision: str | None = None) -> Path:
-    """Copy a model from the Hugging Face Hub to a new directory, and return its path: offline (`HF_HUB_OFFLINE=1`) from
-    the Hub's cache on this machine. Other files than those that `push_model` writes are left out; nothing is run.
+    """Copy a model from the Hugging Face Hub to a new directory, and return its path. Offline (`HF_HUB_OFFLINE=1`), it
+    is copied from the Hub's cache on this machine. Only files that `push_model` writes are copied; no code is run.
 
     Args:
-      repository: such as `user/digits`.
-      directory: to make; it may exist if it is empty. `model.safetensors` in it is for `load_model`.
+      repository: the name of the repository, such as `user/digits`.
+      directory: the directory to create; it may exist if it is empty. Pass its `model.safetensors` to `load_model`.
       revision: a branch, a tag or a commit. Default: `main`.
 
     Raises:
-      LearnerError: the package is missing, there is no such model, the Hub refuses, or the directory has files.
+      LearnerError: the package is missing, there is no such model, the Hub rejects the request, or the directory is not
+        empty.
     """
     hub = _import_hub("pull_model")
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise LearnerError(f"{target} exists already; name another directory", code="hub-directory-exists", path=target)
     with _readable_errors(hub, repository, "pulled"):
-        if not hub.is_offline_mode():  # a download takes what is in the cache where the Hub refuses or is not there
+        if not hub.is_offline_mode():  # a download falls back to the cache if the Hub refuses or is unreachable
             hub.HfApi().model_info(repository, revision=revision)
         snapshot = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
         found = [name for name in FILES if (snapshot / name).is_file()]
@@ -124,7 +125,7 @@ def pull_model(repository: str, directory: str | Path, *, revision: str | None =
     try:
         for name in found:
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(snapshot / name, partial / name)  # of a cache of links
+            shutil.copyfile(snapshot / name, partial / name)  # the cache contains links
         (partial / SOURCE).write_text(json.dumps({"repository": repository, "commit": snapshot.name}) + "\n")
         if target.exists():
             target.rmdir()
@@ -135,7 +136,7 @@ def pull_model(repository: str, directory: str | Path, *, revision: str | None =
 
 
 def _import_hub(what: str) -> Any:
-    for module in ("constants", "errors"):  # the package imports no module of its own
+    for module in ("constants", "errors"):  # the package does not import its submodules
         import_optional(f"huggingface_hub.{module}", "hub", what)
     return import_optional("huggingface_hub", "hub", what)
 
@@ -209,7 +210,7 @@ def _card(
 
 @contextlib.contextmanager
 def _readable_errors(hub: Any, repository: str, action: str) -> Iterator[None]:
-    """Raise `LearnerError` for errors of the Hub and of the way to it, without a token that they quote."""
+    """Convert errors of the Hub and the connection into `LearnerError`, without any token that they quote."""
     try:
         yield
     except LearnerError:

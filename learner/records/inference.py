@@ -1,4 +1,4 @@
-"""Models for inference: a program and its weights, which run without `learner` and without the code of the model."""
+"""Models for inference: a program and its weights, which run without `learner` and without the model's code."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -54,23 +54,23 @@ def export_model(
     metrics: Mapping[str, float] | None = None,
     format: str = "jax",
 ) -> Path:
-    """Write a model for inference into a directory, and return its path: a serialized program of `jax.export`, the
-    weights as safetensors, and a model card with the code that uses them. That code needs JAX and safetensors alone.
-    In the format `onnx`, one ONNX file has the program and the weights.
+    """Write a model for inference into a directory, and return its path. The directory has a serialized program of
+    `jax.export`, the weights as safetensors, and a model card with the code that uses them, which needs only JAX and
+    safetensors. In the format `onnx`, one ONNX file has the program and the weights.
 
     Args:
-      path: the directory. An export in it is replaced.
+      path: the directory. An existing export in it is replaced.
       model: an `nnx.Module`, `Linen`, an Equinox module or any pytree of arrays. It is exported in eval mode.
       inputs: an example: an array, or a pytree of arrays, `[rows, ...]`. Only shapes and dtypes matter; an ONNX file is
-        checked with the rows.
+        also checked with the rows.
       function: `(model, inputs) -> outputs`, arrays in dicts, lists and tuples. Default: `model(inputs)`.
-      batch_size: the number of rows that the program takes. Default: any number.
-      platforms: where the program runs: `cpu`, `cuda`, `rocm`, `tpu`.
+      batch_size: the number of rows that the program accepts. Default: any number.
+      platforms: the platforms on which the program runs: `cpu`, `cuda`, `rocm`, `tpu`.
       metrics: values for the card.
-      format: `jax`, or `onnx`, for other runtimes; its package jax2onnx cannot convert all operations.
+      format: `jax`, or `onnx` for other runtimes; its package jax2onnx cannot convert all operations.
 
     Raises:
-      LearnerError: the model cannot be exported like this.
+      LearnerError: the model cannot be exported with these arguments.
     """
     _check_arguments(model, function, batch_size, platforms, format)
     directory = _checked(Path(path))
@@ -93,7 +93,7 @@ def export_model(
             name, content = PROGRAM, exported.serialize()
     except LearnerError:
         raise
-    except Exception as error:  # of the model's code, or of what JAX or jax2onnx cannot export
+    except Exception as error:  # from the model's code, or from JAX or jax2onnx
         reason = f"{str(error).rstrip('.')} ({code_location(error)})"
         advice = "" if batch_size is not None else f". {ANY_NUMBER}"
         raise LearnerError(f"the model cannot be exported: {reason}{advice}", code="export-impossible") from error
@@ -151,7 +151,7 @@ def _program(model: Any, call: Callable[[Any, Any], Any]) -> tuple[Callable[...,
         given = [weights.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
         return call(adapter.rebuild(*jax.tree.unflatten(tree, given)), inputs)
 
-    # Random keys are not weights: in eval mode nothing is drawn, and what is fixed is part of the program.
+    # Random keys are not weights: eval mode draws no random numbers, and constants are part of the program.
     return program, {
         name: leaf
         for name, leaf in zip(names, leaves, strict=True)

@@ -1,12 +1,12 @@
-"""Records in JSON: to be read where nothing else can be.
+"""Records in JSON, for programs that can read nothing else.
 
     {"format": "learner.record", "version": 2, "precision": "full",
      "model": {"head.kernel": {"dtype": "float32", "shape": [64, 10], "data": [0.25, -1.5, ...]}, ...}}
 
-`data` is the list of the numbers in the order of rows, each as Python writes it, so that it reads back to the same
-bits; of a complex number its real and its imaginary part. JSON has no numbers that are not finite: they are the strings
-"NaN", "Infinity" and "-Infinity". An array with other NaNs than the usual one is the base64 of its bytes, the lowest
-byte of each number first. In version 1 all arrays are; both versions load.
+`data` is the list of the numbers in row-major order, each as Python writes it, so that it reads back to the same bits;
+a complex number has its real and its imaginary part. JSON has no non-finite numbers: they are the strings "NaN",
+"Infinity" and "-Infinity". An array with nonstandard NaNs is the base64 of its bytes, the lowest byte of each number
+first. In version 1 all arrays are base64; both versions load.
 """
 
 import base64
@@ -26,7 +26,7 @@ from learner.records.stored import Buffer, Stored, check_claim, dtype_of, stored
 from learner.records.unpacking import Limits, check_count, parsed, reject_duplicate_keys
 
 JSON_VERSION = 2
-PIECE = 2**16  # numbers that are written at once
+PIECE = 2**16  # numbers written at once
 WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -80,7 +80,7 @@ def _data(stored: Stored) -> Iterator[bytes]:
             if nans.tobytes() != np.full(nans.size, np.nan).astype(numbers.dtype).tobytes():
                 yield json.dumps(base64.b64encode(stored.bytes).decode()).encode()
                 return
-            numbers = numbers.astype(np.float64)  # which holds all of them exactly
+            numbers = numbers.astype(np.float64)  # represents all of them exactly
     for first in range(0, numbers.size, PIECE):
         piece = numbers[first : first + PIECE]
         values = piece.tolist()
@@ -91,7 +91,7 @@ def _data(stored: Stored) -> Iterator[bytes]:
 
 
 def _flat(data: np.ndarray) -> np.ndarray:
-    """Return the numbers of an array in the order of rows; of complex ones the parts."""
+    """Return the numbers of an array in row-major order, complex numbers as their parts."""
     flat = np.ascontiguousarray(data).reshape(-1)
     if flat.dtype.kind == "c":
         return flat.view(np.float32 if flat.dtype.itemsize == 8 else np.float64)
@@ -103,10 +103,10 @@ def _word(value: float) -> str:
 
 
 class _Array(dict[str, Any]):
-    """An object that has what an array needs."""
+    """A JSON object with the keys of an array."""
 
     def stored(self, path: str) -> Stored:
-        data = self.pop("data")  # not needed any more, and the larger part
+        data = self.pop("data")  # frees the larger part
         dtype, shape = self["dtype"], self["shape"]
         if isinstance(data, str):
             return stored_from(path, dtype, shape, binascii.a2b_base64(data, strict_mode=True))
@@ -118,7 +118,7 @@ class _Array(dict[str, Any]):
 
 
 def _array(path: str, dtype: Any, shape: Any, numbers: np.ndarray) -> Stored:
-    """Return an array of the numbers that a file has for it."""
+    """Return the array of a file's numbers."""
     part = kind = dtype_of(path, dtype)
     if kind.kind == "c":
         part = np.dtype(f"f{kind.itemsize // 2}")
@@ -146,13 +146,13 @@ def _map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = reject_duplicate_keys(pairs)
     if mapping.keys() != {"dtype", "shape", "data"}:
         return mapping
-    if isinstance(mapping["data"], list):  # as an array at once: a list takes several times its memory
+    if isinstance(mapping["data"], list):  # convert it at once: a list takes several times an array's memory
         mapping["data"] = _numbers(mapping["data"])
     return _Array(mapping)
 
 
 def _numbers(values: list[Any]) -> Any:
-    """Return the values as an array of NumPy's widest numbers, or None if they are not all numbers of one kind."""
+    """Return the values as an array of NumPy's widest dtype, or None if they are not all numbers of one kind."""
     kinds = set(map(type, values))
     if kinds <= {bool}:
         return np.array(values, np.bool_)

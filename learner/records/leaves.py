@@ -23,8 +23,8 @@ class Leaves:
 
     Attributes:
       arrays: every array of the model by its path: parameters, statistics, counters, random keys.
-      build: makes a model of the same type of other arrays; paths that are left out keep the model's own.
-      library: whose model it is, for people.
+      build: makes a model of the same type from other arrays; omitted paths keep the model's arrays.
+      library: the model's library, for messages.
     """
 
     arrays: Mapping[str, Any]
@@ -40,7 +40,7 @@ def leaves_of(model: Any) -> Leaves:
         the place of arrays, as `nnx.eval_shape` gives them, are arrays that are to come.
 
     Raises:
-      LearnerError: it is not a model, or two of its arrays have the same path.
+      LearnerError: the argument is not a model, or two of its arrays have the same path.
 
     >>> parts = leaves_of({"w": jax.numpy.ones(2), "scale": 3})
     >>> parts.build({"w": jax.numpy.zeros(2)})

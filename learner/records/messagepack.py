@@ -5,7 +5,7 @@ A file is one map:
     {"format": "learner.record", "version": 1, "precision": "full",
      "model": {"head.kernel": {"dtype": "float32", "shape": [64, 10], "data": <bytes>}, ...}}
 
-`data` has the numbers in the order of rows, the lowest byte of each first.
+`data` has the numbers in row-major order, the lowest byte of each first.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ MOST_KEYS = 100  # of a map that is not the model
 
 @dataclasses.dataclass(frozen=True)
 class MessagePackRecorder(Recorder):
-    """MessagePack, `.mpk` or `.mpk.gz`. Each array may have 4 GB; larger ones need a `SafetensorsRecorder`.
+    """MessagePack, `.mpk` or `.mpk.gz`. Each array may have up to 4 GB; larger arrays need a `SafetensorsRecorder`.
 
     >>> import msgpack
     >>> import jax.numpy as jnp
@@ -68,7 +68,7 @@ class MessagePackRecorder(Recorder):
 
         sizes = {"max_array_len": MOST_DIMS, "max_str_len": LONGEST, "max_bin_len": min(room, MOST), "max_ext_len": 0}
         read = {"read_size": BUFFER, "max_buffer_size": max(2**20, min(2 * room, 2**32 - 1))}
-        # Maps are walked through by hand, and lists hold shapes: what nests deeper ends here.
+        # Maps are read key by key, and lists hold shapes: deeper nesting is an error here.
         walk = msgpack.Unpacker(file, object_pairs_hook=_refuse_map, list_hook=_shape, **sizes, **read)
         content: dict[str, Any] = {}
         for name in _keys(walk, "the record"):

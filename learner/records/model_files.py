@@ -19,11 +19,11 @@ RECORDERS = {
     for kind in (MessagePackRecorder, JsonRecorder, SafetensorsRecorder, BinRecorder)
     for recorder in (kind(), kind(gzip=True))
 }
-"""Recorders in full precision, by the extension of their files."""
+"""The recorders in full precision, by file extension."""
 
 
 def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -> Path:
-    """Write a model with its whole state to a file, atomically. An existing file is replaced. Returns the path of the
+    """Write a model with its whole state to a file, atomically, replacing an existing file. Return the path of the
     file.
 
     Args:
@@ -34,7 +34,7 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
       recorder: default: the recorder of the extension, in full precision.
 
     Raises:
-      LearnerError: the extension is none, or not the recorder's; the model cannot be recorded, see `Recorder.check`.
+      LearnerError: the extension is unknown, or not the recorder's; the model cannot be recorded, see `Recorder.check`.
 
     >>> import os, tempfile
     >>> import jax.numpy as jnp
@@ -74,24 +74,25 @@ def load_model(
 ) -> Any:
     """Return a copy of a model with the arrays of a file.
 
-    Arrays are cast to the dtype that they have in the model, whatever the precision of the file, and go to where they
-    lie there. Nothing that a file says is run. A file needs memory for its arrays, and an unpacked one for little more
-    than the model takes.
+    Arrays are cast to the dtypes of the model, whatever the precision of the file, and placed on the same devices as
+    the model's arrays. No code from a file is run. Loading needs memory for the file's arrays, and for a compressed
+    file little more than the model takes.
 
     Args:
-      path: see `save_model`. Without an extension it is the one file of that name with an extension of a record.
-      model: what was saved, with any numbers; it gives the structure, and may have shapes in the place of arrays
-        (`nnx.eval_shape(lambda: Model(nnx.Rngs(0)))`).
-      rename: pairs of a regular expression and its replacement (`re.sub`), applied to the paths of the file in turn.
-      strict: whether every array has to be in the file and in the model, in the same shape and kind. If not, arrays
-        that do not fit stay as they are.
-      layout: `"torch"`: the file is of PyTorch, and its arrays are renamed and turned; see `learner.records.pytorch`.
-      report: called with the `LoadReport`, such as `print`. By default what was left out is logged as a warning.
-      recorder: only needed where files of one name differ in their extensions; the extension has to be its own.
+      path: see `save_model`. A path without an extension means the only file of that name with a known extension.
+      model: a model like the saved one, with any values. It provides the structure, and may have shapes in place of
+        arrays (`nnx.eval_shape(lambda: Model(nnx.Rngs(0)))`).
+      rename: pairs of a regular expression and its replacement (`re.sub`), applied to the paths of the file in order.
+      strict: require every array to be in the file and in the model, with the same shape and kind. Otherwise, arrays
+        that do not fit keep their values.
+      layout: `"torch"` for a PyTorch file, whose arrays are renamed and transposed; see `learner.records.pytorch`.
+      report: called with the `LoadReport`, such as `print`. By default, arrays that were left out are logged as a
+        warning.
+      recorder: needed only if files of one name differ in their extensions; it must match the extension.
 
     Raises:
-      LearnerError: there is no such file, it is damaged, or of another model; then all paths that differ are named,
-        with dtype and shape on both sides.
+      LearnerError: the file does not exist, is damaged, or is of another model; the message then lists all paths that
+        differ, with dtype and shape on both sides.
 
     >>> import os, tempfile
     >>> import jax.numpy as jnp
@@ -127,7 +128,7 @@ def _checked(path: Any) -> Path:
 
 
 def _with_extension(path: Any, recorder: Recorder | None) -> Path:
-    """Return the path with the extension of the recorder, if it has none of a record."""
+    """Return the path with the recorder's extension, unless it has a record's extension."""
     named = _checked(path)
     if not isinstance(recorder, Recorder) or named.name.endswith(tuple(RECORDERS)):
         return named
@@ -135,7 +136,7 @@ def _with_extension(path: Any, recorder: Recorder | None) -> Path:
 
 
 def _find_record(path: Any) -> Path:
-    """Return the path of the only record of that name, if the path has no extension of a record."""
+    """Return the path of the only record of that name, unless the path has a record's extension."""
     named = _checked(path)
     if named.name.endswith(tuple(RECORDERS)):
         return named
@@ -153,7 +154,7 @@ def recorder_for(path: Any, recorder: Recorder | None = None) -> Recorder:
     """Return the recorder for a file: the given one, if it matches the extension.
 
     Raises:
-      LearnerError: it does not, or the extension is none.
+      LearnerError: it does not match, or the extension is unknown.
 
     >>> recorder_for("model.json.gz")
     JsonRecorder(precision='full', gzip=True)

@@ -15,7 +15,7 @@ from jax.interpreters import partial_eval
 from learner.errors import LearnerError
 from learner.util.optional import import_optional
 
-TOLERANCE = 1e-3  # of the largest output: kernels of ONNX Runtime add in another order
+TOLERANCE = 1e-3  # relative to the largest output: kernels of ONNX Runtime add in another order
 MOST_POOLED = 3  # axes that ONNX Runtime pools over
 
 PyTree = Any
@@ -29,7 +29,7 @@ def onnx_program(program: Callable[[PyTree], PyTree], inputs: PyTree, shapes: Py
     Args:
       program: `inputs -> outputs`.
       inputs: an example, arrays `[rows, ...]`: ONNX Runtime must compute the same outputs for these rows.
-      shapes: what the file takes, in place of those of the example; the number of rows may be symbolic.
+      shapes: the shapes of the file's inputs, instead of the example's; the number of rows may be symbolic.
 
     Raises:
       LearnerError: a package is missing, or ONNX Runtime computes other outputs.
@@ -46,8 +46,8 @@ def onnx_program(program: Callable[[PyTree], PyTree], inputs: PyTree, shapes: Py
     outputs = [
         name if name not in names else f"outputs.{name}" for name in _paths(jax.eval_shape(program, shapes), "outputs")
     ]
-    # Traced before jax2onnx replaces functions of jax.numpy and flax, as its replacements take fewer arguments: it sees
-    # primitives only. Nobody needs the random streams of a model in eval mode, and it knows no random keys.
+    # Trace before jax2onnx replaces functions of jax.numpy and flax, as its replacements accept fewer arguments: it
+    # sees primitives only. It does not support random keys, and a model in eval mode needs no random streams.
     traced = jax.make_jaxpr(flat)(*jax.tree.leaves(shapes))
     used, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(outputs), instantiate=True)
     with _contained():
@@ -72,7 +72,7 @@ def _paths(tree: PyTree, single: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _contained() -> Iterator[None]:
-    """Undo what jax2onnx leaves behind (0.17.1 puts another `cumsum` into `jax.numpy`), and silence what it prints."""
+    """Undo jax2onnx's side effects (0.17.1 puts another `cumsum` into `jax.numpy`), and silence its output."""
     before = dict(vars(jnp))
     loggers = [logging.getLogger(name) for name in ("jax2onnx", "onnx_ir")]
     levels = [logger.level for logger in loggers]
@@ -91,8 +91,8 @@ def _contained() -> Iterator[None]:
 
 
 def _narrow_pools(graph: Any) -> None:
-    """Pool over the axes that have a window. jax2onnx pools over all, some with a window of 1, and ONNX Runtime refuses
-    more than three.
+    """Pool only over the axes that have a window. jax2onnx pools over all axes, some with a window of 1, and ONNX
+    Runtime rejects more than three.
     """
     makers = {name: node for node in graph.node for name in node.output}
     readers = {name: node for node in graph.node for name in node.input}
@@ -109,7 +109,7 @@ def _narrow_pools(graph: Any) -> None:
 
 
 def _narrow_pool(pool: Any, source: str, target: str) -> list[Any]:
-    """Return nodes that pool `source` into `target`, or none unless two axes of four or five have no window."""
+    """Return nodes that pool `source` into `target`, or no nodes unless two axes of four or five have no window."""
     from onnx import helper
 
     settings = {each.name: helper.get_attribute_value(each) for each in pool.attribute}
@@ -118,7 +118,7 @@ def _narrow_pool(pool: Any, source: str, target: str) -> list[Any]:
     settings = {name: np.array(values) for name, values in {**defaults, **settings}.items()}
     settings["pads"] = settings["pads"].reshape(2, rank)  # before and after each axis
     idle = (settings["kernel_shape"] == 1) & (settings["strides"] == 1) & (settings["pads"] == 0).all(0)
-    idle &= np.cumsum(idle) <= 2  # ONNX takes them for rows and channels
+    idle &= np.cumsum(idle) <= 2  # the rows and channels of ONNX
     if idle.sum() < 2 or not MOST_POOLED < rank <= MOST_POOLED + 2:
         return []
     order = np.argsort(~idle, stable=True)
@@ -143,7 +143,7 @@ def _compare(
     inputs: Sequence[Any],
     shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> None:
-    """Raise `LearnerError` unless ONNX Runtime computes what JAX does, with another number of rows, too."""
+    """Raise `LearnerError` unless ONNX Runtime computes the same as JAX, also with another number of rows."""
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # its errors are raised
     fixed = shapes[0].shape[0]
@@ -157,7 +157,7 @@ def _compare(
         try:
             session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             found = session.run(None, dict(zip(names, given, strict=True)))
-        except Exception as error:  # of the runtime, whose classes are private
+        except Exception as error:  # from the runtime, whose classes are private
             raise LearnerError(
                 f"the model was converted to ONNX, and ONNX Runtime cannot run it: {error}",
                 code="export-onnx-unsupported",

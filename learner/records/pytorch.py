@@ -16,8 +16,8 @@
 | `RNN`, `RNNCell` | `SimpleCell` | (hidden, in) → (in, hidden) |
 | `bias_ih` + `bias_hh` of these | one bias | |
 
-Equinox has PyTorch's names and axes, but for attention (`query_proj`, ...), the biases of recurrent cells and
-transposed convolutions, which are cut, added and flipped likewise; its convolutions' biases get axes of length 1.
+Equinox has PyTorch's names and axes, except for attention (`query_proj`, ...), the biases of recurrent cells and
+transposed convolutions, which are split, added and flipped likewise; its convolutions' biases get axes of length 1.
 A recurrent layer `rnn` (`rnn.weight_ih_l0`) belongs to the cell `rnn`, to an `nnx.RNN` (`rnn.cell`) or to an
 `nnx.Bidirectional`. The projections of attention may also be `q_proj`, `k_proj`, `v_proj` and `out_proj` or `o_proj`,
 as in Hugging Face's models. `num_batches_tracked` has no counterpart and is left out.
@@ -42,7 +42,7 @@ from learner.util.trees import path_name
 NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
 COLLECTIONS = ("params.", "batch_stats.")  # of linen
 COUNTER = "num_batches_tracked"
-PICKLES = (".pt", ".pth")  # what torch.save is used to write
+PICKLES = (".pt", ".pth")  # usual extensions of torch.save
 
 
 def how_to_convert(path: str | os.PathLike[str]) -> str:
@@ -63,13 +63,13 @@ load_model('model.safetensors', model, layout="torch")
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """Arrays of PyTorch as a model has them.
+    """PyTorch arrays, converted to the paths and axes of a model.
 
     Attributes:
-      arrays: by the path of the model, or of the file where the model has no such array.
-      origins: where they were in the file: `attn.in_proj_weight[0:8]`.
-      changes: of their axes: `(64, 10) from axes 1, 0`.
-      problems: why arrays cannot be used.
+      arrays: the arrays by their path in the model, or in the file if the model has no such array.
+      origins: their places in the file: `attn.in_proj_weight[0:8]`.
+      changes: the changes of their axes: `(64, 10) from axes 1, 0`.
+      problems: the reasons why arrays cannot be used.
     """
 
     arrays: dict[str, Stored]
@@ -84,10 +84,10 @@ def as_flax(
     """Return the arrays by the paths of a model, with its axes.
 
     Args:
-      arrays: of the file, by path.
-      origins: their paths in the file, by those.
+      arrays: the arrays of the file, by path.
+      origins: their paths in the file, by the paths of `arrays`.
       needed: the model's arrays, by path.
-      model: itself; it shows the layers.
+      model: the model, to find its layers.
 
     >>> weight = Stored("float32", np.zeros((10, 64), np.float32))
     >>> converted = as_flax({"head.weight": weight}, {}, {"head.kernel": np.zeros((64, 10))}, None)
@@ -135,7 +135,7 @@ def _source(path: str, arrays: Collection[str]) -> str | None:
 
 
 def _turned(path: str, data: np.ndarray, leaf: Any, convolution: "Transposed | None") -> tuple[np.ndarray, str]:
-    """Return an array with the axes of the model, and the change, for people."""
+    """Return an array with the axes of the model, and a description of the change."""
     shape, changes = tuple(leaf.shape), []
     layer, _, name = path.rpartition(".")
     if convolution is not None and data.ndim == len(shape):
@@ -153,12 +153,12 @@ def _turned(path: str, data: np.ndarray, leaf: Any, convolution: "Transposed | N
 
 @dataclasses.dataclass(frozen=True)
 class Transposed:
-    """The kernel of a transposed convolution, which PyTorch holds as (in, out / groups, ...).
+    """The kernel of a transposed convolution, which PyTorch stores as (in, out / groups, ...).
 
     Attributes:
-      first: the channels are the first axes, as in Equinox, or the last.
-      flipped: the model's kernel is that of the convolution that is computed, and PyTorch's that of its transpose.
-      groups: of channels.
+      first: True if the channels are the first axes, as in Equinox, rather than the last.
+      flipped: True if the model's kernel is that of the computed convolution; PyTorch's is that of its transpose.
+      groups: the number of groups of channels.
     """
 
     first: bool
@@ -166,7 +166,7 @@ class Transposed:
     groups: int = 1
 
     def turned(self, data: np.ndarray) -> tuple[np.ndarray, str]:
-        """Return the kernel with the axes of the model, and the change, for people."""
+        """Return the kernel with the axes of the model, and a description of the change."""
         space = tuple(range(2, data.ndim))
         if self.groups > 1 and data.shape[0] % self.groups == 0:
             grouped = data.reshape(self.groups, -1, *data.shape[1:]).swapaxes(1, 2)
@@ -180,7 +180,7 @@ class Transposed:
 
 
 def _transposed_convolutions(model: Any) -> dict[str, Transposed]:
-    """Return the kernels of transposed convolutions by path. Those of linen are not to be recognized."""
+    """Return the kernels of transposed convolutions by path. Linen's cannot be recognized."""
     if is_instance_of(model, "flax.nnx", "Module"):
         from flax import nnx
 
@@ -202,7 +202,7 @@ def _transposed_convolutions(model: Any) -> dict[str, Transposed]:
 
 
 def refuse_unknown_layers(model: Any) -> None:
-    """Raise `LearnerError` for recurrent cells that PyTorch does not have, whose arrays may fit by chance."""
+    """Raise `LearnerError` for recurrent cells that PyTorch lacks, whose arrays may fit by chance."""
     if not is_instance_of(model, "flax.nnx", "Module"):
         return
     from flax import nnx

@@ -1,4 +1,4 @@
-"""The common part of recorders: flattening models, writing arrays in a precision, and restoring them."""
+"""The base class of recorders: flattening models, writing arrays in a precision, and restoring them."""
 
 import abc
 import contextlib
@@ -18,7 +18,7 @@ from learner.records.unpacking import Limits, memory_limit, most_arrays, most_nu
 FORMAT = "learner.record"
 VERSION = 1
 GZIP = b"\x1f\x8b"
-LEVEL = 1  # of gzip: on weights the others save less than 1 % more
+LEVEL = 1  # of gzip: higher levels save less than 1 % more on weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Content:
     """The content of a file.
 
     Attributes:
-      version: of the format, or None for a file of another program.
+      version: the version of the format, or None for a file of another program.
       precision: one of `PRECISIONS`, or None.
-      arrays: by path, in the order of the file.
+      arrays: the arrays by path, in the order of the file.
     """
 
     version: int | None
@@ -42,7 +42,7 @@ class Recorder(abc.ABC):
 
     Attributes:
       precision: `"full"` (every array in its own dtype), `"half"` or `"double"`; see `learner.records.file_dtypes`.
-      gzip: whether the file is compressed.
+      gzip: True if the file is compressed.
     """
 
     precision: str = "full"
@@ -68,7 +68,7 @@ class Recorder(abc.ABC):
         return self.suffix + (".gz" if self.gzip else "")
 
     def in_full(self) -> "Recorder":
-        """Return the recorder of the same format and compression that changes no number.
+        """Return the recorder of the same format and compression in full precision.
 
         >>> from learner.records import CompactRecorder
         >>> CompactRecorder().in_full()
@@ -163,7 +163,7 @@ class Recorder(abc.ABC):
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=LEVEL, mtime=0) as packed:
             yield packed
 
-    def _refuse(self, arrays: Mapping[str, Stored]) -> None:  # noqa: B027 (most formats hold all)
+    def _refuse(self, arrays: Mapping[str, Stored]) -> None:  # noqa: B027 (most formats accept all arrays)
         """Raise `LearnerError` for arrays that the format cannot store."""
 
     @abc.abstractmethod
@@ -179,7 +179,7 @@ def check_header(format: Any, version: Any, precision: Any, *, newest: int = VER
     """Return version and precision from a file's header; `newest` is the newest version of its format.
 
     Raises:
-      LearnerError: it is not a record, or of a later version.
+      LearnerError: the file is not a record, or of a later version.
     """
     if format != FORMAT:
         raise LearnerError(
@@ -211,7 +211,7 @@ def _base(recorder: Recorder) -> type:
 
 
 def _refuse_mistaken(file: Any, size: int, packed: bool) -> None:
-    """Raise if a file is compressed and its name says otherwise, or the reverse."""
+    """Raise if a file is compressed and its name has no `.gz`, or the reverse."""
     if not size:
         raise LearnerError("it is empty", code="record-empty")
     first = file.read(2)

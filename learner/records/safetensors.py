@@ -1,15 +1,15 @@
-"""Records as safetensors (https://github.com/huggingface/safetensors), which PyTorch, Hugging Face's libraries and many
-others read and write.
+"""Records as safetensors (https://github.com/huggingface/safetensors), a format of PyTorch, Hugging Face's libraries
+and many others.
 
     8 bytes: the length of the header, the lowest first
     the header, JSON: {"__metadata__": {...}, "head.kernel": {"dtype": "F32", "shape": [64, 10],
                                                               "data_offsets": [0, 2560]}, ...}
     the numbers of one array after the other
 
-The metadata of ours are `format`, `version` and `precision`, and `random_keys`: which arrays are random keys, as JSON.
-A file without them is of another program.
+The metadata of our files are `format`, `version`, `precision`, and `random_keys`: the arrays that are random keys, as
+JSON. A file without this metadata is of another program.
 
-The format is read and written here: docs/dependencies.md has the reasons against its own library.
+The format is read and written here: docs/dependencies.md explains why its own library is not used.
 """
 
 import dataclasses
@@ -37,12 +37,12 @@ NAMES = {
 OTHERWISE = {name: dtype for dtype, name in NAMES.items()}
 ALIGNED = 64  # bytes
 METADATA = "__metadata__"
-MOST_HEADER = 2**25  # bytes: that of some 200,000 arrays
+MOST_HEADER = 2**25  # bytes: the header of some 200,000 arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class SafetensorsRecorder(Recorder):
-    """safetensors, `.safetensors` or `.safetensors.gz`. Most tools read the one without compression alone.
+    """safetensors, `.safetensors` or `.safetensors.gz`. Most tools read only uncompressed files.
 
     >>> import jax.numpy as jnp
     >>> import safetensors.numpy
@@ -67,7 +67,7 @@ class SafetensorsRecorder(Recorder):
         keys = {path: stored.dtype for path, stored in arrays.items() if stored.is_key}
         fields = {"format": FORMAT, "version": str(VERSION), "precision": self.precision}
         header: dict[str, Any] = {METADATA: fields | ({"random_keys": json.dumps(keys)} if keys else {})}
-        # The widest first, so that each array begins at a multiple of what its numbers take.
+        # The widest first, so that each array is aligned to the size of its numbers.
         ordered = sorted(arrays.items(), key=lambda item: -item[1].data.dtype.itemsize)
         end = 0
         for path, stored in ordered:
@@ -144,7 +144,7 @@ def _header(file: Any, room: int, most: int) -> dict[str, Any]:
 
 
 def _read_metadata(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None, str | None, dict[str, str]]:
-    """Return version, precision and random keys, or nothing for a file of another program."""
+    """Return version, precision and random keys; None, None and an empty dict for a file of another program."""
     if not isinstance(metadata, dict):
         raise LearnerError("its metadata is not a JSON object", code="record-safetensors-metadata")
     if metadata.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""Arrays in the form that files have."""
+"""Arrays in their stored form."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ DTYPES = {
         *(jnp.bool_, jnp.complex64, jnp.complex128),
     )
 }
-"""What arrays in files may be, by name. Random keys are `key<...>` and are stored as uint32."""
+"""The dtypes of arrays in files, by name. Random keys are `key<...>` and are stored as uint32."""
 
 MOST_DIMS = 32
 
@@ -31,7 +31,7 @@ class Stored:
 
     Attributes:
       dtype: one of `DTYPES`, or `key<...>`.
-      data: the numbers, on the host. Of random keys they are uint32, with one axis more.
+      data: the numbers, on the host; for random keys uint32, with one more axis.
     """
 
     dtype: str
@@ -74,7 +74,7 @@ def stored_of(path: str, leaf: Any) -> Stored:
     """Copy an array of a model to the host, in its own dtype.
 
     Raises:
-      LearnerError: it is a shape, lies on other processes' devices, or is nothing that can be stored.
+      LearnerError: it is a shape, is on other processes' devices, or cannot be stored.
     """
     name = dtype_name(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -100,14 +100,14 @@ def stored_of(path: str, leaf: Any) -> Stored:
             path=path,
             name=name,
         )
-    return Stored(name, np.asarray(leaf, DTYPES[name]))  # also of the byte order of other machines
+    return Stored(name, np.asarray(leaf, DTYPES[name]))  # the byte order may be another machine's
 
 
 def stored_from(path: str, dtype: Any, shape: Any, data: Buffer) -> Stored:
     """Return an array of a file; its size is checked before memory is allocated.
 
     Raises:
-      LearnerError: there are no such arrays, or the bytes are not as many as the shape needs.
+      LearnerError: the dtype or shape is invalid, or the number of bytes does not match.
     """
     kind, shape = check_claim(path, dtype, shape, len(data))
     return checked(path, dtype, np.frombuffer(data, kind).reshape(shape))
@@ -125,7 +125,7 @@ def dtype_of(path: str, dtype: Any) -> np.dtype:
 
 
 def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype, tuple[int, ...]]:
-    """Return the NumPy dtype and the shape of an array that a file claims to hold in `size` bytes."""
+    """Return the NumPy dtype and the shape of an array that, according to the file, has `size` bytes."""
     kind, key = dtype_of(path, dtype), dtype.startswith("key<")
     is_shape = isinstance(shape, list | tuple) and all(type(n) is int and 0 <= n < 2**62 for n in shape)
     if not is_shape or len(shape) > MOST_DIMS or (key and not shape):
@@ -151,7 +151,7 @@ def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype,
 
 
 def checked(path: str, dtype: str, data: np.ndarray) -> Stored:
-    """Return an array that was read, after a check that booleans are 0 or 1."""
+    """Return an array that was read, after checking that booleans are 0 or 1."""
     if data.dtype == np.bool_ and data.size and data.view(np.uint8).max() > 1:
         raise LearnerError(f"{path!r} has booleans that are neither 0 nor 1", code="record-bool-value", path=path)
     return Stored(dtype, data)

@@ -1,8 +1,8 @@
-"""Arrays of PyTorch that hold several of a model's: those of attention and of recurrent layers.
+"""PyTorch arrays that contain several arrays of a model: in attention and in recurrent layers.
 
-PyTorch keeps the projections of attention in one array, the gates of a recurrent layer in another, and two biases that
-are added. They are cut and added here so that each has the path of the model's layer. Gates have one order in all
-libraries: i, f, g, o of an LSTM, and r, z, n of a GRU.
+PyTorch stores the projections of attention in one array, the gates of a recurrent layer in another, and two biases that
+are added. They are split and added here so that each has the path of the model's layer. The order of gates is the same
+in all libraries: i, f, g, o for an LSTM, and r, z, n for a GRU.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class Part:
     """An array of a file, or a part of one.
 
     Attributes:
-      stored: its numbers.
-      origin: where they are in the file, for people: `attn.in_proj_weight[0:8]`.
-      problem: why nothing can be done with it, or "".
+      stored: the numbers.
+      origin: their place in the file, for messages: `attn.in_proj_weight[0:8]`.
+      problem: the reason why the array cannot be used, or "".
     """
 
     stored: Stored
@@ -47,7 +47,7 @@ class Part:
         return [self.rows(i * size, (i + 1) * size) for i in range(count)] if count > 1 else [self]
 
     def plus(self, other: "Part") -> "Part":
-        """Return the sum, in float32 at least. The other array may be shorter."""
+        """Return the sum, in at least float32. The other array may be shorter."""
         x, y = self.stored.data, other.stored.data
         total = np.array(x, np.promote_types(x.dtype, np.float32))
         total[: len(y)] += y.astype(total.dtype)
@@ -56,9 +56,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """The arrays of a recurrent cell: of its inputs, of its hidden state, and the biases outside and inside of `r *`.
+    """The arrays of a recurrent cell: of its inputs, of its hidden state, and the biases outside and inside `r *`.
 
-    The first array shows which cell it is, together with the number of gates.
+    The first array and the number of gates identify the cell.
     """
 
     shown_by: str
@@ -89,14 +89,14 @@ CELLS = (
     Cell("weight_ih", 3, ("weight_ih",), ("weight_hh",), ("bias",), "bias_n"),
 )
 GRU = 3  # gates
-BIASES = ("dense_i.bias", "dense_h.bias")  # of a cell that has both, as PyTorch does
+BIASES = ("dense_i.bias", "dense_h.bias")  # of a cell that has both, like PyTorch's
 
 
 def split_layers(parts: Mapping[str, Part], needed: Mapping[str, Any]) -> dict[str, Part]:
-    """Return arrays of PyTorch by path, with those of attention and recurrent layers cut as a model has them.
+    """Return PyTorch's arrays by path, with the arrays of attention and recurrent layers split as in the model.
 
     Args:
-      parts: of the file, by path.
+      parts: the arrays of the file, by path.
       needed: the model's arrays, by path.
 
     >>> fused = Part(Stored("float32", np.zeros((12, 4), np.float32)), "attn.in_proj_weight")
@@ -142,7 +142,7 @@ def _split_cell(parts: dict[str, Part], layer: str, cell: Cell, needed: Mapping[
     biases = [parts[name] for name in names[2:] if name in parts]
     shape = hidden.stored.shape
     if len(shape) != 2 or shape[0] != cell.gates * shape[1] or inputs.stored.shape[:1] != shape[:1]:
-        return  # of another cell; the error lists what is left
+        return  # of another cell; the error lists the remaining arrays
     new = dict(zip(cell.inputs + cell.hidden, inputs.cut(len(cell.inputs)) + hidden.cut(len(cell.hidden)), strict=True))
     if not biases:
         new |= _no_biases(layer, cell, names[1], needed)
@@ -157,7 +157,7 @@ def _split_cell(parts: dict[str, Part], layer: str, cell: Cell, needed: Mapping[
 
 
 def _sources(layer: str) -> list[tuple[str, ...]]:
-    """Return the names that the arrays of a cell may have in PyTorch: those of a cell, or of a layer with one cell."""
+    """Return the names that a cell's arrays may have in PyTorch, as a cell or as a layer with one cell."""
     places = [(layer, ""), (layer, "_l0")]
     if (outer := _layer(layer, "cell.")) is not None:  # nnx.RNN has its cell there
         places += [(outer, ""), (outer, "_l0")]
@@ -169,7 +169,7 @@ def _sources(layer: str) -> list[tuple[str, ...]]:
 
 
 def _biases(cell: Cell, of_inputs: Part, of_hidden: Part) -> dict[str, Part]:
-    """Return the sum of the two biases of PyTorch, but for what a GRU multiplies with its reset gate."""
+    """Return the sum of PyTorch's two biases, except for the part that a GRU multiplies with its reset gate."""
     rows = of_hidden.stored.shape[0]
     size = rows // cell.gates
     outside = of_inputs.plus(of_hidden.rows(0, rows - size) if cell.gates == GRU else of_hidden)
@@ -186,7 +186,7 @@ def _biases(cell: Cell, of_inputs: Part, of_hidden: Part) -> dict[str, Part]:
 
 
 def _no_biases(layer: str, cell: Cell, source: str, needed: Mapping[str, Any]) -> dict[str, Part]:
-    """Return zeros for the biases of a cell that always has some."""
+    """Return zeros for the biases of a cell that always has biases."""
     names = [name for name in dict.fromkeys((*BIASES, *cell.biases, cell.inner_bias)) if f"{layer}{name}" in needed]
     zeros = {name: np.zeros(needed[f"{layer}{name}"].shape, np.float32) for name in names}
     return {name: Part(Stored("float32", data), f"zeros ({source} has no bias)") for name, data in zeros.items()}

@@ -1,4 +1,4 @@
-"""Reading untrusted files in bounded memory, with one clear error for any fault."""
+"""Reading of untrusted files in bounded memory, with one clear error for any fault."""
 
 import binascii
 import contextlib
@@ -17,31 +17,31 @@ from learner.util.text import printable, size
 WIDEST = 16  # bytes of a number in the widest precision
 PER_ARRAY = 2048  # bytes: its path, shape and dtype
 LEAST = 2**20
-USUAL = 20  # times: more than this gzip does not save on weights
+USUAL = 20  # the ratio that gzip does not exceed on weights
 FEW = 10_000  # arrays
-SMALL = 512  # bytes of an array, on the average of those that the model has not
+SMALL = 512  # bytes of an array, on average over arrays that the model does not have
 PIECE = 2**20
 LONGEST = 400  # characters of a reason, which may quote the file
 
 
 def memory_limit(leaves: Leaves, packed: int) -> int:
-    """Return the largest size in bytes that a file of `packed` bytes may have when unpacked: the model in the widest
-    precision, or some twenty times the file.
+    """Return the largest size in bytes that a file of `packed` bytes may have when decompressed: the model in the
+    widest precision, or some twenty times the file.
     """
     numbers = sum(int(x.size) for x in leaves.arrays.values())
     return max(LEAST + 2 * (WIDEST * numbers + PER_ARRAY * len(leaves.arrays)), USUAL * packed)
 
 
 def most_arrays(leaves: Leaves, room: int) -> int:
-    """Return the largest number of arrays that a file of `room` bytes may have: some ten thousand, several times those
-    of the model, or as many as could have a fair size. Each takes memory, and may be 30 bytes in the file.
+    """Return the largest number of arrays that a file of `room` bytes may have: some ten thousand, several times the
+    model's, or as many as could have a fair size. Each takes memory, and may be 30 bytes in the file.
     """
     return FEW + 4 * len(leaves.arrays) + room // SMALL
 
 
 def most_numbers(leaves: Leaves) -> int:
-    """Return the largest number of JSON numbers that a file may have: a few times those of the model. Each takes some
-    ten times its text while the file is read.
+    """Return the largest number of JSON numbers that a file may have: a few times the model's. Each takes some ten
+    times the memory of its text while the file is read.
     """
     return 4 * sum(int(x.size) for x in leaves.arrays.values())
 
@@ -51,9 +51,9 @@ class Limits:
     """Limits on the content of a file.
 
     Attributes:
-      room: bytes, unpacked.
-      arrays: how many there may be.
-      numbers: how many there may be that Python makes objects of.
+      room: the maximum number of bytes, decompressed.
+      arrays: the maximum number of arrays.
+      numbers: the maximum number of numbers that become Python objects.
     """
 
     room: int
@@ -72,12 +72,12 @@ def check_count(what: str, count: int, most: int) -> None:
 
 
 def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
-    """Parse a JSON text, as `json.loads` does. It may have as many values as `most` arrays have, and `numbers` more:
-    Python builds all of them at once, and needs some thirty bytes for each byte of `[[],[],...`.
+    """Parse a JSON text, like `json.loads`. It may have as many values as `most` arrays need, plus `numbers`: Python
+    builds all of them at once, and needs some thirty bytes for each byte of `[[],[],...`.
 
     Raises:
-      LearnerError: it has more.
-      ValueError: it is not JSON.
+      LearnerError: the text has more values.
+      ValueError: the text is not JSON.
     """
     lists, maps, quotes, commas = (text.count(character) for character in (b"[", b"{", b'"', b","))
     if lists + maps > 4 * most or quotes > 16 * most + 2 * numbers or commas > 8 * most + numbers:
@@ -100,7 +100,7 @@ class _Bounded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count: int = self._file.readinto(memoryview(buffer)[:PIECE])  # which allocates as much once more
+        count: int = self._file.readinto(memoryview(buffer)[:PIECE])  # allocates the same amount again
         self._left -= count
         if self._left < 0:
             raise LearnerError(
@@ -115,7 +115,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs of a JSON object as a dict.
 
     Raises:
-      LearnerError: a name is there twice.
+      LearnerError: a name appears twice.
     """
     content: dict[str, Any] = {}
     for name, value in pairs:

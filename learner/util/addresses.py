@@ -7,15 +7,15 @@ from learner.errors import LearnerError
 from learner.util.optional import refuse_missing
 
 OF_ORBAX = "gs"
-SPECIAL = "*?[#"  # gcsfs takes the first three for patterns, also where it removes; Orbax ends an address at the last
+SPECIAL = "*?[#"  # gcsfs treats the first three as patterns, even when deleting; Orbax ends an address at the last
 MIRROR = "let the run write to a directory here, and learner.loggers.RunMirror copy it there"
 
 
 def is_address(place: str | os.PathLike[str]) -> bool:
-    """Return True for `s3://bucket/run` and the like, False for a path.
+    """Return True for addresses such as `s3://bucket/run`, False for a path.
 
     Raises:
-      LearnerError: it is an address in a `pathlib.Path`, which would be taken for a directory `s3:`.
+      LearnerError: the argument is an address in a `pathlib.Path`, which would be treated as a directory `s3:`.
 
     >>> is_address("s3://bucket/run"), is_address("runs/digits")
     (True, False)

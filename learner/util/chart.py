@@ -8,19 +8,19 @@ from learner.util.ticks import ticks
 
 COLOURS = ("#3b82c4", "#d9730d", "#2e9e4f", "#9b6dd6")  # each has a contrast of 3 with white and with #111
 DASHES = ("none", "6 3", "2 3", "8 3 2 3")  # for readers who cannot distinguish the colours
-MARKS = ("\u2501\u2501", "\u2505\u2505", "\u2508\u2508", "\u2501\u2505")  # the same, for a legend
-FRAME = "#767676"  # of texts too: a contrast of 4.5 with white
+MARKS = ("\u2501\u2501", "\u2505\u2505", "\u2508\u2508", "\u2501\u2505")  # the same dashes, for a legend
+FRAME = "#767676"  # also the colour of texts: a contrast of 4.5 with white
 MARGIN, LEFT, BOTTOM = 4.0, 46.0, 16.0
 
 Points = Sequence[tuple[int, float]]
 
 
-# Not plotly, plotext or matplotlib: optional packages that take 5 to 40 ms for a picture, of up to six twice a second,
-# beside a training loop that shares the interpreter; this takes 0.3 ms. Sites that show notebooks run no scripts, which
-# plotly needs, and plotext's characters line up in terminals only.
+# Not plotly, plotext or matplotlib: these optional packages take 5 to 40 ms per picture, for up to six pictures twice a
+# second, beside a training loop that shares the interpreter; this takes 0.3 ms. Sites that show notebooks do not run
+# scripts, which plotly needs, and plotext's characters are aligned only in terminals.
 def chart(curves: Mapping[str, Points], width: int = 320, height: int = 160) -> str:
-    """Return curves over ticks of both axes, each in a colour and with dashes of its own, without a legend. Non-finite
-    values are gaps, and a point between gaps is a dot.
+    """Return curves with ticks on both axes, each with its own colour and dashes, without a legend. Non-finite values
+    are gaps, and a point between gaps is a dot.
 
     >>> print(chart({"train": [(1, 4.0), (3, 2.0)]}, width=70, height=40))
     <svg xmlns="http://www.w3.org/2000/svg" width="70" height="40" viewBox="0 0 70 40" font-family="sans-serif" \
@@ -66,7 +66,7 @@ font-size="10">
 
 
 def limits(curves: Mapping[str, Points]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the range of x, and that of the finite y, over all curves.
+    """Return the range of x, and the range of the finite y, over all curves.
 
     >>> limits({"train": [(1, 4.0), (2, math.nan)], "valid": [(2, 3.0)]})
     ((1, 2), (3.0, 4.0))
@@ -77,7 +77,7 @@ def limits(curves: Mapping[str, Points]) -> tuple[tuple[float, float], tuple[flo
 
 
 def data_url(svg: str) -> str:
-    """Return a picture as a data URL, which pages that allow no SVG still show."""
+    """Return a picture as a data URL, for pages that do not allow SVG."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""The line of the user's code that an error comes from."""
+"""The line of the user's code that raised an error."""
 
 import sys
 import traceback
@@ -12,9 +12,9 @@ def code_location(error: BaseException, callers: int = 0) -> str:
     """Return the last line in the traceback that belongs to the user's code, or else the last line.
 
     Args:
-      error: that was raised.
-      callers: at most so many lines of the user's code that called that one are named, too: a layer that a model has
-        twelve times raises in the same line.
+      error: the exception.
+      callers: the maximum number of calling lines of the user's code to add: a layer that a model uses twelve times
+        always raises in the same line.
 
     >>> try:
     ...     open("")
@@ -36,7 +36,7 @@ def _is_users(filename: str) -> bool:
 
 
 def _name_of(filename: str) -> str:
-    """Return the name of a file; of a cell of IPython or a notebook, the one that their tracebacks show."""
+    """Return the name of a file; for a cell of IPython or a notebook, the name in its tracebacks."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)  # IPython 8 and later
     cell = None if format_name is None else format_name(filename)

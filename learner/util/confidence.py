@@ -4,10 +4,10 @@ CONFIDENCE = 0.95
 
 
 def student_factor(count: int) -> float:
-    """Return half the width of the 95 % interval of a mean over its standard error, by Student's t distribution.
+    """Return half the width of the 95 % interval of a mean over its standard error, from Student's t distribution.
 
     Args:
-      count: of the values, 2 or more.
+      count: the number of values, 2 or more.
 
     >>> round(student_factor(2), 3), round(student_factor(10), 3)
     (12.706, 2.262)

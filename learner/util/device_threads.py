@@ -1,4 +1,4 @@
-"""Threads that wait for devices, and the end of a process that has left one of them behind."""
+"""Threads that wait for devices, and the exit of a process that has abandoned one of them."""
 
 import atexit
 import contextlib
@@ -10,14 +10,14 @@ import time
 import weakref
 from collections.abc import Callable
 
-WAIT = 5.0  # seconds for a thread that is left behind, if a process cannot end at once
+WAIT = 5.0  # seconds for an abandoned thread, if a process cannot exit immediately
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _exit_codes: list[int] = []
 
 
 def device_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """Return a daemon thread, which may call JAX and is not started yet. A run joins it, or after a second signal
-    leaves it behind, as a step may take long.
+    """Return a daemon thread, not yet started, which may call JAX. A run joins it, or abandons it after a second
+    signal, as a step may take long.
     """
     thread = threading.Thread(target=with_precision(work), name=name, daemon=True)
     _threads.add(thread)
@@ -25,8 +25,8 @@ def device_thread(work: Callable[[], None], name: str) -> threading.Thread:
 
 
 def with_precision(work: Callable[[], None]) -> Callable[[], None]:
-    """Return a function for another thread that does the work with 64-bit numbers if this thread has them: inside of
-    `with jax.enable_x64(True):` no other has. Transfers are allowed there, whatever `jax_transfer_guard` says.
+    """Return a function for another thread that does the work with 64-bit numbers if this thread has them:
+    `with jax.enable_x64(True):` applies to one thread only. It allows transfers, regardless of `jax_transfer_guard`.
     """
     import jax
 
@@ -36,7 +36,7 @@ def with_precision(work: Callable[[], None]) -> Callable[[], None]:
     enabled = reads_x64()
 
     def run() -> None:
-        # Only where it differs: a setting of the thread itself is another key of JAX's compiled programs.
+        # Set it only if it differs: thread-local settings are part of the key of JAX's compiled programs.
         precision = contextlib.nullcontext() if reads_x64() == enabled else jax.enable_x64(enabled)
         with jax.transfer_guard("allow"), precision:
             work()
@@ -45,12 +45,12 @@ def with_precision(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def any_alive() -> bool:
-    """Return True if such a thread is alive."""
+    """Return True if a device thread is alive."""
     return any(thread.is_alive() for thread in _threads)
 
 
 def end_process(code: int) -> None:
-    """End the process at once, without Python's own end."""
+    """End the process immediately, without finalizing Python."""
     _flush()
     os._exit(code)
 
@@ -58,28 +58,28 @@ def end_process(code: int) -> None:
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # a pipe that nobody reads, or a closed stream
+            with contextlib.suppress(OSError, ValueError):  # a pipe without a reader, or a closed stream
                 stream.flush()
 
 
 class Terminated(SystemExit):
-    """A signal ends the process in the middle of whatever it does."""
+    """Raised when a signal ends the process in the middle of its work."""
 
 
 def exit_with(code: int) -> None:
-    """Raise `Terminated`, and end with this code even if a thread is left behind."""
+    """Raise `Terminated`, and exit with this code even if a thread is abandoned."""
     _exit_codes.append(code)
     raise Terminated(code)
 
 
 @atexit.register
 def _end() -> None:
-    """End the process before Python finalizes, which ends a thread where it returns from C++ and there aborts the
+    """End the process before Python finalizes. Finalizing ends threads when they return from C++, which aborts the
     process (until Python 3.14).
     """
     if not any_alive():
         return
-    kind = getattr(sys, "last_type", None)  # of an error that nobody caught
+    kind = getattr(sys, "last_type", None)  # of an uncaught error
     if kind is not None and issubclass(kind, KeyboardInterrupt):
         _flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Public names of a package: they are imported at their first use, and a new class is one new file."""
+"""Public names of a package, imported at their first use, so that a new class needs only one new file."""
 
 import ast
 import functools
@@ -14,13 +14,13 @@ from typing import Any
 def import_lazily(package: str, base: str | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package whose names are imported at their first use.
 
-    The package imports its names in a block `if TYPE_CHECKING:`, which also assigns `__all__`. Type checkers read it as
-    it is; at run time it is parsed when the first name is asked for.
+    The package imports its names in a block `if TYPE_CHECKING:`, which also assigns `__all__`. Type checkers read this
+    block; at run time it is parsed at the first access to a name.
 
     Args:
-      package: its import path, `__name__`.
-      base: the import path of a class. The classes derived from it in any module of the package are names of it as
-        well; see `export_classes`.
+      package: the import path of the package, `__name__`.
+      base: the import path of a class. Its subclasses in any module of the package are also names of the package; see
+        `export_classes`.
     """
 
     @functools.cache
@@ -56,15 +56,15 @@ def import_lazily(package: str, base: str | None = None) -> tuple[Callable[[str]
 
 
 def export_classes(package: str, base: type, names: list[str]) -> None:
-    """Add the classes of all modules of a package to its attributes, and set its `__all__` to `names` and theirs: those
-    derived from `base` that are concrete, have a public name, and are the base of no other class of the package.
+    """Add classes of all modules of a package to its attributes, and set its `__all__` to `names` and their names.
+    These are the concrete subclasses of `base` with a public name that are no base of another class of the package.
 
-    Type checkers know only the names that the package imports itself.
+    Type checkers see only the names that the package itself imports.
     """
     module = sys.modules[package]
     for info in pkgutil.iter_modules(module.__path__):
         importlib.import_module(f"{package}.{info.name}")
-    # After all imports: only then is it known which classes are bases of others.
+    # After all imports: only then are all subclasses known.
     found = {value.__name__: value for value in _derived(base, f"{package}.") if _is_leaf(value, f"{package}.")}
     vars(module).update(found, __all__=sorted({*names, *found}))
 

@@ -1,4 +1,4 @@
-"""Files that other users may write to: links are not followed for writing, and reads are bounded."""
+"""Files that other users can write to: writing does not follow links, and reads are bounded."""
 
 import errno
 import itertools
@@ -12,12 +12,12 @@ from typing import Any
 from learner.errors import LearnerError
 
 LARGEST = int(os.environ.get("LEARNER_LARGEST_FILE") or 1 << 30)
-"""Bytes of a file of a run that are read into memory at once; the environment variable `LEARNER_LARGEST_FILE` sets it.
-Metric logs are read in parts and may be larger."""
+"""The maximum number of bytes to read into memory from a run's file; set by the environment variable
+`LEARNER_LARGEST_FILE`. Metric logs are read in parts and may be larger."""
 LONGEST_LINE = 1 << 26
 CHUNK = 1 << 20
-LONGEST_NAME = 255  # what file systems take, in bytes
-LONGEST_PATH = 4096 - 512  # the same, with room for the files of a checkpoint
+LONGEST_NAME = 255  # bytes, the limit of file systems
+LONGEST_PATH = 4096 - 512  # the limit for paths, with room for the files of a checkpoint
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its other end
@@ -33,21 +33,21 @@ def to_disk(path: Any) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory with those above it, if it is not there. Raise `LearnerError` if that fails."""
+    """Create a directory and its parents, if missing. Raise `LearnerError` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LearnerError(
             f"the directory {path} cannot be made: {error.strerror}", code="directory-unusable", directory=path
-        ) from None  # it says what pathlib's chain of errors does
+        ) from None  # the message covers pathlib's chain of errors
 
 
 def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Return the content of a regular file, also of one behind a link.
+    """Return the content of a regular file, following links.
 
     Args:
-      path: of the file.
-      most: bytes that it may have; default: `LARGEST`.
+      path: the path of the file.
+      most: the maximum number of bytes; default: `LARGEST`.
 
     Raises:
       LearnerError: the file is larger, or it is a pipe, a device or a directory.
@@ -74,7 +74,7 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
         raise
     with open(descriptor, "rb") as file:
         content = file.read(most + 1)
-    refuse_larger(path, len(content), most)  # it may have grown meanwhile
+    refuse_larger(path, len(content), most)  # the file may have grown meanwhile
     return content
 
 
@@ -82,13 +82,13 @@ def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
     """Return the content of a regular file in UTF-8; see `read_bytes`.
 
     Raises:
-      UnicodeDecodeError: it is not UTF-8, which is a `ValueError`.
+      UnicodeDecodeError: it is not UTF-8; this is a `ValueError`.
     """
     return read_bytes(path, most).decode()
 
 
 def refuse_larger(path: str | os.PathLike[str], count: int, most: int) -> None:
-    """Raise `LearnerError` where a file has more bytes than may be read into memory."""
+    """Raise `LearnerError` if a file has more bytes than may be read into memory."""
     if count > most:
         raise LearnerError(
             f"{os.fspath(path)} has {count:,} bytes, and no more than {most:,} are read: it is damaged, or not what a "
@@ -100,11 +100,11 @@ def refuse_larger(path: str | os.PathLike[str], count: int, most: int) -> None:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yield the whole lines of a regular file, each with its end; a last line without one is left out.
+    """Yield the complete lines of a regular file, each with its line end. A last line without a line end is skipped.
 
     Raises:
       LearnerError: the file has more than `LARGEST` bytes, or a line more than `LONGEST_LINE`, so that memory is
-        bounded by what is text.
+        bounded even if the file is not text.
       OSError: it cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
@@ -122,7 +122,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def checksum(path: str | os.PathLike[str], size: int) -> int:
-    """Return the CRC-32 of the first `size` bytes of a file, which is read in parts."""
+    """Return the CRC-32 of the first `size` bytes of a file, reading it in parts."""
     value, left = 0, size
     with open(path, "rb") as file:
         while left and (part := file.read(min(CHUNK, left))):
@@ -131,7 +131,7 @@ def checksum(path: str | os.PathLike[str], size: int) -> int:
 
 
 def truncate(path: str | os.PathLike[str], size: int) -> None:
-    """Shorten a file; symbolic links are not followed."""
+    """Truncate a file; symbolic links are not followed."""
     descriptor = os.open(path, os.O_WRONLY | NO_FOLLOW)
     try:
         os.ftruncate(descriptor, size)
@@ -140,7 +140,7 @@ def truncate(path: str | os.PathLike[str], size: int) -> None:
 
 
 def kind_of(mode: int) -> str:
-    """Return the word for what the `st_mode` of a path says it is.
+    """Return the kind of a path, in words, from its `st_mode`.
 
     >>> kind_of(stat.S_IFLNK), kind_of(stat.S_IFIFO)
     ('a symbolic link', 'a pipe or device')
@@ -151,7 +151,7 @@ def kind_of(mode: int) -> str:
 
 
 def problem_with_name(path: Path) -> str | None:
-    """Return why no file system or no library can make files below a path, or `None`.
+    """Return the reason why file systems or libraries cannot create files below a path, or `None`.
 
     >>> problem_with_name(Path("runs", "a" * 300))
     'a name in it has 300 bytes, and 255 are the most'

@@ -28,8 +28,8 @@ def _installed(name: str) -> str:
 def install_hint(extra: str) -> str:
     """Return the shell command that installs `extra` into this installation.
 
-    It names the clone that the package runs from, else the repository, directory or archive that pip installed it from
-    (PEP 610), else the distribution on the package index.
+    It names the clone from which the package runs, else the repository, directory or archive from which pip installed
+    it (PEP 610), else the distribution on the package index.
     """
     root = Path(__file__).parents[2]
     if (root / "pyproject.toml").is_file():
@@ -56,7 +56,7 @@ def _command(extra: str, clone: Path | None, origin: Mapping[str, Any], director
 
 
 def _origin() -> Mapping[str, Any]:
-    """Return the origin that pip recorded; empty for the package index and for a package that pip does not know."""
+    """Return the origin that pip recorded; empty for the package index and for packages not installed by pip."""
     try:
         text = importlib.metadata.distribution(NAME).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

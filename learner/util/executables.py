@@ -1,4 +1,4 @@
-"""Executables that programs share: one that computes the same as an earlier program is not compiled again."""
+"""Executables shared between programs: a program identical to an earlier one is not compiled again."""
 
 import collections
 import concurrent.futures
@@ -13,16 +13,16 @@ from typing import Any
 import jax
 import numpy as np
 
-MOST = 64  # executables that are kept: a run has some ten, and on an accelerator each takes memory of the device
-LARGEST = 2**24  # characters of a program; one with more has large constants, which its executable keeps in memory
+MOST = 64  # executables to keep: a run has some ten, and on an accelerator each takes device memory
+LARGEST = 2**24  # characters of a program; longer ones have large constants, which executables keep in memory
 # XLA spends most of its time on loops, such as those of random numbers. Level 1 compiles these three times as fast as
 # level 3, with the same bits; level 0 has others.
 FASTER_TO_COMPILE = {"xla_backend_optimization_level": 1}
-WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread waited for the compilation of another one
+WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread waited for another thread's compilation
 # A callback is an index or an address in the text of a program, so different functions have the same text.
 THREADS = "learner-compile"  # the names of threads that compile
 UNSHARED = "callback", "CustomSPMDPartitioning"
-# XLA packs them in loops, which JAX's check of the arguments of an executable refuses.
+# XLA packs them in loops, which JAX's check of an executable's arguments rejects.
 PACKED = ("int2", "uint2", "int4", "uint4")
 
 _executables: collections.OrderedDict[Hashable, concurrent.futures.Future[Any]] = collections.OrderedDict()
@@ -33,16 +33,16 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_
     """Return a jitted program that shares its executables with all programs of the process whose lowered text,
     arguments, devices and compiler settings are the same.
 
-    It is traced and lowered for that, but compiled only once. A call costs as much as one of the jitted function. The
-    `MOST` newest executables outlive their programs; they hold no Python function and none of its arrays.
+    Each program is traced and lowered, but compiled only once. A call costs as much as a call of the jitted function.
+    The `MOST` newest executables outlive their programs; they reference neither Python functions nor their arrays.
 
     Args:
-      jitted: as `jax.jit` returns it. It is returned as it is where its executables cannot be shared: with several
+      jitted: the result of `jax.jit`. It is returned unchanged if its executables cannot be shared: with several
         processes, and in JAX's debugging modes.
-      devices: those that it runs on.
-      varying: the indices of arguments whose shapes, dtypes or shardings may change from call to call. Those of all
-        others must not.
-      run_once: compile faster at the cost of the program's speed. Its bits are the same.
+      devices: the devices on which it runs.
+      varying: the indices of arguments whose shapes, dtypes or shardings may change from call to call. For all other
+        arguments they must not change.
+      run_once: compile faster at the cost of the program's speed. Its results are the same to the bit.
 
     >>> import jax.numpy as jnp
     >>> first, second = (share(jax.jit(lambda x: 2 * x), jax.devices()[:1]) for _ in range(2))
@@ -50,8 +50,8 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_
     2.0 6.0
     """
     settings = jax.config.values
-    # Constants may be hidden arguments, which the text does not show. Processes must compile the same programs, as
-    # compilers for accelerators talk to each other. The debugging modes run a program's operations one by one.
+    # Constants may be hidden arguments, which are not in the text. Processes must compile the same programs, as
+    # compilers for accelerators communicate. The debugging modes run a program's operations one by one.
     modes = "jax_use_simplified_jaxpr_constants", "jax_disable_jit", "jax_debug_nans", "jax_debug_infs"
     in_a_mode = any(settings.get(mode) or getattr(jax.config, mode, False) for mode in modes)
     if jax.process_count() > 1 or in_a_mode:
@@ -61,18 +61,18 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_
 
 
 def compile_ahead(program: Any, threads: concurrent.futures.Executor, *arguments: Any) -> None:
-    """Compile a program of `share` for these arguments in another thread. A call waits for it if that has begun.
+    """Compile a program of `share` for these arguments in another thread. Calls wait for a compilation that has begun.
 
-    It is traced and lowered here, as settings of JAX may be those of the thread. A program that shares nothing is left
-    alone.
+    It is traced and lowered in this thread, as JAX's settings may be thread-local. Programs that are not shared are
+    ignored.
     """
     if isinstance(program, _SharedProgram):
         program.compile_ahead(threads, *arguments)
 
 
 def scalar_program(function: Callable[[Any], Any]) -> Callable[[int], float]:
-    """Return a function of an int32 scalar as one program: of a function that is called as it is, JAX compiles each
-    operation. Functions that compute the same are compiled once.
+    """Return a function of an int32 scalar as one program: called directly, JAX would compile each operation.
+    Functions with the same program are compiled once.
 
     >>> scalar_program(lambda step: step * step)(3)
     9.0
@@ -83,8 +83,8 @@ def scalar_program(function: Callable[[Any], Any]) -> Callable[[int], float]:
 
 @contextlib.contextmanager
 def compile_threads(count: int | None = None) -> Iterator[concurrent.futures.Executor]:
-    """Yield threads for `compile_ahead`. After the block nothing that waits is compiled, and an interrupt does not even
-    wait for what is: XLA cannot be stopped.
+    """Yield threads for `compile_ahead`. After the block, pending compilations are dropped. After an interrupt, running
+    ones are not awaited either: XLA cannot be stopped.
     """
     threads = concurrent.futures.ThreadPoolExecutor(count, THREADS)
     waits = False
@@ -99,7 +99,7 @@ def compile_threads(count: int | None = None) -> Iterator[concurrent.futures.Exe
 
 
 def is_compiling() -> bool:
-    """Return True if there are threads of `compile_threads`, for which Python waits before it ends."""
+    """Return True if there are threads of `compile_threads`, which Python joins before it exits."""
     return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
 
 
@@ -134,13 +134,13 @@ class _SharedProgram:
             self._ahead[key] = threads.submit(self._compile, *lowered), lowered
 
     def _wait(self, key: Hashable) -> Any:
-        """Return the executable that another thread compiles, or compile what it has not begun with. Return None if it
-        was not asked to.
+        """Return the executable that another thread compiles, or compile it if that has not begun. Return None if no
+        compilation was requested.
         """
         if key not in self._ahead:
             return None
         future, lowered = self._ahead.pop(key)
-        # As it was lowered for the thread: with other arguments its executable would be shared under another key.
+        # As lowered for the thread: with other arguments the executable would be shared under another key.
         return self._compile(*lowered) if future.cancel() else _result(future)
 
     def _key(self, arguments: tuple[Any, ...]) -> Hashable:
@@ -148,7 +148,7 @@ class _SharedProgram:
 
     def _types(self, tree: Any) -> Hashable:
         leaves, structure = jax.tree.flatten(tree)
-        # Shardings take as long as all the rest, and on one device there is only one.
+        # Shardings take as long as everything else, and one device has only one.
         return structure, *[x.aval for x in leaves], *[x.sharding for x in leaves if len(self._devices) > 1]
 
     def _lower(self, arguments: tuple[Any, ...]) -> tuple[Any, Hashable]:
@@ -178,7 +178,7 @@ class _SharedProgram:
                 own.set_result(compile_())
             return _result(future) or compile_()
         finally:
-            if not own.done():  # an error, or an interrupt: others that wait for it compile by themselves
+            if not own.done():  # an error, or an interrupt: waiting threads compile by themselves
                 with _lock:
                     if _executables.get(key) is own:
                         del _executables[key]
@@ -191,7 +191,7 @@ def _are_packed(arguments: tuple[Any, ...]) -> bool:
 
 
 def _result(future: concurrent.futures.Future[Any]) -> Any:
-    """Return the executable, also if another thread has yet to finish it."""
+    """Return the executable, waiting for another thread to finish it if needed."""
     began = time.perf_counter()
     is_done = future.done()
     result = future.result()

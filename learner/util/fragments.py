@@ -1,4 +1,4 @@
-"""Fragments of HTML for cells of notebooks, without scripts and style sheets. Texts are escaped."""
+"""HTML fragments for notebook cells, without scripts and style sheets. Texts are escaped."""
 
 import html
 import itertools
@@ -39,7 +39,7 @@ def preformatted(lines: Iterable[str]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; the first cell of each row is its head, to the left, and keeps its blanks."""
+    """Return a table. The first cell of each row is its header, left-aligned, and keeps its blanks."""
     titles = "".join(
         f'<th scope="col" style="{CELL if number else NAME}">{text(title)}</th>' for number, title in enumerate(head)
     )
@@ -53,10 +53,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def figures(curves: Mapping[str, Mapping[str, Points]]) -> str:
-    """Return a chart of each of the first metrics.
+    """Return a chart for each of the first metrics.
 
     Args:
-      curves: by metric and by split, as steps and values. A split looks the same in all charts if each has all splits.
+      curves: steps and values by metric and by split. A split looks the same in all charts if each has all splits.
     """
     figures = [_figure(name, splits) for name, splits in itertools.islice(curves.items(), MOST_FIGURES)]
     style = "display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0"

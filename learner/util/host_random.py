@@ -1,4 +1,4 @@
-"""Random generators of the host. What a traced function draws from them is a constant of its program."""
+"""Random generators of the host. Numbers that a traced function draws from them are constants of its program."""
 
 import contextlib
 import functools
@@ -14,8 +14,8 @@ GENERATORS = np.random.Generator | np.random.RandomState | random.Random
 
 
 def generator_states(functions: Iterable[Callable[..., Any]]) -> dict[tuple[str, int], Any]:
-    """Return the states of the generators that functions can draw from, by name and identity: the global ones of NumPy
-    and Python, and those that the code of a function names. A state that is unknown is None.
+    """Return the states of the generators that functions can draw from, by name and identity: the global generators of
+    NumPy and Python, and generators that a function's code names. An unknown state is None.
 
     >>> rng = np.random.default_rng(0)
     >>> functions = [lambda x: x + rng.normal()]
@@ -38,7 +38,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
     while isinstance(function, functools.partial):
         function = function.func
     yield from getattr(getattr(function, "__self__", function), "__dict__", {}).items()
-    with contextlib.suppress(ValueError):  # of wrappers without end
+    with contextlib.suppress(ValueError):  # from an endless chain of wrappers
         function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
@@ -51,7 +51,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names in the code of a function and of those that are defined in it."""
+    """Return the names in the code of a function and of the functions defined in it."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return {*code.co_names}.union(*map(_names, inner))
 
@@ -63,12 +63,12 @@ def _state(generator: Any) -> Any:
         if hasattr(generator, "get_state"):
             return _frozen(generator.get_state(legacy=False))
         return generator.getstate()
-    except Exception:  # of the system's entropy, or of a generator of the user's
+    except Exception:  # from a generator of system entropy, or a user's generator
         return None
 
 
 def _frozen(state: Any) -> Any:
-    """Return a state with values that can be compared in place of arrays."""
+    """Return a state with comparable values in place of arrays."""
     if isinstance(state, dict):
         return {name: _frozen(value) for name, value in state.items()}
     return state.tobytes() if isinstance(state, np.ndarray) else state

@@ -5,7 +5,7 @@ from typing import Any
 
 LOOPS = ("scan", "while", "cond")
 FORWARDING = ("convert_element_type", "copy", "optimization_barrier", "reduce_precision", "sharding_constraint")
-"""Primitives whose outputs are their inputs, in another dtype at most."""
+"""Primitives whose outputs equal their inputs, except for the dtype."""
 
 
 def inner_jaxprs(value: Any) -> list[Any]:
@@ -18,8 +18,8 @@ def inner_jaxprs(value: Any) -> list[Any]:
 
 
 def forwarded_inputs(jaxpr: Any) -> list[int | None]:
-    """Return, for each output of a traced program, the index of the input that it is, also through jitted functions;
-    None for one that was computed.
+    """Return, for each output of a traced program, the index of the input that it forwards, also through jitted
+    functions; None for computed outputs.
 
     >>> import jax
     >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(lambda a, b: (b, a * b))(x, y), x))(1.0, 2.0)
@@ -39,7 +39,7 @@ def forwarded_inputs(jaxpr: Any) -> list[int | None]:
 
 
 def _equation_sources(equation: Any) -> list[int | None]:
-    """Return, for each output of an equation, the index of the input that it is."""
+    """Return, for each output of an equation, the index of the input that it forwards."""
     if equation.primitive.name in FORWARDING:
         return list(range(len(equation.outvars)))
     program = called_program(equation)
@@ -64,11 +64,11 @@ def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
         given = [of(var) for var in equation.invars]
         if not any(given) or equation.primitive.name == "stop_gradient":
             continue
-        # Custom derivatives are not those of the function.
+        # Custom derivatives differ from those of the function.
         program = None if equation.primitive.name.startswith("custom_") else called_program(equation)
         found = [True] * len(equation.outvars) if program is None else dependent_outputs(program, given)
         marked.update(var for var, is_found in zip(equation.outvars, found, strict=True) if is_found)
-        # What is written into a reference is read from it later.
+        # Values written into a reference are read from it later.
         marked.update(var for var in equation.invars if "Ref" in type(getattr(var, "aval", None)).__name__)
     return [of(var) for var in jaxpr.outvars]
 

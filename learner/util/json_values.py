@@ -9,8 +9,8 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(value: Any) -> Any:
-    """Return a value that JSON can represent: non-finite numbers and paths become strings, NumPy numbers become
-    Python's.
+    """Return a value that JSON can represent: non-finite numbers and paths become strings, NumPy numbers become Python
+    numbers.
 
     >>> from pathlib import Path
     >>> encode({"loss": [0.5, float("inf")], "at": Path("a/b")})
@@ -31,5 +31,5 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Return the number that an encoded non-finite value stands for, and other values unchanged."""
+    """Return the number of an encoded non-finite value, and other values unchanged."""
     return _WORDS.get(value, value) if isinstance(value, str) else value

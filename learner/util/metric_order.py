@@ -1,11 +1,11 @@
-"""The metrics that a view shows, and their order. All views use these functions."""
+"""The selection and order of metrics in all views."""
 
 from collections.abc import Collection, Iterable
 
 
 def ordered(keys: Iterable[str], monitor: str | None = None) -> list[str]:
-    """Return keys of metrics in the order of all views: the monitor, those of validation, those of training. The loss
-    is the first of each split.
+    """Return keys of metrics in the order of all views: the monitor, validation metrics, training metrics. The loss is
+    the first of each split.
 
     >>> keys = ["train/Accuracy", "train/Loss", "valid/Accuracy", "valid/Loss"]
     >>> ordered(keys, "valid/Accuracy")
@@ -22,7 +22,7 @@ def ordered(keys: Iterable[str], monitor: str | None = None) -> list[str]:
 
 
 def by_importance(keys: Iterable[str], monitor: str | None = None) -> list[str]:
-    """Return keys of metrics in the order in which a small view makes room for them: the monitor, the losses, the rest.
+    """Return keys of metrics by priority for a small view: the monitor, the losses, the rest.
 
     >>> by_importance(["train/Accuracy", "train/Loss", "valid/Accuracy", "valid/Loss"])
     ['valid/Loss', 'train/Loss', 'valid/Accuracy', 'train/Accuracy']
@@ -31,7 +31,7 @@ def by_importance(keys: Iterable[str], monitor: str | None = None) -> list[str]:
 
 
 def is_selected(key: str, metrics: Collection[str]) -> bool:
-    """Return True if a metric is one of `metrics`, which are keys or names; an empty selection has all.
+    """Return True if a metric is one of `metrics`, which are keys or names; an empty selection contains all.
 
     >>> [is_selected("valid/Loss", metrics) for metrics in ((), ["Loss"], ["valid/Loss"], ["train/Loss"])]
     [True, True, True, False]

@@ -1,4 +1,4 @@
-"""Checks of numbers from users and from files. Python counts True and False as integers, which is never meant."""
+"""Checks of numbers from users and files. True and False, which are integers in Python, are rejected."""
 
 import math
 import numbers
@@ -31,8 +31,8 @@ def is_finite(value: Any) -> TypeGuard[float]:
 
 
 def check_int(name: str, value: Any, least: int) -> int:
-    """Return `value`, which may be an integer of NumPy's, as an int. Raise a `LearnerError` with its name unless it is
-    an integer from `least` on.
+    """Return `value`, which may be a NumPy integer, as an int. Raise a `LearnerError` with its name unless it is an
+    integer of at least `least`.
 
     >>> check_int("batch_size", 32, least=1)
     32

@@ -1,4 +1,4 @@
-"""Optional packages: those of extras, and other libraries that a program may use."""
+"""Optional packages: packages of extras, and other libraries that a program may use."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ from learner.util.distribution import install_hint
 
 
 def is_instance_of(value: Any, module: str, name: str) -> bool:
-    """Return True if a value is of a class of an optional library, which is never imported to find out."""
+    """Return True if a value is of a class of an optional library, without importing the library."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
@@ -19,10 +19,10 @@ def import_optional(module: str, extra: str, what: str, package: str | None = No
     """Import and return a module of a package that an extra installs.
 
     Args:
-      module: its full name.
-      extra: of `learner`.
-      what: needs it; for the error.
-      package: its name for people; default: the first part of the module's.
+      module: the full name of the module.
+      extra: the extra of `learner`.
+      what: the feature that needs it, for the error.
+      package: the name of the package, for the error; default: the first part of the module's name.
 
     Raises:
       LearnerError: the package is not installed; the message has the command that installs it.
@@ -36,7 +36,7 @@ def import_optional(module: str, extra: str, what: str, package: str | None = No
         importlib.import_module(root)
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name not in (root, module):  # the package is there, and one that it needs is not
+        if error.name not in (root, module):  # the package is installed, but a dependency is missing
             raise
         raise _missing(package or root, extra, what) from error
 

@@ -10,9 +10,9 @@ class ThreadOwned:
     """Base of objects whose attributes only one thread may set.
 
     With `LEARNER_CHECK_OWNERS=1` in the environment, as in all tests, setting an attribute from another thread raises
-    `AssertionError`. Otherwise there is no check, and it costs nothing.
+    `AssertionError`. Otherwise there is no check, and no cost.
 
-    Until `claim` is called any thread may write: an object is built by one thread and may then be handed to another.
+    Until `claim` is called any thread may write: an object is built by one thread and may then be passed to another.
     """
 
     _owner: int | None = None

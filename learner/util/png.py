@@ -1,4 +1,4 @@
-"""PNG files, by the standard library alone."""
+"""PNG files, written with the standard library only."""
 
 import struct
 import zlib
@@ -18,7 +18,7 @@ def png(picture: np.ndarray) -> bytes:
       picture: uint8 `[height, width]` in greys, or `[height, width, 3]` in red, green and blue.
 
     Raises:
-      LearnerError: it is something else.
+      LearnerError: the array has another shape or dtype.
 
     >>> png(np.zeros((2, 3), np.uint8))[:8]
     b'\\x89PNG\\r\\n\\x1a\\n'
@@ -31,10 +31,10 @@ def png(picture: np.ndarray) -> bytes:
 
 
 def pixels(picture: np.ndarray) -> np.ndarray:
-    """Return the picture, if it is one: uint8 `[height, width]` or `[height, width, 3]`.
+    """Return the picture if it is valid: uint8 `[height, width]` or `[height, width, 3]`.
 
     Raises:
-      LearnerError: it is something else.
+      LearnerError: the array has another shape or dtype.
     """
     array = np.asarray(picture)
     if array.dtype != np.uint8 or array.shape[2:] not in ((), (3,)) or array.ndim < 2 or 0 in array.shape:

@@ -15,12 +15,12 @@ class Retries:
     """Repeat a call until it succeeds, a limited number of times, with pauses that double.
 
     Args:
-      times: how often it is tried again.
-      pause: seconds before that for the first time.
-      sleep: what waits.
+      times: the maximum number of retries.
+      pause: seconds before the first retry.
+      sleep: the function that waits.
 
     Raises:
-      LearnerError: `times` is not a whole number that is 0 or more.
+      LearnerError: `times` is not an integer of 0 or more.
 
     >>> pauses, answers = [], iter([None, None, "taken"])
     >>> def post():
@@ -49,8 +49,8 @@ class Retries:
 
         Args:
           what: the call.
-          is_transient: returns True for an error after which it is tried again.
-          failed: called with such an error and the seconds until then, before each pause.
+          is_transient: returns True for an error after which to retry.
+          failed: called before each pause, with the error and the seconds of the pause.
         """
         for number in range(self.times):
             pause = self.pause * 2**number

@@ -1,4 +1,4 @@
-"""Pictures and histograms that hooks log beside numbers and texts."""
+"""Images and histograms that hooks log in addition to numbers and texts."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ BINS = 50
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Image:
-    """A picture that a hook logs.
+    """An image that a hook logs.
 
     Args:
       values: uint8, or floats from 0 to 1: `[height, width]`, `[height, width, 1]` or `[height, width, 3]`.
@@ -22,7 +22,7 @@ class Image:
       pixels: uint8 `[height, width]` or `[height, width, 3]`.
 
     Raises:
-      LearnerError: the array is something else.
+      LearnerError: the array has another shape or dtype.
 
     >>> Image(np.float32([[0.0, 0.5, 1.0]])).pixels
     array([[  0, 128, 255]], dtype=uint8)
@@ -54,13 +54,13 @@ class Histogram:
     """The distribution of an array's values, which a hook logs.
 
     Args:
-      values: numbers of any shape. Of complex ones, the real and the imaginary parts are numbers each.
-      bins: their number, of equal width.
+      values: numbers of any shape. The real and imaginary parts of complex numbers count separately.
+      bins: the number of bins, of equal width.
 
     Attributes:
       counts: int64 `[bins]`.
-      edges: float64 `[bins + 1]`: the limits of the bins.
-      nonfinite: values that are NaN or infinite, and in no bin.
+      edges: float64 `[bins + 1]`: the edges of the bins.
+      nonfinite: the number of NaN and infinite values, which are in no bin.
 
     Raises:
       LearnerError: there are no values, or no bins.
@@ -77,7 +77,7 @@ class Histogram:
     def __init__(self, values: Any, bins: int = BINS):
         given = np.asarray(values)
         given = np.stack([given.real, given.imag]) if np.iscomplexobj(given) else given
-        # As float32, which no bins are too many for: those of float64 can be closer than the limits of bins.
+        # As float32, for which no bins are too narrow: float64 values can be closer than the edges of bins.
         with np.errstate(over="ignore"):
             numbers = given.astype(np.float32).astype(np.float64).ravel()
         if not numbers.size or bins < 1:

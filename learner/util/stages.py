@@ -16,10 +16,11 @@ class StageLine:
     """A line that names each stage when it begins, and its duration when it ends.
 
     Args:
-      stream: where to write.
+      stream: the output.
       start: the beginning of the line.
-      clock: seconds; it need not begin anywhere in particular.
-      width: of the terminal, in characters; a stage that does not fit begins another line. 0: one line for each stage.
+      clock: a function that returns seconds since any point in time.
+      width: the width of the terminal, in characters; a stage that does not fit begins another line. 0: one line for
+        each stage.
 
     >>> import io
     >>> seconds, stream = iter([0.0, 1.25, 2.0]), io.StringIO()
@@ -36,7 +37,7 @@ class StageLine:
         self._lock = threading.Lock()  # a renderer's thread ends the line
 
     def enter(self, stage: str) -> None:
-        """End the stage before, and begin another one."""
+        """End the current stage, and begin another one."""
         with self._lock:
             now = self._clock()
             ended = f" {duration(now - self._began)}{',' if self._width else ''}" if self._column else ""
@@ -48,7 +49,7 @@ class StageLine:
             self._write(ended + text)
 
     def end(self) -> None:
-        """End the stage and the line, if there is one."""
+        """End the current stage and the line, if any."""
         with self._lock:
             if self._column:
                 self._column = 0
@@ -72,13 +73,13 @@ def stage_line(
     *,
     in_pipes: bool = False,
 ) -> Iterator[StageLine | None]:
-    """Show the stages of the block on a terminal, unless they are shown already. Yield the line, if there is one.
+    """Show the stages of the block on a terminal, unless they are already shown. Yield the line, or None.
 
     Args:
-      stream: where to write.
+      stream: the output.
       start: the beginning of the line.
-      clock: seconds; it need not begin anywhere in particular.
-      in_pipes: write to files and pipes, too, one line for each stage.
+      clock: a function that returns seconds since any point in time.
+      in_pipes: also write to files and pipes, one line for each stage.
     """
     global _line
     is_terminal = stream is not None and stream.isatty()
@@ -100,13 +101,13 @@ def enter_stage(stage: str) -> None:
 
 
 def end_stages() -> None:
-    """End the line, if there is one: something else is about to be written."""
+    """End the line, if any, before other output is written."""
     if _line is not None:
         _line.end()
 
 
 def close_stages() -> None:
-    """End the line for good: the run has begun, and what is trained inside of it shows nothing here."""
+    """End the line permanently: the run has begun, and nested runs show no stages here."""
     global _line
     end_stages()
     _line = None

@@ -68,12 +68,12 @@ def size(count: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with a question mark for each control character, so that it cannot control a terminal."""
+    """Return the text with a question mark in place of each control character, so that it cannot control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def truncate(text: str, width: int, mark: str = ".") -> str:
-    """Return the text, cut to a width if it is longer, with a mark at its end.
+    """Return the text, truncated to a width with a mark at its end if it is longer.
 
     >>> truncate("Precision", 9), truncate("Precision", 5)
     ('Precision', 'Prec.')
@@ -82,7 +82,7 @@ def truncate(text: str, width: int, mark: str = ".") -> str:
 
 
 def abbreviate(text: str, width: int, mark: str = "…") -> str:
-    """Return the text; if it is longer than a width, its beginning and its end with a mark between them.
+    """Return the text; if it is longer than a width, its beginning and end with a mark between them.
 
     >>> abbreviate("Precision", 9), abbreviate("Accuracy ignoring -100", 16)
     ('Precision', 'Accuracy…ng -100')
@@ -94,8 +94,8 @@ def abbreviate(text: str, width: int, mark: str = "…") -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a text that are broken between words, further ones indented, but not between a number and its
-    unit. A longer word keeps its line.
+    """Return the lines of a text, broken between words, but not between a number and its unit. All lines but the first
+    are indented. A word longer than the width has its own line.
 
     >>> wrapped("compiled in 1.5 s; runs/a", 13)
     ['compiled in', '  1.5 s;', '  runs/a']
@@ -109,12 +109,12 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Return the text with `***` in place of each secret, also where it is written as Python or JSON quote it.
+    """Return the text with `***` in place of each secret, also where it is quoted as in Python or JSON.
 
     >>> masked("GET /T0/a1b2 failed: {'key': 'x'}", ["/T0/a1b2", "x"])
     "GET *** failed: {'key': '***'}"
     """
-    for secret in sorted(set(secrets), key=len, reverse=True):  # a part of another one would leave the rest of that
+    for secret in sorted(set(secrets), key=len, reverse=True):  # a part of a longer secret would leave its rest
         if len(secret) < 4:  # a part of many words
             text = text.replace(repr(secret), "'***'") if secret else text
             continue
@@ -124,7 +124,7 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of texts as aligned lines: the first column to the left, the others to the right."""
+    """Return rows of texts as lines of aligned columns: the first left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
@@ -148,7 +148,7 @@ def first_line(error: BaseException) -> str:
 
 
 def utf8_safe(text: str) -> str:
-    """Return the text with question marks for characters that UTF-8 cannot encode, which JSON can.
+    """Return the text with question marks for characters that UTF-8 cannot encode, but JSON can.
 
     >>> utf8_safe("a \\ud800")
     'a ?'

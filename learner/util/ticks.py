@@ -5,16 +5,16 @@ import math
 import numpy as np
 
 
-# plotext's own ticks cut an axis into equal parts: none is round, those of rates are like 0.00000056, and large numbers
-# have up to 39 digits.
+# plotext's own ticks divide an axis into equal parts: none is round, ticks of rates are like 0.00000056, and large
+# numbers have up to 39 digits.
 def ticks(low: float, high: float, most: int, log: bool = False) -> tuple[list[float], list[str]]:
     """Return round numbers for an axis, and their texts.
 
     Args:
-      low: the least of the axis; greater than 0 if it is logarithmic.
-      high: the greatest.
-      most: how many there is room for.
-      log: whether the axis is logarithmic. Its ticks are powers of ten, with 2 and 5 times them if there is room.
+      low: the minimum of the axis; greater than 0 if it is logarithmic.
+      high: the maximum of the axis.
+      most: the maximum number of ticks.
+      log: True for a logarithmic axis. Its ticks are powers of ten, with 2 and 5 times them if there is room.
 
     >>> ticks(1, 500, most=5)
     ([100.0, 200.0, 300.0, 400.0, 500.0], ['100', '200', '300', '400', '500'])

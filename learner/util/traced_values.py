@@ -1,4 +1,4 @@
-"""Errors of code that needs the value of an array where it is traced."""
+"""Errors of code that needs the value of a traced array."""
 
 import jax
 
@@ -17,13 +17,13 @@ REMEDY = (
 
 
 def first_line(error: BaseException) -> str:
-    """Return what JAX says, without the list of all arrays of the program that follows."""
+    """Return JAX's message, without the list of the program's arrays that follows."""
     return str(error).partition("\n")[0].rstrip(".")
 
 
 def explained(error: BaseException) -> str:
-    """Return the message of an error, with its place in the user's code; of one of `OF_VALUES`, also with the remedy. A
-    `LearnerError` stays as it is.
+    """Return the message of an error with its place in the user's code, and for the errors `OF_VALUES` with the remedy.
+    The message of a `LearnerError` is unchanged.
 
     >>> explained(LearnerError("mine"))
     'mine'

@@ -1,4 +1,4 @@
-"""Pytrees by the paths of their leaves."""
+"""Pytrees as leaves by path."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Return a path of JAX in readable form: `layers.0.kernel`."""
+    """Return a JAX path in readable form: `layers.0.kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
@@ -35,7 +35,7 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
         for index, (device, part) in enumerate(_parts(x) if name not in remote else ()):
             parts.setdefault(device, {})[f"{index}/{name}"] = part
     for device, of_device in parts.items():
-        # Each device by itself, as threads that compute with several at once would wait for each other.
+        # Each device separately, as threads that compute on several devices at once would wait for each other.
         known = _finite(of_device) if device is not None else {k: np.isfinite(x).all() for k, x in of_device.items()}
         for key, is_finite in known.items():
             finite[key.partition("/")[2]] &= bool(is_finite)
@@ -43,7 +43,7 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
 
 
 def _parts(x: Any) -> list[tuple[Any, Any]]:
-    """Return the parts of an array on their devices, each once; those in the memory of the host on None."""
+    """Return the parts of an array, each once, after their devices, or after None for parts in the host's memory."""
     if not isinstance(x, jax.Array):
         return [(None, np.asarray(x))]
     shards: list[Any] = [shard for shard in x.addressable_shards if shard.replica_id == 0]
@@ -65,7 +65,7 @@ def nonfinite_rows(arrays: PyTree) -> dict[str, list[int]]:
 
 
 def integer_ranges(arrays: PyTree) -> dict[str, tuple[int, int]]:
-    """Return the least and the greatest value of each array of integers, by its path.
+    """Return the minimum and maximum of each integer array, by path.
 
     >>> integer_ranges({"x": np.float32([1]), "text": np.array([[3, 64], [0, 7]])})
     {'text': (0, 64)}

@@ -1,4 +1,4 @@
-"""Addresses of servers, and texts without what is secret in them."""
+"""Addresses of servers, and removal of their secrets from texts."""
 
 import re
 from urllib.parse import urlsplit
@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from learner.errors import LearnerError
 from learner.util.text import truncate
 
-MOST_CHARACTERS = 300  # of an error in a line; those of TensorStore have kilobytes
+MOST_CHARACTERS = 300  # of an error in a line; TensorStore's errors have kilobytes
 
 
 def refuse_url(url: object, what: str) -> None:
@@ -29,7 +29,7 @@ def refuse_url(url: object, what: str) -> None:
             host = None
     if not host:
         shown = repr(url)
-        if isinstance(url, str) and url:  # it may be secret, or be what belongs elsewhere, such as a token
+        if isinstance(url, str) and url:  # it may be secret, or a value that belongs elsewhere, such as a token
             shown = repr(f"{scheme}://..." if "://" in url else "...")
         raise LearnerError(
             f"{what} has the address {shown}; it needs one such as https://example.org/path",
@@ -58,8 +58,8 @@ def without_user(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text with users, passwords and queries removed from its addresses. The query of an upload is as good as
-    a password.
+    """Return a text with users, passwords and queries removed from its addresses. The query of an upload is equivalent
+    to a password.
 
     >>> without_credentials("POST https://me:word@example.org/upload?upload_id=a1b2 failed")
     'POST https://***@example.org/upload?*** failed'
@@ -68,7 +68,7 @@ def without_credentials(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as a short line, without what may be secret in its addresses.
+    """Return an error as a short line, without possible secrets in its addresses.
 
     >>> one_line(OSError("Forbidden: https://me:word@127.0.0.1/upload?upload_id=a1b2\\nno access"))
     'OSError: Forbidden: https://***@127.0.0.1/upload?*** no access'
