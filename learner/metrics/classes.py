@@ -73,7 +73,7 @@ class BalancedAccuracy(ClassMetric):
 
     Args:
       classes: the number of classes, or their names; 1 for one score whose label is 0 or 1.
-      ignore_label: the label that says "do not count this one".
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Source: `sklearn.metrics.balanced_accuracy_score`.
 
@@ -173,7 +173,7 @@ class FBeta(ClassMetric):
       average: as for `ClassMetric`; `"macro"` is the mean of the classes' values.
       threshold: the probability above which a label is predicted.
       top_k: the number of classes to predict for each row.
-      ignore_label: the label that says "do not count this one".
+      ignore_label: a label whose rows (or tokens) do not count.
 
     Source: van Rijsbergen, "Information Retrieval", 1979; `sklearn.metrics.fbeta_score` with `zero_division=nan`.
 
