@@ -113,8 +113,7 @@ class DataLoaderBuilder:
         return self
 
     def num_workers(self, n: int) -> "DataLoaderBuilder":
-        """Set the number of worker processes that read the dataset and make the batches, in order. Default: 0, a
-        thread.
+        """Set the number of worker processes that read the dataset and make batches, in order. Default: 0, a thread.
 
         Workers take seconds to start and live from epoch to epoch, until `DataLoader.close` or the loader's end. They
         import the main script, which therefore needs `if __name__ == "__main__":`; otherwise the first batch raises

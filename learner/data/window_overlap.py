@@ -1,4 +1,4 @@
-"""Windows of a series that two splits share, which they do if windows that overlap are split at random."""
+"""Windows of a series that two splits share, as after a random split of overlapping windows."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from learner.data.array_dataset import ArrayDataset
 
 
 def contained_windows(train: Any, valid: Any) -> int:
-    """Return how many rows of `valid` are windows of which each value is in windows of `train`, too.
+    """Return the number of rows of `valid` that are windows whose values are all in windows of `train`, too.
 
-    Windows share memory, whose addresses tell which values are the same. Windows that begin in the training part, to
-    forecast what follows it, do not count. Other data has none.
+    Windows share memory, so equal addresses identify equal values. Windows that begin in the training part, to forecast
+    the values after it, do not count. Other data has no such rows.
 
     >>> series = ArrayDataset(np.arange(100.0))
     >>> len(series.windows(10, stride=1)), contained_windows(*series.windows(10, stride=1).split([0.8, 0.2], seed=0))
@@ -28,7 +28,7 @@ def contained_windows(train: Any, valid: Any) -> int:
 
 
 def _contained(starts: np.ndarray, size: int, others: np.ndarray, other_size: int) -> int:
-    """Return how many of the other spans lie within the union of the spans."""
+    """Return the number of other spans that lie within the union of the spans."""
     starts = np.unique(starts)
     gaps = np.flatnonzero(np.diff(starts) > size)
     firsts, ends = starts[np.r_[0, gaps + 1]], starts[np.r_[gaps, len(starts) - 1]] + size

@@ -51,8 +51,8 @@ def check_process() -> None:
 
 
 def allow_grain_workers() -> None:
-    """Let Grain start worker processes, in which Grain 0.2.18 reads one of its flags, parsed or not."""
-    from absl import flags  # takes 20 ms, which Grain has taken already
+    """Allow Grain to start worker processes: Grain 0.2.18 reads one of its flags there, even if it is unparsed."""
+    from absl import flags  # takes 20 ms, but Grain has imported it already
 
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()

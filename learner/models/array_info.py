@@ -43,7 +43,7 @@ def array_infos(adapter: ModelAdapter, params: PyTree, model_state: PyTree) -> t
 
 
 def optimizer_paths(params: PyTree) -> set[str]:
-    """Return the paths of arrays in states of optimizers, which the state of `update=` may hold beside parameters.
+    """Return the paths of arrays in optimizer states, which the state of `update=` may contain besides parameters.
 
     >>> import optax
     >>> w = jax.numpy.ones(2)

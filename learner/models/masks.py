@@ -1,4 +1,4 @@
-"""Trees of booleans that select parameters, as `optax.masked` and `eqx.partition` take them."""
+"""Trees of booleans that select parameters, as for `optax.masked` and `eqx.partition`."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from learner.util.trees import named_leaves
 
 
 def without_masks(trainable: Any) -> Any:
-    """Return a tree of booleans as a predicate of paths and arrays, and everything else as it is.
+    """Return a tree of booleans as a predicate of paths and arrays, and everything else unchanged.
 
-    It has the structure of the parameters, or of their upper part, where a boolean selects all that is below.
+    The tree has the structure of the parameters, or of its upper part, where a boolean applies to everything below it.
 
     >>> is_trained = without_masks({"body": False, "head": {"bias": False, "kernel": True}})
     >>> [is_trained(path, None) for path in ("body.kernel", "head.bias", "head.kernel")]

@@ -1,10 +1,10 @@
-"""Errors of devices, and of the exchange of arrays between them, as JAX raises them while a program runs."""
+"""Errors of devices, and of the exchange of arrays between them, raised by JAX while a program runs."""
 
 import re
 
 from jax.errors import JaxRuntimeError
 
-# Not INVALID_ARGUMENT, by which XLA refuses arguments that do not fit a program.
+# Not INVALID_ARGUMENT, with which XLA rejects arguments that do not fit a program.
 STATUS = re.compile(r"(ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
 
 
