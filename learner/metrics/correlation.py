@@ -43,9 +43,9 @@ class PearsonCorrelation(PairMetric):
 class SpearmanCorrelation(CollectingMetric):
     """The correlation of the ranks of predictions and targets, from -1 to 1; equal numbers share their mean rank.
 
-    It collects predictions and targets, 8 bytes for each pair (16 in float64) until the split ends, is exact, and has
-    no value per step. It is NaN for constant targets or predictions, and if a counted value is NaN. For several outputs
-    it is the mean, and NaN if one of them is NaN. Masks are `[batch]`.
+    It collects predictions, targets and a mask, 9 bytes for each pair (17 in float64), until the split ends. It is
+    exact, and has no value per step. It is NaN for constant targets or predictions, and if a counted value is NaN. For
+    several outputs it is the mean, and NaN if one of them is NaN. Masks are `[batch]`.
 
     Args:
       outputs: the number of values per row.

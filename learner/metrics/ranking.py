@@ -188,7 +188,7 @@ class AveragePrecision(RankingMetric):
     description = "precision at each score, mean over the labels that it finds and over classes, 0 to 1"
 
     def area(self, hits: np.ndarray, false: np.ndarray) -> float:
-        """Return the sum of the precisions at which recall rises."""
+        """Return the sum over the scores of the precision times the rise of recall."""
         return float((np.diff(hits, prepend=0) * (hits / (hits + false))).sum() / hits[-1])
 
 
