@@ -868,10 +868,10 @@ class LearnerBuilder:
           valid_step: the same for validation.
           predict_step: the same for `predict`, on data without labels. It may return any pytree of arrays. Default: the
             model's method of that name, or else the valid step.
-          update: replaces the whole update: `(state, batch, lr, rng) -> (state, output)`, where `model` is the first
-            state.
-          trainable: the parameters to differentiate, a predicate `(path, array) -> bool` or a tree of booleans; for
-            nnx also an nnx filter.
+          update: a function that replaces the whole update: `(state, batch, lr, rng) -> (state, output)`. `model` is
+            the first state.
+          trainable: a predicate `(path, array) -> bool` or a tree of booleans that selects the parameters to
+            differentiate; for nnx also an nnx filter.
         """
         options, parts = self._options, ModelParts()
         if options.population is not None:

@@ -49,8 +49,8 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayInfo:
-    """An array of a model. `kind` is `params`, the name of its collection or type of variable (`batch_stats`), or
-    `optimizer` in the state of `update=`; `bytes` is the size of all of it.
+    """An array of a model. `kind` is `params`, the name of its collection or variable type (`batch_stats`), or
+    `optimizer` in the state of `update=`. `bytes` is the size of the whole array.
     """
 
     path: str
