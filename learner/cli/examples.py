@@ -19,13 +19,13 @@ Lists the examples and configs that come with learner, or prints one of them. To
   learner examples digits.yaml > digits.yaml && learner fit digits.yaml"""
 
 NEW = """\
-Makes a directory with a small project: a model, a config, a test and a readme."""
+Creates a directory with a small project: a model, a config, a test and a readme."""
 
 
 def examples(words: Sequence[str]) -> int:
     """`learner examples [NAME]`."""
     parser = Parser("examples", EXAMPLES)
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of an example or a config, as the list has it")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the name of an example or a config in the list")
     name = parser.read(words).name
     files = _files()
     if name is None:
@@ -43,7 +43,7 @@ def examples(words: Sequence[str]) -> int:
 def new(words: Sequence[str]) -> int:
     """`learner new PROJECT`."""
     parser = Parser("new", NEW)
-    parser.add_argument("project", metavar="PROJECT", type=Path, help="the directory, which is made")
+    parser.add_argument("project", metavar="PROJECT", type=Path, help="the directory to create")
     project = parser.read(words).project
     if project.exists() and (not project.is_dir() or any(project.iterdir())):
         raise LearnerError(f"{project} exists already; name another directory", code="cli-project-exists", path=project)

@@ -17,7 +17,11 @@ def fetch(words: Sequence[str]) -> int:
     parser = Parser("fetch", FETCH)
     parser.add_argument("url", metavar="URL", help="s3://bucket/runs/digits, gs://..., or what else fsspec opens")
     parser.add_argument(
-        "directory", metavar="DIR", nargs="?", type=Path, help="to make (default: runs/ and the last name of the URL)"
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        type=Path,
+        help="the directory to create (default: runs/ and the last name of the URL)",
     )
     line = parser.read(words)
     from rich.console import Console

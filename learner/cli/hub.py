@@ -24,10 +24,10 @@ def push(words: Sequence[str]) -> int:
     """`learner push DIR USER/MODEL`."""
     parser = Parser("push", PUSH, "DIR USER/MODEL [--KEY=VALUE ...]", keys=True)
     parser.add_run()
-    parser.add_argument("repository", metavar="USER/MODEL", help="made if it does not exist")
+    parser.add_argument("repository", metavar="USER/MODEL", help="the repository, created if it does not exist")
     parser.add_argument("--checkpoint", help="the latest checkpoint, or that of an epoch (default: best)")
     parser.add_argument("--export", metavar="OUT", help="push what learner export-model wrote into OUT, too")
-    parser.add_argument("--revision", help="the branch, made if it does not exist (default: main)")
+    parser.add_argument("--revision", help="the branch, created if it does not exist (default: main)")
     parser.add_argument("--private", action="store_true", help="make a repository that is not public")
     about = "metadata of the card, such as '{license: mit, datasets: [mnist], pipeline_tag: image-classification}'"
     parser.add_argument("--card", metavar="MAPPING", help=about)
@@ -62,7 +62,11 @@ def pull(words: Sequence[str]) -> int:
     parser = Parser("pull", PULL)
     parser.add_argument("repository", metavar="USER/MODEL")
     parser.add_argument(
-        "directory", metavar="DIR", nargs="?", type=Path, help="to make (default: the name of the model)"
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        type=Path,
+        help="the directory to create (default: the name of the model)",
     )
     parser.add_argument("--revision", help="a branch, a tag or a commit (default: main)")
     line = parser.read(words)

@@ -56,7 +56,7 @@ COMMANDS = {
     "find-lr": ("rates", "CONFIG [--KEY=VALUE ...]", "find learning rates that lower the loss"),
     "doctor": ("doctor", "CONFIG [--KEY=VALUE ...]", "check model, data and steps before a run"),
     "examples": ("examples", "[NAME]", "list the examples that come with learner, or print one"),
-    "new": ("examples", "PROJECT", "make a small project: a model, a config, a test"),
+    "new": ("examples", "PROJECT", "create a small project: a model, a config, a test"),
     "completion": ("completion", "SHELL", "print a script for completion in a shell"),
 }
 """The module, arguments and description of each command."""

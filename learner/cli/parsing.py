@@ -111,7 +111,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_run(self) -> None:
         """Add the argument `DIR` and the option `--trust`; see `learner.cli.trust`."""
-        self.add_argument("directory", metavar="DIR", help="of the run")
+        self.add_argument("directory", metavar="DIR", help="the directory of the run")
         about = "run the code that config.yaml names even if the run belongs to another user, or others can change it"
         self.add_argument("--trust", action="store_true", help=about)
 

@@ -65,16 +65,18 @@ runs in it. Plots need: {install_hint("plots")}"""
 def diff(words: Sequence[str]) -> int:
     """`learner diff DIR DIR|CONFIG [--metric KEY] [--tolerance X] [--replay STEP] [--json]`."""
     parser = Parser("diff", DIFF, further=REPLAY_TRUSTED)
-    parser.add_argument("a", metavar="DIR", help="of a run")
-    parser.add_argument("b", metavar="DIR|CONFIG", help="of another run, or a config")
-    parser.add_argument("--metric", metavar="KEY", default="train/Loss", help="compared step by step")
+    parser.add_argument("a", metavar="DIR", help="the directory of a run")
+    parser.add_argument("b", metavar="DIR|CONFIG", help="the directory of another run, or a config")
+    parser.add_argument(
+        "--metric", metavar="KEY", default="train/Loss", help="the metric to compare step by step (default: train/Loss)"
+    )
     parser.add_argument(
         "--tolerance", metavar="X", type=float, default=0.0, help="the relative difference that counts as none"
     )
     parser.add_argument("--replay", metavar="STEP", type=int, help="repeat the steps of both runs through this one")
     about = "with --replay: run the code that the configs name even if a run belongs to another user"
     parser.add_argument("--trust", action="store_true", help=about)
-    parser.add_argument("--json", action="store_true", help="as an object")
+    parser.add_argument("--json", action="store_true", help="print an object")
     line = parser.read(words)
     if line.b.endswith((".yaml", ".yml")) and not Path(line.b).is_dir():
         from learner.cli.config_diff import config_difference  # imports JAX
@@ -108,7 +110,7 @@ def _print_difference(content: Mapping[str, Any], lines: Sequence[str], differs:
 def compare(words: Sequence[str]) -> int:
     """`learner compare DIR... [--sort COLUMN] [--metric NAME] [--json | --csv]`."""
     parser = Parser("compare", COMPARE)
-    parser.add_argument("directories", metavar="DIR", nargs="+", help="of runs")
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="directories of runs")
     parser.add_argument(
         "--sort", metavar="COLUMN", help="a metric (the best run first), a setting, seconds, steps, ..."
     )
@@ -116,8 +118,8 @@ def compare(words: Sequence[str]) -> int:
         "--metric", metavar="NAME", action="append", default=[], help="a metric to show; repeat for more"
     )
     parser.add_argument("--all", action="store_true", help="every setting that differs, not only the first few")
-    parser.add_argument("--json", action="store_true", help="as a list of objects, with everything")
-    parser.add_argument("--csv", action="store_true", help="as lines of comma-separated values, with everything")
+    parser.add_argument("--json", action="store_true", help="print a list of objects, with everything")
+    parser.add_argument("--csv", action="store_true", help="print lines of comma-separated values, with everything")
     line = parser.read(words)
     if line.json and line.csv:
         parser.error("--json and --csv exclude each other")
@@ -144,9 +146,14 @@ def compare(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     """`learner report DIR... [-o FILE]`."""
     parser = Parser("report", REPORT)
-    parser.add_argument("directories", metavar="DIR", nargs="+", help="of runs")
-    parser.add_argument("-o", "--output", metavar="FILE", help="default: report.html in the run, or here for several")
-    parser.add_argument("--title", metavar="TEXT", help="of the page")
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="directories of runs")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file to write (default: report.html in the run, or here for several)",
+    )
+    parser.add_argument("--title", metavar="TEXT", help="the title of the page")
     line = parser.read(words)
     runs = find_runs(line.directories)
     output = Path(line.output) if line.output else Path(runs[0].directory if len(runs) == 1 else ".", "report.html")
@@ -161,7 +168,7 @@ def ask(words: Sequence[str]) -> int:
     parser = Parser("ask", ASK)
     about = "stop: save and end, as Ctrl-C would; save: a checkpoint now"
     parser.add_argument("what", metavar="stop|save", choices=asking.WHAT, help=about)
-    parser.add_argument("directories", metavar="DIR", nargs="+", help="of a run")
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="directories of runs")
     line = parser.read(words)
     problems = []
     for place in line.directories:
@@ -188,7 +195,7 @@ def _under_way(place: str) -> list[Path]:
 def plot(words: Sequence[str]) -> int:
     """`learner plot DIR... METRIC [-o FILE]`."""
     parser = Parser("plot", PLOT)
-    parser.add_argument("directories", metavar="DIR", nargs="+", help="of runs")
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="directories of runs")
     parser.add_argument("metric", metavar="METRIC", help="valid/Loss, or Loss for all splits that have it")
     parser.add_argument("-o", "--output", metavar="FILE", help="a .png file instead of the terminal")
     parser.add_argument("--x", choices=AXES, default="step", help="the horizontal axis (default: step)")

@@ -157,7 +157,7 @@ def sweep_parser() -> Parser:
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a config; later ones override earlier ones")
     parser.add_argument("further", metavar="CONFIG", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--size", metavar="N", help="the number of draws; lists multiply it")
-    parser.add_argument("--sweep_seed", metavar="N", help="of the draws (default: 0)")
+    parser.add_argument("--sweep_seed", metavar="N", help="the seed of the draws (default: 0)")
     parser.add_argument("--zipped", action="store_true", help="pair the values rather than take their product")
     about = (
         "train members in one program that differ in seed, lr and numbers of the optimizer, on a CPU spread over the "
