@@ -28,7 +28,7 @@ def checkpoints_to_keep(event: RunEnded, directory: Path, log_model: str | None)
 
     Args:
       event: the end of the run.
-      directory: of the run.
+      directory: the run directory.
       log_model: the selection.
     """
     kept = [entry for entry in event.summary.get("checkpoints", ()) if "://" not in str(entry["path"])]

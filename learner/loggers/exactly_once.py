@@ -24,7 +24,7 @@ class UploadCursor:
     """The position up to which a server has received a run, stored in a file.
 
     Args:
-      path: of the file.
+      path: the path of the file.
 
     Attributes:
       id: the server's id of the run; settable.

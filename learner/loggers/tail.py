@@ -17,7 +17,7 @@ def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | Non
     """Remove surplus lines from the end of a file. Earlier lines are not read.
 
     Args:
-      path: of the file; it need not be there.
+      path: the path of the file, which need not exist.
       verdict: called with a line and its end, starting with the last line: True keeps it, False removes it, None keeps
         it and all lines before it. A partial last line is removed.
 

@@ -52,7 +52,7 @@ def print_summary(
 
     Args:
       summary: the result of `learner.runs.history.summarize`, also after a round trip through JSON.
-      stream: where to print; default: `sys.stdout`.
+      stream: the stream to print to; default: `sys.stdout`.
       directory: the run directory, shown with the files.
     """
     from learner.renderers.plain import write_lines
@@ -73,7 +73,7 @@ def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
 
     Args:
       overview: the result of `Learner.overview`.
-      stream: where to print; default: `sys.stdout`.
+      stream: the stream to print to; default: `sys.stdout`.
     """
     if not _is_terminal(stream or sys.stdout):
         from learner.renderers.overview_text import overview_lines

@@ -26,7 +26,7 @@ class BottomArea:
     process appear above them.
 
     Args:
-      console: where to draw. It may be replaced while the area is closed.
+      console: the console to draw on. It may be replaced while the area is closed.
       clock: returns seconds from any starting point.
     """
 

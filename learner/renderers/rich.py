@@ -235,7 +235,7 @@ def render_summary(summary: Mapping[str, Any], directory: str | os.PathLike[str]
 
     Args:
       summary: the content of `summary.json`.
-      directory: of the run; its paths are relative to it.
+      directory: the run directory, to which paths are relative.
     """
     return Group(grid(table(summary)), WrappedLines(endings(summary, directory)))
 

@@ -107,7 +107,7 @@ class StreamProxy:
         """End the drawing: write what is buffered, and pass all further output through.
 
         Args:
-          wait: for the lock. A thread that hangs may hold it; without it, nothing is drawn either.
+          wait: wait for the lock. A thread that hangs may hold it; without it, nothing is drawn either.
         """
         with self._lock if wait else contextlib.nullcontext():
             self.is_drawn = False  # first: without the lock, others may write meanwhile
@@ -144,9 +144,9 @@ def restore(proxies: Mapping[str, StreamProxy], wait: bool = True) -> None:
     """Restore the original streams. A stream that other code has set in the meantime stays.
 
     Args:
-      proxies: from `redirect`.
-      wait: for locks. A thread that hangs may hold them; without them the handlers of `logging` keep their proxies,
-        which pass all output through.
+      proxies: the proxies from `redirect`.
+      wait: wait for locks. A thread that hangs may hold them; without them the handlers of `logging` keep their
+        proxies, which pass all output through.
     """
     for name, proxy in proxies.items():
         if getattr(sys, name) is proxy:

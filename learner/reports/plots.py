@@ -34,8 +34,8 @@ class Plot:
       y: the label of the vertical axis.
       lines: the values of both axes, by the name of the line. Points for which `drawable` returns NaN are left out, as
         are values that are not above 0 on a logarithmic axis.
-      log_x: whether the horizontal axis is logarithmic.
-      log_y: whether the vertical axis is.
+      log_x: True for a logarithmic horizontal axis.
+      log_y: True for a logarithmic vertical axis.
     """
 
     title: str
@@ -126,8 +126,8 @@ def set_axes(
       width: columns.
       height: rows.
       window: the limits of the horizontal axis; default: the limits of the lines.
-      log_x: whether the horizontal axis is logarithmic.
-      log_y: whether the vertical axis is.
+      log_x: True for a logarithmic horizontal axis.
+      log_y: True for a logarithmic vertical axis.
     """
     xs, ys = [x for line in lines for x in line[0]], [y for line in lines for y in line[1]]
     if not xs:

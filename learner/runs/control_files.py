@@ -90,7 +90,7 @@ class ControlFilePoller:
     """A thread that checks for requests every second.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
       answer: called with the request and its sender.
       failed: called once with a message if a file cannot be removed.
     """

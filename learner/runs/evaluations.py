@@ -52,10 +52,10 @@ def record_evaluation(
     """Append the values of a checkpoint, by key, and add them to `summary.json` if the run has ended.
 
     Args:
-      directory: of the run.
-      epoch: of the checkpoint.
-      step: of the checkpoint.
-      values: by key, such as `test/Loss`.
+      directory: the run directory.
+      epoch: the epoch of the checkpoint.
+      step: the step of the checkpoint.
+      values: the values by key, such as `test/Loss`.
       infos: the properties of these metrics.
       time: now, in seconds since 1970 (UTC).
     """
@@ -93,7 +93,7 @@ def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | Non
     """Return the evaluations of a run's checkpoints, one for each split, in the order of their steps.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
       journal: the lines of the journal; default: read them. An evaluation is void if the run later restarted at a step
         before the checkpoint, because it then repeated these steps.
     """

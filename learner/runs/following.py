@@ -22,9 +22,9 @@ class GrowingSeries:
     """The values of a training metric at each optimizer step, read incrementally, each line once.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
       split: such as `train`.
-      name: of the metric.
+      name: the name of the metric.
       most: the number of points to keep, an even number.
     """
 

@@ -64,7 +64,7 @@ class RunReader:
     """A run, read from its files. The content is cached; `refresh` reads what was added since.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
       name: the name in tables and plots; default: the directory's own name.
       now: the seconds since 1970.
 
@@ -72,8 +72,8 @@ class RunReader:
       LearnerError: there is no run.
 
     Attributes:
-      directory: of the run.
-      name: as given.
+      directory: the run directory.
+      name: the given name.
       history: the value of each metric at the end of each split, by key (`valid/Loss`).
       journal: the lines of the journal, as mappings.
       evaluations: the evaluations of checkpoints, as lines of `evaluations.jsonl`.
@@ -356,7 +356,7 @@ class RunReader:
         """Return the values of a training metric at each optimizer step.
 
         Args:
-          key: of the metric, such as `train/Loss`.
+          key: the key of the metric, such as `train/Loss`.
           most: the largest number of points; neighbouring steps are merged until it is reached, as for a plot.
         """
         split, name = key.split("/", 1)

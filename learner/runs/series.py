@@ -21,9 +21,9 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
     """Read a metric's files in chunks: memory stays bounded if `most` is given.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
       split: such as `train`.
-      name: of the metric.
+      name: the name of the metric.
       ends: the last step of each epoch, where known. An epoch begins after the last step of the previous one.
       most: the largest number of points; None returns one for each step.
 

@@ -30,7 +30,7 @@ def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Ma
     """Create the directory with the file, or replace the file of a sweep that has grown.
 
     Args:
-      directory: of the sweep.
+      directory: the sweep directory.
       config: the settings that the members share, by dotted key.
       members: each with its `directory` and its `values` by key.
 

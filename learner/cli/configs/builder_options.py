@@ -37,7 +37,7 @@ class Option:
     """A method of a builder and its arguments.
 
     Attributes:
-      name: of the method.
+      name: the name of the method.
       calls: the arguments of each call.
       value: the value in the complete config.
     """

@@ -59,7 +59,7 @@ def refuse_other(kind: str | None, path: str, key: str, target: Any = None) -> N
     Args:
       kind: the required kind; `None`: any.
       path: the name in the config.
-      key: where.
+      key: its path in the config.
       target: the object with that name; `None` if it is not known yet.
 
     >>> refuse_other("lr", "AdamW", "lr")

@@ -35,7 +35,7 @@ def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, 
     """Return the content of a run's `config.yaml`.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
       does: a verb that describes the command, for error messages.
       call: the equivalent call in Python; `same`: the parts that must equal those of the run's start.
 

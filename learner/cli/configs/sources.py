@@ -47,7 +47,7 @@ class DataSource:
     """A description of data and of the loader that makes batches of it.
 
     Attributes:
-      key: where it stands in the config, for error messages.
+      key: the path in the config, for error messages.
       data: a dataset, or any other source of batches.
       batcher: the function that makes a batch of items, if not the default.
       options: the options of the loader.
@@ -135,7 +135,7 @@ def source(value: Any, key: str, seed: int) -> DataSource:
     Args:
       value: an import path, a mapping of `class_path` and `init_args`, or a mapping with `dataset` and the loader's
         options.
-      key: where it stands in the config, for error messages.
+      key: the path in the config, for error messages.
       seed: the seed for `shuffle: true`.
 
     Raises:

@@ -98,7 +98,7 @@ def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> lis
     in traceable keys. If there are several populations, each has its own directory.
 
     Args:
-      members: of the sweep.
+      members: the members of the sweep.
       together: `never`, `always`, or `auto`: if there are several such members.
 
     Raises:

@@ -55,7 +55,7 @@ class SweepPlan:
       paths: the paths of the config files.
       shared: the keys that the sweep sets to one value for all members.
       content: the content of the configs, with `shared`, before references are resolved.
-      directory: of the sweep.
+      directory: the sweep directory.
       groups: the groups of members that train at once, in the order of training.
       metric: the metric that determines the best member, or None for the monitor of the runs.
       notes: the reasons why members that might train together do not.

@@ -60,7 +60,7 @@ def has_ended(directory: Path, group: SweepGroup) -> bool:
     """Return True if the group has nothing left to train. Members of a population may have ended earlier.
 
     Args:
-      directory: of the sweep.
+      directory: the sweep directory.
       group: the group of members.
     """
     summary = read_summary(directory / group.name)
@@ -111,7 +111,7 @@ class SweepReport:
     """The results of a sweep by one metric.
 
     Attributes:
-      key: of the metric.
+      key: the key of the metric.
       higher: True if higher is better.
       outcomes: the outcomes of the members, in order.
     """

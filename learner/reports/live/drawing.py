@@ -42,7 +42,7 @@ class Drawing:
 
     Attributes:
       title: the metric and its unit.
-      x: what the horizontal axis shows.
+      x: the label of the horizontal axis.
       curves: the curves that have points.
       window: the limits of the horizontal axis, or `None` if there is no point.
       note: the reason why the plot is empty, or a problem with it.
@@ -60,7 +60,7 @@ def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> 
 
     Args:
       runs: all watched runs.
-      view: how they are looked at.
+      view: the settings of the plots.
       metric: a name or a key.
       columns: the width of the plot.
     """

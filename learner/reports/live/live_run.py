@@ -39,7 +39,7 @@ class LiveRun:
     """The current state of a run. `refresh` polls its files, and `read` reads values of steps.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
       name: the display name.
       now: the seconds since 1970.
 
@@ -122,7 +122,7 @@ class LiveRun:
         """Read values of steps of training metrics, at most `limit` bytes of each.
 
         Args:
-          keys: of the metrics to read.
+          keys: the keys of the metrics to read.
           limit: bytes of each.
 
         Returns:

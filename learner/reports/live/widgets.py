@@ -34,7 +34,7 @@ class TextPanel(Widget):
     Args:
       source: returns the text for a width and a height.
       title: the title above the panel.
-      id: of the widget.
+      id: the id of the widget.
     """
 
     DEFAULT_CSS = "TextPanel { height: 1fr; }"
