@@ -81,20 +81,20 @@ def _ended(directory: Path) -> dict[str, Any] | None:
 
 
 def _saved(run: RunReader) -> list[dict[str, Any]]:
-    """Return the checkpoints of a run that has not ended, oldest first, as `summary.json` has them."""
+    """Return the checkpoints of a run that has not ended, oldest first, in the form of `summary.json`."""
     saved = [entry.get("path") for entry in run.journal if entry.get("event") == "save"]
     elsewhere = [os.path.dirname(path) for path in saved[-1:] if isinstance(path, str) and is_local(path)]
     entries: list[dict[str, Any]] = []
-    for place in ("checkpoint", *elsewhere):  # in this order: a run that was copied has a journal with the old paths
+    for place in ("checkpoint", *elsewhere):  # in this order: the journal of a copied run has the old paths
         with contextlib.suppress(OSError, ValueError):
             entries = entries or list(_entries(run.directory, place))
     return [_marked(entry, run.directory) for entry in sorted(entries, key=lambda entry: entry["step"])]
 
 
 def _entries(directory: Path, place: str) -> Iterator[dict[str, Any]]:
-    """Yield the complete checkpoints in a place, which is relative to the directory of the run."""
+    """Yield the complete checkpoints in a directory, given relative to the run directory."""
     for path in (directory / place).glob("[0-9]*"):
-        if path.name.isdecimal():  # the others are being written
+        if path.name.isdecimal():  # the others are still being written
             with contextlib.suppress(DamagedError):
                 epoch = read_manifest(path).get("ends_epoch")
                 yield {"epoch": epoch, "step": int(path.name), "path": os.path.join(place, path.name)}

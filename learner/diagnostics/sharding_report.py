@@ -122,7 +122,7 @@ def build_sharding_report(definition: TrainingDefinition, train: Any, valid: Any
 
 
 def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
-    """Return the arrays of a state, or of its shapes with their shardings."""
+    """Return the arrays of a state, or of a tree of its shapes and shardings."""
     parameters, of_optimizers = named_leaves(state.params), optimizer_paths(state.params)
     arrays = []
     for field in dataclasses.fields(state):

@@ -219,7 +219,7 @@ class RunReader:
 
     @property
     def optimizer(self) -> dict[str, Any]:
-        """The optimizer of the newest start by dotted keys, which are alike however it was given: `{"optimizer":
+        """The optimizer of the newest start by dotted keys, in the same form however it was specified: `{"optimizer":
         "adamw", "optimizer.b1": 0.9}`. Runs of old versions have none.
         """
         settings = self._recorded("fingerprint").get("settings")

@@ -211,7 +211,7 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
     )
     if match is None or (match[1] or match[4]) not in given:
         return "", f"{key}: {' '.join(text.split())}"
-    name, reason = match[1] or match[4], match[2] or match[3]  # null is as good as missing where it is required
+    name, reason = match[1] or match[4], match[2] or match[3]  # null counts as missing for a required argument
     if reason.startswith("Expected a dot import path"):
         reason = "it needs an import path such as 'package.module.Name'"
     elif reason.startswith(OF_TYPES):
