@@ -134,7 +134,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)  # JAX's caches make a look through everything slow
+    gc.set_threshold(5_000, 10, 10)  # JAX's caches make a look through everything slow
     sys.dont_write_bytecode = True
 
 
