@@ -212,7 +212,7 @@ def test_closing_ends_the_thread_that_reads_ahead():
     assert readers
     batches.close()
     for thread in readers:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in readers)
     assert list(batches) == []
 

@@ -131,5 +131,5 @@ def test_the_thread_that_prepares_the_data_waits_for_it(end):
     turn(SLOW_STEPS - 1)
     assert thread.is_alive()
     turn(SLOW_STEPS, pace=7) if end == "known" else made.release()
-    thread.join(10)
+    thread.join(60)
     assert got == [7 if end == "known" else 1]

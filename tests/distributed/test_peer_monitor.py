@@ -42,7 +42,7 @@ def test_a_process_that_does_not_raise_is_ended_with_the_reason(differs, capsys)
 
     with peers_monitored(group, SOON, SOON, 2 * SOON, end):
         group.failed.set()
-        assert ended.wait(10)  # this thread does not notice, as one in C++ would not
+        assert ended.wait(60)  # this thread does not notice, as one in C++ would not
     assert reasons in (
         ["process 0 ends: process 1 failed: no coffee"],
         ["process 0 ends: the data of process 1 ended"],
@@ -53,10 +53,10 @@ def test_a_process_that_does_not_raise_is_ended_with_the_reason(differs, capsys)
 def test_a_process_that_raises_in_time_is_not_ended(capsys):
     group, reasons = Group(), []
     with peers_monitored(group, SOON, 10, 10, reasons.append):
-        assert group.asked.wait(10)
+        assert group.asked.wait(60)
         (thread,) = [each for each in threading.enumerate() if each.name == "learner-peers"]
         group.failed.set()
-    thread.join(10)
+    thread.join(60)
     assert (thread.is_alive(), reasons, capsys.readouterr().err) == (False, [], "")
 
 
