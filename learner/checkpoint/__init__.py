@@ -1,4 +1,4 @@
-"""Checkpoints: their contents, when they are saved, which are kept, and how they are restored."""
+"""Checkpoints: their contents, their schedule, retention, and restoration."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,7 @@
 """The arrays of a checkpoint: one PyTree of Orbax, `state`, whose branches are the items of a run.
 
-An item is read on its own by naming it: no array of the others is read. `learner.checkpoint.pytree` writes the files of
-one process; Orbax writes those of several, and reads. Checkpoints of format 1 have a tree for each item; they are read,
-too.
+Each item can be read separately by name. `learner.checkpoint.pytree` writes the files of one process; Orbax writes
+those of several processes, and reads all. Checkpoints of format 1, with a tree for each item, can still be read.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ class ArrayFiles:
         """Return the options of a run in several processes."""
         if jax.process_count() == 1:
             return {}
-        # By these they wait for each other outside of the devices, which are in use while a checkpoint is written.
+        # With these, processes do not wait for each other on the devices, which are in use during a save.
         processes = set(range(jax.process_count()))
         options = self._ocp.options.MultiprocessingOptions(
             primary_host=0, active_processes=processes, barrier_sync_key_prefix="learner"
@@ -68,7 +67,7 @@ class ArrayFiles:
         return self._ocp.Checkpointer(handler, **self._several)
 
     def save(self, directory: Any, items: Mapping[str, Any]) -> None:
-        """Write the items into a new directory. Return when every process has written its shards.
+        """Write the items to a new directory. Return when every process has written its shards.
 
         Raises:
           OSError: the disk is full.
@@ -79,14 +78,14 @@ class ArrayFiles:
             else:
                 self._save_with_orbax(directory, items)
         except BaseException as error:
-            for code in FULL:  # TensorStore's message has several kilobytes, for which a full disk has no room
+            for code in FULL:  # TensorStore's message has several kilobytes, too much for a log on a full disk
                 if os.strerror(code) in str(error):
                     raise OSError(code, os.strerror(code), str(directory)) from None
             raise
 
     def _save_with_orbax(self, directory: Any, items: Mapping[str, Any]) -> None:
         args = self._ocp.args
-        # Orbax gives no handle to its threads; those that are new after a failure are the ones to wait for.
+        # Orbax has no handle for its threads; after a failure, wait for those that are new.
         before = {*threading.enumerate()}
         with quiet_orbax():
             try:
@@ -98,7 +97,7 @@ class ArrayFiles:
                 raise
 
     def metadata(self, directory: Any) -> dict[str, Any]:
-        """Return the tree of each item that a checkpoint has; its leaves have a `shape` and a `dtype`."""
+        """Return the tree of each item of a checkpoint. Its leaves have a `shape` and a `dtype`."""
         with quiet_orbax():
             if (directory / STATE).exists():
                 return dict(self._orbax.metadata(directory).item_metadata[STATE].tree)
@@ -106,8 +105,8 @@ class ArrayFiles:
             return {name: trees[name].tree for name in ITEMS if (directory / name).exists()}
 
     def restore(self, directory: Any, items: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the named items. Each leaf is placed like the one that is given: `jax.ShapeDtypeStruct` with a
-        sharding makes a `jax.Array`, of which each process reads its own shards alone, a NumPy array makes another.
+        """Return the named items. Each leaf is placed like the given one: a `jax.ShapeDtypeStruct` with a sharding
+        yields a `jax.Array`, of which each process reads only its own shards; a NumPy array yields a NumPy array.
         """
         targets = dict(items)
         with quiet_orbax():
@@ -132,7 +131,7 @@ class ArrayFiles:
 
 
 def _end_threads(before: set[threading.Thread]) -> None:
-    """Wait for the threads of a failed save: they still write into a directory that is about to be removed."""
+    """Wait for the threads of a failed save, as they still write to a directory that is about to be removed."""
     until = time.monotonic() + WAIT_FOR_ORBAX
     while remaining := [thread for thread in threading.enumerate() if thread not in before and _is_of_orbax(thread)]:
         with contextlib.suppress(Exception):  # Orbax's threads raise the error that the save has raised
@@ -141,7 +140,7 @@ def _end_threads(before: set[threading.Thread]) -> None:
             break
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        gc.collect()  # tasks that nobody waited for complain when they are collected, which is now
+        gc.collect()  # tasks that were not awaited warn when they are collected: do it here
 
 
 def _is_of_orbax(thread: threading.Thread) -> bool:

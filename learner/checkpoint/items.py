@@ -1,5 +1,5 @@
-"""A train state as the items of a checkpoint, and back. Every leaf is stored under its path, whatever the model's
-library.
+"""Conversion between a train state and the items of a checkpoint. Every leaf is stored by its path, for models of all
+libraries.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ PARTS = {"model": ("params", "model_state"), "optim": ("opt_state", "extra"), "s
 
 
 def to_items(state: TrainState) -> Items:
-    """Return the items `model`, `optim` and `scheduler`: for each part of the state, its leaves by path. Random keys
+    """Return the items `model`, `optim` and `scheduler`, with the leaves of each part of the state by path. Random keys
     become numbers.
     """
     return {item: {part: stored_leaves(getattr(state, part)) for part in parts} for item, parts in PARTS.items()}
 
 
 def from_items(items: Mapping[str, Any], state: TrainState) -> TrainState:
-    """Return the state with the leaves that the items have. Parts of other items stay as they are."""
+    """Return the state with the leaves of the items. Parts that belong to other items are unchanged."""
     parts = {
         part: loaded_leaves(items[item].get(part) or {}, getattr(state, part)) for item in items for part in PARTS[item]
     }
@@ -34,20 +34,20 @@ def from_items(items: Mapping[str, Any], state: TrainState) -> TrainState:
 
 
 def stored_leaves(tree: Any) -> dict[str, Any]:
-    """Return the arrays of a tree by path, as Orbax can store them: random keys as numbers, and none without elements,
-    which it refuses.
+    """Return the arrays of a tree by path, in a form that Orbax can store: random keys as numbers, and without empty
+    arrays, which it refuses.
     """
     leaves = {name: x for name, x in named_leaves(tree).items() if x.size}
     return {escaped(name): _numbers(x) if is_key(x) else x for name, x in leaves.items()}
 
 
 def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
-    """Return the tree with the arrays that `stored_leaves` returned. A leaf that was stored as a shape only stays as it
-    is in the tree.
+    """Return the tree with the arrays that `stored_leaves` returned. A leaf that was stored only as a shape is
+    unchanged.
     """
     leaves = []
     for name, old in named_leaves(tree).items():
-        # Orbax refuses arrays without elements, so none was stored; the new one is as empty.
+        # Orbax refuses empty arrays, so it was not stored; the new one is empty, too.
         new = stored[escaped(name)] if old.size else None
         if new is None and isinstance(old, jax.ShapeDtypeStruct):
             old = jnp.zeros(old.shape, old.dtype, device=old.sharding)
@@ -70,7 +70,7 @@ def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
     """Return the random key of a checkpoint's progress, with the implementation of `key`, which may be a shape.
 
     Raises:
-      LearnerError: the key has another implementation, which would give the resumed run other random numbers.
+      LearnerError: the key has another implementation, with which the resumed run would have other random numbers.
     """
     numbers, impl = jnp.asarray(progress["root_key"], jnp.uint32), key_impl(key)
     shape, length = jax.eval_shape(jax.random.key_data, key).shape, numbers.shape[-1]
@@ -87,7 +87,7 @@ def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
     return jax.random.wrap_key_data(numbers, impl=impl)
 
 
-IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the numbers of a key, where a checkpoint names none
+IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the length of a key, if a checkpoint names none
 
 
 def _numbers(keys: Any) -> Any:
@@ -108,11 +108,11 @@ def escaped(name: str) -> str:
 
 
 def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
-    """Return a line for every leaf in which a checkpoint and a learner differ.
+    """Return a line for every leaf that differs between a checkpoint and a learner.
 
     Args:
-      saved: leaves of the checkpoint by path, with `shape` and `dtype`.
-      needed: the same of the learner.
+      saved: the leaves of the checkpoint by path, with `shape` and `dtype`.
+      needed: the same for the learner.
     """
     rows = []
     for name in sorted({*saved, *needed}):
@@ -123,7 +123,7 @@ def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str
 
 
 def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], name: str) -> None:
-    """Raise one error that lists all differences; `name`: of the checkpoint in the message."""
+    """Raise one error that lists all differences. `name`: the name of the checkpoint in the message."""
     if rows := differences(saved, needed):
         raise LearnerError(difference_text(rows, name), code="checkpoint-model-differs", count=len(rows))
 

@@ -1,6 +1,6 @@
-"""The manifest that makes a directory a complete checkpoint: `manifest.json`, written last, with the size and the
-checksum of each of its files and of itself, and with the facts that decide whether the checkpoint stays. Checksums are
-SHA-256, or of an object store its own, so that nothing is read back from there.
+"""The manifest that makes a directory a complete checkpoint: `manifest.json`, written last. It has the size and the
+checksum of each file and of itself, and the facts that decide if the checkpoint is kept. Checksums are SHA-256, or an
+object store's own, so that nothing is read back from there.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from learner.util.disk import to_disk
 
 ITEMS = ("model", "optim", "scheduler", "in_flight")  # branches of the arrays
 NAME = "manifest.json"
-PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
+PROGRESS = "progress/metadata"  # the path that Orbax's handler for JSON uses
 NUMBERED = re.compile(r"(0|[1-9]\d*)(\.(partial|removed)(\..+)?)?", re.ASCII)
 SAVING = re.compile(r"(\d+)\.saving", re.ASCII)
 MARK = "a save of learner is under way: the directories of this step that end in .partial belong to it\n"
@@ -25,7 +25,7 @@ OF_ORBAX = "_CHECKPOINT_METADATA"
 
 
 class DamagedError(LearnerError):
-    """A checkpoint is not as it was saved; the message names the file."""
+    """A checkpoint is damaged. The message names the file."""
 
 
 class RemovedError(LearnerError):
@@ -37,13 +37,13 @@ def write_manifest(directory: Any, facts: Mapping[str, Any]) -> None:
 
     Args:
       directory: a `pathlib.Path`, or one of `etils.epath`.
-      facts: fields that are read without the rest of the checkpoint, as JSON.
+      facts: fields that can be read without the rest of the checkpoint, as JSON.
     """
     stored = stored_files(directory)
     digests = zip(stored, checksums([*stored.values()]), strict=True)
     content = {**facts, "files": {name: [stored[name].size, digest] for name, digest in digests}}
-    # Other files reach the disk while their checksums are taken, and the manifest after them: a manifest that survives
-    # a power cut vouches for files that did, too.
+    # Other files are flushed to the disk with their checksums, and the manifest after them: if the manifest survives a
+    # power loss, so do the other files.
     path = directory / NAME
     path.write_text(json.dumps({**content, "sha256": _digest(content)}))
     if is_local(directory):
@@ -55,7 +55,7 @@ def read_manifest(directory: Any) -> dict[str, Any]:
     """Return the content of a manifest. No other file is read.
 
     Raises:
-      DamagedError: there is no manifest, or it is not as it was written.
+      DamagedError: there is no manifest, or it is damaged.
     """
     path = directory / NAME
     try:
@@ -74,7 +74,7 @@ def read_manifest(directory: Any) -> dict[str, Any]:
             directory=directory,
         ) from None
     files = content.get("files")
-    # A correct digest proves no good intent: names may not lead out of the directory.
+    # A correct digest does not prove good intent: names must not lead out of the directory.
     if expected == _digest(content) and not (isinstance(files, dict) and all(map(_is_inside, files))):
         raise DamagedError(
             f"the checkpoint {directory} is damaged: {NAME} names other files than its own",
@@ -91,11 +91,11 @@ def read_manifest(directory: Any) -> dict[str, Any]:
 
 
 def refuse_damage(directory: Any, contents: bool = True) -> None:
-    """Compare every file of a checkpoint with its manifest. Those on a disk are read, unless `contents` is False: then
-    sizes are compared alone.
+    """Compare every file of a checkpoint with its manifest. Files on a disk are read; if `contents` is False, only
+    sizes are compared.
 
     Raises:
-      DamagedError: a file is missing or is not as it was written; the message names it.
+      DamagedError: a file is missing or damaged; the message names it.
     """
     expected, stored = read_manifest(directory)["files"], stored_files(directory)
     for name, (size, digest) in expected.items():
@@ -107,7 +107,7 @@ def refuse_damage(directory: Any, contents: bool = True) -> None:
                 directory=directory,
                 name=name,
             )
-        # The size is compared first: it finds a cut-off file without reading gigabytes.
+        # The size is compared first: it reveals a truncated file without reading gigabytes.
         if (actual := file.size) != size:
             raise DamagedError(
                 f"the checkpoint {directory} is damaged: {name} has {actual} bytes and had {size}",
@@ -127,16 +127,16 @@ def refuse_damage(directory: Any, contents: bool = True) -> None:
 
 def is_ours(directory: Any) -> bool:
     """Return True if a directory is proven to be a checkpoint that learner wrote: by its manifest, or if that is
-    damaged by its progress. One that is being written or removed also counts if a save has marked it; an empty one
-    has nothing that could be lost. The target of a link is not ours.
+    damaged, by its progress. A directory that is being written or removed also counts if a save has marked it, and so
+    does an empty one, as nothing can be lost. The target of a link is not ours.
 
-    Others keep directories that are named by numbers, too, and nothing of theirs may be moved or removed.
+    Other programs may have directories named by numbers, too, which must not be moved or removed.
     """
     match = NUMBERED.fullmatch(directory.name)
     if match is None or not directory.is_dir() or (is_local(directory) and directory.is_symlink()):
         return False
     step = int(match[1])
-    # The step inside must be that of the name: a copy of a checkpoint under another number proves nothing.
+    # The step inside must equal the name: a copy of a checkpoint under another number proves nothing.
     if _is_of_step(directory / NAME, step, {"format", "step", "files", "sha256"}):
         return True
     if _is_of_step(directory / PROGRESS, step, {"format", "step"}):
@@ -162,7 +162,7 @@ def is_mark(path: Any) -> bool:
 
 def remove_checkpoint(directory: Any) -> None:
     """Remove a directory that is ours."""
-    # The manifest goes last: it proves that the directory is ours, so that a removal that was cut off can be continued.
+    # The manifest goes last: it proves that the directory is ours, so an interrupted removal can be continued.
     for path in directory.iterdir():
         if path.name == NAME:
             continue

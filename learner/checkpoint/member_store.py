@@ -1,4 +1,4 @@
-"""The checkpoints of a population, as those that one of its members would have by itself."""
+"""The checkpoints of a population, presented as those of a separate run of one member."""
 
 import contextlib
 from collections.abc import Iterable, Mapping
@@ -34,18 +34,18 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 
 
 def names_of_members(progress: Mapping[str, Any]) -> list[str]:
-    """Return the directories of the members of a population, by the progress of a checkpoint. Empty for one run."""
+    """Return the directory names of a population's members from a checkpoint's progress. Empty for a single run."""
     with contextlib.suppress(KeyError, TypeError):
         return [str(member["directory"]) for member in progress["fingerprint"]["settings"]["population"]]
     return []
 
 
 def member_store(directory: Path, saved: Any, once: Once = lambda do: do()) -> "MemberStore | None":
-    """Return the checkpoints of the member of a population that has a directory, or None if it is of none.
+    """Return the checkpoints of the population's member with this directory, or None if it is not a member's.
 
     Args:
-      directory: of the member's run.
-      saved: where a run in that directory saves. The population may have saved elsewhere, too, in the parent of that.
+      directory: the directory of the member's run.
+      saved: the directory of the run's checkpoints. If it is elsewhere, the population's checkpoints are in its parent.
       once: see `CheckpointStore`.
     """
     if (index := member_index(directory)) is not None:
@@ -60,8 +60,8 @@ def copies_follow(directory: Path, store: CheckpointStore) -> bool:
     """Return True if a member's run was killed while it copied the checkpoints of its population into this store.
 
     Args:
-      directory: of the run, which may not be a member's.
-      store: of the run.
+      directory: the directory of the run, which may not be a member's.
+      store: the checkpoints of the run.
     """
     # Reading the checkpoint reports its damage.
     with contextlib.suppress(DamagedError):
@@ -79,7 +79,7 @@ def store_beside(place: str, once: Once = lambda do: do()) -> "MemberStore | Non
         return None
     where = parent if is_address(parent) else Path(parent)
     store = CheckpointStore(where)
-    # What lies there may belong to another program, and need not be readable.
+    # These files may belong to another program, and need not be readable.
     with contextlib.suppress(LearnerError, OSError), contextlib.closing(store):
         names = names_of_members(store.progress(store.steps[-1])) if store.steps else []
         if name in names:
@@ -88,12 +88,12 @@ def store_beside(place: str, once: Once = lambda do: do()) -> "MemberStore | Non
 
 
 class MemberStore(CheckpointStore):
-    """It only reads. Every array is that of the member, without the axis of members, and the progress is that of a run
-    with the member's settings.
+    """A read-only store of one member's checkpoints. Arrays are the member's, without the axis of members, and the
+    progress is that of a separate run with the member's settings.
 
     Args:
-      directory: of the population's checkpoints.
-      index: the place of the member in the population.
+      directory: the directory of the population's checkpoints.
+      index: the index of the member in the population.
       once: see `CheckpointStore`.
     """
 
@@ -105,15 +105,15 @@ class MemberStore(CheckpointStore):
         """Return the facts of each checkpoint, with the member's own value of the monitored metric."""
         table = super()._facts()
         for step, facts in table.items():
-            # The progress is not verified here; reading the checkpoint tells what is wrong with it.
+            # The progress is not verified here; reading the checkpoint reports its problems.
             with contextlib.suppress(LearnerError, *MALFORMED):
                 progress = super().progress(step, verified=False)
                 facts["score"] = _score(progress, progress["members"][self._index], step)
         return table
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
-        """See `CheckpointStore`. `state_step` in it is the last step that the member has trained; `keywords` are those
-        of its optimizer, and `changed` the numbers that `exploit` has set.
+        """See `CheckpointStore`. `state_step` is the last step that the member has trained, `keywords` are the keyword
+        arguments of its optimizer, and `changed` has the numbers that `exploit` has set.
         """
         progress = super().progress(step, verified)
         try:
@@ -122,7 +122,7 @@ class MemberStore(CheckpointStore):
             own_step, rate, keywords = self._numbers(step)
             first = values.get(LR, progress["fingerprint"]["settings"]["learning rate"])
             if progress["fingerprint"]["settings"]["learning rate"] is None:
-                first = 1.0  # of a schedule, of which the rate of a member is a factor
+                first = 1.0  # with a schedule, the rate of a member is a factor
             changed = {name: x for name, x in keywords.items() if x != np.float32(values.get(name, x))}
             changed |= {LR: rate} if rate and not first else {}  # no factor makes it of 0
             return {
@@ -170,7 +170,7 @@ class MemberStore(CheckpointStore):
         }
 
     def read(self, step: int, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        """See `CheckpointStore`. The arrays of all members are read: of `shapes`, Orbax takes the structure."""
+        """See `CheckpointStore`. The arrays of all members are read, as Orbax uses only the structure of `shapes`."""
         return {
             name: jax.tree.map(lambda x: np.asarray(x[self._index]), item)
             for name, item in super().read(step, shapes).items()
@@ -227,7 +227,7 @@ def _score(progress: Mapping[str, Any], member: Mapping[str, Any], step: int) ->
 
 
 def _decisions(progress: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return the states of the member's early stopping and of its plateau."""
+    """Return the states of the member's early stopping and plateau."""
     members, stopping = len(progress["members"]), progress["early_stopping"]
     share = len(stopping) // members
     plateaus = progress.get("plateaus") or [None] * members
@@ -240,7 +240,7 @@ def _fingerprint(fingerprint: Mapping[str, Any], values: Mapping[str, Any]) -> d
     if settings["learning rate"] is not None:
         settings["learning rate"] = values.get(LR, settings["learning rate"])
     if values.keys() - NO_KEYWORDS:
-        settings["optimizer"] = None  # the text is without the keywords that members differ in
+        settings["optimizer"] = None  # the text lacks the keywords that differ between members
     data = dict(fingerprint["data"])
     if values.get("data_order") == "own":  # those of the order of the builder's seed
         train = {name: fact for name, fact in data["train"].items() if name != "first row"}
@@ -248,18 +248,18 @@ def _fingerprint(fingerprint: Mapping[str, Any], values: Mapping[str, Any]) -> d
     programs = dict(fingerprint["programs"])
     if "hashes" in programs:  # those of the steps, which take the flags of a member, too, differ from those of one run
         programs["hashes"] = {name: x for name, x in programs["hashes"].items() if name not in programs["batches"]}
-    # Without the seed: random keys are those of the checkpoint, and the order of the data stands among its facts.
+    # Without the seed: random keys come from the checkpoint, and the order of the data is among its facts.
     settings = {name: x for name, x in settings.items() if name != "seed"}
     return {**fingerprint, "data": data, "settings": settings, "programs": programs}
 
 
 def _ratio(rate: float, first: float) -> float:
-    """Return the factor by which a rate, which is float32, has changed."""
+    """Return the factor by which a float32 rate has changed."""
     return 1.0 if not first or rate == float(np.float32(first)) else rate / first
 
 
 def _without_flags(name: str, item: Any) -> Any:
-    """Return an item without the entries of `extra` that only members have. `name`: of the item."""
+    """Return an item without the entries of `extra` that only members have. `name`: the name of the item."""
     if name != "optim":
         return item
     extra = {name: x for name, x in item["extra"].items() if name != ACTIVE and not name.startswith(KEYWORDS)}

@@ -1,7 +1,7 @@
 """The place of a run's checkpoints: how a checkpoint is written atomically, and removed.
 
-On a disk it is written under another name, and one rename makes it a checkpoint. Object stores have no rename: there
-the manifest, written last, decides. In both, a mark beside it proves that what a save has left belongs to it.
+On a disk it is written under a temporary name, and one rename makes it a checkpoint. Object stores have no rename:
+there the manifest, written last, decides. In both, a mark next to it proves that leftovers of a save are ours.
 """
 
 import abc
@@ -40,22 +40,22 @@ from learner.util.disk import make_directory, problem_with_name, to_disk
 from learner.util.retries import Retries
 from learner.util.urls import one_line
 
-AGAIN = Retries(2)  # of what fails in an object store; each try takes half a minute to a minute if nobody answers
-# Without these TensorStore waits for half an hour for a server that is gone without a word. It reads them once.
+AGAIN = Retries(2)  # for failures in an object store; each try takes 30 to 60 s if the store does not answer
+# Without these TensorStore waits half an hour for a server that disappears silently. It reads them once.
 PATIENCE = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
 NO_ANSWER = "UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"  # of TensorStore, in its errors
-SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its arrays
-TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
+SMALL_FILES = 160 << 10  # bytes of a checkpoint on a disk in addition to its arrays
+TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # to remove a directory that threads of a failed save may still write to
 T = TypeVar("T")
 
 
 class Place(abc.ABC):
     """A directory of checkpoints, each named by its step.
 
-    All processes of a run have one. One of them changes files; `refuse_obstacle` and `discard` are called in all.
+    All processes of a run have a `Place`. One process changes files; `refuse_obstacle` and `discard` are called in all.
 
     Attributes:
-      warn: called with a line where an object store fails and the run goes on, by the thread that saves.
+      warn: called with a line if an object store fails and the run continues, by the thread that saves.
     """
 
     def __init__(self, directory: Any):
@@ -72,7 +72,7 @@ class Place(abc.ABC):
         return self.root / str(step)
 
     def mark_of(self, step: int) -> Any:
-        """Return the path of the mark which proves that what an unfinished save has left is ours."""
+        """Return the path of the mark, which proves that the leftovers of an unfinished save are ours."""
         return self.root / f"{step}.saving"
 
     def steps(self) -> list[int]:
@@ -88,11 +88,11 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def _is_checkpoint(self, path: Any) -> bool:
-        """Return True if a directory is a checkpoint, which may be damaged. Other programs may have files beside it."""
+        """Return True if a directory is a checkpoint, even a damaged one. Other programs may have files next to it."""
 
     @contextlib.contextmanager
     def reachable(self) -> Iterator[None]:
-        """Raise whatever the tools of an object store raise as an error that says what to do."""
+        """Turn the errors of an object store's tools into errors with a remedy."""
         yield
 
     def is_unreachable(self, error: Exception) -> bool:
@@ -100,7 +100,7 @@ class Place(abc.ABC):
         return isinstance(error, NoAnswerError)
 
     def unreachable(self, error: Exception) -> LearnerError:
-        """Return an error about the place as one that says what to do."""
+        """Return an error with a remedy for an error about the place."""
         cause = str(error) if isinstance(error, NoAnswerError) else f"{type(error).__name__}: {error}"
         return LearnerError(
             f"the checkpoints in {self.root} cannot be reached: {cause}. The bucket has to exist, and credentials are "
@@ -111,41 +111,41 @@ class Place(abc.ABC):
 
     @property
     def retries(self) -> bool:
-        """Return True if `retry` does."""
+        """Return True if `retry` repeats failed calls."""
         return False
 
     def retry(self, what: Callable[[], T], failure: str) -> T:
-        """Return `what()`, which changes files. `failure` begins the warning before it is tried again."""
+        """Return `what()`, which changes files. `failure`: the beginning of the warning before a retry."""
         return what()
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Create the directory, and remove the remains of saves and removals that a killed process has begun.
+        """Create the directory, and remove the remains of saves and removals of a killed process.
 
         Raises:
-          LearnerError: it cannot be made, or is in an object store where nothing can be written.
+          LearnerError: it cannot be created, or it is in an object store that cannot be written to.
         """
 
     def recover(self) -> None:  # noqa: B027  # object stores have no names to give
-        """Give a checkpoint its name that was complete when its process was killed."""
+        """Rename a checkpoint that was complete when its process was killed."""
 
     def refuse_obstacle(self, step: int, is_known: bool) -> None:  # noqa: B027  # `begin` does it in object stores
-        """Raise if a save cannot begin, in all processes. `is_known`: the name is that of a checkpoint of the run."""
+        """Raise in all processes if a save cannot begin. `is_known`: the run has a checkpoint with this name."""
 
     @abc.abstractmethod
     def target(self, step: int) -> Any:
-        """Return the directory in which a save writes."""
+        """Return the directory to which a save writes."""
 
     @abc.abstractmethod
     def begin(self, step: int, is_known: bool, arrays: Mapping[str, Any]) -> None:
-        """Make room for a save, and mark it. See `refuse_obstacle`; `arrays`: that will be written."""
+        """Remove obstacles to a save, and mark it. See `refuse_obstacle`; `arrays`: the arrays to be written."""
 
     @abc.abstractmethod
     def complete(self, step: int, progress: str, facts: Mapping[str, Any]) -> None:
-        """Make a checkpoint of the arrays that were written; see `learner.checkpoint.manifest`."""
+        """Complete the checkpoint of the written arrays; see `learner.checkpoint.manifest`."""
 
     def discard(self, step: int) -> None:  # noqa: B027  # in object stores a new try does it, or the next start
-        """Remove what a save that failed has left."""
+        """Remove the leftovers of a failed save."""
 
     @abc.abstractmethod
     def remove(self, step: int) -> None:
@@ -230,15 +230,15 @@ class DiskPlace(Place):
             if not is_mark(mark):
                 raise _in_the_way(mark)
             mark.unlink()
-        # Exclusive creation follows no link that somebody else has placed there. The mark outlives a power cut.
+        # Exclusive creation follows no link that another user has placed there. The mark survives a power loss.
         with mark.open("x") as file:
             file.write(MARK)
         to_disk(mark)
-        # Last, as what earlier saves have left is gone by now, and needs no room.
+        # Last, as the leftovers of earlier saves are removed by now, and need no space.
         self._refuse_full(arrays)
 
     def _refuse_full(self, arrays: Mapping[str, Any]) -> None:
-        """Raise before anything is written: what is written until the disk is full would take the room of the logs."""
+        """Raise before anything is written, as a partial save on a full disk would take the space of the logs."""
         # Only with one process: each of several writes a part of the bytes, possibly to its own disk.
         needed = sum(int(x.nbytes) for x in jax.tree.leaves(dict(arrays)) if hasattr(x, "nbytes")) + SMALL_FILES
         usage = shutil.disk_usage(self.root)
@@ -254,10 +254,10 @@ class DiskPlace(Place):
         self._name(directory, self.path(step))
 
     def _name(self, directory: Path, path: Path) -> None:
-        """Give a complete checkpoint its name. Another of that name is removed once the new one has it."""
+        """Rename a complete checkpoint. Another checkpoint with that name is then removed."""
         replaced = path.with_name(f"{path.name}.removed")
         if path.exists():
-            path.rename(replaced)  # one that the store knows, so that it is ours
+            path.rename(replaced)  # the store knows this checkpoint, so it is ours
         # There is a moment without a checkpoint of this name. `recover` closes it after a kill; an error does so here.
         try:
             directory.rename(path)
@@ -265,7 +265,7 @@ class DiskPlace(Place):
             if replaced.exists():
                 replaced.rename(path)
             raise
-        # The new name must be on the disk before the old checkpoint goes, or a power cut could lose both.
+        # The new name must be on the disk before the old checkpoint is removed, or a power loss could lose both.
         to_disk(self.root)
         if replaced.exists():
             with contextlib.suppress(OSError):  # what is left of it goes at the next start
@@ -298,7 +298,7 @@ class DiskPlace(Place):
             if not is_ours(removed):
                 raise _in_the_way(removed)
             remove_checkpoint(removed)
-        # One atomic rename makes it no checkpoint any more; a kill during the slow removal is then harmless.
+        # After one atomic rename it is no longer a checkpoint; a kill during the slow removal is then harmless.
         directory.rename(removed)
         with contextlib.suppress(OSError):  # what is left of it goes at the next start
             remove_checkpoint(removed)
@@ -312,8 +312,8 @@ class DiskPlace(Place):
 
 
 class ObjectPlace(Place):
-    """An address in an object store. What fails is tried again, if the process is alone: several would have to begin
-    again together.
+    """An address in an object store. With a single process, failures are retried; several processes would have to retry
+    together.
     """
 
     def __init__(self, directory: Any):
@@ -363,7 +363,7 @@ class ObjectPlace(Place):
         def failed(error: Exception, pause: float) -> None:
             self.warn(f"{failure}; tried again in {pause:g} s: {one_line(error)}")
 
-        # A store that is gone for long holds a run for the pauses once, and then no longer than it must.
+        # A store that is unreachable for long delays a run by the pauses only once.
         times = Retries(0) if self._is_gone else AGAIN
         try:
             answer = times.call(what, lambda error: not isinstance(error, LearnerError), failed)
@@ -389,7 +389,7 @@ class ObjectPlace(Place):
                 mark.unlink()
 
     def _clear(self, step: int) -> None:
-        """Remove what a save has left. The manifest goes first, as without it there is nothing."""
+        """Remove the leftovers of a save. The manifest goes first, as without it there is no checkpoint."""
         (self.path(step) / NAME).unlink(missing_ok=True)
         for path in self.root.glob(f"{step}*"):
             if path.name.partition(UNFINISHED)[0] == str(step):
@@ -402,7 +402,7 @@ class ObjectPlace(Place):
     def begin(self, step: int, is_known: bool, arrays: Mapping[str, Any]) -> None:
         """See `Place`."""
         is_left_over = is_known or is_mark(self.mark_of(step))
-        # Before the mark, by which the next start would remove what others keep there.
+        # Before the mark, because of which the next start would remove the files of others.
         if not is_left_over and self.path(step).exists():
             raise _in_the_way(self.path(step))
         self.mark_of(step).write_text(MARK)
@@ -416,8 +416,8 @@ class ObjectPlace(Place):
 
     def remove(self, step: int) -> None:
         """See `Place`."""
-        # Without a manifest it is not a checkpoint, and with a mark it is not damaged: a removal that is cut off
-        # leaves no half of one, and the next start completes it.
+        # Without a manifest it is not a checkpoint, and with a mark it is not damaged: after an interrupted removal, no
+        # half of a checkpoint counts, and the next start completes the removal.
         self.mark_of(step).write_text(MARK)
         (self.path(step) / NAME).unlink(missing_ok=True)
         self.path(step).rmtree(missing_ok=True)  # the answer to an earlier try may have been lost
@@ -427,7 +427,7 @@ class ObjectPlace(Place):
         """See `Place`."""
         target = self.root / "superseded" / Path(directory).parent.name
         target.mkdir(parents=True, exist_ok=True)
-        # No directory is there without a file.
+        # In an object store, a directory exists only with a file.
         (target / "README").write_text("checkpoints that were newer than the one from which the run resumed\n")
         for path in paths:
             path.rename(target / path.name)

@@ -1,8 +1,8 @@
 """A tree of arrays in Orbax's format, written through TensorStore by a run of one process.
 
 Orbax reads it like its own: a zarr array for each leaf in one OCDBT database, and two JSON files about the tree.
-Its own way of writing costs a small save most of its time: threads, event loops, and a database for the process that is
-merged into another one (see `docs/reliability.md`).
+Orbax's writer takes most of the time of a small save: threads, event loops, and a database per process that is merged
+into another one (see `docs/reliability.md`).
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import numpy as np
 
 from learner.checkpoint.stored_files import is_local
 
-FILE_BYTES = 1 << 26  # of a file of the database, so that the checksums of a large one are taken side by side
+FILE_BYTES = 1 << 26  # of a file of the database, so that checksums of a large one are computed in parallel
 DICT_KEY = 2  # Orbax's number for a key of a dict
-COMMITTED = "commit_success.txt"  # in an object store Orbax takes a directory for complete that has it
+COMMITTED = "commit_success.txt"  # in an object store, Orbax treats a directory with this file as complete
 RETRIES = {"max_retries": 6}  # of a request to an object store: a minute, as each waits twice as long
 HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
@@ -28,9 +28,9 @@ def write_pytree(directory: Any, name: str, tree: Mapping[str, Any]) -> None:
     flushed to the disk.
 
     Args:
-      directory: of the checkpoint: a `pathlib.Path`, or one of `etils.epath` in Google Cloud Storage.
-      name: of the item.
-      tree: nested dicts of arrays, all of whose shards lie in this process. Each shard is a chunk of its own.
+      directory: the directory of the checkpoint: a `pathlib.Path`, or one of `etils.epath` in Google Cloud Storage.
+      name: the name of the item.
+      tree: nested dicts of arrays, all of whose shards are in this process. Each shard is a separate chunk.
     """
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)
     leaves = {tuple(entry.key for entry in path): leaf for path, leaf in paths}
@@ -51,12 +51,12 @@ def write_pytree(directory: Any, name: str, tree: Mapping[str, Any]) -> None:
 def _write_arrays(directory: Any, arrays: Mapping[str, Any]) -> None:
     import tensorstore
 
-    # One thread of each kind: more would cost small arrays more than they save large ones. Nobody else writes here, and
-    # the manifest flushes all files at once.
+    # One thread of each kind: more would cost small arrays more than they save large ones. There is no other writer,
+    # and the manifest flushes all files at once.
     limits = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
     alone = {"file_io_sync": False, "file_io_locking": {"mode": "none"}}
     context = tensorstore.Context({**alone, **limits, "gcs_request_retries": RETRIES})
-    # Only an atomic transaction is one commit: of any other, each batch of writes that is ready makes files of its own.
+    # Only an atomic transaction is one commit: otherwise each batch of writes that is ready makes separate files.
     transaction = tensorstore.Transaction(atomic=True)
     files = _files_in(directory)
     database = {"driver": "ocdbt", "base": files, "target_data_file_size": FILE_BYTES}
@@ -80,8 +80,8 @@ def _write_arrays(directory: Any, arrays: Mapping[str, Any]) -> None:
     except BaseException:
         with contextlib.suppress(Exception):
             commit.exception()  # after an interrupt it still runs
-        # Writes that are queued would make the directory anew once it is removed. One thread does all of them, so that
-        # this read is behind them. In an object store they leave files that no manifest names.
+        # Queued writes would recreate the directory after its removal. One thread does all of them, so this read comes
+        # after them. In an object store they leave files that no manifest names.
         if is_local(directory):
             tensorstore.KvStore.open(files, context=context).result().read("nothing").result()
         raise
@@ -90,13 +90,13 @@ def _write_arrays(directory: Any, arrays: Mapping[str, Any]) -> None:
 def _files_in(directory: Any) -> dict[str, str]:
     if is_local(directory):
         return {"driver": "file", "path": f"{directory}/"}
-    # In an address TensorStore would take `%20` for a space, and write elsewhere than Orbax and gcsfs read.
+    # In an address TensorStore would decode `%20` as a space, and write elsewhere than Orbax and gcsfs read.
     bucket, _, path = str(directory).partition("://")[2].partition("/")
     return {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}
 
 
 def _shards(x: Any) -> list[tuple[Any, Any]]:
-    """Return the parts of an array that lie on a device each, with their indices. Copying them to the host begins."""
+    """Return the shards of an array with their indices, and start to copy them to the host."""
     if not isinstance(x, jax.Array):
         return [(..., x)]
     shards = [(shard.index, shard.data) for shard in x.addressable_shards if shard.replica_id == 0]

@@ -1,4 +1,4 @@
-"""Calls of Orbax, without the lines that it logs and without what logging them changes."""
+"""Calls of Orbax without its log lines, and without the side effects of logging them."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ class _Placeholder(logging.Handler):
     """Keep absl from configuring the root logger, and handle records as a root logger without handlers does."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass the record to the handler of last resort, which has a level of its own."""
+        """Pass the record to the handler of last resort, which has its own level."""
         last = logging.lastResort
         if last is not None and record.levelno >= last.level:
             last.handle(record)
@@ -32,7 +32,7 @@ def quiet_orbax() -> Iterator[None]:
     """
     global _depth, _level
     logger = logging.getLogger("absl")
-    # The saver's thread and the loop's may be in here at once: the last one to leave restores what the first one found.
+    # The saver's and the loop's thread may be in here at the same time: the last to leave restores the original state.
     with _lock:
         _depth += 1
         if _depth == 1:

@@ -1,4 +1,4 @@
-"""Files beside each checkpoint: its model as `model-<epoch>.mpk.gz`, to be used without the rest, and on request
+"""Files next to each checkpoint: its model as `model-<epoch>.mpk.gz`, for use without the rest, and optionally
 `optim-<epoch>.mpk.gz` and `scheduler-<epoch>.mpk.gz`.
 
 Inside an epoch the names are `model-step-<step>.mpk.gz` and so on. A file stays as long as its checkpoint does.
@@ -16,7 +16,7 @@ FILES = re.compile(rf"({'|'.join(RECORDED)})-(?P<step>step-)?(?P<number>\d+)\.(m
 
 
 def record_name(step: int, epoch: int | None, item: str = "model") -> str:
-    """Return the name of a checkpoint's record without its extension; `epoch` is the one that it ends.
+    """Return the name of a checkpoint's record without its extension. `epoch`: the epoch that ends at the checkpoint.
 
     >>> record_name(45, 1), record_name(50, None), record_name(45, 1, "optim")
     ('model-1', 'model-step-50', 'optim-1')
@@ -34,7 +34,7 @@ def is_record(name: str) -> bool:
 
 
 def records_of(directory: Any, step: int, epoch: int | None) -> Iterator[Any]:
-    """Yield the files that hold parts of a checkpoint, in whatever format."""
+    """Yield the files that hold parts of a checkpoint, in any format."""
     for item in RECORDED:
         for path in directory.glob(f"{record_name(step, epoch, item)}.*"):
             if FILES.fullmatch(path.name):

@@ -1,4 +1,4 @@
-"""The thread that saves, so that the loop does not wait for the disk."""
+"""The thread that writes checkpoints, so that the loop does not wait for the disk."""
 
 import time
 from collections.abc import Callable
@@ -15,13 +15,13 @@ class Saver(ThreadOwned):
     """Write one checkpoint after another, in a thread that owns its attributes.
 
     Args:
-      store: where checkpoints are written.
-      queue: of the saves.
+      store: the store to write checkpoints to.
+      queue: the queue of saves.
       complete: called with a snapshot and the seconds of writing it when its checkpoint is complete.
-      failed: called with a snapshot and the error when it could not be written. If None, the error is raised by
-        `check`, and nothing more is saved.
+      failed: called with a snapshot and the error if it could not be written. If None, `check` raises the error, and
+        nothing more is saved.
       before: called with each snapshot before it is written.
-      after: called with each snapshot when it is written, before `complete`. Its errors are raised by `check`.
+      after: called with each snapshot after it is written, before `complete`. `check` raises its errors.
 
     Attributes:
       longest: seconds of the longest save so far, from its request until its checkpoint was complete.
@@ -46,11 +46,11 @@ class Saver(ThreadOwned):
     # -- any thread ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: SaveRequest, check: Callable[[], None] = lambda: None) -> None:
-        """Queue a save, when no more than one other is pending. Until then `check` is called now and then; it may
-        raise. The arrays of the snapshots belong to the save: nobody may donate them.
+        """Queue a save once at most one other is pending. Until then `check` is called now and then; it may raise. The
+        arrays of the snapshots belong to the save and must not be donated.
 
         Raises:
-          RuntimeError: the saver is closed. Nobody would take the save from the queue.
+          RuntimeError: the saver is closed, so the save would never be written.
         """
 
         def check_all() -> None:
@@ -67,11 +67,11 @@ class Saver(ThreadOwned):
             raise self._error
 
     def wait(self) -> None:
-        """Block until everything that was submitted is written, or has failed."""
+        """Block until everything submitted is written, or has failed."""
         self._queue.wait()
 
     def close(self, seconds: float | None = None) -> None:
-        """Write what was submitted, and end the thread. This raises nothing. If the disk hangs, the thread is abandoned
+        """Write everything submitted, and end the thread. Raises nothing. If the disk hangs, the thread is abandoned
         after `seconds`.
         """
         self._queue.close()
@@ -89,7 +89,7 @@ class Saver(ThreadOwned):
             except BaseException as error:
                 self._error = error
             finally:
-                del request  # before the queue has room for another copy of the state
+                del request  # before the queue accepts another copy of the state
                 self._queue.remove_first()
 
     def _write(self, request: SaveRequest) -> None:
@@ -112,6 +112,6 @@ class Saver(ThreadOwned):
         else:
             # `complete` reports the checkpoint, so it comes after the files that `after` writes beside it.
             self._after(snapshot)
-            # Any thread may read this number, which is replaced at once.
+            # Any thread may read this number, which is replaced atomically.
             self.longest = max(self.longest, time.monotonic() - requested_at)
             self._complete(snapshot, time.perf_counter() - began)

@@ -1,12 +1,12 @@
 """Checkpoints on disk: each is one atomic directory, keyed by the optimizer step.
 
-A checkpoint has one PyTree of Orbax, `state`, with the items `model`, `optim` and `scheduler`, each readable on its
-own, and `in_flight` when it was made inside an epoch: the metrics' states in flight and the rows collected so far.
-The JSON file `progress` has everything else that a run is. `manifest.json` makes it complete: see
+A checkpoint has one PyTree of Orbax, `state`, with the items `model`, `optim` and `scheduler`, each separately
+readable, and `in_flight` if it was made inside an epoch: the metrics' states in flight and the rows collected so far.
+The JSON file `progress` has the rest of a run's state. `manifest.json` makes the checkpoint complete: see
 `learner.checkpoint.manifest`.
 
-Orbax's manager is not used: it removes older checkpoints before ours has its checksums, and writes nothing below its
-newest step.
+Orbax's manager is not used: it removes older checkpoints before ours has its checksums, and writes no step below its
+newest.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ ATTEMPTS = 10  # to read a checkpoint of a run that removes some
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "monitor", "at_stop", "at_end", "higher_is_better")
 """The fields of `progress` that are in the manifest too."""
-MOST_PACKED = 10_000  # times: as much as compression could save
+MOST_PACKED = 10_000  # the largest plausible compression factor
 Once = Callable[[Callable[[], Any]], Any]
 
 
@@ -50,7 +50,7 @@ class Entry:
 
     Attributes:
       step: the optimizer step.
-      epoch: the epoch that it is the end of, or None if it was made inside one.
+      epoch: the epoch that ends at the checkpoint, or None if it was made inside one.
       score: the monitored metric's value, or None.
     """
 
@@ -64,17 +64,17 @@ class CheckpointStore:
 
     Attributes:
       damaged: the problems of checkpoints whose manifest is damaged, by step.
-      place: of the checkpoints.
+      place: the place of the checkpoints.
     """
 
     def __init__(self, directory: Any, retention: Retention | None = None, once: Once = lambda do: do()):
         """Open the checkpoints in a directory.
 
         Args:
-          directory: of the checkpoints; any path that Orbax takes.
-          retention: the rule for which are kept. Without one the store only reads.
+          directory: the directory of the checkpoints; any path that Orbax accepts.
+          retention: the rule for which to keep. Without it, the store is read-only.
           once: calls a function in one of several processes, and returns its result or raises its error in all of them.
-            They save and read every checkpoint together.
+            The processes save and read every checkpoint together.
         """
         self.place = open_place(directory)
         self._retention, self._once = retention, once
@@ -84,8 +84,8 @@ class CheckpointStore:
 
     @property
     def _writes(self) -> bool:
-        """Return True in the one process that writes the files which all processes share."""
-        return jax.process_index() == 0  # only here: asking for it connects the devices of all processes
+        """Return True in the one process that writes the shared files."""
+        return jax.process_index() == 0  # only here: this call connects the devices of all processes
 
     # It belongs to the saver's thread while the run trains: the loop's reads it before the first save, and once the
     # saver is closed.
@@ -109,7 +109,7 @@ class CheckpointStore:
     @property
     def entries(self) -> list[Entry]:
         """Return the checkpoints that are complete by their manifests, oldest first. A run may resume with another
-        monitor: those of another one than the newest with a score have none.
+        monitor: only checkpoints with the same monitor as the newest scored one have a score.
         """
         monitor = (self._newest_scored or {}).get("monitor")
         entries = []
@@ -120,15 +120,15 @@ class CheckpointStore:
 
     @property
     def _newest_scored(self) -> Mapping[str, Any] | None:
-        """Return the facts of the newest checkpoint with a score that counts, or None. Until one has a score of the
-        monitor that a run has resumed with, the best stays that of the former one.
+        """Return the facts of the newest checkpoint with a score that counts, or None. After a change of the monitor,
+        the former monitor determines the best until a checkpoint has a score of the new one.
         """
         facts = (self._table[step] for step in sorted(self._table, reverse=True))
         return next((each for each in facts if each["score"] is not None and not each["at_stop"]), None)
 
     @property
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, damaged ones included, oldest first."""
+        """Return the steps of all checkpoints, including damaged ones, oldest first."""
         return sorted({*self._table, *self.damaged})
 
     def path(self, step: int) -> Any:
@@ -138,26 +138,26 @@ class CheckpointStore:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Create the directory, and remove the remains of saves and removals that a killed process has begun.
+        """Create the directory, and remove the remains of saves and removals of a killed process.
 
         Raises:
-          LearnerError: it cannot be made, or is in an object store where nothing can be written.
+          LearnerError: it cannot be created, or it is in an object store that cannot be written to.
         """
         self.place.prepare()
 
     def recover(self) -> None:
-        """Give a checkpoint its name that was complete when its process was killed."""
+        """Rename a checkpoint that was complete when its process was killed."""
         self.place.recover()
 
     def save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-        """Write a checkpoint, and when it is complete, remove those that are not kept. Waits until then.
+        """Write a checkpoint, and when it is complete, remove those that are no longer kept. Waits until then.
 
-        It is written under another name, and gets its own when everything is on the disk. Only one that was made
-        because the run stopped there is replaced by another of its step. In an object store a save that fails is tried
-        again, if the process is alone.
+        It is written under a temporary name, and renamed when everything is on the disk. Only a checkpoint made because
+        the run stopped can be replaced by another of the same step. In an object store, a single process retries a
+        failed save.
 
         Raises:
-          LearnerError: there is a checkpoint of this step, something else has its name, or the directory is gone.
+          LearnerError: there is a checkpoint of this step, something else has its name, or the directory is missing.
         """
         assert self._retention is not None
         text = json.dumps(progress, allow_nan=False)  # which may raise: before the arrays, and once
@@ -165,8 +165,8 @@ class CheckpointStore:
         failure = f"the checkpoint of step {step} could not be written to {self.path(step)}"
         replaced = self.place.retry(lambda: self._save(step, items, facts, text), failure)
         try:
-            # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it.
-            # Tried again by itself: a save that is complete must not begin anew because the answer to this was lost.
+            # Only now that the checkpoint has its name: until then, the next start needs the mark to remove it.
+            # Retried separately: a complete save must not start over because the answer to this was lost.
             if self._writes:
                 mark = self.place.mark_of(step)
                 self.place.retry(lambda: _unlink([mark, *replaced]), f"{mark} could not be removed")
@@ -175,12 +175,12 @@ class CheckpointStore:
         except Exception as error:
             if not self.place.retries:
                 raise
-            # Raised, it would make a complete checkpoint one that could not be written, and is written again.
+            # If raised, the complete checkpoint would count as failed, and be written again.
             text = f"{self.path(step)} is complete; what it replaces could not be removed, which the next start does"
             self.place.warn(f"{text}: {one_line(error)}")
 
     def _save(self, step: int, items: Mapping[str, Any], facts: dict[str, Any], progress: str) -> list[Any]:
-        """Write a checkpoint, and return the records of the one that it replaces."""
+        """Write a checkpoint, and return the records of the checkpoint that it replaces."""
         if step in self.steps and not self._table.get(step, {}).get("at_stop"):
             raise LearnerError(
                 f"there is a checkpoint of step {step} in {self.place.root}, and it is not replaced",
@@ -189,11 +189,11 @@ class CheckpointStore:
             )
         is_known = step in self._table
         self.place.refuse_obstacle(step, is_known)
-        # The records of a checkpoint that is replaced are listed now: afterwards the table names the new one.
+        # The records of a replaced checkpoint are listed now: afterwards the table names the new one.
         replaced = self.records(step)
         try:
-            # The mark comes before the first byte of Orbax, so that no kill can leave a directory that nothing proves
-            # to be ours.
+            # The mark comes before the first byte of Orbax, so that no kill can leave a directory without a proof that
+            # it is ours.
             if self._writes:
                 self.place.begin(step, is_known, items)
             # All processes write their shards; Orbax returns in each when all have finished. One completes it.
@@ -205,20 +205,20 @@ class CheckpointStore:
             self.close()  # waits for the threads that write the other items
             self.place.discard(step)
             raise
-        # Once it has its name: what has failed must not count among those that are kept.
+        # Once it has its name: a failed save must not count among the kept checkpoints.
         self._table[step] = facts
         return replaced
 
     def records(self, step: int) -> list[Any]:
-        """Return the files beside a checkpoint that hold parts of it."""
+        """Return the files next to a checkpoint that hold parts of it."""
         return self._records(step, self._table.get(step))
 
     def _records(self, step: int, facts: Mapping[str, Any] | None) -> list[Any]:
         return [] if facts is None else list(records_of(self.place.root, step, facts["ends_epoch"]))
 
     def record(self, step: int, extension: str, write: Callable[[Any], None], item: str = "model") -> Any:
-        """Write a part of a checkpoint into a file beside it, and return its path. Return None in the processes that
-        write none.
+        """Write a part of a checkpoint to a file next to it, and return its path. Return None in processes that do not
+        write.
         """
         facts = self._table.get(step)
         if not self._writes or facts is None:
@@ -228,7 +228,7 @@ class CheckpointStore:
         return path
 
     def prune(self) -> None:
-        """Remove the checkpoints that are not kept. A kill in `save` may have left one too many."""
+        """Remove the checkpoints that are no longer kept. A kill in `save` may have left one too many."""
         assert self._retention is not None
         table = {entry.step: (entry.epoch, entry.score) for entry in self.entries}
         at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))
@@ -255,7 +255,7 @@ class CheckpointStore:
         """Compare every file of a checkpoint with its manifest, once.
 
         Raises:
-          DamagedError: a file is not as it was written; the message names it.
+          DamagedError: a file is damaged; the message names it.
         """
         # Hashing reads every byte, seconds for large models, and files of a complete checkpoint never change.
         if step in self._verified:
@@ -302,7 +302,7 @@ class CheckpointStore:
         return progress
 
     def differences(self, step: int, items: Mapping[str, Any]) -> list[str]:
-        """Return a line for each array in which a checkpoint differs from the given items."""
+        """Return a line for each array that differs between a checkpoint and the given items."""
         self.verify(step)
         metadata = self._arrays.metadata(self.path(step))
         return differences(flat({name: metadata.get(name, {}) for name in items}), flat(items))
@@ -318,11 +318,11 @@ class CheckpointStore:
         metadata = self._arrays.metadata(self.path(step))
         trees = {name: metadata.get(name, {}) for name in items}
         refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
-        # With the shardings of the given arrays each process reads its own shards alone.
+        # With the shardings of the given arrays, each process reads only its own shards.
         return self._arrays.restore(self.path(step), {name: _abstract(item) for name, item in items.items()})
 
     def shapes(self, step: int, names: Iterable[str]) -> dict[str, Any]:
-        """Return the named items with the shape and the dtype of each array as it was saved. No array is read.
+        """Return the named items with the saved shape and dtype of each array. No array is read.
 
         Raises:
           DamagedError: an item cannot be read.
@@ -341,14 +341,14 @@ class CheckpointStore:
         """
         self.verify(step)
         with self._readable(step):
-            # Without these Orbax would restore the shardings that were saved, whose devices may not exist here.
+            # Without these, Orbax would restore the saved shardings, whose devices may not exist here.
             return self._arrays.restore(self.path(step), jax.tree.map(_on_host, dict(shapes)))
 
     @contextlib.contextmanager
     def _readable(self, step: int) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever Orbax meets in files that are not what they should be
+        except Exception as error:  # any error of Orbax about malformed files
             if self.place.is_unreachable(error):
                 raise self.place.unreachable(error) from error
             raise DamagedError(
@@ -383,10 +383,10 @@ class CheckpointStore:
             )
 
     def find(self, epoch: int | str | None = None, step: int | None = None) -> Entry:
-        """Return a checkpoint by the epoch that it ends, by its step, or the `"latest"` or `"best"`.
+        """Return a checkpoint by its epoch, by its step, or the `"latest"` or `"best"`.
 
         Raises:
-          DamagedError: its manifest is damaged, or may be: a damaged manifest does not show its epoch.
+          DamagedError: its manifest is damaged, or may be, as a damaged manifest does not show its epoch.
           LearnerError: there is no such checkpoint.
         """
         entries = self.entries
@@ -434,17 +434,15 @@ class CheckpointStore:
         return DamagedError(f"{problem}; {others}", code="checkpoint-damaged", step=step, others=others)
 
     def best(self) -> Entry | None:
-        """Return the best checkpoint by the monitored metric, or None if none has a value. Of equal ones the earlier is
-        better.
+        """Return the best checkpoint by the monitored metric, or None if none has a value. Of equal values, the earlier
+        is better.
         """
         # Checkpoints without a score come last, so the first one tells whether any has a score.
         ranked = self.ranked()
         return ranked[0] if ranked and ranked[0].score is not None else None
 
     def ranked(self) -> list[Entry]:
-        """Return all checkpoints from the best on. Those without a value of the monitored metric come last, newest
-        first.
-        """
+        """Return all checkpoints, best first. Those without a value of the monitored metric come last, newest first."""
         sign = -1.0 if self._higher_is_better else 1.0
         scored = [e for e in self.entries if e.score is not None]
         unscored = [e for e in self.entries if e.score is None]

@@ -10,12 +10,12 @@ from typing import Any
 from learner.util.disk import read_text, to_disk
 from learner.util.optional import import_optional
 
-LARGE = 1 << 24  # bytes from which on checksums in threads pay
-OF_STORE = "md5:"  # begins a checksum that the object store itself computed from what it received, in base 64
+LARGE = 1 << 24  # bytes from which checksums in threads pay off
+OF_STORE = "md5:"  # prefix of a checksum that the object store computed from the received data, in base 64
 
 
 class NoAnswerError(Exception):
-    """An object store does not answer, or refuses to. It is no `OSError`, as a file that cannot be read is damaged."""
+    """An object store does not answer, or refuses to. Not an `OSError`, as that means a damaged file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class StoredFile:
     Attributes:
       path: a `pathlib.Path`, or one of `etils.epath`.
       size: bytes.
-      of_store: the checksum that the object store has of it, or None.
+      of_store: the object store's checksum of the file, or None.
     """
 
     path: Any
@@ -33,8 +33,8 @@ class StoredFile:
     of_store: str | None = None
 
     def has(self, checksum: str) -> bool:
-        """Return True if the file has this checksum. It is read for that unless the object store knows it; that of an
-        object store may be asked of a copy on a disk.
+        """Return True if the file has this checksum. The file is read, unless the object store has the checksum. An
+        object store's checksum may also be compared with a copy on a disk.
         """
         if str(checksum).startswith(OF_STORE):
             return checksum == (self.of_store or _md5(self.path))
@@ -54,7 +54,7 @@ def text_of(path: Any) -> str:
     """Return the text of a small file.
 
     Raises:
-      NoAnswerError: an object store does not give it, which proves nothing about the file.
+      NoAnswerError: an object store does not return it, which proves nothing about the file.
     """
     if is_local(path):
         return read_text(path)
@@ -68,18 +68,18 @@ def text_of(path: Any) -> str:
 
 
 def stored_files(directory: Any) -> dict[str, StoredFile]:
-    """Return the files in a directory and in those below, by their names relative to it, in the order of the names.
+    """Return the files in a directory and its subdirectories, by their relative names, in the order of the names.
 
-    Of an object store its listing is read, which has sizes and checksums: one request for a thousand files.
+    In an object store, the listing has sizes and checksums: one request for a thousand files.
     """
     files = _below(directory) if is_local(directory) else _listing(directory)
     return {file.path.relative_to(directory).as_posix(): file for file in sorted(files, key=lambda file: file.path)}
 
 
 def checksums(files: Sequence[StoredFile]) -> list[str]:
-    """Return the checksum of each of these files, all of one directory. Those on a disk are flushed to it.
+    """Return the checksum of each of these files, all of one directory. Files on a disk are flushed to it.
 
-    In an object store only files are read that it has no checksum of.
+    In an object store, only files without a stored checksum are read.
     """
     if not all(is_local(file.path) for file in files):
         return [file.of_store or _sha256(file.path) for file in files]
@@ -96,7 +96,7 @@ def checksums(files: Sequence[StoredFile]) -> list[str]:
 
 
 def flush_directories(directory: Any) -> None:
-    """Flush a directory and those below: a file survives a power cut only if the entry in its directory does."""
+    """Flush a directory and its subdirectories: a file survives a power loss only if its directory entry does."""
     _flush([*(path for path in directory.rglob("*") if path.is_dir()), directory])
 
 
@@ -112,9 +112,9 @@ def _listing(directory: Any) -> Iterator[StoredFile]:
     fsspec = import_optional("fsspec", "stores", "a checkpoint in an object store")
     protocol, _, root = str(directory).partition("://")
     filesystem = fsspec.filesystem(protocol)
-    filesystem.invalidate_cache()  # Orbax writes past it
+    filesystem.invalidate_cache()  # Orbax's writes bypass the cache
     for path, info in filesystem.find(root, detail=True).items():
-        if not path.endswith("/"):  # which other tools make for a directory
+        if not path.endswith("/"):  # other tools create such an object for a directory
             checksum = info.get("md5Hash")  # composite objects have none
             of_store = checksum and f"{OF_STORE}{checksum}"
             yield StoredFile(directory / path.removeprefix(f"{root}/"), info["size"], of_store)

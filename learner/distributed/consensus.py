@@ -98,7 +98,7 @@ class Consensus:
     @property
     def batches(self) -> int:
         """The number of validation batches that may be dispatched at once."""
-        # It is set between training dispatches only, so that a validation has one number, the same in all processes.
+        # Set only between training dispatches, so that a validation has one number, the same in all processes.
         return self._pace or 1
 
     def release(self) -> None:
@@ -108,7 +108,7 @@ class Consensus:
 
 def _agreed(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the status of all processes together."""
-    # The slowest process sets the pace and the turns, as each dispatch has to be short in all of them.
+    # The slowest process sets the pace and the turns, as each dispatch must be short in all of them.
     return {
         "reason": next((str(status["reason"]) for status in statuses if status["reason"]), None),
         "save": any(status["save"] for status in statuses),

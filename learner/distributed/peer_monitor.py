@@ -1,8 +1,8 @@
-"""The end of a process whose peers have failed while it waits for their devices.
+"""A monitor that ends a process if its peers have failed while it waits for their devices.
 
-A wait for devices is in C++: no Python code of the main thread runs until it is over, which may be never. So a thread
-asks once a second whether a peer has failed. The main thread has some time to raise the error; then the thread prints
-the reason and ends the process.
+The wait is in C++: no Python code of the main thread runs until it ends, which may be never. So a thread checks once a
+second if a peer has failed. The main thread has some time to raise the error; then the thread prints the reason and
+ends the process.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def peers_monitored(
         yield
     finally:
         ended.set()
-        # Not joined: it may be in the last question, which takes as long as process 0 needs to answer.
+        # Not joined: it may be in its last check, which waits for the answer of process 0.
 
 
 def _end_process(text: str) -> None:
