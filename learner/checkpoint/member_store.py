@@ -20,17 +20,17 @@ from learner.util.number_checks import is_finite
 STATE_ITEMS = ("model", "optim", "scheduler")
 LR = "lr"
 NO_KEYWORDS = {"directory", "seed", LR, "data_order"}
-"""What a checkpoint says of a member besides the keywords of its optimizer."""
+"""Fields of a member in a checkpoint that are not keywords of its optimizer."""
 ACTIVE, KEYWORDS = "active", "hyperparameters."
-"""An entry of `extra` that only members have, and the beginning of others."""
+"""An entry of `extra` that only members have, and the prefix of other such entries."""
 OF_ALL = ("members", "lanes", "plateaus")
 """Fields of the progress that hold a value for each member."""
 OF_MEMBERS = ("halted", "stopped", "state_step", "keywords", "changed")
 """Fields of the progress that only members have."""
 MORE = "more_are_copied"
-"""A field of the progress of a checkpoint that was copied from a population's: newer ones are, too."""
+"""A field of the progress of a checkpoint copied from a population's: newer ones are copied after it."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
-"""What progress raises that no run has written."""
+"""Errors raised for a progress that no run has written."""
 
 
 def names_of_members(progress: Mapping[str, Any]) -> list[str]:
@@ -242,11 +242,11 @@ def _fingerprint(fingerprint: Mapping[str, Any], values: Mapping[str, Any]) -> d
     if values.keys() - NO_KEYWORDS:
         settings["optimizer"] = None  # the text lacks the keywords that differ between members
     data = dict(fingerprint["data"])
-    if values.get("data_order") == "own":  # those of the order of the builder's seed
+    if values.get("data_order") == "own":  # the facts belong to the order of the builder's seed
         train = {name: fact for name, fact in data["train"].items() if name != "first row"}
         data["train"] = {**train, "seed": values["seed"]}
     programs = dict(fingerprint["programs"])
-    if "hashes" in programs:  # those of the steps, which take the flags of a member, too, differ from those of one run
+    if "hashes" in programs:  # a member's steps also take its flags, so their hashes differ from a single run's
         programs["hashes"] = {name: x for name, x in programs["hashes"].items() if name not in programs["batches"]}
     # Without the seed: random keys come from the checkpoint, and the order of the data is among its facts.
     settings = {name: x for name, x in settings.items() if name != "seed"}

@@ -332,7 +332,7 @@ class ObjectPlace(Place):
     def _is_checkpoint(self, path: Any) -> bool:
         if not path.is_dir():
             return False
-        # The mark of a save that is under way, or that was cut off.
+        # The mark of a save in progress, or of an interrupted save.
         parts = () if is_mark(self.mark_of(int(path.name))) else ("progress", STATE, *ITEMS)
         return any((path / part).exists() for part in (NAME, *parts))
 
@@ -411,7 +411,7 @@ class ObjectPlace(Place):
 
     def complete(self, step: int, progress: str, facts: Mapping[str, Any]) -> None:
         """See `Place`."""
-        # The directory of `PROGRESS` is not made: there are none, and gcsfs may remember those of a save that failed.
+        # The directory of `PROGRESS` is not created: a store has none, and gcsfs may cache those of a failed save.
         _write_manifest(self.path(step), progress, facts)
 
     def remove(self, step: int) -> None:

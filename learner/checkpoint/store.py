@@ -39,7 +39,7 @@ T = TypeVar("T")
 ATTEMPTS = 10  # to read a checkpoint of a run that removes some
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "monitor", "at_stop", "at_end", "higher_is_better")
-"""The fields of `progress` that are in the manifest too."""
+"""The fields of `progress` that are also in the manifest."""
 MOST_PACKED = 10_000  # the largest plausible compression factor
 Once = Callable[[Callable[[], Any]], Any]
 
@@ -363,7 +363,7 @@ class CheckpointStore:
         saved = self._arrays.metadata(self.path(step)).get("in_flight")
         if saved is None:
             return None
-        self._refuse_claims(step, saved)  # before Orbax allocates what the metadata claims
+        self._refuse_claims(step, saved)  # before Orbax allocates the claimed shapes
         restored = self._arrays.restore(self.path(step), {"in_flight": jax.tree.map(_on_host, dict(saved))})
         return dict(restored["in_flight"])
 

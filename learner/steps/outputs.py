@@ -79,7 +79,7 @@ class ClassificationOutput:
         """Return an output with the softmax cross-entropy, in nats, of `logits` `[batch, classes]` and integer
         `labels` `[batch]`.
 
-        The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
+        The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
         >>> out = ClassificationOutput.from_logits(jnp.zeros((4, 10)), jnp.arange(4))
         >>> print(f"{out.loss:.4f} over {out.weight} rows")   # ln(10)
@@ -216,9 +216,9 @@ class SequenceOutput:
 
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SequenceOutput":
-        """Return an output with the softmax cross-entropy per token. `mask` `[batch, length]` marks those that count.
+        """Return an output with the softmax cross-entropy per token. `mask` `[batch, length]` marks tokens that count.
 
-        The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
+        The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
         >>> logits, targets, mask = jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), int), jnp.array([[1, 1, 0], [1, 0, 0]])
         >>> out = SequenceOutput.from_logits(logits, targets, mask)
@@ -265,7 +265,7 @@ class SegmentationOutput:
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SegmentationOutput":
         """Return an output with the softmax cross-entropy per pixel. `mask` marks the pixels that count.
 
-        The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
+        The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
         >>> logits, targets = jnp.zeros((2, 5, 5, 4)), jnp.zeros((2, 5, 5), int)
         >>> out = SegmentationOutput.from_logits(logits, targets)

@@ -231,7 +231,7 @@ class Policy:
 
 FLOAT32 = Policy()
 PRESETS = {name: Policy(compute=name) for name in DTYPES}
-"""What the name of a dtype stands for: computing in it, everything else float32."""
+"""The policy for the name of a dtype: it is the compute dtype, and everything else is float32."""
 
 
 def policy_of(given: Any) -> Policy:

@@ -15,8 +15,9 @@ Kind = str
 - `fixed`: its other leaves.
 - `metrics`: states of metrics.
 - `outputs`: values of steps.
-- `same`: small, and replicated, also between the members of a population; the three before it are so in one run.
-- `batch`: rows, as `Strategy.put` made it.
+- `same`: small values, replicated, and shared by the members of a population. In a single run, the three kinds above
+  are replicated, too.
+- `batch`: rows, as returned by `Strategy.put`.
 - `sums`: sums over micro-batches so far, on each device separately if it has its own rows.
 """
 

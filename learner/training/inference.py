@@ -87,7 +87,7 @@ def predict(
     for number, batch in enumerate(source.open(1), 1):
         arrays = batch_arrays(batch, "given")
         refuse_wrapped(arrays, "given")
-        # Before the devices, which wait for those of all processes.
+        # Before the dispatch: devices wait for the devices of all processes.
         processes.record_read("given", 1, number, ended=False)
         with own_context():  # not for the caller's code between two batches
             outputs = jax.device_get(runner.outputs(arrays, number - 1))

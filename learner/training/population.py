@@ -269,7 +269,7 @@ def _short(value: float) -> str:
     return str(value) if isinstance(value, int) else repr(float(value))
 
 
-# -- what a population cannot have -------------------------------------------------------------------------------------
+# -- unsupported features of a population ------------------------------------------------------------------------------
 
 
 def optimizer_problems(population: Population, optimizer: Any, params: Any) -> list[str]:

@@ -105,7 +105,7 @@ def _no_best_model() -> Any:
 
 
 FEWEST = 3
-"""Members from which on a table shows the interval of their mean: that of two is 18 standard deviations wide."""
+"""The fewest members for which a table shows the interval of the mean: for two, it is 18 standard deviations wide."""
 
 
 @dataclasses.dataclass(frozen=True)

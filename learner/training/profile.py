@@ -18,7 +18,7 @@ WHAT_HELPS = {
     "listeners": "metrics on the host, files and loggers cannot keep up: log every few steps, or fewer metrics",
 }
 EXCHANGES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective", "psum", "all_gather", "ppermute")
-"""What the names of operations begin with in which devices exchange arrays."""
+"""Prefixes of the names of operations in which devices exchange arrays."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,7 @@ class StopRequest:
     holds. Each method sets one attribute, which needs no lock.
 
     Attributes:
-      reason: why the run has to stop, or None.
+      reason: why the run must stop, or None.
       save: True if a checkpoint is requested.
     """
 

@@ -164,7 +164,7 @@ class Validator(ThreadOwned):
             self._stop.decide(self._members.update(p))
         if not (self._early_stopping or self._plateau):
             return
-        # The decision has to come before the next step, so the loop waits for the device here.
+        # The decision must come before the next step, so the loop waits for the device here.
         values = self._reporter.newest(at=step)
         for stopping in self._early_stopping:
             reason = stopping.update(values)

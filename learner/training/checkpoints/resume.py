@@ -180,7 +180,7 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
     return dataclasses.replace(restored.state, lr_scale=lr_scale)
 
 
-# -- what is not as it was ---------------------------------------------------------------------------------------------
+# -- changes since the checkpoint --------------------------------------------------------------------------------------
 
 
 def differences(

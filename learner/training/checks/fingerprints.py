@@ -56,7 +56,7 @@ WITH_OWN_COMPARISON = frozenset(
         "population",
     )
 )
-"""Settings with a comparison of their own. All others are options, and any difference is reported."""
+"""Settings with a separate comparison. All others are options, and any difference is reported."""
 NOTES = {"seed": ", and the random keys stay those of the run"}
 OTHER_PROGRAM = "it computes something else than when the run was saved"
 

@@ -19,13 +19,13 @@ from learner.util.jaxprs import FORWARDING, LOOPS, called_program, inner_jaxprs
 PyTree = Any
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
 LINEAR = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "max", "min", "clamp", *SHAPING)
-"""Primitives after which a ratio is still one, or a sum of some."""
+"""Primitives whose result for a ratio is still a ratio, or a sum of ratios."""
 INDEXING = ("slice", "dynamic_slice", "gather", "concatenate", "transpose", "rev", "pad")
 OTHER_AFFINE = ("add", "add_any", "sub", "neg", "select_n", "reduce_sum", "cumsum", "stop_gradient", "name")
 AFFINE = (*OTHER_AFFINE, *SHAPING, *INDEXING, *FORWARDING)
-"""Primitives whose output, of a mean over the rows, is linear in it. Products are, too, if only one factor is."""
+"""Primitives whose output is linear in a mean over the rows. So are products, if only one factor depends on it."""
 CONSTANT, MEAN, NONLINEAR = range(3)
-"""What a number is that has no axis of the rows: no function of a mean over them, a linear one, or another one."""
+"""The kinds of a number without an axis of rows: no function of a mean over the rows, a linear one, or another."""
 
 
 def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:

@@ -23,7 +23,7 @@ BEGINNINGS = {
     "model.json": b'{"parameters": ',
     "summary.json": b'{\n  "stopped_by": ',
 }
-"""How the files begin that a new run replaces. The metric logs, the journal and `experiment.log` are appended to."""
+"""The beginnings of files that a new run replaces. It appends to metric logs, the journal and `experiment.log`."""
 OF_LOGGERS = ("metrics.jsonl", "metrics.csv", "mlflow.json", "wandb.json")
 TRACES = (".xplane.pb", "trace.json.gz")
 EPOCH = re.compile(r"epoch-\d+")

@@ -70,8 +70,8 @@ class Runner:
 
     def begin(self, state: TrainState, lr: np.ndarray) -> None:
         """Set the first state, or a checkpoint's state. `lr`: the learning rate that hooks scale, float32."""
-        # Arrays that are already placed are not copied, so the next training dispatch donates those of the
-        # caller.
+        # Arrays that are already placed are not copied, so the next training dispatch donates the caller's
+        # arrays.
         self.leaves, self._lr = jax.tree.leaves(self._placed(state)), lr
 
     def _placed(self, state: TrainState) -> TrainState:

@@ -7,7 +7,7 @@ from typing import Any
 from learner.training.feed.dispatch import Dispatch
 
 SAVED_NAMES = {"pending": "due", "remaining_splits": "left"}
-"""The names of fields in checkpoints, where they differ."""
+"""The names of fields in checkpoints, if they differ."""
 
 
 @dataclasses.dataclass

@@ -98,7 +98,7 @@ REPORTED: dict[str, Callable[[Any], bool]] = {
     "epoch_values": lambda x: isinstance(x, dict) and all("/" in key and is_value(x[key]) for key in x),
     "host_metrics": lambda x: isinstance(x, dict) and all(map(_is(dict), x.values())),
 }
-"""The part of a run's reporter, and in a population that of each member."""
+"""The fields of a run's reporter, and in a population of each member's."""
 
 PLATEAU = _fields(best=_optional(_number), rate=_rate_value, without=_count, resting=_count)
 PROGRESS: dict[str, Callable[[Any], bool]] = {

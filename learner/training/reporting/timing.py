@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from learner.util.ownership import ThreadOwned
 
 PARTS = ("compile", "data", "train", "valid", "save", "other")
-"""What the time of a run is split into: compiling (and tracing) programs, waiting for batches while the device has
-nothing to do, the rest of the training steps, validations, waiting for checkpoints, and everything else."""
+"""The parts of a run's time: compiling (and tracing) programs, waiting for batches while the device is idle, the rest
+of the training steps, validations, waiting for checkpoints, and everything else."""
 
 
 @dataclasses.dataclass(frozen=True)
