@@ -34,7 +34,7 @@ class ArrayFiles:
 
     @functools.cached_property
     def _ocp(self) -> Any:
-        """Import Orbax. It takes a second, and by the first save a run has made its first steps."""
+        """Import Orbax at the first use, as this takes a second, which would delay the first steps of a run."""
         _silence_orbax()
         with quiet_orbax():  # importing it logs, too
             import orbax.checkpoint
@@ -174,7 +174,7 @@ def _is_from_orbax(error: BaseException | None) -> bool:
 @functools.cache
 def _silence_orbax() -> None:
     """Hide the reports of Orbax's and TensorStore's threads about failed saves and reads, from now on: some of these
-    threads outlive the call, and nobody can wait for them.
+    threads outlive the call and cannot be awaited.
     """
 
     def hook(unraisable: Any) -> None:

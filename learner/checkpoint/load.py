@@ -343,7 +343,7 @@ def read_items(
         with store.reading(entry.step):
             progress = store.progress(entry.step)
             shapes = store.shapes(entry.step, names)
-            # Before a byte is read: the shapes come from a file that may have been made by anyone.
+            # Before a byte is read: the shapes come from an untrusted file.
             _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
             if progress.get("members"):
                 raise LearnerError(

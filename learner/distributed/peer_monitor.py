@@ -16,7 +16,7 @@ from learner.errors import ProcessError
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 3.0  # within which most processes raise; process 0 leaves after a few more, and JAX aborts the others
-GRACE_SECONDS = 20.0  # to raise, and to write what a run writes when it fails
+GRACE_SECONDS = 20.0  # to raise the error, and to write the files of a failed run
 
 
 @contextlib.contextmanager
@@ -27,13 +27,13 @@ def peers_monitored(
     grace: float = GRACE_SECONDS,
     end: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
-    """End this process if another has failed and the block is not left within `grace` seconds. After `notice` seconds,
-    print the reason. A single process has no thread for this.
+    """End this process if another has failed and the block does not end within `grace` seconds. After `notice` seconds,
+    print the reason. A single process starts no thread.
 
     Args:
       group: the processes.
-      poll: seconds between two questions.
-      notice, grace: seconds.
+      poll: seconds between two checks.
+      notice, grace: seconds to wait before printing the reason, and before ending the process.
       end: called with the reason; default: print it, and end the process with the exit code 1.
     """
     if group.count == 1:

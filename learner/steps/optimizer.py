@@ -101,8 +101,8 @@ class OptimizerCheck:
     """The result of `check_optimizer`.
 
     Attributes:
-      problems: of the optimizer with the parameters.
-      raw: the names of parameters whose gradients it adds to them as they are, if there are no problems; see
+      problems: the problems of the optimizer with the parameters.
+      raw: the names of parameters to which it adds unchanged gradients, if there are no problems; see
         `raw_gradients_problem`.
     """
 
@@ -111,7 +111,7 @@ class OptimizerCheck:
 
 
 def check_optimizer(optimizer: Any, params: PyTree, accumulates: bool, own_grads: bool = False) -> OptimizerCheck:
-    """Return the problems of an optimizer for these parameters; nothing is compiled.
+    """Return the problems of an optimizer for these parameters. Nothing is compiled.
 
     Args:
       optimizer: the user's optimizer.
@@ -278,7 +278,7 @@ def no_loss(params: PyTree) -> Array:
 
 
 def takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:
-    """Return True if it can update with gradients `[examples, ...]`, as differentially private optimizers do."""
+    """Return True if an optimizer can update with gradients `[examples, ...]`, like differentially private ones."""
     try:
         _try_update(optimizer, params, jax.tree.map(lambda p: jax.ShapeDtypeStruct((2, *p.shape), p.dtype), params))
     except Exception:

@@ -87,11 +87,11 @@ class Optimizer:
 
         Args:
           lr: the rate of this step, a number or a float scalar.
-          params: a model, or parameters; it may have more than the gradients, which stays as it is.
-          grads: of all parameters or of a part of them, as `value_and_grad` and `partition_params` give them; for
-            `optax.contrib.dpsgd` those of each example, `[examples, ...]`, as `jax.vmap(jax.grad(...))` does.
-          opt_state: of `init` for the same part, or of a step before.
-          loss: for optimizers that look at it (`optax.polyak_sgd`).
+          params: a model, or parameters. Parameters without gradients stay unchanged.
+          grads: the gradients of all parameters or of a part, from `value_and_grad` and `partition_params`; for
+            `optax.contrib.dpsgd`, the gradients of each example, `[examples, ...]`, from `jax.vmap(jax.grad(...))`.
+          opt_state: the state from `init` for the same part, or from an earlier step.
+          loss: the loss, for optimizers that use it (`optax.polyak_sgd`).
           value_fn: the loss as a function of the updated part, for optimizers that evaluate it again (`optax.lbfgs`).
 
         Raises:

@@ -257,7 +257,7 @@ def _warn_of_labels(known: Mapping[str, Sequence[str]], data: Any) -> None:
 
 
 def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:
-    """Warn of data that leave rows out, or that come in an order of their own where outputs stand for rows."""
+    """Warn about data that leaves rows out or, if outputs belong to rows, that changes their order."""
     level = 4 if predicts else 5  # of the line that reads the predictions, or calls `evaluate`
     for split, source in inputs.valid.items():
         facts = source.fingerprint()

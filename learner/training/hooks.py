@@ -158,7 +158,7 @@ def _name_of(hook: Callable[..., Any]) -> str:
 
 
 def _shown(returned: Any) -> str:
-    """Return the result of a hook for an error message, with shapes in place of arrays. Python refuses to print
+    """Return the result of a hook as a text for an error, with shapes in place of arrays. Python refuses to print
     integers of thousands of digits.
     """
 

@@ -125,7 +125,7 @@ def optimizer_definition(optimizer: Any, lr: Any, has_update: bool) -> tuple[Opt
 
 
 def check_with_model(optimizer: Any, adapter: ModelAdapter, train: StepFn | None, options: Options) -> OptimizerCheck:
-    """Check an optimizer with the parameters of the model; nothing is compiled."""
+    """Check an optimizer with the model's parameters. Nothing is compiled."""
     own_grads = train is not None and train.returns_gradients
     params = (
         jax.eval_shape(options.precision.to_param_dtype, adapter.params) if options.precision.casts else adapter.params

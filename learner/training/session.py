@@ -43,24 +43,24 @@ def open_run(
     # One object for the whole run: the loop advances it in place, and the line of an error reports it.
     position = Position() if spec.restored is None else spec.restored.position
     request = StopRequest()
-    # Handlers before anything that takes time: a signal during the setup ends the run in order, too.
+    # Handlers before anything that takes time: a signal during the setup must also end the run cleanly.
     with on_signals(request.to_stop, request.to_save):
         with (
             open_outputs(spec.options, spec.processes.index, position) as outputs,
-            # Within the outputs, to which its thread reports.
+            # Inside of the outputs, to which its thread reports.
             first_signal(lambda name: outputs.report_signal(name, saves=spec.options.checkpoints is not None)),
             # Entered last and closed first: the reporter and the saver write to the outputs until they are closed.
             contextlib.ExitStack() as threads,
         ):
             run = _setup(spec, prepared, outputs, position, request, threads)
             yield run
-            # An error skips this: the callbacks of `threads` then save what may be saved, and close everything.
+            # An error skips this: the callbacks of `threads` then save what they can, and close everything.
             _teardown(run, spec)
             run.reporter.log.info("%d programs compiled in %.1f s", prepared.times.count, prepared.times.seconds)
             announce_end(run, spec, outputs)
-            # Closing the reporter raises nothing, so an error in these last lines has to be raised here.
+            # Closing the reporter raises nothing, so an error in these last lines must be raised here.
             run.reporter.wait()
-        # Again, as process 0 may have got a signal while its loggers were closed, which may take seconds.
+        # Again, as process 0 may have received a signal while its loggers were closed, which may take seconds.
         run.stop.agree_on_end(spec.processes)
 
 

@@ -115,7 +115,7 @@ def propagate_failures(group: ProcessGroup) -> Iterator[None]:
     except BaseException as error:
         lost = group.count > 1 and is_device_error(error)
         if lost:
-            # First: the devices' error is only the effect of what the peer has reported.
+            # First: the devices' error is only an effect of the peer's reported failure.
             group.raise_if_peer_failed()
         group.fail(first_line(error))
         if lost:

@@ -358,8 +358,8 @@ def _arrays(tree: PyTree) -> list[Any]:
 
 
 def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
-    """Return the warnings about `predict_step`. Raise `LearnerError` if the step that predicts reads a key that the
-    first batch lacks.
+    """Return the warnings about `predict_step`. Raise `LearnerError` if the predict step reads a key that the first
+    batch lacks.
     """
     name = "valid_step" if step.predict is None else "predict_step"
 
@@ -490,7 +490,7 @@ class Tracing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         """Add the batch to the error."""
-        # What a device raises is about memory, hardware or other processes, and not about the step.
+        # Errors of a device are about memory, hardware or other processes, and not about the step.
         if not isinstance(error, Exception) or isinstance(error, LearnerError) or is_device_error(error):
             return
         if isinstance(error, OF_VALUES):

@@ -292,8 +292,8 @@ def _is_field(value: Any) -> bool:
 
 
 def unused_batch_size(options: Options, inputs: Inputs) -> str | None:
-    """Return a warning if `with_batch_size` is another size than that of the loader given as training data, and no
-    validation split has it either.
+    """Return a warning if `with_batch_size` differs from the batch size of the training loader, and no validation split
+    has it either.
     """
     facts = inputs.source("train").fingerprint()
     size = facts["batch_size"] if facts["kind"] == "loader" else inputs.rows("train")

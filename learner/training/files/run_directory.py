@@ -147,7 +147,7 @@ def read_found(
     """
 
     def read_one(store: CheckpointStore) -> T:
-        # In one process, as another one would find another checkpoint.
+        # In one process, as another process might find another checkpoint.
         entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
         try:
             with store.reading(entry.step):
@@ -159,7 +159,7 @@ def read_found(
 
 
 def read_of_run(options: Options, processes: ProcessGroup, read: Callable[[CheckpointStore], T]) -> T:
-    """Return what a function reads of the checkpoints of the builder's run; see `read_while_training`."""
+    """Return the result of a function that reads the checkpoints of the builder's run; see `read_while_training`."""
     attempts = ATTEMPTS if processes.count == 1 else 1  # as another process would find others
     return read_while_training(lambda: open_store(options, processes=processes), read, attempts)
 

@@ -210,8 +210,8 @@ def restore_newest(
     """Return the newest intact checkpoint, or None if there are no checkpoints.
 
     Raises:
-      LearnerError: all of them are damaged, or the newest differs from the learner as it is now.
-      RemovedError: one was removed before it was read.
+      LearnerError: all of them are damaged, or the newest does not fit the learner.
+      RemovedError: a checkpoint was removed before it was read.
     """
     entries = {entry.step: entry for entry in store.entries}
     damaged: list[str] = []
@@ -221,7 +221,7 @@ def restore_newest(
                 if step in store.damaged:
                     raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
                 restored = restore(store, entries[step], shapes, filled, allow, differing, eval_only_kind)
-        # Only damage leads to an older checkpoint: where the newest one differs, the user has to decide.
+        # Only damage leads to an older checkpoint: if the newest one does not fit, the user must decide.
         except DamagedError as error:
             damaged.append(str(error))
             continue
