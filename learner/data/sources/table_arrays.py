@@ -19,6 +19,7 @@ from learner.errors import LearnerError, near, one_error
 MOST_PROBLEMS = 5
 DEEPEST = 32  # nested lists, which are the axes of an array
 
+SHOWN = 40  # characters of a text in an error, enough for a date
 DATE_HINT = ": of dates make numbers first, such as the days since the first one"
 
 Place = Callable[[int], str]
@@ -218,7 +219,9 @@ class Column:
                     hint = f"labels={{{self.field!r}: ['', ...]}} gives empty cells a number, and so does missing="
                     self._add_problem(row, f"it is missing; {hint}")
                 else:
-                    self._add_problem(row, f"{str(value)[:40]!r} is none of its labels: {near(str(value)[:40], known)}")
+                    self._add_problem(
+                        row, f"{str(value)[:SHOWN]!r} is none of its labels: {near(str(value)[:SHOWN], known)}"
+                    )
         return np.array(codes, np.int32)
 
     def numbers(self, missing: float | None) -> np.ndarray:
@@ -261,8 +264,8 @@ class Column:
                 self._add_problem(row, "it is missing (missing= says which number takes its place)")
             elif isinstance(value, str):
                 hint = "" if any_number else f" (labels={{{self.field!r}: null}} numbers the texts)"
-                hint = DATE_HINT if _is_date(value) else hint
-                self._add_problem(row, f"{value[:40]!r} is not a number{hint}")
+                hint = DATE_HINT if _is_date(value[:SHOWN]) else hint
+                self._add_problem(row, f"{value[:SHOWN]!r} is not a number{hint}")
             elif type(value) not in (bool, int, float):
                 self._add_problem(row, f"a {type(value).__name__} is not a number")
 
