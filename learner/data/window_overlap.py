@@ -22,14 +22,17 @@ def contained_windows(train: Any, valid: Any) -> int:
     if not (isinstance(train, ArrayDataset) and isinstance(valid, ArrayDataset)):
         return 0
     both = zip(train.window_spans(), valid.window_spans(), strict=False)
-    return max(
-        (_contained(starts, size, *span[:2]) for (starts, size, item), span in both if item == span[2]), default=0
+    counts = (
+        _contained(starts, size, others, other_size)
+        for (starts, size, item), (others, other_size, other_item) in both
+        if item == other_item and (others[0] - starts[0]) % item == 0  # not of another column between the items
     )
+    return max(counts, default=0)
 
 
 def _contained(starts: np.ndarray, size: int, others: np.ndarray, other_size: int) -> int:
     """Return the number of other spans that lie within the union of the spans."""
-    starts = np.unique(starts)
+    starts = np.sort(starts)  # NumPy 2.4 takes 18 times as long for `np.unique` of many, 11 s for 8 million
     gaps = np.flatnonzero(np.diff(starts) > size)
     firsts, ends = starts[np.r_[0, gaps + 1]], starts[np.r_[gaps, len(starts) - 1]] + size
     runs = np.searchsorted(firsts, others, side="right") - 1

@@ -7,6 +7,7 @@ from learner.data import ArrayDataset
 from learner.data.window_overlap import contained_windows
 
 SERIES = np.arange(200.0)
+COLUMNS = np.arange(800.0).reshape(200, 4)
 
 
 def by_hand(train, valid):
@@ -36,12 +37,19 @@ ROWS = {
         ArrayDataset(SERIES).slice(91, 200).windows(10, stride=1),
     ],
     "windows of another series": [ArrayDataset(SERIES + n).windows(10, stride=1) for n in range(2)],
+    "windows of another column": [ArrayDataset(COLUMNS[:, n]).windows(10, stride=1) for n in range(2)],
+    "windows of other columns": [ArrayDataset(COLUMNS[:, n : n + 2]).windows(10, stride=1) for n in (0, 2)],
     "windows that do not overlap": ArrayDataset(SERIES).windows(10).split([0.5, 0.5], seed=0),
     "columns in the order of Fortran": ArrayDataset(np.asfortranarray(SERIES.reshape(50, 4))).split([0.5, 0.5], seed=0),
     "rows of one number": ArrayDataset(SERIES).split([0.5, 0.5], seed=0),
     "a broadcast array": ArrayDataset(np.broadcast_to(SERIES, (4, 200))).split([0.5, 0.5], seed=0),
     "no arrays": [range(10), range(5, 10)],
 }
+
+
+def test_windows_of_one_column_are_counted():
+    parts = ArrayDataset(COLUMNS[:, 1]).windows(9, stride=2).split([0.8, 0.2], seed=0)
+    assert contained_windows(*parts) == by_hand(*parts) > 0
 
 
 @pytest.mark.parametrize("kind", ROWS)
