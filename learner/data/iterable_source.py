@@ -340,8 +340,6 @@ class OneShotSource(StatefulSource):
         self._data = self._iterator = iterator
         self._used = False
         self._peeked: list[Any] = []
-        with contextlib.suppress(KeyError, TypeError):
-            self._peeked = [self._unread.pop(iterator)]
 
     _kind = "iterator"
 
@@ -364,7 +362,7 @@ class OneShotSource(StatefulSource):
         if start:
             self.refuse_position(epoch, start, state)
             self._restore(self._iterator, epoch, start, state)
-            self._peeked = []
+            self._take_unread()
         elif self._used:
             again = f"epoch {epoch}" if self.split == "train" else "another validation"
             raise LearnerError(
@@ -376,9 +374,14 @@ class OneShotSource(StatefulSource):
         self._used = True
         return self._sharded(self._batches(), self._where(self._iterator))
 
+    def _take_unread(self) -> list[Any]:
+        # By the source that reads: others are opened for a look at the length, and closed.
+        with contextlib.suppress(KeyError, TypeError):
+            return [self._unread.pop(self._iterator)]
+        return []
+
     def _batches(self) -> Iterator[Any]:
-        if not self._peeked:
-            self._peeked = [*itertools.islice(self._iterator, 1)]
+        self._peeked = self._take_unread() or [*itertools.islice(self._iterator, 1)]
         yield from self._peeked
         self._peeked = []
         yield from self._iterator

@@ -170,6 +170,7 @@ def test_the_batch_that_a_refused_run_has_read_of_an_iterator_is_the_first_of_th
         refused = source_of(data, "train")
         assert numbers_of([refused.peek(1)]) == EPOCH[:1]
         refused.close()
+        source_of(data, "train").close()  # one that reads nothing, for its length alone
     source = source_of(data, "train")
     source.peek(1)
     assert numbers_of(source.open(1)) == EPOCH
