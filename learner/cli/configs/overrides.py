@@ -44,7 +44,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         )
     if not os.path.lexists(path):
         bundled = bundled_config(path)
-        hint = f": options begin with two dashes, --{name}" if "=" in name else _bundled_hint(name)
+        is_option = re.match(r"[a-z_][\w.]*=", name)  # unlike the directory of a member of a sweep, 007-b1=0.9/
+        hint = f": options begin with two dashes, --{name}" if is_option else _bundled_hint(name)
         if bundled is None and hint:
             raise LearnerError(f"there is no config file {name}{hint}", code="config-file-missing")
         if bundled is not None:

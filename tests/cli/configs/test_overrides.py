@@ -205,6 +205,9 @@ def test_no_file(tmp_path):
         (tmp_path / f"{number}.yaml").write_text("a: 1")
     with raises_code("config-file-missing", "'15.yaml' and others"):
         read_yaml(tmp_path / "nothing")
+    with pytest.raises(LearnerError) as raised:
+        read_yaml("sweep/007-b1=0.9/digits.yaml")
+    assert "two dashes" not in str(raised.value)
     (tmp_path / "config.yaml").write_text("a: 1")
     with raises_code("cli-config-directory", f"learner resume {tmp_path}", f"such as {tmp_path}/config.yaml"):
         read_yaml(tmp_path)
