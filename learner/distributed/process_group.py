@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import itertools
 import json
+import math
 import sys
 import threading
 import time
@@ -64,7 +65,9 @@ class ProcessGroup(abc.ABC):
         """
 
     @abc.abstractmethod
-    def all_reduce_json(self, value: Json, combine: Callable[[list[Json]], Json], what: str = "") -> Json:
+    def all_reduce_json(
+        self, value: Json, combine: Callable[[list[Json]], Json], what: str = "", patient: bool = False
+    ) -> Json:
         """Wait for all processes, and return `combine(values)`, which process 0 computes from the values of all in
         their order. The size of each process's messages does not grow with the number of processes.
 
@@ -72,6 +75,7 @@ class ProcessGroup(abc.ABC):
           value: a JSON value.
           combine: a function that returns a JSON value.
           what: the meeting's name.
+          patient: True to wait for process 0 as long as it lives, as it has work of its own before the meeting.
 
         Raises:
           LearnerError: see `all_gather_json`.
@@ -162,7 +166,9 @@ class SingleProcess(ProcessGroup):
         """See `ProcessGroup`."""
         return [value]
 
-    def all_reduce_json(self, value: Json, combine: Callable[[list[Json]], Json], what: str = "") -> Json:
+    def all_reduce_json(
+        self, value: Json, combine: Callable[[list[Json]], Json], what: str = "", patient: bool = False
+    ) -> Json:
         """See `ProcessGroup`."""
         return combine([value])
 
@@ -202,18 +208,22 @@ class Connected(ProcessGroup):
         """See `ProcessGroup`."""
         return self._meet(value, what, None)
 
-    def all_reduce_json(self, value: Json, combine: Callable[[list[Json]], Json], what: str = "") -> Json:
+    def all_reduce_json(
+        self, value: Json, combine: Callable[[list[Json]], Json], what: str = "", patient: bool = False
+    ) -> Json:
         """See `ProcessGroup`."""
-        return self._meet(value, what, combine)[0]
+        return self._meet(value, what, combine, patient)[0]
 
-    def _meet(self, value: Json, what: str, combine: Callable[[list[Json]], Json] | None) -> list[Json]:
+    def _meet(
+        self, value: Json, what: str, combine: Callable[[list[Json]], Json] | None, patient: bool = False
+    ) -> list[Json]:
         """Return the values of all processes, or one value: process 0's combination of them."""
         text = json.dumps([what, value])
         if self._over:
             raise ProcessError(self._over, code="process-run-over")
         # Without a lock: only the loop's thread meets the others, in the same order in all processes.
         self._number += 1
-        end = time.monotonic() + self._timeout
+        end = time.monotonic() + (math.inf if patient and self.index else self._timeout)
         prefix = f"{self._place}/{self._number}"
         if self.index == 0:
             answers_text = f"[{', '.join(self._collected(prefix, text, end))}]"

@@ -262,11 +262,13 @@ class StopController:
         with self._lock:
             self._stopped_by = reason
 
-    def agree_on_end(self, hosts: ProcessGroup) -> None:
-        """Share the requests of all processes: if one could not save, all of them end."""
+    def agree_on_end(self, hosts: ProcessGroup, patient: bool = False) -> None:
+        """Share the requests of all processes: if one could not save, all of them end. For `patient` see
+        `ProcessGroup`.
+        """
         # The reasons may differ: the first in the order of processes is the same for all.
         own = self._request.reason or self._other_reason
-        reason = hosts.all_reduce_json(own, lambda reasons: next(filter(None, reasons), None), "end")
+        reason = hosts.all_reduce_json(own, lambda reasons: next(filter(None, reasons), None), "end", patient)
         with self._lock:
             self._ended_by = reason
 

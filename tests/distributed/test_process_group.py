@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from learner import init_distributed
-from learner.distributed.process_group import SingleProcess, _difference, hosts
+from learner.distributed.process_group import Connected, SingleProcess, _difference, hosts
 from learner.errors import LearnerError
 from tests.support.codes import raises_code
 from tests.support.processes import start, together
@@ -205,6 +205,33 @@ def test_it_is_too_late_to_connect_when_jax_is_in_use():
     jax.devices()
     with raises_code("process-jax-in-use"):
         init_distributed("localhost:1234", num_processes=1, process_id=0)
+
+
+class SlowStore:
+    """The client of a process whose process 0 comes after a hundred questions."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def blocking_key_value_get(self, name, milliseconds):
+        self.asked += 1
+        if self.asked < 100:
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+        return json.dumps([["end", 7]])
+
+    def key_value_dir_get(self, prefix):
+        return []
+
+    def key_value_set(self, *given):
+        pass
+
+    key_value_delete = key_value_set
+
+
+def test_a_process_waits_as_long_as_process_0_works_alone():
+    with raises_code("process-missing"):
+        Connected(SlowStore(), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end")
+    assert Connected(SlowStore(), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end", patient=True) == 7
 
 
 # -- without others ----------------------------------------------------------------------------------------------------

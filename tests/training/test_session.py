@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from learner import LearnerError, RegressionOutput
+from learner.distributed.process_group import SingleProcess
 from learner.events import Compiling, Listener
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, GradientNorm, Metric
@@ -67,6 +68,19 @@ def test_the_application_log_tells_the_run(tmp_path):
     ):
         assert part in log, part
     assert not any(word in log for word in ("WARNING", "ERROR"))
+
+
+def test_the_others_wait_for_the_loggers_of_process_0(tmp_path, monkeypatch):
+    """`RunMirror` may take ten minutes, and a meeting waits for five."""
+    meetings, reduce = [], SingleProcess.all_reduce_json
+
+    def all_reduce_json(group, value, combine, what="", patient=False):
+        meetings.append((what, patient))
+        return reduce(group, value, combine, what, patient)
+
+    monkeypatch.setattr(SingleProcess, "all_reduce_json", all_reduce_json)
+    build_line(quiet(tmp_path / "run")).fit(batches())
+    assert meetings[-2:] == [("end", False), ("end", True)]
 
 
 def test_a_log_of_ones_own(tmp_path, caplog):
