@@ -48,7 +48,7 @@ def peers_monitored(
                 group.compare_passes()
             except ProcessError as error:
                 if not ended.wait(notice):
-                    print(f"learner: {error}", file=sys.stderr, flush=True)
+                    _print(f"learner: {error}")
                     if not ended.wait(grace - notice):
                         (end or _end_process)(f"process {group.index} ends: {error}")
                 return
@@ -63,8 +63,14 @@ def peers_monitored(
 
 
 def _end_process(text: str) -> None:
-    print(f"learner: {text}. It waited for the devices of the others, which cannot be interrupted", file=sys.stderr)
+    _print(f"learner: {text}. It waited for the devices of the others, which cannot be interrupted")
     leave(text)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     os._exit(1)  # the main thread is in C++, so nothing less would end it
+
+
+def _print(text: str) -> None:
+    """Print to stderr. Nobody may read it any more, and the process has to end all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,5 +1,7 @@
 """The thread that ends a process whose peers have failed: with a fake of the group, and without processes."""
 
+import io
+import sys
 import threading
 
 import pytest
@@ -48,6 +50,19 @@ def test_a_process_that_does_not_raise_is_ended_with_the_reason(differs, capsys)
         ["process 0 ends: the data of process 1 ended"],
     )
     assert reasons[0].removeprefix("process 0 ends: ") in printed[0]
+
+
+class ClosedPipe(io.StringIO):
+    def flush(self):
+        raise BrokenPipeError
+
+
+def test_a_process_is_ended_although_nobody_reads_its_output(monkeypatch):
+    group, ended = Group(), threading.Event()
+    monkeypatch.setattr(sys, "stderr", ClosedPipe())
+    with peers_monitored(group, SOON, SOON, 2 * SOON, lambda reason: ended.set()):
+        group.failed.set()
+        assert ended.wait(10)
 
 
 def test_a_process_that_raises_in_time_is_not_ended(capsys):
