@@ -203,6 +203,15 @@ def _failure_text(error: Exception) -> str:
     return f"cannot update this model: {message}"
 
 
+def may_evaluate_loss(optimizer: OptimizerFn, params: PyTree) -> bool:
+    """Return False if an update does not evaluate the loss again, as a line search does. Nothing is compiled."""
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    try:
+        return _try_update(optimizer, shapes, shapes)[1]
+    except Exception:  # it needs the gradients of each example
+        return True
+
+
 def check_replicas(optimizer: OptimizerFn | None, params: PyTree) -> list[str]:
     """Return the problems of an optimizer with replicas that see only a share of each batch. `optimizer` is None if
     `update=` makes the steps.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from learner.metrics.base import Info
 from learner.models.base import same_structure
 from learner.steps.finite import mark_overflow
-from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at, update_params
+from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at, may_evaluate_loss, update_params
 from learner.steps.outputs import as_output, has_wrong_labels
 from learner.steps.parts import with_barriers
 from learner.steps.precision import with_matmul
@@ -253,6 +253,22 @@ class StepFunctions(StepDefinition):
         model_state = self.axis.averaged(acc.model_state, state.model_state, acc.weight, total)
         metrics = self.train_metrics.all_reduce(self.axis, acc.metrics)
         return Accumulated(grads, total, loss, model_state, metrics, wrong_labels)
+
+    def value_fn(self, state: TrainState, batch: Batch) -> Callable[[PyTree], Array]:
+        """Return the loss of a step's only batch as a function of the parameters, for optimizers with a line search."""
+        key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
+        optimizer = self._optimizer_of(state.extra.get(HYPERPARAMETERS, {}))
+        # Before the search, whose loops would change the batch again in each evaluation. Other optimizers evaluate
+        # nothing, and `on_batch` is not traced for them.
+        if self.on_batch and may_evaluate_loss(optimizer, state.params):
+            batch = self.train_batch(state, batch, key)
+
+        def value(params: PyTree) -> Array:
+            output, _ = self.run_train(params, state.model_state, batch, key)
+            loss = self.policy.to_output_dtype(output.output if self.own_grads else output).loss
+            return jnp.asarray(loss, loss_dtype(params))  # like the loss of the step, as a search compares the two
+
+        return value
 
     @with_matmul
     def finish(

@@ -23,7 +23,7 @@ from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import rematerialised
 from learner.steps.train_state import TrainState
-from learner.steps.tree_math import like, loss_dtype, scale_by_weight, weight_of
+from learner.steps.tree_math import like, scale_by_weight, weight_of
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -322,18 +322,6 @@ class StepDefinition:
         """Return a micro-batch for the train step. `key`: the key of the micro-batch."""
         with self.policy.allow_promotion():
             return transformed(self.on_batch, batch, key, state.step)
-
-    def value_fn(self, state: TrainState, batch: Batch) -> Callable[[PyTree], Array]:
-        """Return the loss of a step's only batch as a function of the parameters, for optimizers with a line search."""
-        key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
-
-        def value(params: PyTree) -> Array:
-            changed = self.train_batch(state, batch, key)  # here, as most optimizers never evaluate the loss again
-            output, _ = self.run_train(params, state.model_state, changed, key)
-            loss = self.policy.to_output_dtype(output.output if self.own_grads else output).loss
-            return jnp.asarray(loss, loss_dtype(params))  # like the loss of the step, as a search compares the two
-
-        return value
 
     def run_valid(
         self,
