@@ -23,9 +23,6 @@ It needs: {install_hint("completion")}"""
 
 SHELLS = ("bash", "zsh", "tcsh")
 HELP, VERSION = "show more about a command", "show the version"
-WITH_KEYS = ("fit", "resume", "sweep", "evaluate", "plot-lr", "profile", "find-lr", "doctor")
-"""Commands whose options include the keys of a config."""
-
 NAMES = {
     "optimizer": "optimizers",
     "lr": "schedules",
@@ -94,5 +91,5 @@ def _options(command: str) -> Iterator[str]:
         main([command, "--help"])
     text = printed.getvalue() + (PROCESSES if command == "fit" else "")
     yield from (option for option in re.findall(r"--([a-z][a-z_]+)\b(?!=)", text) if option != "help")
-    if command in WITH_KEYS:
+    if "--KEY=" in text:
         yield from (*CONTEXT, *option_names(), *dotted_names())

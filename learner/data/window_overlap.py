@@ -6,12 +6,14 @@ import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
 
+MOST_ROWS = 10_000_000  # which take 0.7 s
+
 
 def contained_windows(train: Any, valid: Any) -> int:
     """Return the number of rows of `valid` that are windows whose values are all in windows of `train`, too.
 
     Windows share memory, so equal addresses identify equal values. Windows that begin in the training part, to forecast
-    the values after it, do not count. Other data has no such rows.
+    the values after it, do not count. Other data has no such rows. Data of more than 10 million rows is not compared.
 
     >>> series = ArrayDataset(np.arange(100.0))
     >>> len(series.windows(10, stride=1)), contained_windows(*series.windows(10, stride=1).split([0.8, 0.2], seed=0))
@@ -20,6 +22,8 @@ def contained_windows(train: Any, valid: Any) -> int:
     0
     """
     if not (isinstance(train, ArrayDataset) and isinstance(valid, ArrayDataset)):
+        return 0
+    if max(len(train), len(valid)) > MOST_ROWS:
         return 0
     both = zip(train.window_spans(), valid.window_spans(), strict=False)
     counts = (

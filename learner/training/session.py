@@ -60,7 +60,7 @@ def open_run(
             announce_end(run, spec, outputs)
             # Closing the reporter raises nothing, so an error in these last lines must be raised here.
             run.reporter.wait()
-        # Again, as process 0 may have received a signal while its loggers were closed, which takes up to ten minutes for
+        # Again, as process 0 may have received a signal while its loggers were closed. That takes up to ten minutes for
         # `RunMirror`, longer than any other meeting waits.
         run.stop.agree_on_end(spec.processes, patient=True)
 

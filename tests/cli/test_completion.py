@@ -29,6 +29,7 @@ def script(tmp_path_factory):
         (["learner", "ver"], ["version"]),
         (["learner", "help", "ev"], ["evaluate"]),
         (["learner", "fit", "--train.b"], ["--train.batch_size", "--train.batcher"]),
+        (["learner", "predict", "--valid.b"], ["--valid.batch_size", "--valid.batcher"]),
         (["learner", "fit", "--optimizer", "AdamW"], ["AdamW"]),
         (["learner", "fit", "--optimizer", "=", "AdaB"], ["AdaBelief"]),
         (["learner", "fit", "--seed", "=", "3", "--strategy", "="], ["Replicated", "Sharded", "SingleDevice", "fsdp"]),
