@@ -147,7 +147,7 @@ def _is_of_orbax(thread: threading.Thread) -> bool:
     return type(thread).__module__.startswith("orbax.")
 
 
-class _OfFailures(logging.Filter):
+class _FailureFilter(logging.Filter):
     """Drops the reports of Orbax's threads and tasks about a failed save or read, also late ones: its error was raised
     already.
     """
@@ -160,7 +160,7 @@ class _OfFailures(logging.Filter):
         return UNFINISHED not in f"{record.getMessage()} {error}"
 
 
-_of_failures = _OfFailures()
+_failure_filter = _FailureFilter()
 
 
 def _is_from_orbax(error: BaseException | None) -> bool:
@@ -183,4 +183,4 @@ def _silence_orbax() -> None:
 
     shown, sys.unraisablehook = sys.unraisablehook, hook
     for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_of_failures)
+        logging.getLogger(name).addFilter(_failure_filter)

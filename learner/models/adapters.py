@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from learner.errors import LearnerError
 from learner.models.base import ModelAdapter, NothingToTrainError, Trainable
 from learner.models.linen import Linen, LinenAdapter
-from learner.models.masks import without_masks
+from learner.models.masks import as_predicate
 from learner.models.nnx_modules import NnxAdapter, mark_traced
 from learner.models.pytrees import TreeAdapter
 from learner.util.executables import share
@@ -54,7 +54,7 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
             "with variables = module.init(key, example_input)",
             code="model-linen-without-variables",
         )
-    trainable = without_masks(trainable)
+    trainable = as_predicate(trainable)
     check_trainable(trainable, takes_filters=kind is NnxAdapter)
     adapter = kind(model, trainable)
     adapter.name = type(model.module if isinstance(model, Linen) else model).__name__

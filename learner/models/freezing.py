@@ -12,7 +12,7 @@ from learner.errors import LearnerError, Problem
 from learner.models.adapters import check_trainable
 from learner.models.base import ModelAdapter
 from learner.models.linen import LinenAdapter
-from learner.models.masks import without_masks
+from learner.models.masks import as_predicate
 from learner.models.matching import Match, chosen, match_text, matcher
 from learner.models.nnx_modules import by_path
 from learner.util.optional import is_instance_of
@@ -27,7 +27,7 @@ def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
     >>> trained("backbone.kernel", None), trained("head.kernel", None)
     (False, True)
     """
-    trainable = without_masks(trainable)
+    trainable = as_predicate(trainable)
     check_trainable(trainable, takes_filters=True)
     matchers = [matcher(pattern) for pattern in frozen]
 

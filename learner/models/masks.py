@@ -10,12 +10,12 @@ from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves
 
 
-def without_masks(trainable: Any) -> Any:
+def as_predicate(trainable: Any) -> Any:
     """Return a tree of booleans as a predicate of paths and arrays, and everything else unchanged.
 
     The tree has the structure of the parameters, or of its upper part, where a boolean applies to everything below it.
 
-    >>> is_trained = without_masks({"body": False, "head": {"bias": False, "kernel": True}})
+    >>> is_trained = as_predicate({"body": False, "head": {"bias": False, "kernel": True}})
     >>> [is_trained(path, None) for path in ("body.kernel", "head.bias", "head.kernel")]
     [False, False, True]
     >>> is_trained("neck", None)

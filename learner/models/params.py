@@ -11,7 +11,7 @@ from learner.errors import LearnerError, near, one_error
 from learner.models.adapters import adapter_of
 from learner.models.base import Trainable
 from learner.models.linen import Linen
-from learner.models.masks import without_masks
+from learner.models.masks import as_predicate
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves, path_name
@@ -37,7 +37,7 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
     """
     if _is_nnx(model):
         return adapter_of(model, trainable).params
-    trainable = without_masks(trainable)
+    trainable = as_predicate(trainable)
     tree = model.variables["params"] if isinstance(model, Linen) else _without_variables(model)
     return TreeAdapter(tree, trainable, shared=True).params
 

@@ -299,7 +299,7 @@ def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, p
             traced = trace_valid(step, state, batch, split)
             inputs.programs[split] = traced.program
             problems += traced.problems
-            drawn |= dict.fromkeys(traced.draws)
+            drawn |= dict.fromkeys(traced.draw_warnings)
             if traced.changes_state and not traced.problems:
                 carried |= dict.fromkeys(carried_state(step, state, batch))
     if carried:

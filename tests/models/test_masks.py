@@ -9,7 +9,7 @@ from flax import nnx
 
 from learner import trainable_params
 from learner.models.adapters import adapter_of
-from learner.models.masks import without_masks
+from learner.models.masks import as_predicate
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import arrays, batches, line, line_step, quiet
@@ -63,4 +63,4 @@ def test_a_parameter_without_a_boolean_is_an_error():
 
 def test_what_is_no_tree_of_booleans_stays():
     for trainable in (None, nnx.LoRAParam, (nnx.Param, ...), True, lambda path, x: True, {"w": arrays(1)}):
-        assert without_masks(trainable) is trainable
+        assert as_predicate(trainable) is trainable

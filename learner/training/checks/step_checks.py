@@ -98,13 +98,13 @@ class TracedValidStep:
     Attributes:
       problems, program: see `TracedTrainStep`.
       changes_state: True if it writes to its model.
-      draws: warnings about its random numbers.
+      draw_warnings: about its random numbers.
     """
 
     problems: list[str]
     program: Any
     changes_state: bool
-    draws: list[str]
+    draw_warnings: list[str]
 
 
 class _TrainTrace:
