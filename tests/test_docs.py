@@ -236,7 +236,7 @@ def test_the_code_of_loops_prints_what_is_shown(tmp_path, monkeypatch):
                 compared += bool(shown)
                 without = [re.sub(r"(?<=Accuracy )[\d.]+", "#", each) for each in (printed.getvalue(), shown)]
                 assert without[0] == without[1]
-    assert compared == 5
+    assert compared == 6
     assert not (tmp_path / "runs" / "unused").exists()
 
 
