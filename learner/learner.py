@@ -31,7 +31,7 @@ from learner.training.checks.fingerprints import saved_labels
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
 from learner.training.files.run_directory import locked_directory, prepare
-from learner.training.inference import MetricValues
+from learner.training.passes import MetricValues
 from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
 from learner.training.pure_steps import PureSteps

@@ -27,7 +27,7 @@ from learner.renderers.summary_text import place_of
 from learner.training.evaluation import Evaluator
 from learner.training.files.directory import holds_run
 from learner.training.follow import follow
-from learner.training.inference import MetricValues
+from learner.training.passes import MetricValues
 from learner.util.json_values import encode
 from learner.util.text import aligned, printable
 

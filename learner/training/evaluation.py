@@ -26,7 +26,7 @@ from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, has_several, label_warnings, read_valid
 from learner.training.files.directory import holds_run
 from learner.training.files.run_directory import read_found, resumes
-from learner.training.inference import MetricValues, evaluate, predict
+from learner.training.passes import MetricValues, evaluate, predict
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import restore
 from learner.training.setup.dispatch_plan import make_runner
