@@ -17,7 +17,7 @@ from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.flops import step_flops
 from learner.steps.population import count_members, member_shapes
 from learner.strategies.base import Strategy
-from learner.training.checks.step_checks import Tracing
+from learner.training.checks.step_tracing import Tracing
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import run_length
 from learner.training.feed.prefetch import IN_MEMORY

@@ -9,7 +9,8 @@ from learner.errors import LearnerError, one_error
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import no_optimizer
 from learner.steps.train_state import TrainState
-from learner.training.checks.step_checks import GIVEN, Tracing, check_train, check_valid, no_step
+from learner.training.checks.step_checks import check_train, check_valid, no_step
+from learner.training.checks.step_tracing import GIVEN, Tracing
 from learner.training.definition import TrainingDefinition
 from learner.training.programs.single_step import SingleStepRunner
 

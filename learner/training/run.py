@@ -8,7 +8,7 @@ from typing import Any
 from learner.errors import NonFiniteError
 from learner.steps.finite import advice, nonfinite_text
 from learner.training.checkpoints.saving import CheckpointSaver
-from learner.training.checks.step_checks import Tracing
+from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Dispatch, Feeder
 from learner.training.hooks import EpochInfo, call_hooks
 from learner.training.member_decisions import all_ended_text

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.training.checks.step_checks import Tracing
+from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.member_decisions import MemberDecisions
 from learner.training.programs.executor import Runner

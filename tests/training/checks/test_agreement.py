@@ -7,7 +7,7 @@ import pytest
 
 from learner import LearnerError
 from learner.training.checks.agreement import digest, propagate_failures
-from learner.training.checks.step_checks import Tracing
+from learner.training.checks.step_tracing import Tracing
 
 
 def test_the_digest_of_arrays_covers_each_value():
