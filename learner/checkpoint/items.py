@@ -107,6 +107,11 @@ def escaped(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F") or "value"
 
 
+def unescaped(name: str) -> str:
+    """Return the path of an array from its name in a checkpoint."""
+    return name.replace("%2F", "/").replace("%25", "%")
+
+
 def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
     """Return a line for every leaf that differs between a checkpoint and a learner.
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from learner.checkpoint.items import from_items
-from learner.checkpoint.load import SHOWN, PathMatch, blank_state, evaluated_item, has_averages, read_items, store_of
+from learner.checkpoint.load import blank_state, evaluated_item, has_averages, read_items, store_of
+from learner.checkpoint.path_match import SHOWN, PathMatch
 from learner.checkpoint.store import CheckpointStore
 from learner.errors import LearnerError
 from learner.models.base import ModelAdapter

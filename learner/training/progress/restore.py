@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, to_items
-from learner.checkpoint.load import evaluated_item, paths_in_model
+from learner.checkpoint.load import evaluated_item
 from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.path_match import paths_in_model
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, one_error
 from learner.steps.eval_params import has_eval_params
