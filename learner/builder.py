@@ -143,7 +143,7 @@ class LearnerBuilder:
                 )
             if any(m.name == metric.name for m in before):
                 raise LearnerError(
-                    f"there are two metrics named {metric.name!r} in the {kind} split; give each a name of its own",
+                    f"there are two metrics named {metric.name!r} in the {kind} split; give each a different name",
                     code="metric-name-twice",
                     kind=kind,
                 )
@@ -972,7 +972,7 @@ def _problems_of_selections(options: Options) -> list[Problem]:
     names = " and ".join(x.name for x in (options.halving, options.exploit) if x is not None)
     if not names or options.population is not None:
         return []
-    text = f"{names} ranks the members of a population, and there is none: call population(lr=[...]) too, "
+    text = f"{names} ranks the members of a population, but there is no population: call population(lr=[...]) too, "
     return [Problem(f"{text}or use learner sweep", code="population-selection-alone", name=names)]
 
 

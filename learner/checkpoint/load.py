@@ -287,7 +287,7 @@ def store_of(directory: str | Path) -> CheckpointStore:
         refuse_elsewhere(place)
     if isinstance(place, Path) and not place.is_dir():
         raise LearnerError(
-            f"there is no directory {directory} to take a checkpoint from",
+            f"there is no directory {directory} to load a checkpoint from",
             code="checkpoint-directory-missing",
             directory=directory,
         )
@@ -361,7 +361,7 @@ def _refuse_absurd(shapes: Any, name: str) -> None:
     needed = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(shapes))
     if needed > (room := machine_memory()):
         raise LearnerError(
-            f"{name} says that its arrays take {needed} bytes, and there is memory for {room}",
+            f"{name} claims that its arrays take {needed} bytes, but there is memory for {room}",
             code="checkpoint-too-large",
             needed=needed,
             room=room,

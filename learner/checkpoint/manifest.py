@@ -83,7 +83,7 @@ def read_manifest(directory: Any) -> dict[str, Any]:
         )
     if expected != _digest(content):
         raise DamagedError(
-            f"the checkpoint {directory} is damaged: {NAME} is not as it was written",
+            f"the checkpoint {directory} is damaged: {NAME} was changed after it was written",
             code="checkpoint-manifest-changed",
             directory=directory,
         )
@@ -118,7 +118,7 @@ def refuse_damage(directory: Any, contents: bool = True) -> None:
             )
         if contents and not file.has(digest):
             raise DamagedError(
-                f"the checkpoint {directory} is damaged: {name} has other bytes than were written",
+                f"the checkpoint {directory} is damaged: {name} does not have the bytes that were written",
                 code="checkpoint-file-changed",
                 directory=directory,
                 name=name,

@@ -422,7 +422,7 @@ class CheckpointStore:
             return
         else:
             suspects = self.steps
-            doubt = f", and may be the one that was named ({epoch if epoch == 'best' else f'epoch {epoch}'})"
+            doubt = f", and may be the requested one ({epoch if epoch == 'best' else f'epoch {epoch}'})"
         for suspect in suspects:
             if suspect in self.damaged:
                 raise self.damaged_error(suspect, f"{self.damaged[suspect]}{doubt}")

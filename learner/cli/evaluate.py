@@ -74,7 +74,7 @@ def evaluate(words: Sequence[str]) -> int:
         data = config.data("valid") if line.data is None else _loader(line.data)
         if data is None:
             raise LearnerError(
-                f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...",
+                f"{directory} has no validation data; pass the data to evaluate: --valid.dataset=...",
                 code="cli-validation-data-missing",
                 directory=directory,
             )

@@ -44,7 +44,7 @@ def fit(words: Sequence[str]) -> int:
         return 0
     if not content:
         raise LearnerError(
-            "learner fit needs a config file: learner fit CONFIG (learner fit --help says more)",
+            "learner fit needs a config file: learner fit CONFIG (see learner fit --help)",
             code="cli-config-missing",
         )
     if line.print_config:
@@ -92,8 +92,8 @@ def _refuse_new_run(content: Mapping[str, Any]) -> None:
     for key in ("overwrite", "resume"):  # saved configs contain neither
         if key in content and bool(content[key]) == (key == "overwrite"):
             raise LearnerError(
-                f"{key} is {content[key]}, which asks for a new run, and learner resume continues the old one: leave "
-                f"--{key} out, or start a new run by learner fit CONFIG --overwrite=true",
+                f"{key} is {content[key]}, which asks for a new run, but learner resume continues the old one: leave "
+                f"--{key} out, or start a new run with learner fit CONFIG --overwrite=true",
                 code="cli-resume-new-run",
                 key=key,
             )

@@ -83,7 +83,7 @@ def _defaults(method: Callable[..., Any]) -> str:
 
 def _choices(key: str) -> list[Paragraph]:
     """Return a signature such as `AdamW(b1=0.9, ...)` for each class that needs no import path."""
-    paragraphs = [Paragraph(f"{key} is one of these, or of your own by import path:")]
+    paragraphs = [Paragraph(f"{key} is one of these, or your own by import path:")]
     for name, path in names_for(key).items():
         arguments = _arguments(inspect.signature(import_path(path, key)).parameters.values())
         paragraphs.append(Paragraph(f"{arguments})", f"  {name}(", 6))

@@ -49,7 +49,7 @@ def unrepeated(run: RunReader, start: int, losses: Sequence[float]) -> list[str]
         before = logged.get(step, loss)
         if not np.array_equal(np.float32(before), np.float32(loss), equal_nan=True):
             text = f"{run.directory}: the loss of step {step} is {loss:.9g} in the replay and {before:.9g} in the log"
-            return [f"{text}: code, data, devices or versions are not those of the run"]
+            return [f"{text}: code, data, devices or versions differ from those of the run"]
     return []
 
 

@@ -46,7 +46,7 @@ def summary(words: Sequence[str]) -> int:
             return _overview(line)
     if line.depth is not None:
         raise LearnerError(
-            "learner summary takes --depth of a config file, and this is the directory of a run",
+            "learner summary takes --depth for a config file, not for the directory of a run",
             code="cli-depth-of-run",
         )
     directory = Path(line.path)

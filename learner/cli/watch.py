@@ -65,8 +65,8 @@ def refuse_pipes() -> None:
     for name, stream in names.items():
         if stream is None or not stream.isatty():
             raise LearnerError(
-                f"learner watch needs a terminal, and standard {name} is none. Without one: learner summary DIR, "
-                "learner plot DIR METRIC, learner report DIR",
+                f"learner watch needs a terminal, and standard {name} is not one. Without a terminal: learner summary "
+                "DIR, learner plot DIR METRIC, learner report DIR",
                 code="cli-terminal-missing",
                 name=name,
             )

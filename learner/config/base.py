@@ -131,7 +131,7 @@ class Config:
             if repr(getattr(back, name)) != repr(getattr(self, name)):
                 raise LearnerError(
                     f"{type(self).__name__} cannot be saved: {name} is {shown(getattr(self, name))}, and would come "
-                    f"back as {shown(getattr(back, name))}; its type says too little",
+                    f"back as {shown(getattr(back, name))}; its type annotation is too general",
                     code="config-value-changes",
                     name=name,
                 )
@@ -217,13 +217,13 @@ def _check_class(cls: type[Config]) -> None:
     annotated = inspect.get_annotations(cls)
     if methods := [name for name in annotated if hasattr(Config, name)]:
         raise LearnerError(
-            f"{cls.__name__} has a field {methods[0]!r}, and every config a method: name it otherwise",
+            f"{cls.__name__} has a field {methods[0]!r}, which is a method of every config: rename it",
             code="config-field-is-method",
         )
     before = {field.name for field in dataclasses.fields(cls)}  # of the base classes
     if bare := [name for name in vars(cls) if name in before and name not in annotated]:
         raise LearnerError(
-            f"{cls.__name__}.{bare[0]} has no type: a field with another default needs one, as before",
+            f"{cls.__name__}.{bare[0]} has no type: repeat the type of a field when changing its default",
             code="config-field-without-type",
         )
 

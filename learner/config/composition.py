@@ -73,7 +73,7 @@ class _Resolver:
         """Return a value with its references resolved. `inside`: the references that lead to it."""
         self._values += 1
         if self._values > MOST:
-            raise LearnerError("the references of the config stand for too many values", code="config-reference-large")
+            raise LearnerError("the references of the config expand to too many values", code="config-reference-large")
         if isinstance(value, dict):
             return {key: self.value(item, inside) for key, item in value.items()}
         if isinstance(value, list):
@@ -97,7 +97,8 @@ class _Resolver:
         value = self._target(name, inside)
         if isinstance(value, dict | list) or value is None:
             raise LearnerError(
-                f"${{{name}}} stands in a text, and it is a {type(value).__name__}; it needs a text or a number",
+                f"${{{name}}} is part of a text, but its value is a {type(value).__name__}; it needs a text or a "
+                "number",
                 code="config-reference-type",
                 name=name,
             )
@@ -105,7 +106,7 @@ class _Resolver:
 
     def _target(self, name: str, inside: tuple[str, ...]) -> Any:
         if len(inside) > DEEPEST:
-            raise LearnerError("the references of the config stand for too many values", code="config-reference-large")
+            raise LearnerError("the references of the config expand to too many values", code="config-reference-large")
         if name in inside:
             chain = " -> ".join([*inside, name])
             raise LearnerError(f"the reference ${{{name}}} leads to itself: {chain}", code="config-reference-circular")

@@ -161,7 +161,7 @@ def _size_problem(text: str) -> str | None:
             size += 1 + len(event.value)
         elif isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for _, anchor in inside):
-                return f"has the alias *{event.anchor} inside of what it stands for"
+                return f"has the alias *{event.anchor} inside its own anchor"
             size += sizes.get(event.anchor, 1)
         if len(inside) > DEEPEST:
             return TOO_DEEP

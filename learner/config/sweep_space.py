@@ -72,7 +72,7 @@ class SweepSpace:
         if self.distributions and self.size is None:
             names = ", ".join(self.distributions)
             yield Problem(
-                f"{names}: values are drawn, and their number is missing: --size=32", code="sweep-size-missing"
+                f"{names}: values are drawn, but the number of members is missing: --size=32", code="sweep-size-missing"
             )
         if self.size is not None and not self.distributions:
             text = f"size is {self.size}, and nothing is drawn: leave it out, or draw values, --lr=loguniform:1e-5:1e-2"

@@ -37,7 +37,7 @@ class ArrayDataset(Dataset):
             refuse_path(arrays, "ArrayDataset")
         if _is_lazy_frame(arrays):
             raise LearnerError(
-                f"a {type(arrays).__name__} has no rows before it is collected: give frame.collect()",
+                f"a {type(arrays).__name__} has no rows until it is collected: pass frame.collect()",
                 code="data-frame-lazy",
             )
         if is_data_frame(arrays):
@@ -285,8 +285,8 @@ def _common_length(arrays: Any) -> int:
     shapes += f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
     if any(array.ndim == 0 for _, array in fields):
         raise LearnerError(
-            f"an ArrayDataset needs arrays [rows, ...], no scalars and no lists; it got {shapes}; of a list "
-            "np.asarray(values) makes one",
+            f"an ArrayDataset needs arrays [rows, ...], not scalars or lists; it got {shapes}; convert a list with "
+            "np.asarray(values)",
             code="data-arrays-type",
         )
     lengths = {len(array) for _, array in fields}

@@ -18,8 +18,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     leaves = named_leaves(batch)
     if not leaves:
         raise LearnerError(
-            f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}. A step that needs no data "
-            "gets np.zeros(1)",
+            f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}. For a step that needs no "
+            "data, pass np.zeros(1)",
             code="batch-empty-structure",
             split=split,
         )
@@ -44,8 +44,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
             )
         if not array.dtype.isnative:
             raise LearnerError(
-                f"{field_text(name)} of a {split} batch has dtype {array.dtype.str}, whose bytes are in the order of "
-                f"other machines: x.astype({array.dtype.name!r}) puts them into that of this one",
+                f"{field_text(name)} of a {split} batch has dtype {array.dtype.str}, which is not in this machine's "
+                f"byte order: convert it with x.astype({array.dtype.name!r})",
                 code="batch-byte-order",
                 split=split,
             )
@@ -69,8 +69,8 @@ def refuse_keys(arrays: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise LearnerError(
-                f"{field_name(path)} holds keys of jax.random, which are not numbers: give jax.random.key_data(keys) "
-                "to the data, and make keys of it with jax.random.wrap_key_data in the step",
+                f"{field_name(path)} holds keys of jax.random, which are not numbers: put jax.random.key_data(keys) "
+                "into the data, and convert it back with jax.random.wrap_key_data in the step",
                 code="batch-random-keys",
                 field=field_name(path),
             ) from None
@@ -112,9 +112,9 @@ def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
         return
     value = array[(array < narrow.min) | (array > narrow.max)][0]
     raise LearnerError(
-        f"{field_text(name)} of a {split} batch holds {value} ({array.dtype}), which is {value.astype(narrow.dtype)} "
-        f"as {narrow.dtype}, with which JAX computes: give integers from {narrow.min} to {narrow.max}, or set the "
-        "option jax_enable_x64 of JAX",
+        f"{field_text(name)} of a {split} batch holds {value} ({array.dtype}), which becomes "
+        f"{value.astype(narrow.dtype)} in {narrow.dtype}, the dtype that JAX computes with: give integers from "
+        f"{narrow.min} to {narrow.max}, or set JAX's option jax_enable_x64",
         code="batch-integer-too-large",
         split=split,
     )
@@ -139,8 +139,8 @@ def rounding_warnings(batch: PyTree, split: str) -> list[str]:
         if rounded.size:
             warnings.append(
                 f"{field_text(name)} of a {split} batch holds {rounded[0]:.0f} (float64), which is "
-                f"{rounded[0].astype(narrow):.0f} as {narrow}: give ids as integers, in a field of their own, and "
-                "subtract the first time from times. Of measurements, nothing is wrong"
+                f"{rounded[0].astype(narrow):.0f} as {narrow}: give ids as integers, in a separate field, and "
+                "subtract the first time from times. Ignore this warning for measurements"
             )
     return warnings
 

@@ -477,9 +477,10 @@ def as_dataset(data: Any) -> Any:
         data = function(data)
     if isinstance(data, tuple | str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise LearnerError(
-            f"a loader cannot read a {type(data).__name__}: give a dict of arrays, an ArrayDataset, a list of items or "
-            "an object with __len__ and __getitem__ (iterables of batches need no loader: fit takes them as they are; "
-            "learner.data.stream(items).batch(32) makes them of a generator function, or another iterable, of items)",
+            f"a loader cannot read a {type(data).__name__}: give a dict of arrays, an ArrayDataset, a list of items "
+            "or an object with __len__ and __getitem__ (iterables of batches need no loader: fit takes them as they "
+            "are; learner.data.stream(items).batch(32) makes them from a generator function, or another iterable, of "
+            "items)",
             code="data-dataset-type",
         )
     if len(data) == 0:

@@ -45,7 +45,7 @@ def select_indices(rows: Any, length: int) -> Rows:
         found = np.flatnonzero(found)
     if found.ndim != 1 or not (found.dtype.kind in "iu" or found.size == 0):
         raise LearnerError(
-            f"select got {_short(rows)}: give the numbers of items, or {length} times true or false, one for each item",
+            f"select got {_short(rows)}: give the indices of items, or {length} booleans, one for each item",
             code="data-select-type",
             length=length,
         )
@@ -123,7 +123,7 @@ def fold_indices(length: int, k: int, seed: int | None) -> list[tuple[Rows, Rows
     k = check_int("k of k_fold", k, least=2)
     if k > length:
         raise LearnerError(
-            f"k_fold into {k}, and there are {length} items: give {length} or less",
+            f"k_fold makes {k} parts, but there are {length} items: give {length} or less",
             code="data-folds-too-many",
             k=k,
             length=length,
@@ -146,7 +146,7 @@ def sample_indices(length: int, size: int | None, replacement: bool, weights: An
     if not replacement and size > there:
         which = "items" if share is None else "items with a weight above 0"
         raise LearnerError(
-            f"sample of {size} from {there} {which}: give less, or replacement=True",
+            f"sample of {size} from {there} {which}: give fewer, or replacement=True",
             code="data-sample-too-large",
             size=size,
         )

@@ -192,7 +192,7 @@ def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, ur
     Raises:
       LearnerError: files are missing; the message names all of them, and the address.
     """
-    where = f"get the files from {url} and put them there (nothing is downloaded by itself)"
+    where = f"get the files from {url} and put them there (nothing is downloaded automatically)"
     place = folder(directory, what, f"{where}: {', '.join(first for first, *_ in names)}")
     for name in itertools.chain(*names):
         refuse_special(place / name, what)
@@ -219,7 +219,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             other = next((packer for signature, packer in OTHERS.items() if start.startswith(signature)), None)
             if other is not None:
                 raise LearnerError(
-                    f"{path} is packed by {other}: unpack it, or pack it by gzip, which is unpacked here",
+                    f"{path} is compressed by {other}: decompress it, or compress it with gzip, which is decompressed "
+                    "on reading",
                     code="data-file-packed",
                     path=path,
                 )
@@ -270,7 +271,8 @@ class MemoryBudget:
         if self._reserved + count > self.limit:
             raise LearnerError(
                 f"{self._path} has {self._size} bytes and needs more than {self.limit} bytes of memory, the limit "
-                "against files that unpack without end: if you trust it, give more by max_memory= (in bytes)",
+                "that protects from decompression bombs: if you trust the file, raise the limit with max_memory= (in "
+                "bytes)",
                 code="data-file-too-large",
             )
 

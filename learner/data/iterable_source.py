@@ -58,8 +58,8 @@ class StatefulSource(Source):
         if ADDRESS.search(str(from_json(state))):
             self._keeps = False
             self._flaw = (
-                ": its state has the address of an object, which differs in each process, so it would not be "
-                "taken back (Grain's DataLoader needs a data source with a __repr__)"
+                ": its state has the address of an object, which differs in each process, so it could not be "
+                "restored (Grain's DataLoader needs a data source with a __repr__)"
             )
 
     def _where(self, holder: Any) -> Callable[[], Any] | None:
@@ -251,9 +251,9 @@ class IterableSource(StatefulSource):
         name = f"the {self.split} data ({type(data).__name__})"
         warn(
             f"{name} cannot be put back to a position{self._flaw}. {start} {self._unit} of epoch {epoch} are read "
-            "again and dropped. No steps are run for them and nothing is placed on a device, but they take the time "
-            f"that it takes to make them{'' if ordered else _IF_THE_SAME}. A loader of ours (DataLoaderBuilder), a "
-            "Grain dataset, or an iterator with get_state and set_state goes there at once"
+            "again and dropped. No steps are run for them and nothing is placed on a device, but producing them "
+            f"takes its usual time{'' if ordered else _IF_THE_SAME}. A loader of ours (DataLoaderBuilder), a Grain "
+            "dataset, or an iterator with get_state and set_state goes there at once"
         )
         for number in range(start):
             try:
@@ -295,8 +295,8 @@ class IterableSource(StatefulSource):
             # No batch of an epoch is lost or repeated, and the data may differ on purpose.
             warn(
                 f"the {self.split} data does not take back the state that it had at the end of epoch {epoch}: "
-                f"{error.__cause__!r}. Epoch {epoch + 1} starts without it, and may have another order than it would "
-                "have had"
+                f"{error.__cause__!r}. Epoch {epoch + 1} starts without it, and may have another order than without "
+                "the interruption"
             )
             return None
         if positioned:

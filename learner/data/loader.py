@@ -92,7 +92,7 @@ class DataLoaderBuilder:
             )
         if isinstance(batcher, type):
             raise LearnerError(
-                f"batcher is the class {batcher.__name__}: give an object of it, {batcher.__name__}(...)",
+                f"batcher is the class {batcher.__name__}: pass an instance, {batcher.__name__}(...)",
                 code="data-batcher-not-instance",
             )
         self._batcher = batcher

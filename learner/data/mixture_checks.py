@@ -46,7 +46,7 @@ def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str
     if len({id(stream) for stream in streams}) < len(streams):
         problems.append(
             Problem(
-                "two sources of a mixture are one stream, which has one position: make two of it",
+                "two sources of a mixture are the same stream, which has one position: create it twice",
                 code="data-mixture-source-twice",
             )
         )
@@ -82,7 +82,7 @@ def _dataset(name: Any, source: Any) -> "Dataset | UncheckedStream":
         )
     if generators_of(source):
         raise LearnerError(
-            f"the {type(source).__name__} shuffles with a random generator of its own, whose state a mixture cannot "
+            f"the {type(source).__name__} shuffles with its own random generator, whose state a mixture cannot "
             "restore: shuffle by set_epoch(epoch), or pass data with a length and an index",
             code="data-mixture-stream-random",
             source=name,

@@ -72,7 +72,7 @@ def members_of(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfi
             )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise LearnerError(
-                f"{info.filename!r} is packed by a method that NumPy does not use", code="npz-compression-unknown"
+                f"{info.filename!r} is compressed by a method that NumPy does not use", code="npz-compression-unknown"
             )
         if packed > size or info.file_size > LARGEST_RATIO * (info.compress_size + 1):
             raise LearnerError(f"{info.filename!r} claims to hold more than the file can", code="npz-claims-too-much")
@@ -144,7 +144,7 @@ def read_header(stream: IO[bytes], size: int, name: str) -> Header:
         )
     if 0 in shape:
         raise LearnerError(
-            f"{name!r} has the shape {list(shape)}: there is nothing in it", code="npz-array-empty", name=name
+            f"{name!r} has the shape {list(shape)} and holds no values", code="npz-array-empty", name=name
         )
     return parsed
 

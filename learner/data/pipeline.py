@@ -236,8 +236,8 @@ def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
         leaves = jax.tree_util.tree_leaves_with_path(batch)
         shapes = ", ".join(f"{field_name(path)} {list(leaf.shape)}" for path, leaf in leaves)
         raise LearnerError(
-            f"a batcher must return a row for each item: it got {rows}, and returned {shapes}. One that puts several "
-            "items into a row, or leaves some out, says so by an attribute: any_rows = True",
+            f"a batcher must return a row for each item: it got {rows}, and returned {shapes}. A batcher that puts "
+            "several items into a row, or leaves some out, declares it with an attribute: any_rows = True",
             code="data-batcher-row-count",
             rows=rows,
         )

@@ -151,8 +151,8 @@ def _in_batches(data: StreamMixture, split: str, batch_size: int | None, share: 
         return data
     if batch_size is None:
         raise LearnerError(
-            f"the {split} data is a stream of items, or a mixture of such, which has no batches: pass its batch(n), or "
-            "set with_batch_size(n)",
+            f"the {split} data is a stream of items, or a mixture of streams, which has no batches: pass its "
+            "batch(n), or set with_batch_size(n)",
             code="data-dataset-without-batches",
             split=split,
         )
@@ -209,7 +209,7 @@ def _own_size(batch_size: int, share: ProcessShard | None, split: str) -> int:
     if batch_size % share.count:
         raise LearnerError(
             f"with_batch_size is {batch_size} over all processes, and the {split} data is PerProcess: give a multiple "
-            f"of {share.multiple}, so that each of {share.count} processes has as many rows",
+            f"of {share.multiple}, so that all {share.count} processes have equally many rows",
             code="data-batch-size-uneven",
             batch_size=batch_size,
             split=split,

@@ -136,10 +136,11 @@ class StreamMixtureIterator(Iterator[Any]):
         """Go to the position that `get_state` returned. Sources are opened when their first row is drawn."""
         names = self._mixture.names
         if not {"epoch", "draw", "made", "sources"} <= set(state):
-            raise LearnerError("the state is not that of a mixture of streams", code="data-mixture-state-malformed")
+            raise LearnerError("the state does not belong to a mixture of streams", code="data-mixture-state-malformed")
         if set(state["sources"]) != set(names):
             raise LearnerError(
-                f"the mixture has the sources {', '.join(names)}, and had {', '.join(state['sources'])}",
+                f"the mixture has the sources {', '.join(names)}, but its saved state has "
+                f"{', '.join(state['sources'])}",
                 code="data-mixture-state-differs",
             )
         self._epoch, self._draw, self._count = state["epoch"], state["draw"], state["made"]

@@ -36,8 +36,9 @@ def check_process() -> None:
     """
     if _without_threads:
         raise LearnerError(
-            "this process is a fork of one in which JAX ran, and JAX's threads are not in it, so it would wait for "
-            'ever: start it with multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is used',
+            "this process was forked from one in which JAX had started threads; it lacks them, and would wait "
+            'forever: start it with multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is '
+            "used",
             code="worker-forked-process",
         )
     process = multiprocessing.current_process()

@@ -46,7 +46,7 @@ def check(
     questions = selected_questions(only, skip, steps)
     if hosts().count > 1:
         raise LearnerError(
-            "check runs in one process; leave out what connects several of them", code="process-check-several"
+            "check runs in one process; leave out the arguments that connect several", code="process-check-several"
         )
     answers = []
     with open_trial(definition, train, valid, steps, clock) as trial:

@@ -29,7 +29,7 @@ class Question(NamedTuple):
 
 QUESTIONS = (
     Question("overlap", "reads the data", "rows that training and validation data share"),
-    Question("initial-loss", "1 forward pass", "loss before training, compared with that of a uniform guess"),
+    Question("initial-loss", "1 forward pass", "loss before training, compared with a uniform guess"),
     Question("eval-mode", "3 forward passes", "the valid step repeats its outputs"),
     Question("train-mode", "2 forward passes", "the loss differs between train and eval mode"),
     Question("row-leak", "2 forward passes", "the output for a row depends on other rows of its batch"),

@@ -97,7 +97,7 @@ def label_shuffle(trial: CheckTrial) -> Finding:
     if loss < of_shuffled - LEAST_GAIN * abs(of_shuffled):
         return Finding(OK, ratio, f"{text}.")
     if left > HARDLY:
-        return Finding(WARNING, ratio, f"{text}: too little is learned in these steps to tell; try more of them.")
+        return Finding(WARNING, ratio, f"{text}: too little was learned in these steps to decide; try more steps.")
     remedy = "the labels may belong to other rows than the inputs, in the training or in the validation data"
     return Finding(FAILED, ratio, f"{text}: {remedy}, or the model only learns its rows by heart.")
 
@@ -168,14 +168,14 @@ def _rate_finding(lr: float, suggestion: float | None, highest: float, has_sched
     """Return the finding for a run's highest rate. `highest`: the rate at which the loss diverges."""
     if lr >= highest:
         number = math.nan if suggestion is None else suggestion
-        text = f"The loss diverges at the rate {highest:.2g}, and that of the run is {lr:.2g}"
+        text = f"The loss diverges at the rate {highest:.2g}, and the run's rate is {lr:.2g}"
         if has_schedule:
             return Finding(WARNING, number, f"{text} after its warm-up: make sure that this is long enough.")
         return Finding(FAILED, number, f"{text}: lower it.")
     if suggestion is None:
         text = "The loss does not fall at any rate: look at the model and the data."
         return Finding(WARNING, math.nan, text)
-    text = f"The loss falls fastest at the rate {suggestion:.2g}, and that of the run is {lr:.2g}"
+    text = f"The loss falls fastest at the rate {suggestion:.2g}, and the run's rate is {lr:.2g}"
     if lr < suggestion / FAR:
         return Finding(WARNING, suggestion, f"{text}: try a higher one.")
     return Finding(OK, suggestion, f"{text}.")

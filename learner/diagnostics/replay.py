@@ -73,7 +73,7 @@ class Replay:
         if self.step is None:
             return f"replayed from {since} to step {self.stop}: no array differs"
         if self.step == self.start:
-            earlier = f": replay an earlier step, up to {self.start}, to see where they part" if self.start else ""
+            earlier = f": replay an earlier step, up to {self.start}, to see where they diverge" if self.start else ""
             return f"replay: {since} differ already{earlier}"
         return f"replayed from {since}: step {self.step} differs"
 

@@ -38,7 +38,7 @@ def find_lr(
     check_range(lowest, highest, steps, smoothing, diverges)
     if hosts().count > 1:
         raise LearnerError(
-            "find_lr runs in one process; leave out what connects several of them", code="process-find-lr-several"
+            "find_lr runs in one process; leave out the arguments that connect several", code="process-find-lr-several"
         )
     definition.take_initial()
     schedule = Exponential(lowest, highest / lowest, every=steps - 1)

@@ -82,8 +82,8 @@ def init_distributed(
         return
     if backends_are_initialized():
         raise LearnerError(
-            "JAX is in use already, and processes are connected before: call init_distributed first, before any "
-            "array is made and before jax.devices() (an import may do it, too)",
+            "JAX is already in use, and processes must be connected before that: call init_distributed first, before "
+            "creating any array and before jax.devices() (an import may do either)",
             code="process-jax-in-use",
         )
     # This waits in Python and raises errors, for which JAX would end the process from C++.
@@ -151,7 +151,7 @@ def _connection_errors(coordinator: str | None, process_id: int | None) -> Itera
         if coordinator is not None:
             raise
         raise LearnerError(
-            f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}",
+            f"no cluster was found: JAX detects SLURM, Open MPI, Kubernetes and Cloud TPU. Elsewhere {LAUNCH}",
             code="process-cluster-missing",
         ) from error
     except Exception as error:
@@ -286,8 +286,8 @@ def _listening(coordinator: str) -> socket.socket:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise LearnerError(
-                f"process 0 cannot listen at {coordinator}: something else on this machine does. Give another port, "
-                "the same to all processes",
+                f"process 0 cannot listen at {coordinator}: another program on this machine does. Choose another "
+                "port, the same for all processes",
                 code="process-port-in-use",
                 coordinator=coordinator,
             ) from error

@@ -198,8 +198,8 @@ def _merge_of(metric: Any, name: str) -> Callable[[Any, Any], None]:
                 return way
             hint = f"leave out what {kind.__name__} does not have ({', '.join(more)})"
     raise LearnerError(
-        f"{name} cannot be merged: it does not say how the numbers of two devices or batches become one. Of "
-        f"flax.nnx.metrics, Average, what derives from it, and Welford are known; {hint}, or write a "
+        f"{name} cannot be merged: it does not define how to combine the values of two devices or batches. Of "
+        f"flax.nnx.metrics, Average, its subclasses, and Welford are supported; {hint}, or write a "
         "learner.metrics.Metric",
         code="metric-not-mergeable",
         name=name,
@@ -248,7 +248,7 @@ def _tried(make: Callable[[], Any], name: str) -> Any:
     try:
         return make()
     except NotImplementedError as error:
-        raise LearnerError(f"{name} has no state to begin with: {error}", code="metric-stateless", name=name) from error
+        raise LearnerError(f"{name} has no initial state: {error}", code="metric-stateless", name=name) from error
 
 
 def _like(new: Any, old: Any) -> Any:

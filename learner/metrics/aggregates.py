@@ -70,7 +70,7 @@ class Aggregate(Metric):
                 )
         if len({part.per_step for part in metrics.values()}) > 1:
             raise LearnerError(
-                f"{name} is of metrics of steps and of metrics of rows; it needs those of one kind",
+                f"{name} combines metrics of steps and metrics of rows; it needs metrics of one kind",
                 code="metric-combined-kinds",
                 name=name,
             )
@@ -112,8 +112,8 @@ class Aggregate(Metric):
             return jnp.asarray(self._function(**values), jnp.float32)
         except TRACED as error:
             raise LearnerError(
-                f"the function of {self.name} is traced: {', '.join(values)} have no numbers yet in it. Use "
-                "jnp.maximum(a, b) rather than max(a, b), jnp.where rather than if, and jnp rather than math and numpy "
+                f"the function of {self.name} is traced: {', '.join(values)} have no values there. Use jnp.maximum(a, "
+                "b) rather than max(a, b), jnp.where rather than if, and jnp rather than math and numpy "
                 f"({type(error).__name__})",
                 code="metric-combined-function-traced",
             ) from error

@@ -315,8 +315,8 @@ class WeightedMean:
         values = jnp.asarray(values, jnp.float32)
         if weights is None and values.ndim == 0:
             raise LearnerError(
-                "WeightedMean.add got a scalar without a weight, so that a batch of few rows would count as much as a "
-                "full one: give how many rows it is the mean over, state.add(value, info.weight)",
+                "WeightedMean.add got a scalar without a weight, so that a batch of few rows would count as much as "
+                "a full one: pass the number of its rows, state.add(value, info.weight)",
                 code="metric-scalar-weight",
             )
         if weights is None:

@@ -55,7 +55,7 @@ def classes_problem(what: str, classes: Any) -> str | None:
         return f"classes of {what} is {classes!r}; it needs how many there are, or a list of their names"
     twice = sorted({name for name in names if names.count(name) > 1})
     details = ", ".join(map(repr, twice))
-    return f"classes of {what} has {details} more than once; each class needs a name of its own" if twice else None
+    return f"classes of {what} has {details} more than once; each class needs a different name" if twice else None
 
 
 def choice_problem(what: str, argument: str, value: Any, known: Sequence[str] = AVERAGES) -> str | None:

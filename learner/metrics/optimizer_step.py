@@ -137,7 +137,7 @@ class UpdateRatio(MeanMetric):
     splits = ("train",)
     per_step = True
     requires = ("param_norm", "update_norm")
-    undefined = "no step of it left parameters other than zeros, or one left a NaN"
+    undefined = "all of its steps left only zeros as parameters, or one left a NaN"
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Take the step's `info.update_norm` and `info.param_norm`."""
@@ -151,7 +151,7 @@ def _known(name: str, what: str, info: Info) -> Array:
     value = getattr(info, what)
     if value is None:
         raise LearnerError(
-            f"{name} needs `info.{what}`, which is there in training only; register it with metric_train",
+            f"{name} needs `info.{what}`, which exists only in training; register it with metric_train",
             code="metric-training-only",
             name=name,
         )

@@ -78,15 +78,15 @@ class _OfClasses(Metric):
         if predicted.ndim < 1 or predicted.shape != true.shape or not integers:
             raise LearnerError(
                 f"{self.name} got predictions {predicted.dtype}{list(predicted.shape)} and targets "
-                f"{true.dtype}{list(true.shape)}; it needs class numbers of one shape: integers [batch, height, width] "
-                "(scores become some by argmax, or by > 0)",
+                f"{true.dtype}{list(true.shape)}; it needs class numbers of one shape: integers [batch, height, "
+                "width] (convert scores with argmax, or with > 0)",
                 code="metric-overlap-shapes",
             )
         scores: tuple[int, ...] = getattr(getattr(output, "logits", None), "shape", ())
         if scores[:-1] == true.shape and scores[-1] > self._classes:
             raise LearnerError(
-                f"{self.name} got logits of {scores[-1]} classes, and has classes={self._classes}; it needs the number "
-                "of all, as the others would count nowhere",
+                f"{self.name} got logits of {scores[-1]} classes, and has classes={self._classes}; it needs the "
+                "number of all classes, as the others would not be counted",
                 code="metric-classes-mismatch",
                 classes=self._classes,
             )

@@ -285,7 +285,7 @@ def _check(metric: Any, what: str) -> None:
         if isinstance(part, Adapted) and not part.masked:
             raise LearnerError(
                 f"{what} got {part.name}, which does not read the output's mask and would count the rows of all "
-                "groups; say which of its arguments that is: Adapted(metric, mask='mask', ...), or "
-                "sample_weights='mask' for those of metrax",
+                "groups; name its argument for the mask: Adapted(metric, mask='mask', ...), or sample_weights='mask' "
+                "for those of metrax",
                 code="metric-group-mask-unread",
             )

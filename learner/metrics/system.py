@@ -176,7 +176,7 @@ class DeviceMemory(_Most):
 
     name = "Device Memory"
     unit = "MB"
-    description = "most memory that was taken on a device so far"
+    description = "peak memory in use on a device so far"
     undefined = "the devices do not say how much memory they use (CPUs do not)"
 
     def __init__(self, every: float = 1.0) -> None:

@@ -58,7 +58,7 @@ class Ends:
                 )
         if self.pad_id is not None and self.pad_id == self.eos_id:
             raise LearnerError(
-                f"pad_id and eos_id of {self.name} are both {self.eos_id}; give eos_id alone: nothing behind it counts",
+                f"pad_id and eos_id of {self.name} are both {self.eos_id}; give eos_id alone: nothing after it counts",
                 code="metric-token-both",
             )
 
@@ -99,9 +99,9 @@ class Ends:
             of_predictions = given.astype(bool)
         if of_predictions is not None and of_predictions.shape != predictions.shape:
             raise LearnerError(
-                f"{self.name} got predictions of shape {predictions.shape} and a mask of shape {of_predictions.shape}; "
-                "where they are as long as they like, give the output a prediction_mask of their shape, or give the "
-                "metric pad_id or eos_id and the output a mask of rows",
+                f"{self.name} got predictions of shape {predictions.shape} and a mask of shape "
+                f"{of_predictions.shape}; if their lengths differ, give the output a prediction_mask of their shape, "
+                "or give the metric pad_id or eos_id and the output a mask of rows",
                 code="metric-mask-shape",
             )
         return self._tokens(predictions, of_predictions, rows), self._tokens(targets, of_targets, rows), rows

@@ -166,8 +166,8 @@ def takes_rngs(make: Callable[..., Any]) -> str | None:
     if len(needed) > 1 or (needed and needed[0].kind is needed[0].KEYWORD_ONLY and needed[0].name != "rngs"):
         names = ", ".join(p.name for p in needed)
         raise LearnerError(
-            f"the function that makes the model needs the arguments {names}; it may have one, the random streams "
-            "(rngs: nnx.Rngs): functools.partial(function, ...) fixes the others",
+            f"the function that makes the model needs the arguments {names}; it may take only the random streams "
+            "(rngs: nnx.Rngs); bind the others with functools.partial(function, ...)",
             code="model-function-arguments",
             names=names,
         )
@@ -214,9 +214,8 @@ def refuse_abstract(model: Any) -> None:
     if shapes:
         raise LearnerError(
             f"the model ({type(model).__name__}) has shapes in place of arrays ({join_names(shapes, most=3)}), as "
-            "nnx.eval_shape and jax.eval_shape make them: pass the function that makes the model, "
-            "build(lambda: Model(...), ...); where the strategy splits models, each device makes its part of the "
-            "arrays",
+            "nnx.eval_shape and jax.eval_shape return them: pass the function that makes the model, build(lambda: "
+            "Model(...), ...); if the strategy shards the model, each device makes only its own part",
             code="model-only-shapes",
         )
 

@@ -38,10 +38,10 @@ OF_VARIABLES = (
     "the learner)"
 )
 OF_COLLECTIONS = (
-    "Every variable must be among those of Linen(module, variables) before training. A collection that the module sows "
-    "into is no state: leave it out of them, and read it by out, sown = model(x, mutable=['losses'])"
+    "Every variable must be among those of Linen(module, variables) before training. A collection that the module "
+    "sows into is not state: leave it out, and read it with out, sown = model(x, mutable=['losses'])"
 )
-OF_GRADIENTS = "Return those of jax.grad with respect to the model that the step got"
+OF_GRADIENTS = "Return the gradients of jax.grad with respect to the model that the step got"
 
 
 class ModelAdapter(abc.ABC):

@@ -59,8 +59,9 @@ def check_freeze_patterns(frozen: Sequence[Match], adapter: ModelAdapter, model:
             rows = ", ".join(f"{path} is {tied[path]}" for path in by_another)
             problems.append(
                 Problem(
-                    f"freeze: {match_text(pattern)} matches a parameter that is there twice, by its second path: "
-                    f"{rows}. It goes by its first path: freeze that one, which freezes both, or none of them",
+                    f"freeze: {match_text(pattern)} matches the second path of a parameter that the model holds "
+                    f"twice: {rows}. Parameters are known by their first path: freeze that one, which freezes both, "
+                    "or neither",
                     code="freeze-second-path",
                 )
             )

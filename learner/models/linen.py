@@ -118,11 +118,11 @@ class Linen:
         remedy = (
             f"outside of a step, pass it to the call: model(x, rngs={{{name!r}: jax.random.key(0)}})"
             if self._key is None
-            else f"name it where the model is made, and each step gets it: Linen(module, variables, rngs={named})"
+            else f"name it when creating the model, and each step receives it: Linen(module, variables, rngs={named})"
         )
         if name == "dropout" and self._key is None:
             remedy += (
-                ". To evaluate, call it in eval mode, such as model(x, train=False), or, where the mode is a field, "
+                ". To evaluate, call it in eval mode, such as model(x, train=False), or, if the mode is a field, "
                 "Linen(model.module.clone(deterministic=True), model.variables)(x)"
             )
         return LearnerError(

@@ -212,8 +212,8 @@ def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
         if isinstance(leaf, jax.Array | np.ndarray) and leaf.size and seen.setdefault(id(leaf), name) != name:
             raise LearnerError(
                 f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these would "
-                "become two arrays that train apart. Hold it once and use it in both places (or copy it with "
-                "jnp.copy if they should be two)",
+                "become two arrays that train separately. Store it once and use it in both places (or copy it with "
+                "jnp.copy if they are meant to be two)",
                 code="model-array-shared",
                 name=name,
             )

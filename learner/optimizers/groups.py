@@ -176,7 +176,7 @@ def _group(given: Any) -> Group:
         raise LearnerError(f"a group of Groups is {dict(given)}; it has no {hints}", code="optimizer-group-key-unknown")
     if "match" not in given:
         raise LearnerError(
-            f"a group of Groups is {dict(given)}; it needs match, which says of what parameters it is",
+            f"a group of Groups is {dict(given)}; it needs match, which selects its parameters",
             code="optimizer-group-match-missing",
         )
     return Group(**given)
@@ -188,8 +188,8 @@ def _transformation(group: Group, rest: Callable[[Any], Any], lr: Any) -> optax.
         optimizer = with_weight_decay(optimizer, group.weight_decay)
     if needs_run_length(group.lr):
         raise LearnerError(
-            f"the schedule of a group is {group.lr!r}, which counts with the length of the run. `fit` tells it that, "
-            "unless it is inside of a function of your own (lambda lr: Groups(...)(lr)): give the Groups itself, or "
+            f"the schedule of a group is {group.lr!r}, which depends on the length of the run. `fit` resolves it, but "
+            "not inside a function of your own (lambda lr: Groups(...)(lr)): pass the Groups itself, or "
             "schedule.resolved(num_steps=..., steps_per_epoch=...)",
             code="optimizer-group-length-unknown",
         )

@@ -91,7 +91,7 @@ def _pure(model: Any) -> tuple[PyTree, Callable[[PyTree], Any], str]:
         )
     if isinstance(model, types.FunctionType | types.MethodType | partial | type):
         raise LearnerError(
-            f"{_describe(model)} makes a model and is none; call it, and pass what it returns",
+            f"{_describe(model)} makes a model and is not one; call it, and pass the result",
             code="record-model-is-function",
         )
     return model, lambda tree: tree, "pytree"

@@ -111,7 +111,7 @@ def _stored(walk: Any, path: str) -> Stored:
 
 
 def _refuse_map(pairs: Any) -> None:
-    raise LearnerError("it has a map where none belongs", code="record-map-unexpected")
+    raise LearnerError("it has a map in an unexpected place", code="record-map-unexpected")
 
 
 def _shape(items: list[Any]) -> list[Any]:

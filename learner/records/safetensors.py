@@ -99,7 +99,7 @@ class SafetensorsRecorder(Recorder):
             kind, shape = check_claim(path, name, shape, end - begin)
             data = _room(end - begin).view(kind).reshape(shape)
             if file.readinto(data.reshape(-1).view(np.uint8).data) != end - begin:
-                raise LearnerError(f"it is cut off inside of {path!r}", code="record-cut-off", path=path)
+                raise LearnerError(f"it is truncated inside {path!r}", code="record-cut-off", path=path)
             arrays[path], position = checked(path, name, data), end
         if file.read(1):
             raise LearnerError("it has data after its end", code="record-trailing-bytes")
@@ -135,7 +135,7 @@ def _header(file: Any, room: int, most: int) -> dict[str, Any]:
         raise LearnerError("it does not begin with the length of a header", code="record-safetensors-header")
     text = file.read(length)
     if len(text) < length:
-        raise LearnerError("it is cut off inside of its header", code="record-cut-off")
+        raise LearnerError("it is truncated inside its header", code="record-cut-off")
     header = parsed(text, most, object_pairs_hook=reject_duplicate_keys)
     if not isinstance(header, dict):
         raise LearnerError("its header is not a JSON object", code="record-safetensors-header")
@@ -161,7 +161,7 @@ def _read_metadata(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None
         for path, dtype in keys.items()
     )
     if not fits:
-        raise LearnerError("its random_keys are not those of its arrays", code="record-safetensors-random-keys")
+        raise LearnerError("its random_keys do not match its arrays", code="record-safetensors-random-keys")
     return version, precision, keys
 
 
@@ -177,7 +177,9 @@ def _claim(path: str, entry: Any) -> tuple[int, int, str, Any]:
     is_range = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
     if not is_range or not 0 <= offsets[0] <= offsets[1]:
         raise LearnerError(
-            f"{path!r} has the data_offsets {offsets!r}, which are none", code="record-safetensors-offsets", path=path
+            f"{path!r} has the data_offsets {offsets!r}, which are invalid",
+            code="record-safetensors-offsets",
+            path=path,
         )
     if not isinstance(dtype, str) or dtype not in OTHERWISE:
         raise LearnerError(

@@ -86,8 +86,8 @@ def stored_of(path: str, leaf: Any) -> Stored:
         )
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         raise LearnerError(
-            f"{path} lies in parts on the devices of several processes, and one of them cannot save it; "
-            "load a checkpoint of the run in one process and save the model there",
+            f"{path} is sharded over the devices of several processes, and one process cannot save it; load a "
+            "checkpoint of the run in one process and save the model there",
             code="record-array-distributed",
             path=path,
         )
@@ -130,7 +130,7 @@ def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype,
     is_shape = isinstance(shape, list | tuple) and all(type(n) is int and 0 <= n < 2**62 for n in shape)
     if not is_shape or len(shape) > MOST_DIMS or (key and not shape):
         raise LearnerError(
-            f"{path!r} has the shape {shape!r}, which is none", code="record-shape-malformed", path=path, shape=shape
+            f"{path!r} has the shape {shape!r}, which is invalid", code="record-shape-malformed", path=path, shape=shape
         )
     if math.prod(shape) * kind.itemsize != size:
         raise LearnerError(

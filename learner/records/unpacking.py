@@ -105,7 +105,7 @@ class _Bounded(io.RawIOBase):
         if self._left < 0:
             raise LearnerError(
                 f"it is longer than {size(self._room)} when it is unpacked, which is far more than this model needs; "
-                "if it is what it should be, unpack it with gunzip first",
+                "if that is intended, unpack it with gunzip first",
                 code="record-too-large",
             )
         return count

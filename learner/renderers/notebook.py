@@ -74,8 +74,8 @@ class NotebookRenderer(Listener):
     ) -> None:
         if display is None and not in_notebook():
             raise LearnerError(
-                "NotebookRenderer shows a run in a notebook, and this is none; elsewhere there are RichRenderer, for "
-                "terminals, and PlainRenderer",
+                "NotebookRenderer shows a run in a notebook, but this is not one; elsewhere use RichRenderer, for "
+                "terminals, or PlainRenderer",
                 code="renderer-notebook-missing",
             )
         self._display = display or _display

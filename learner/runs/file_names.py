@@ -21,7 +21,7 @@ def file_name(name: str) -> str:
     problem = _problem(name)
     if problem:
         raise LearnerError(
-            f"{name!r} cannot be the name of a metric or split, because a file is called by it: {problem}",
+            f"{name!r} cannot be the name of a metric or split, because a file is named after it: {problem}",
             code="run-metric-name-unusable",
             name=name,
             reason=problem,

@@ -53,7 +53,7 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
         if size and crc is not None and checksum(directory / path, size) != crc:
             raise LearnerError(
                 f"{directory / path} has other bytes than the run wrote: it was changed since then, so the run cannot "
-                "resume from there; resume(allow='logs') or --resume.allow=logs continues with what is there",
+                "resume from there; resume(allow='logs') or --resume.allow=logs continues with the changed file",
                 code="resume-log-changed",
                 file=directory / path,
             )

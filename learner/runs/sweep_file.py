@@ -63,7 +63,7 @@ def refuse_other_sweep(
     """
     if (directory / MARK).exists() and not (directory / NAME).exists():  # members in one program have a run here
         raise LearnerError(
-            f"{directory} holds a run; a sweep needs a directory of its own: --directory=...",
+            f"{directory} holds a run; a sweep needs its own directory: --directory=...",
             code="sweep-directory-used",
             directory=directory,
         )

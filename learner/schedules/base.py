@@ -133,7 +133,7 @@ class Schedule(abc.ABC):
             return self.function(RunLength())
         except LengthNeededError as error:
             raise LengthNeededError(
-                f"{self!r} does not know how long the run is. `fit` tells it; without `fit` use "
+                f"{self!r} does not know the length of the run. `fit` resolves it; without `fit` use "
                 "schedule.resolved(num_steps=..., steps_per_epoch=...)",
                 code="schedule-run-length-unknown",
             ) from error

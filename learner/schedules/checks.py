@@ -84,7 +84,7 @@ def check_milestones(checks: Checks, milestones: Any) -> Checks:
     for number, (before, after) in enumerate(pairwise(milestones), 1):
         if isinstance(before, int | float) and isinstance(after, int | float) and after <= before:
             checks.add(
-                f"milestones are out of order: milestones[{number}] is {after:g}, and the one before it is {before:g}; "
-                "each counts from the beginning, so each has to be greater than the one before"
+                f"milestones are out of order: milestones[{number}] is {after:g}, and the one before is {before:g}; "
+                "each counts from the beginning of the run, so they must increase"
             )
     return checks

@@ -64,8 +64,8 @@ def problems_of(opt_state: Iterable[str]) -> list[str]:
         return []
     return [
         Problem(
-            "the optimizer averages what a schedule-free one trains, which has an average of its own: leave out Ema "
-            "or Swa",
+            "the optimizer averages the parameters of a schedule-free optimizer, which averages them itself: leave "
+            "out Ema or Swa",
             code="optimizer-averages-twice",
         )
     ]

@@ -96,7 +96,7 @@ def accepting(transformation: Any) -> optax.GradientTransformationExtraArgs:
     """
     if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
         raise LearnerError(
-            f"an optimizer inside of another gave {type(transformation).__name__} for a rate, not an optax "
+            f"an optimizer inside another returned {type(transformation).__name__} for a rate, not an optax "
             "transformation: it needs a function of the rate, such as optax.adamw",
             code="optimizer-inner-type",
         )

@@ -134,7 +134,7 @@ def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
     at_zero = f"{at_zero}inside of it. " if kind == NORM else ""
     return (
         f"{at_zero}Try {usual}{data}. Indices beyond an embedding's table{ranges} and means without rows (a "
-        "micro-batch, or a device's part, that is all masked) are NaN, too. on_nonfinite says what else may be done"
+        "micro-batch, or a device's part, that is all masked) are NaN, too. on_nonfinite has other policies"
     )
 
 

@@ -184,8 +184,9 @@ def unfit(opt_state: PyTree) -> str | None:
             )
         if isinstance(node, optax.contrib.SAMState) and node.cache is not None:
             return (
-                "is made with optax.contrib.sam, which moves the parameters uphill in some steps, where they would be "
-                "evaluated and saved: use sam(..., opaque_mode=True), which takes the gradient again inside of a step"
+                "is made with optax.contrib.sam, which moves the parameters uphill in some steps, after which they "
+                "would be evaluated and saved: use sam(..., opaque_mode=True), which computes the second gradient in "
+                "the same step"
             )
     return None
 
@@ -196,9 +197,8 @@ def _failure_text(error: Exception) -> str:
     message = textwrap.shorten(str(error), LONGEST_REASON, placeholder=" ...") or type(error).__name__
     if isinstance(error, TypeError) and "unexpected keyword argument" in message:
         return (
-            f"has a part that is given arguments which it does not take ({message}): optax.chain and others hand on "
-            "whatever they are given. Let it be around them, sam(optax.chain(...), ...), or end the arguments of an "
-            "update of your own in **extra_args"
+            f"has a part that receives arguments it does not accept ({message}): optax.chain and others pass on all "
+            "arguments. Wrap them, sam(optax.chain(...), ...), or give your own update function **extra_args"
         )
     return f"cannot update this model: {message}"
 
@@ -301,7 +301,8 @@ def _each_example_problems(optimizer: OptimizerFn, accumulates: bool, own_grads:
         return [
             Problem(
                 f"{needs}, and a train step has the mean over the batch: compute them with jax.vmap(jax.grad(...)), "
-                "return TrainOutput(grads, output), and say so in the signature, def train_step(...) -> TrainOutput",
+                "return TrainOutput(grads, output), and declare it in the signature, def train_step(...) -> "
+                "TrainOutput",
                 code="optimizer-needs-each-gradient",
             )
         ]
@@ -345,7 +346,7 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
     except Exception as error:
         if isinstance(optimizer, type) and any("__call__" in vars(base) for base in optimizer.__mro__):
             name = optimizer.__name__
-            return f"the optimizer is the class {name}: make one of it, {name}(...); or {right}"
+            return f"the optimizer is the class {name}: pass an instance, {name}(...); or {right}"
         if isinstance(error, AttributeError) and error.name in ("init", "update"):
             return (
                 f"the optimizer ({name_of(optimizer)}) takes an optimizer, and gets a learning rate: pass a function "
@@ -392,7 +393,7 @@ def no_schedule(lr: Any) -> str | None:
     'cosine_decay_schedule, which needs init_value and decay_steps: give what it makes, or a function of the step'
     """
     if isinstance(lr, type):
-        return f"the class {lr.__name__}: make one of it, {lr.__name__}(...)"
+        return f"the class {lr.__name__}: pass an instance, {lr.__name__}(...)"
     if not callable(lr) or is_schedule(lr):
         return None
     try:

@@ -217,7 +217,7 @@ class StepDefinition:
             _, (grads, output, new_state) = forward(params)
             if any(synced):
                 raise LearnerError(
-                    "the train step computes its own gradients, and those of its model's BatchNorm go through all "
+                    "the train step computes its own gradients, and its model's BatchNorm needs those of all "
                     "devices: use strategy(Sharded()), or Replicated(sync_batch_norm=False)",
                     code="step-sync-batch-norm",
                 )
@@ -303,7 +303,7 @@ class StepDefinition:
         for name, g, p in zip(named_leaves(params), jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
             if jnp.shape(g) != p.shape and not (each_example and jnp.shape(g)[1:] == p.shape):
                 raise LearnerError(
-                    f"{what}: that of {name} is {list(jnp.shape(g))}, and {name} is {list(p.shape)}",
+                    f"{what}: the gradient of {name} has shape {list(jnp.shape(g))}, but {name} has {list(p.shape)}",
                     code="step-gradient-shapes",
                     name=name,
                 )

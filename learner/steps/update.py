@@ -111,7 +111,7 @@ class Optimizer:
             if loss is not None or "value" not in str(error):
                 raise
             raise LearnerError(
-                f"{self!r} looks at the loss: step(lr, params, grads, opt_state, loss=output.loss)",
+                f"{self!r} needs the loss: step(lr, params, grads, opt_state, loss=output.loss)",
                 code="optimizer-loss-needed",
             ) from error
         return with_parameters(params, like(new, part, "the parameters")), opt_state
@@ -148,11 +148,10 @@ class Optimizer:
         some = ", ".join(f'"{name}"' for name in _shortest(names, list(named_leaves(trainable_params(params)))))
         raise LearnerError(
             f"the state of {self!r} is not that of the parameters that have gradients "
-            f"({join_names(names, MOST_NAMED)}); it has {'; '.join(differs) or 'other shapes or containers'}. Make "
-            "the state of that part alone, and give it with the gradients of that part:\n"
-            f"    part, rest = partition_params(grads, {some})\n"
-            f"    opt_state = opt.init(partition_params(params, {some})[0])  # once, before the first step\n"
-            "    params, opt_state = opt.step(lr, params, part, opt_state)",
+            f"({join_names(names, MOST_NAMED)}); it has {'; '.join(differs) or 'other shapes or containers'}. Create "
+            "the state for that part alone, and pass it with its gradients:\n    part, rest = "
+            f"partition_params(grads, {some})\n    opt_state = opt.init(partition_params(params, {some})[0])  # once, "
+            "before the first step\n    params, opt_state = opt.step(lr, params, part, opt_state)",
             code="optimizer-state-mismatch",
         )
 

@@ -35,7 +35,7 @@ def _on_several(devices: Any) -> Strategy:
     if devices is not None and set(find_devices(devices)) != set(every):
         raise LearnerError(
             f"devices is {devices!r}, and there are {jax.process_count()} processes with {len(every)} devices, which "
-            'all take part: give devices("all"), or strategy(Sharded(mesh)) with a mesh of your own',
+            'all take part: give devices("all"), or strategy(Sharded(mesh)) with your own mesh',
             code="device-several-processes",
             devices=devices,
         )

@@ -125,8 +125,8 @@ class Sharded(Strategy):
         idle = [name for name, size in sizes.items() if size > 1 and name not in self._axes_in_use]
         return self.rules.warnings(_model_leaves(state), sizes) + [
             f"the axis {name!r} of the mesh ({sizes[name]} devices) spreads neither rows nor arrays of the model, so "
-            "that the devices along it compute the same: name it in rules or in batch, or leave it out. Where a step "
-            "constrains arrays to it, nothing is wrong"
+            "that the devices along it compute the same: name it in rules or in batch, or leave it out. Ignore this "
+            "warning if a step constrains arrays to it"
             for name in idle
         ]
 

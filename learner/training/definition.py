@@ -109,7 +109,7 @@ class TrainingDefinition:
         if train is None and self.options.num_steps is None:
             place, schedule = unresolved[0]
             raise LearnerError(
-                f"{place or 'the learning rate'}: {schedule!r} counts with the length of the run, which is known with "
+                f"{place or 'the learning rate'}: {schedule!r} depends on the length of the run, which is known with "
                 "the training data: give it to build(..., train=), set num_steps(n), or use "
                 "schedule.resolved(num_steps=..., steps_per_epoch=...)",
                 code="schedule-length-needed",

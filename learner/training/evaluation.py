@@ -241,7 +241,7 @@ class Evaluator:
             options = definition.options
             if restored is None and options.initial is None and not options.overwrite and holds_run(options.directory):
                 warnings.warn(
-                    f"{options.directory} holds a run, and this is the model that build was given, without the run's "
+                    f"{options.directory} holds a run, but this is the model given to build, without the run's "
                     "weights: the builder's checkpoint('best') or checkpoint('latest') loads them",
                     stacklevel=4,  # the line that called `evaluate`
                 )

@@ -64,7 +64,7 @@ class InitReport:
     def details(self) -> list[str]:
         """Return a line for each array that was renamed, not used, or not loaded (with the reason)."""
         renamed = [f"  renamed: {old} -> {new}" for new, old in self.renamed.items()]
-        unmatched = [f"  not taken: {path}: {reason}" for path, reason in self.unmatched.items()]
+        unmatched = [f"  not restored: {path}: {reason}" for path, reason in self.unmatched.items()]
         return [printable(text) for text in [*renamed, *unmatched, *(f"  unused: {path}" for path in self.unused)]]
 
 

@@ -159,8 +159,8 @@ def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Op
         problems.append(
             Problem(
                 f"update= differentiates by itself, so precision {options.precision.description!r} cannot cast inside "
-                "of it: cast there, and leave precision out (or give its matmul= alone: "
-                "precision('float32', matmul='high'))",
+                "it: cast there, and leave precision out (or give its matmul= alone: precision('float32', "
+                "matmul='high'))",
                 code="step-update-and-precision",
             )
         )

@@ -28,7 +28,7 @@ MOST_SEED = 2**32
 SEED, LR = "seed", "lr"
 OTHERS = (
     "Members of a population differ in seed, lr and numbers of the optimizer; anything else (layers, batch size) "
-    "changes the program and needs a run of its own for each value"
+    "changes the program and needs a separate run for each value"
 )
 
 COPY = "make what it holds in on_event, when it gets RunStarted"
@@ -150,7 +150,8 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
     if not values:
         problems.append(
             Problem(
-                "population needs what its members differ in: seed=range(8), lr=[1e-4, 1e-3]", code="population-empty"
+                "population needs the values in which its members differ: seed=range(8), lr=[1e-4, 1e-3]",
+                code="population-empty",
             )
         )
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):

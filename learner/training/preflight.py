@@ -187,27 +187,27 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
     optimizer = None if isinstance(step.optimizer, OptimizerFactory) else step.optimizer
     if optimizer is not None and definition.optimizer.lr and ignores_rate(optimizer, shapes.params):
         inputs.warnings.append(
-            f"the optimizer ({name_of(optimizer)}) does not use the learning rate that build has got, which "
-            "metrics log and schedules change: pass a function that does, such as optax.adam or lambda lr: "
-            "optax.adam(lr), or lr=0.0 where the optimizer has a rate of its own"
+            f"the optimizer ({name_of(optimizer)}) ignores the learning rate given to build, which metrics log and "
+            "schedules change: pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr), or "
+            "lr=0.0 if the optimizer has its own rate"
         )
     differentiates = step.update is None and not step.own_grads
     if differentiates and any(name.startswith("batch_stats.") for name in named_leaves(shapes.params)):
         inputs.warnings.append(
-            "batch_stats of the model is trained by gradients, and looks like the statistics of a linen module: "
-            "Linen(module, variables) keeps them up to date in its place"
+            "batch_stats of the model is trained by gradients, but looks like the statistics of a linen module: "
+            "Linen(module, variables) updates them instead"
         )
     inputs.warnings.extend(strategy.warnings(shapes))
     if launcher := unconnected_launcher():
         inputs.warnings.append(
-            f"{launcher}, and this one trains by itself: to train one run together, call learner.init_distributed() "
-            "before JAX is used, or pass --distributed to the command. Where each is to train a run of its own, "
-            "nothing is wrong"
+            f"{launcher}, and this one trains alone: to train one run together, call learner.init_distributed() "
+            "before JAX is used, or pass --distributed to the command. Ignore this warning if each process trains "
+            "its own run"
         )
     if names := _ignored_annotations(definition):
         inputs.warnings.append(
-            f"the model annotates {join_names(names, MOST_NAMED)} with axes of the mesh, and the strategy places them "
-            "otherwise: it goes by its rules, such as Sharded(mesh, [{'kernel': (None, 'model')}])"
+            f"the model annotates {join_names(names, MOST_NAMED)} with axes of the mesh, but the strategy places them "
+            "differently: it follows only its own rules, such as Sharded(mesh, [{'kernel': (None, 'model')}])"
         )
 
 
@@ -312,20 +312,20 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
     warnings = []
     if traced.is_constant:
         warnings.append(
-            "the loss of train_step depends on no parameter of its model, so nothing is trained: it is computed of the "
-            "batch alone, or jax.lax.stop_gradient is around the model's output"
+            "the loss of train_step depends on no parameter of its model, so nothing is trained: it is computed from "
+            "the batch alone, or jax.lax.stop_gradient wraps the model's output"
         )
     if traced.broadcast is not None:
         warnings.append(
-            f"the loss of train_step combines each row of the model's output with those of all rows of the batch "
-            f"({traced.broadcast}), as it does where predictions and targets differ in shape: give both one shape, "
-            "such as model(x)[:, 0] and targets [batch]. For a loss over all pairs nothing is wrong"
+            "the loss of train_step combines each row of the model's output with all rows of the batch "
+            f"({traced.broadcast}), as happens if predictions and targets differ in shape: give both the same shape, "
+            "such as model(x)[:, 0] and targets [batch]. Ignore this warning if the loss compares all pairs"
         )
     if traced.activation is not None:
         warnings.append(
             f"the logits of train_step are already the output of a {traced.activation}, and losses and metrics of "
-            "logits apply it again: return the values before it. For a loss of your own that takes probabilities "
-            "nothing is wrong"
+            "logits apply it again: return the values before it. Ignore this warning if your own loss takes "
+            "probabilities"
         )
     if traced.written:
         warnings.append(_of_written(traced.written))
@@ -333,8 +333,8 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
         warnings.append(
             f"train_step assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
             "attributes that are not variables are constants of the compiled program, and each step starts with the "
-            "original ones. Hold state in a variable that __init__ makes, such as nnx.Variable(jnp.array(0)); on_batch "
-            "gets the number of the step. It is harmless where only the same step reads the value"
+            "original ones. Keep state in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); "
+            "on_batch receives the number of the step. It is harmless if only the same step reads the value"
         )
     if traced.host_generators:
         remedy = (
@@ -344,9 +344,10 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
         warnings.append(warning_of_draws("train_step (or on_batch)", traced.host_generators, remedy))
     if traced.has_constant_key:
         warnings.append(
-            "train_step (or on_batch) draws random numbers for each row from a key that is the same in all steps, as "
-            "jax.random.key(0) inside of it is: each step has the same ones. Take a key, train_step(model, batch, rng) "
-            "or on_batch(batch, rng), and draw from it. For numbers that are to stay the same nothing is wrong"
+            "train_step (or on_batch) draws random numbers for each row from a key that is the same in all steps, "
+            "such as jax.random.key(0), so every step has the same numbers. Take a key, train_step(model, batch, "
+            "rng) or on_batch(batch, rng), and draw from it. Ignore this warning if the numbers are meant to be "
+            "constant"
         )
     return warnings
 
@@ -354,9 +355,9 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
 def _of_written(names: Sequence[str]) -> str:
     """Return the warning about parameters that a train step replaces in its model."""
     return (
-        f"train_step replaces {join_names(names, MOST_NAMED)} in its model, which has no effect: only the "
-        "optimizer changes trained parameters. State that one step passes to the next is not a parameter: freeze it "
-        "(freeze('^carry'), or trainable=), or hold it in a variable of another type (nnx). Changes other than by "
+        f"train_step replaces {join_names(names, MOST_NAMED)} in its model, which has no effect: only the optimizer "
+        "changes trained parameters. State that one step passes to the next is not a parameter: freeze it "
+        "(freeze('^carry'), or trainable=), or keep it in a variable of another type (nnx). Changes other than by "
         "gradients belong in the optimizer, such as optax.keep_params_nonnegative(), or in update="
     )
 

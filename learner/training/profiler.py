@@ -104,7 +104,7 @@ class Profiler(ThreadOwned):
             trace = read_trace(self._directory)
         except Exception as error:  # a trace of another version of XLA's format is still one to look at
             self._reporter.warn(
-                f"the trace of the profile cannot be read, so that computing is not told from waiting: {error!r}"
+                f"the trace of the profile cannot be read, so computing cannot be distinguished from waiting: {error!r}"
             )
             trace = Trace(None)
         seconds, blocked = passed["clock"] - passed["compile"], passed["blocked"] + waited

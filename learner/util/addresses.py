@@ -54,7 +54,8 @@ def refuse_store(place: str | os.PathLike[str]) -> None:
         return
     if os.fspath(place).partition("://")[0] != OF_ORBAX:
         raise LearnerError(
-            f"Orbax keeps no checkpoints at {os.fspath(place)}, only in directories and at {OF_ORBAX}://...: {MIRROR}",
+            f"Orbax cannot store checkpoints at {os.fspath(place)}, only in directories and at {OF_ORBAX}://...: "
+            f"{MIRROR}",
             code="checkpoint-address",
             place=place,
         )

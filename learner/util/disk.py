@@ -66,7 +66,7 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise LearnerError(
-                f"{os.fspath(path)} is {kind_of(status.st_mode)}; a file is needed", code="file-not-regular"
+                f"{os.fspath(path)} is {kind_of(status.st_mode)}; it needs a regular file", code="file-not-regular"
             )
         refuse_larger(path, status.st_size, most)
     except BaseException:
@@ -91,8 +91,8 @@ def refuse_larger(path: str | os.PathLike[str], count: int, most: int) -> None:
     """Raise `LearnerError` if a file has more bytes than may be read into memory."""
     if count > most:
         raise LearnerError(
-            f"{os.fspath(path)} has {count:,} bytes, and no more than {most:,} are read: it is damaged, or not what a "
-            "run wrote (the environment variable LEARNER_LARGEST_FILE sets another limit)",
+            f"{os.fspath(path)} has {count:,} bytes, more than the {most:,} that are read: it is damaged, or not what "
+            "a run wrote (the environment variable LEARNER_LARGEST_FILE sets another limit)",
             code="file-too-large",
             count=count,
             most=most,
@@ -114,7 +114,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
             line = file.readline(LONGEST_LINE)
             if len(line) == LONGEST_LINE:
                 raise LearnerError(
-                    f"{os.fspath(path)} is damaged: its line {number} does not end", code="file-damaged", number=number
+                    f"{os.fspath(path)} is damaged: line {number} is incomplete", code="file-damaged", number=number
                 )
             if not line.endswith(b"\n"):
                 return

@@ -38,9 +38,9 @@ class Image:
             array = array.astype(np.float32)
             if not ((array >= 0) & (array <= 1)).all():
                 raise LearnerError(
-                    f"a picture of floats needs values from 0 to 1, and this one has {array.min():.4g} to "
-                    f"{array.max():.4g}; scale or clip it, such as np.clip((x + 1) / 2, 0, 1) of x from -1 to 1. It "
-                    "may also be of uint8",
+                    f"an image of floats needs values from 0 to 1, but this one has {array.min():.4g} to "
+                    f"{array.max():.4g}; scale or clip it, such as np.clip((x + 1) / 2, 0, 1) for x from -1 to 1, or "
+                    "pass uint8",
                     code="sample-image-values",
                     lowest=float(array.min()),
                     highest=float(array.max()),

@@ -293,7 +293,7 @@ def test_a_damaged_one_that_was_named(three_copied, which, step):
 
 def test_one_whose_manifest_is_damaged_may_be_any(three_copied):
     damage(three_copied, 12, "manifest.json")
-    for which, doubt in (("best", "may be the one that was named (best)"), (2, "was named (epoch 2)")):
+    for which, doubt in (("best", "may be the requested one (best)"), (2, "the requested one (epoch 2)")):
         with raises_code("checkpoint-damaged", step=12) as error:
             load_checkpoint(three_copied, which)
         assert doubt in str(error.value)
@@ -434,7 +434,7 @@ def test_it_is_trained_from_there(net, tmp_path):
     took = f"took 8 of 8 arrays from the checkpoint {net}/checkpoint/12"
     assert messages.found == [(20, took)]
     assert took in log_of(tmp_path / "new")
-    assert "not taken" not in log_of(tmp_path / "new")
+    assert "not restored" not in log_of(tmp_path / "new")
 
 
 def test_what_it_is_before_the_first_step(net, tmp_path):
@@ -480,8 +480,8 @@ def test_a_head_of_another_width(net, tmp_path):
     assert messages.found == [(20, line)]
     for text in (
         line,
-        "  not taken: params/out.bias: float32[3] there, float32[5] here",
-        "  not taken: params/out.kernel: float32[4, 3] there, float32[4, 5] here",
+        "  not restored: params/out.bias: float32[3] there, float32[5] here",
+        "  not restored: params/out.kernel: float32[4, 3] there, float32[4, 5] here",
     ):
         assert f"{text}\n" in log_of(tmp_path / "new")
 
@@ -508,7 +508,7 @@ def test_arrays_that_are_on_one_side_only(one, tmp_path):
     learner.fit(batches())
     log = log_of(tmp_path / "new")
     assert f"took 1 of 2 arrays from the checkpoint {one}/checkpoint/6; 1 array of it unused\n" in log
-    assert "  not taken: params/c: not in the checkpoint\n" in log
+    assert "  not restored: params/c: not in the checkpoint\n" in log
     assert "  unused: params/b\n" in log
 
 
@@ -593,7 +593,7 @@ def test_renamed_arrays_that_do_not_fit_are_told_with_both_names(net, tmp_path):
     assert line in str(error.value)
     builder = renamed(tmp_path / "new", net, ("^", "encoder."), partial=True).num_steps(1)
     builder.build(Around(head=5), optax.sgd, 0.1).fit(batches())
-    line = "  not taken: params/encoder.out.bias: float32[3] there (params/out.bias), float32[5] here\n"
+    line = "  not restored: params/encoder.out.bias: float32[3] there (params/out.bias), float32[5] here\n"
     assert line in log_of(tmp_path / "new")
 
 
@@ -690,7 +690,7 @@ def test_a_resumed_run_uses_its_own_checkpoint(net, tmp_path):
     shutil.rmtree(tmp_path / "other")
     resumed = build_net(builder(2)).fit(shuffled())
     assert log_of(tmp_path / "new").count("took 8 of 8") == 1
-    ignored = "initial_from is ignored: the run resumes from a checkpoint of its own"
+    ignored = "initial_from is ignored: the run resumes from its own checkpoint"
     assert log_of(tmp_path / "new").count(ignored) == 1
     whole = build_net(saving(tmp_path / "whole", 2).initial_from(net, "latest")).fit(shuffled())
     assert model_bits(resumed.model) == model_bits(whole.model)

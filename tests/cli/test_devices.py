@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said_and_nothing_is_left(learner, config):
         (["--strategy=Sharded", "--strategy.rules={v: data}"], "the rule 'v' of Sharded is not used"),
         (["--strategy=Replicated", "--strategy.devices=[1, 1]"], "devices names cpu:1 twice"),
         (["--strategy=fsdp"], "strategy got Fsdp(min_size=1024, axis='data'); it needs Replicated(), Sharded("),
-        (["--strategy=Sharded", "--devices=2"], "devices and strategy both say where it runs: leave out one of them"),
+        (["--strategy=Sharded", "--devices=2"], "devices and strategy both choose the devices: leave out one of them"),
         (["--device=2"], "there is no option 'device': did you mean 'devices'"),
     ]
     for words, message in cases:

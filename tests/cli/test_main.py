@@ -337,7 +337,7 @@ def test_resume_refuses_to_begin_again(trained, learner, option):
 def test_a_run_is_not_moved_by_an_option(learner, trained, words):
     code, _, err = learner(*words, "--directory=elsewhere")
     assert code == 2
-    assert "--directory=elsewhere is another directory than that of the run, run: leave it out" in err
+    assert "--directory=elsewhere is not the directory of the run, run: leave it out" in err
     assert not Path("elsewhere").exists()
     assert learner(*words, "--directory=./run")[0] == 0
 
@@ -366,7 +366,7 @@ def test_a_config_that_lost_something_is_mended(learner, trained, left):
     code, _, err = learner("resume", "run", "--num_epochs=3")
     assert code == 0, err
     said = "cut off" if left else "missing or empty"
-    assert f"run/config.yaml was {said}; it is mended from the checkpoint of step 6" in err
+    assert f"run/config.yaml was {said}; it is restored from the checkpoint of step 6" in err
     with open("run/config.yaml") as file:
         assert file.read().replace("num_epochs: 3", "num_epochs: 2") == text
 

@@ -143,7 +143,7 @@ def test_a_mended_config_says_that_loggers_have_lost_their_arguments(learner, co
     os.truncate("run/config.yaml", text.index("lr:"))
     code, _, err = learner("resume", "run", "--num_epochs=3")
     assert code == 2
-    assert "run/config.yaml was cut off; it is mended from the checkpoint" in err
+    assert "run/config.yaml was cut off; it is restored from the checkpoint" in err
     assert "which keeps no arguments of metric_loggers: give them again" in err
     assert "'token'" in err
     mended = Path("run/config.yaml").read_text()

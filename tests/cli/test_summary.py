@@ -133,7 +133,7 @@ def test_an_entry_that_names_no_checkpoint(learner, trained, entry):
         (["line.yaml", "--depth=0"], "summary(depth=) is 0; it needs a whole number, 1 or more"),
         (["line.yaml", "--model=mymodule.liner"], "mymodule has no 'liner': did you mean 'linear'"),
         (["line.yaml", "--metrics=[Accuracy]"], "the metric Accuracy needs logits"),
-        (["run", "--depth=2"], "learner summary takes --depth of a config file, and this is the directory of a run"),
+        (["run", "--depth=2"], "learner summary takes --depth for a config file, not for the directory of a run"),
         (["nowhere"], "there is no directory nowhere"),
     ],
 )

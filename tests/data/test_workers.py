@@ -193,7 +193,7 @@ def test_a_fork_is_refused_once_jax_ran():
     ended = run("-c", FORKS)
     before, refused, after = ended.stdout.splitlines()
     assert before.startswith("JAX runs")
-    assert refused.startswith("this process is a fork of one in which JAX ran")
+    assert refused.startswith("this process was forked from one in which JAX had started threads")
     assert 'multiprocessing.get_context("spawn") or "forkserver"' in refused
     assert after == "the parent trains"
 

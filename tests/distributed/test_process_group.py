@@ -174,11 +174,11 @@ def test_where_there_is_nobody_to_connect_to_it_says_what_to_pass():
     (process,) = together([[str(SUPPORT / "unconnected.py")]])
     assert process.code == 0, process.err
     words = last_line(process)
-    assert "no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself" in words["no cluster"]
+    assert "no cluster was found: JAX detects SLURM, Open MPI, Kubernetes and Cloud TPU" in words["no cluster"]
     assert "--coordinator HOST:PORT --num_processes N --process_id I" in words["no cluster"]
     assert "process 1 cannot reach the coordinator at localhost:" in words["unreachable"]
     assert "after 0.2 s: [Errno" in words["unreachable"]
-    assert "something else on this machine does. Give another port" in words["taken"]
+    assert "another program on this machine does. Choose another port" in words["taken"]
     assert words["in the end"] == [0, 1]
 
 

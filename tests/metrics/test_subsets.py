@@ -297,7 +297,7 @@ def test_an_aggregate_of_steps_asks_for_what_its_metrics_do():
         (lambda: Aggregate("A", {"a": IoUPerClass(2)}, max), "A is of .*IoUPerClass"),
         (
             lambda: Aggregate("A", {"a": Loss(), "b": LearningRate()}, max),
-            "A is of metrics of steps and of metrics of rows",
+            "A combines metrics of steps and metrics of rows",
         ),
         (
             lambda: Aggregate("A", {"a": Loss(), "b": Perplexity()}, 1),
@@ -307,7 +307,7 @@ def test_an_aggregate_of_steps_asks_for_what_its_metrics_do():
         *(
             (
                 lambda name=name, function=function: value(Aggregate(name, {"a": Loss(), "b": Perplexity()}, function)),
-                f"the function of {name} is traced: a, b have no numbers yet.*jnp.maximum.*jnp.where",
+                f"the function of {name} is traced: a, b have no values there.*jnp.maximum.*jnp.where",
             )
             for name, function in (
                 ("Largest", lambda a, b: max(a, b)),

@@ -102,7 +102,7 @@ def test_a_plateau_is_of_the_whole_run():
 
 
 def test_inside_of_a_function_of_ones_own_nobody_tells_it(tmp_path):
-    with pytest.raises(LearnerError, match=r"is Linear\(first=0\.1\), which counts with .* give the Groups itself"):
+    with pytest.raises(LearnerError, match=r"is Linear\(first=0\.1\), which depends on .* pass the Groups itself"):
         build_line(quiet(tmp_path / "run"), optimizer=lambda lr: grouped(DOWN)(lr))
 
 
@@ -170,7 +170,7 @@ def test_people_are_told_when_a_group_learns_nothing_to_the_end(tmp_path):
     (said,) = [event.text for event in memory.of(Message)]
     assert said == (
         "group 0 of the optimizer: the schedule Cosine(first=0.1, over=4) ends after 4 of 6 steps; from there on the "
-        "rate stays 0, so that nothing is learnt there"
+        "rate stays 0, so nothing is learned there"
     )
 
 

@@ -247,5 +247,5 @@ def test_wrong_arguments(make, code, values):
 @pytest.mark.full
 def test_what_has_an_average_of_its_own_is_not_averaged(tmp_path):
     twice = Ema(functools.partial(optax.contrib.schedule_free_sgd, b1=0.9))
-    with pytest.raises(LearnerError, match="averages what a schedule-free one trains"):
+    with pytest.raises(LearnerError, match="averages the parameters of a schedule-free optimizer"):
         build_line(quiet(tmp_path / "run"), RATE, twice)

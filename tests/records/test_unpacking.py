@@ -154,7 +154,7 @@ MESSAGEPACK = {
     ),
     "a key without numbers": (
         packed(model={"w": {"dtype": "key<fry>", "shape": [], "data": b"1234"}}),
-        ("record-unreadable", "which is none"),
+        ("record-unreadable", "which is invalid"),
     ),
     "an array twice": (
         pairs(*HEADER.items(), ("model", bytearray(pairs(("w", W), ("w", W))))),
@@ -298,8 +298,11 @@ SAFETENSORS = {
     "an array with more": (tensors({"w": {**entry(), "x": 1}}, b"1234"), ("record-unreadable", "'w'")),
     "a dtype that is none": (tensors({"w": entry("PY")}, b"1234"), ("record-unreadable", "'w'", "'PY'", "BF16")),
     "a dtype that is a list": (tensors({"w": entry(["F32"])}, b"1234"), ("record-unreadable", "has the unknown dtype")),
-    "offsets that go back": (tensors({"w": entry(begin=4, end=0)}, b"1234"), ("record-unreadable", "which are none")),
-    "offsets that are texts": (tensors({"w": entry(begin="0")}, b"1234"), ("record-unreadable", "which are none")),
+    "offsets that go back": (
+        tensors({"w": entry(begin=4, end=0)}, b"1234"),
+        ("record-unreadable", "which are invalid"),
+    ),
+    "offsets that are texts": (tensors({"w": entry(begin="0")}, b"1234"), ("record-unreadable", "which are invalid")),
     "arrays that overlap": (
         tensors({"w": entry(), "v": entry(end=4)}, b"1234"),
         ("record-unreadable", "0", "4"),

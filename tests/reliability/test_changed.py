@@ -125,7 +125,7 @@ def test_other_metrics_inside_an_epoch(inside):
         build_line(saving(inside).metrics(LastRow()).resume()).fit(batches(), valid_data())
     message = str(error.value)
     assert f"step {STEPS + 2} lies inside epoch 2" in message
-    assert "with the metrics Loss of the train split in flight, and now there are Last Row, Loss" in message
+    assert "with the metrics Loss of the train split in flight, but now there are Last Row, Loss" in message
     assert "resume(allow='metrics') or --resume.allow=metrics" in message
     assert tree_of(inside) == before
 

@@ -145,8 +145,8 @@ def test_a_run_saves_and_stops_on_request(tmp_path, monkeypatch):
     assert result.summary["epochs"] == 3
     assert saved_steps(directory) == [steps, 3 * steps]
     log = (directory / "experiment.log").read_text()
-    assert "asks for a checkpoint: it is saved after the step under way" in log
-    assert "asks the run to stop: it stops after the step under way" in log
+    assert "asks for a checkpoint: it is saved after the current step" in log
+    assert "asks the run to stop: it stops after the current step" in log
     going_on = build_line(quiet(directory).num_epochs(8).with_file_checkpointer(every_epochs=5).resume())
     assert going_on.fit(batches()).stopped_by == "num_epochs"
 

@@ -84,7 +84,7 @@ def test_lengths_are_parts_of_the_run(name):
     "name", [name for name in SAME if "epoch" not in name and name not in ("step", "inverse_sqrt")]
 )
 def test_alone_it_says_what_it_needs(name):
-    with pytest.raises(LengthNeededError, match=r"does not know how long the run is.*resolved\(num_steps="):
+    with pytest.raises(LengthNeededError, match=r"does not know the length of the run.*resolved\(num_steps="):
         SAME[name][0](0)
 
 

@@ -77,5 +77,5 @@ def test_all_that_is_wrong_is_told_at_once():
         "  1. MultiStep: first is -0.1",
         "  2. MultiStep: factor is -1.0",
         "  3. MultiStep: unit is 'days'",
-        "  4. MultiStep: milestones are out of order: milestones[1] is 5, and the one before it is 10",
+        "  4. MultiStep: milestones are out of order: milestones[1] is 5, and the one before is 10",
     ]

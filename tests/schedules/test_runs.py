@@ -184,7 +184,7 @@ def test_a_checkpoint_that_does_not_say_its_schedule(tmp_path):
 def test_people_are_told_when_nothing_is_learnt_to_the_end(tmp_path, lr):
     _, memory = rates_of(quiet(tmp_path / "run"), lr)
     (said,) = [event.text for event in memory.of(Message)]
-    assert said.endswith("ends after 4 of 6 steps; from there on the rate stays 0, so that nothing is learnt")
+    assert said.endswith("ends after 4 of 6 steps; from there on the rate stays 0, so nothing is learned")
     assert said in log_of(tmp_path / "run")
 
 

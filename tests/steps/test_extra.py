@@ -60,8 +60,8 @@ OTHERS = {
 }
 REFUSED = {
     "lookahead": "is made with optax.lookahead, which trains pairs of parameters",
-    "transparent sam": "use sam(..., opaque_mode=True), which takes the gradient again",
-    "sam in a chain": "sam(optax.chain(...), ...), or end the arguments of an update of your own in **extra_args",
+    "transparent sam": "use sam(..., opaque_mode=True), which computes the second gradient",
+    "sam in a chain": "sam(optax.chain(...), ...), or give your own update function **extra_args",
 }
 MORE_REFUSED = {
     "transparent sam": lambda lr: sam(lr, opaque_mode=False),

@@ -712,7 +712,7 @@ def looks_at_the_step(step):
         (optax.adamw(0.1), "the learning rate is an optimizer; it needs a float"),
         (optax.cosine_decay_schedule, "cosine_decay_schedule, which needs init_value and decay_steps: give what it"),
         (lambda: 0.1, "the learning rate is <lambda>, which takes no step: give a function of the step"),
-        (Constant, "the learning rate is the class Constant: make one of it, Constant(...)"),
+        (Constant, "the learning rate is the class Constant: pass an instance, Constant(...)"),
         (OneCycle(0.1, over=2), "the learning rate: OneCycle(peak=0.1, over=2): 2 steps are too short for one cycle"),
     ],
 )

@@ -387,7 +387,7 @@ def test_own_gradients_of_the_trainable_part(tmp_path):
 @pytest.mark.parametrize(
     ("grads", "code", "values"),
     [
-        ({"w": jnp.ones(2)}, "model-structure-changed", ("missing: b", "those of jax.grad")),
+        ({"w": jnp.ones(2)}, "model-structure-changed", ("missing: b", "the gradients of jax.grad")),
         ({"w": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(2)}, "model-structure-changed", ("new: c",)),
         ({"w": jnp.ones(2), "c": jnp.ones(2)}, "model-structure-changed", ("new: c; missing: b",)),
         ({"w": jnp.ones(3), "b": jnp.ones(2)}, "step-gradient-shapes", ("w", "[3]", "[2]")),

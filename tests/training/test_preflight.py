@@ -570,7 +570,7 @@ def test_windows_that_training_has_seen_are_warned_of(tmp_path):
     (text,) = fit(
         "drawn", loader, {"a": valid, "b": DataLoaderBuilder().batch_size(BATCH).build({"x": np.ones((8, 5))})}
     )
-    assert "windows of valid-a consist of values that windows of train have" in text
+    assert "windows of valid-a consist of values that windows of train also contain" in text
     assert fit("by time", series.slice(0, 48).windows(5, stride=1), series.slice(44, 60).windows(5, stride=1)) == []
     assert fit("alone", train) == []
 

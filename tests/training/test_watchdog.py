@@ -213,7 +213,7 @@ def test_a_loader_that_hangs_and_goes_on(tmp_path, monkeypatch):
     assert re.search(r"thread learner-data:\n(  .*\n)*  .* in the_loader\n    stall\.hang_here\(\)\n", long)
     assert "thread learner-reporter:\n" in long
     assert "learner-watchdog" not in long
-    assert short == "no step ended for 1 s; where each thread is stands in experiment.log"
+    assert short == "no step ended for 1 s; experiment.log has the stack of each thread"
     assert notices.texts[2:] == [notices.texts[2], short]
     assert [event.text for event in memory.events if isinstance(event, Message)] == [short, short]
     assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("learner")]

@@ -112,8 +112,8 @@ class RunConfig:
         with self._problems.collect(key="devices"):
             if self._content.get("devices") is not None and self._content.get("strategy") is not None:
                 raise LearnerError(
-                    "devices and strategy both say where it runs: leave out one of them (--devices=null or "
-                    "--strategy=null), or name the devices inside of the strategy (--strategy.devices=2)",
+                    "devices and strategy both choose the devices: leave out one of them (--devices=null or "
+                    "--strategy=null), or name the devices in the strategy (--strategy.devices=2)",
                     code="config-devices-and-strategy",
                 )
 

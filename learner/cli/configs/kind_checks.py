@@ -60,8 +60,7 @@ a function of your own
     home = package_of(target)
     if home in sys.stdlib_module_names and not _computes(target, home):
         raise LearnerError(
-            f"{key} is {path}, of Python's module {home}, which no config needs: name a class or a function of "
-            "your own",
+            f"{key} is {path}, of Python's module {home}, which no config needs: name your own class or function",
             code="config-target-standard-library",
             key=key,
             path=path,

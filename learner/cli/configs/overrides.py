@@ -38,7 +38,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         of_run = os.path.join(name, "config.yaml")
         example = f", such as {of_run}" if os.path.isfile(of_run) else ""
         raise LearnerError(
-            f"{name} is a directory, and a config is a file{example}; learner resume {name} continues a run",
+            f"{name} is a directory, but a config is a file{example}; learner resume {name} continues a run",
             code="cli-config-directory",
             path=name,
         )

@@ -68,8 +68,8 @@ def refuse_other_directory(overrides: Sequence[tuple[str, str]], directory: str)
     for key, value in overrides:
         if key == "directory" and Path(value).expanduser().absolute() != Path(directory).absolute():
             raise LearnerError(
-                f"--directory={value} is another directory than that of the run, {directory}: leave it out, or train "
-                "another run by learner fit CONFIG --directory=...",
+                f"--directory={value} is not the directory of the run, {directory}: leave it out, or train another "
+                "run with learner fit CONFIG --directory=...",
                 code="cli-directory-changed",
                 directory=directory,
             )
@@ -96,7 +96,7 @@ def _mend(path: Path) -> None:
                     lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
                     end_stages()
                     print(
-                        f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
+                        f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is restored from the "
                         f"checkpoint of step {entry.step}{lost if watching else ''}",
                         file=sys.stderr,
                     )

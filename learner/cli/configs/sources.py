@@ -215,8 +215,8 @@ def _data(value: Any, key: str) -> Recipe:
         raise
     if is_config(found.target) or is_config(type(found.target)):
         raise LearnerError(
-            f"{key} is {found.path}, a config: it has settings, and no data. Name a class or a function that takes it "
-            "(init_args: {config: ...})",
+            f"{key} is {found.path}, a config, which has settings but no data. Name a class or a function that takes "
+            "it (init_args: {config: ...})",
             code="config-dataset-is-config",
             key=key,
         )

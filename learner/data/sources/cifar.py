@@ -90,7 +90,7 @@ def _rows(path: Path, labels: int) -> np.ndarray:
         )
     if not data or len(data) % width:
         raise LearnerError(
-            f"{path} has {len(data)} bytes; it needs a multiple of {width}: it is cut off, or another file",
+            f"{path} has {len(data)} bytes; it needs a multiple of {width}: it is truncated, or another file",
             code="data-file-size",
             path=path,
             width=width,

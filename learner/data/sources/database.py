@@ -103,7 +103,7 @@ class SQLiteTable(Dataset):
         with self._readable():
             row = self._opened.get().execute(self._query, values).fetchone()
         if row is None:
-            raise LearnerError(f"{self._name}: the row with {place} is gone", code="data-row-gone", place=place)
+            raise LearnerError(f"{self._name}: the row with {place} was deleted", code="data-row-gone", place=place)
         cells = dict(zip(self._spec.columns, row, strict=True))
         return {field: self._item(field, cells, place) for field in self._spec.fields}
 
@@ -124,7 +124,7 @@ class SQLiteTable(Dataset):
         dtype = self._dtypes[field]
         if cell is None:
             raise LearnerError(
-                f"{place} is NULL (missing= says which number takes its place)", code="data-cell-null", place=place
+                f"{place} is NULL (missing= sets the number that replaces it)", code="data-cell-null", place=place
             )
         if field in self._codes:
             if str(cell) not in self._codes[field]:

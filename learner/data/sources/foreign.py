@@ -139,7 +139,7 @@ def _bunch(data: Mapping[str, Any]) -> ArrayDataset:
     rows = getattr(data.get("data"), "shape", (None,))[0]
     if rows is None:
         raise LearnerError(
-            f"the Bunch has no array `data` (it has {', '.join(data)}): make a dict of arrays of it",
+            f"the Bunch has no array `data` (it has {', '.join(data)}): convert it to a dict of arrays",
             code="data-bunch-without-data",
         )
     table = {
@@ -150,7 +150,7 @@ def _bunch(data: Mapping[str, Any]) -> ArrayDataset:
     for name, column in table.items():
         if column.dtype.kind not in "biuf":
             raise LearnerError(
-                f"{name!r} of the Bunch is of {column.dtype}: make a dict of arrays of numbers of it",
+                f"{name!r} of the Bunch has dtype {column.dtype}: convert it to a dict of numeric arrays",
                 code="data-bunch-dtype",
                 name=name,
             )

@@ -169,7 +169,8 @@ def _concatenated(field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     if joined.dtype.kind == "f" and "f" not in kinds:
         types = ", ".join(sorted({str(part.dtype) for part in parts}))
         raise LearnerError(
-            f"the field {field!r} is of {types} in its files, which no type of whole numbers holds: give dtypes=",
+            f"the field {field!r} has the types {types} in its files, and no integer type holds all of them: give "
+            "dtypes=",
             code="data-files-differ",
         )
     # int32 and float32 become float64, but a single file with both kinds of numbers has float32.
@@ -261,7 +262,7 @@ class Column:
         any_number = any(isinstance(value, int | float) for value in values)
         for row, value in enumerate(values):
             if value is None:
-                self._add_problem(row, "it is missing (missing= says which number takes its place)")
+                self._add_problem(row, "it is missing (missing= sets the number that replaces it)")
             elif isinstance(value, str):
                 hint = "" if any_number else f" (labels={{{self.field!r}: null}} numbers the texts)"
                 hint = DATE_HINT if _is_date(value[:SHOWN]) else hint

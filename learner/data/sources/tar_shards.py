@@ -165,7 +165,7 @@ def _archives(path: list[PathLike] | PathLike) -> list[Path]:
     for file in files:
         if file.suffix in COMPRESSED:
             raise LearnerError(
-                f"TarShards: {file} is compressed, so that samples cannot be read in any order: unpack it to .tar",
+                f"TarShards: {file} is compressed, so its samples cannot be read in random order: unpack it to .tar",
                 code="data-archive-compressed",
                 file=file,
             )
@@ -235,7 +235,7 @@ def _samples(path: str) -> Iterator[tuple[str, Members]]:
     for name, start, size in _members(path):
         if start + size > length:
             raise LearnerError(
-                f"{path}: {name} claims {size:,} bytes and the archive ends before",
+                f"{path}: {name} claims {size:,} bytes, but the archive ends earlier",
                 code="data-archive-damaged",
                 path=path,
             )
@@ -249,7 +249,7 @@ def _samples(path: str) -> Iterator[tuple[str, Members]]:
             members = {}
         key, extension = sample, extension.lower()
         if extension in members:
-            raise LearnerError(f"{path}: {name} is there twice", code="data-sample-twice", path=path, name=name)
+            raise LearnerError(f"{path}: {name} occurs twice", code="data-sample-twice", path=path, name=name)
         members[extension] = start, size
     if members:
         yield key, members
@@ -275,8 +275,8 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
         stream.seek(archive.offset)
         if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise LearnerError(
-                f"{path}: byte {archive.offset:,} is neither a header nor the end of an archive: it is damaged "
-                "or was cut off",
+                f"{path}: byte {archive.offset:,} is neither a header nor the end of an archive: it is damaged or "
+                "truncated",
                 code="data-archive-damaged",
                 path=path,
             )

@@ -289,7 +289,7 @@ class WatchApp(App[int]):
             return self.say("there is no run to ask")
         run, now = self._run, self._watched.now
         if run.status.word != "running":
-            return self.say(f"{run.name} does not run ({run.status.word}): there is nobody to ask")
+            return self.say(f"{run.name} is not running ({run.status.word}): it cannot take requests")
         if what == "stop" and not (armed and now < armed):
             self._armed = now + MESSAGE_SECONDS
             return self.say(f"press k again to ask {run.name} to stop; any other key: no")

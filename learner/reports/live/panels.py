@@ -41,7 +41,7 @@ def header_line(run: LiveRun, width: int) -> Text:
         parts.append(f"silent for {duration(run.age or 0)}")
     if status.why:
         parts.append(short(status.why))
-    requests = Text(f"  {' and '.join(run.pending)}: asked, not yet taken", "bold yellow") if run.pending else Text()
+    requests = Text(f"  {' and '.join(run.pending)}: requested, pending", "bold yellow") if run.pending else Text()
     text = Text.assemble(
         (printable(run.name), "bold"), " ", (status.word, STYLES.get(status.word, "")), requests, "  ", "  ".join(parts)
     )

@@ -77,7 +77,7 @@ class CheckpointWriter(ThreadOwned):
         if self._refused_step != snapshot.step:
             self._refused_step = snapshot.step
             self._reporter.warn(
-                f"there is no checkpoint of step {snapshot.step}: its loss and gradients were finite, and the update "
+                f"there is no checkpoint of step {snapshot.step}: its loss and gradients were finite, but the update "
                 f"made parameters that are not: {join_names(names, MOST_NAMED)}"
             )
         return False

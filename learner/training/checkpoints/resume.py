@@ -58,7 +58,7 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
     if restored is None and member_index(options.directory) is not None:
         refuse_elsewhere(options.directory)
         raise LearnerError(
-            f"{options.directory} cannot resume by itself: its population has saved nothing",
+            f"{options.directory} cannot resume alone: its population has saved nothing",
             code="resume-member-unsaved",
             directory=options.directory,
         )
@@ -93,7 +93,7 @@ def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:
         hint = "; a run in another directory can begin with it, by initial_from" if progress["stopped"] else ""
         return Problem(text + hint, code="resume-member-ended")
     if plan.processes.count > 1:
-        text = "a member of a population resumes by itself in one process; after that, also in several"
+        text = "a member of a population resumes alone in one process; after that, also in several"
         return Problem(text, code="resume-member-processes")
     return None
 
@@ -195,9 +195,9 @@ def differences(
     problems = []
     if (count := _processes_of(progress)) not in (None, shares):
         problems.append(
-            f"the checkpoint of step {position.step} lies inside epoch {position.epoch}, and each of {count} processes "
-            f"had data of its own, whose positions {shares} cannot take over. Go on with as "
-            "many, or from the end of an epoch: checkpoint(epoch)"
+            f"the checkpoint of step {position.step} lies inside epoch {position.epoch}, and each of {count} "
+            f"processes had its own data, whose positions {shares} cannot take over. Resume with the same number of "
+            "processes, or from the end of an epoch: checkpoint(epoch)"
         )
     before, where = saved_fingerprint(progress), f"the checkpoint of step {position.step} lies inside epoch "
     where += str(position.epoch)
@@ -211,7 +211,7 @@ def differences(
     names_before, names = before["settings"].get("metrics"), fingerprint["settings"]["metrics"]
     if names_before != names and not position.has_closed_training and "metrics" not in allow:
         problems.append(
-            f"{where}, with the metrics {_listed(names_before)} of the train split in flight, and now there are "
+            f"{where}, with the metrics {_listed(names_before)} of the train split in flight, but now there are "
             f"{_listed(names)}. Resume with the same metrics, from the end of an epoch, or with "
             f"resume(allow='metrics') or --resume.allow=metrics: {ALLOWED['metrics']}"
         )

@@ -34,8 +34,8 @@ def refuse_together(options: Options, strategy: Strategy) -> None:
         )
     if options.on_save_error != "raise":
         raise LearnerError(
-            f"on_save_error is {options.on_save_error!r}, and several processes save each checkpoint together: where "
-            "one of them could not, the others have to end with it",
+            f"on_save_error is {options.on_save_error!r}, and several processes save each checkpoint together: if one "
+            "of them fails, the others have to end too",
             code="checkpoint-on-save-error-several",
         )
 

@@ -73,7 +73,7 @@ def _output_problem(output: Any, name: str) -> Problem | None:
         )
     if not jax.tree_util.all_leaves([output.loss]) and not hasattr(output.loss, "__jax_array__"):
         what = "nothing (None)" if output.loss is None else f"a {type(output.loss).__name__}"
-        terms = ": add up the terms of a loss, and return each as a field of its own, which FieldMean logs"
+        terms = ": add up the terms of a loss, and return each as a separate field, which FieldMean logs"
         remedy = "" if output.loss is None else terms
         return Problem(
             f"the loss of {name} is {what}; it needs one number{remedy}",
@@ -164,7 +164,7 @@ def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
         values, counts = np.unique(labels[special], return_counts=True)
         label = values[counts.argmax()]
         ignored = f", or its metrics ignore_label={label}" if by_metrics else ""
-        advice.append(f"where some are not to count, give the output a mask, such as labels != {label}{ignored}")
+        advice.append(f"to ignore some of them, give the output a mask, such as labels != {label}{ignored}")
     return "; ".join(advice)
 
 

@@ -135,7 +135,7 @@ def _explain(step: StepFunctions, state: TrainState, inputs: Inputs, split: str,
         )
     return Problem(
         f"the {kind} step cannot be mapped over the members of a population by jax.vmap ({reason}): a callback needs "
-        "vmap_method, and a primitive of its own needs a batching rule",
+        "vmap_method, and a custom primitive needs a batching rule",
         code="population-step-not-mappable",
         split=split,
     )

@@ -55,11 +55,11 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
         return texts  # a weight would not fix it
     if traced[0] is not None and traced[0][1] and divides_by_data(*traced[0][::2]):
         texts.append(
-            "train_step divides its loss by a number that depends on the batch, as a mean over the rows or tokens that "
-            f"a mask keeps does, its output has no weight, and {' and '.join(parts)}: their losses count by the number "
-            "of their rows, which is another loss than that of the whole batch. Return that number as the output's "
-            "weight too; weighted_mean(losses, mask) computes both. Of a sum of several such losses, multiply each by "
-            "its number, divide by the rows of the batch, and return these as the weight"
+            "train_step divides its loss by a number that depends on the batch, as a mean over the rows or tokens "
+            f"that a mask keeps does, its output has no weight, and {' and '.join(parts)}: their losses are weighted "
+            "by the number of their rows, which is a different loss from that of the whole batch. Return that number "
+            "as the output's weight too; weighted_mean(losses, mask) computes both. Of a sum of several such losses, "
+            "multiply each by its number, divide by the rows of the batch, and return these as the weight"
         )
     elif traced[0] is not None and traced[1] is not None and traced[0][1] and is_sum(traced[0][0], traced[1][0]):
         texts.append(
@@ -75,7 +75,7 @@ def _of_relation(step: StepFunctions, strategy: Strategy, relation: str, parts: 
     advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
     return (
         f"train_step {relation}, and {parts}: such a loss differs from that of the whole batch. {'; '.join(advice)}. "
-        "For a loss that is a mean over rows nothing changes"
+        "A loss that is a mean over rows does not change"
     )
 
 

@@ -307,10 +307,10 @@ def _warnings_of_draws(
     results = "validation has" if name == "valid_step" else "predictions have"
     if _drops_in_eval_mode(step, fn, program, state):
         warnings.append(
-            f"{name} draws from the random stream 'dropout' of its linen module, so {results} dropout: give the mode "
-            "to the call, such as model(x, train=model.train), or, where it is a field of the module, use "
-            f"Linen(model.module.clone(deterministic=True), model.variables) in {name}. For dropout that you want "
-            "there nothing is wrong"
+            f"{name} draws from the random stream 'dropout' of its linen module, so {results} dropout: pass the mode "
+            "to the call, such as model(x, train=model.train), or, if it is a field of the module, use "
+            f"Linen(model.module.clone(deterministic=True), model.variables) in {name}. Ignore this warning if the "
+            "dropout is intended"
         )
     if host_generators:
         remedy = f"Take a key, {name}(model, batch, rng), and draw with jax.random"
@@ -321,9 +321,8 @@ def _warnings_of_draws(
 def warning_of_draws(name: str, generators: Sequence[str], remedy: str) -> str:
     """Return the warning about a step that draws from generators of the host."""
     return (
-        f"{name} draws random numbers from {join_names(generators, most=3)} when it is "
-        "traced, so they are constants of the compiled program: each step has the same ones, and a resumed run "
-        f"others. {remedy}"
+        f"{name} draws random numbers from {join_names(generators, most=3)} when it is traced, so they are constants "
+        f"of the compiled program: every step has the same ones, and a resumed run has different ones. {remedy}"
     )
 
 

@@ -70,8 +70,8 @@ class Feeder:
         if self._placer.is_replicated(self._grouper.regular) and devices > 1:
             warn(
                 f"a {source.split} batch of {rows} rows cannot be spread evenly over the devices: each of them "
-                f"computes all of it. The numbers are the same, and {devices} devices are no faster than one: choose a "
-                "batch size that divides"
+                f"computes the whole batch. The numbers do not change, but {devices} devices are no faster than one: "
+                "choose a batch size that is divisible by them"
             )
 
     def compare_lengths(self, processes: ProcessGroup) -> None:

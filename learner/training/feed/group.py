@@ -150,8 +150,8 @@ class Grouper:
             split = self._source.split
             where = f"epoch {epoch}" if split == "train" else "a validation"
             self._warn(
-                f"the {split} data says that it has {claimed} batches, and {where} had {count}: schedules and the "
-                "progress go by what it says. Either its length (__len__) is wrong, or some of it was not read"
+                f"the {split} data claims {claimed} batches, but {where} had {count}: schedules and the progress rely "
+                "on the claim. Either its length (__len__) is wrong, or part of it was not read"
             )
 
     def _read(self, batches: Batches) -> MicroBatch | None:

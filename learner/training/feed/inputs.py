@@ -117,9 +117,9 @@ def _window_warnings(train: Any, valid: Any) -> list[str]:
     for split, each in _splits(valid).items():
         if count := contained_windows(_dataset(train), _dataset(each)):
             warnings.append(
-                f"{count} of {len(_dataset(each))} windows of {split} consist of values that windows of train have as "
-                "well, so that its metrics are too good: split the series by time before it is cut into windows. If it "
-                "is to show how well the model fits the training data, nothing is wrong"
+                f"{count} of {len(_dataset(each))} windows of {split} consist of values that windows of train also "
+                "contain, so its metrics are too good: split the series by time before cutting it into windows. "
+                "Ignore this warning if the split is meant to show the fit to the training data"
             )
     return warnings
 
@@ -200,8 +200,8 @@ def valid_sources(
         scalars = [str(name) for name, value in valid.items() if np.isscalar(value) or getattr(value, "ndim", 1) == 0]
         if any(arrays) and scalars:
             raise LearnerError(
-                f"the data is a dict whose {', '.join(scalars)} has no axis of rows; each field has one, [rows, ...], "
-                "also where there is a single row: x[None]",
+                f"the data is a dict whose {', '.join(scalars)} has no axis of rows; each field needs one, [rows, "
+                "...], even for a single row: x[None]",
                 code="data-validation-type",
             )
         names = ", ".join(map(str, valid)) or "nothing"
@@ -253,7 +253,7 @@ def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "v
             if pair is not None and not set(known[field]).isdisjoint(names):
                 warnings.append(
                     f"{field!r} numbers its texts differently in {split} than in train: {number} is {pair[0]!r} in "
-                    f"train and {pair[1]!r} in {split}, so the model takes one for the other. Give both the same list, "
+                    f"train and {pair[1]!r} in {split}, so the model confuses them. Give both the same list, "
                     f"labels={{{field!r}: [...]}}, or folders of images the same names"
                 )
     return warnings

@@ -184,8 +184,8 @@ def _refuse_members_alone(options: Options) -> None:
             if store.steps:
                 directory = options.directory / member.name
                 raise LearnerError(
-                    f"{directory} was resumed by itself, so that the population can no longer resume as a whole: "
-                    f"resume its members by themselves, or remove {place} to lose that training",
+                    f"{directory} was resumed alone, so the population can no longer resume as a whole: resume its "
+                    f"members alone, or remove {place} to lose that training",
                     code="population-member-resumed",
                     member=member.name,
                     directory=directory,

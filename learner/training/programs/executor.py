@@ -198,8 +198,8 @@ class Runner:
             params, model_state = self._step.adapter.read_all(model)
         except (LearnerError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise LearnerError(
-                f"a hook returned another model than it got, a {type(model).__name__}: return the one that it got, "
-                "with other values in its arrays",
+                f"a hook returned a different model, a {type(model).__name__}: return the model that it received, "
+                "with new values in its arrays",
                 code="step-hook-model",
                 names=[],
             ) from error

@@ -19,7 +19,7 @@ from learner.training.progress.position import Position
 from learner.training.progress.progress_schema import refuse_malformed
 
 ALLOWED = {
-    "data": "the epoch continues after as many batches as before, of the data as it is now",
+    "data": "the epoch continues after as many batches as before, with the current data",
     "metrics": "the metrics of this epoch start over, because the checkpoint holds states of other metrics",
     "optimizer": "the optimizer begins with a new state",
     "logs": "the logs continue as they are, although parts of them are missing",

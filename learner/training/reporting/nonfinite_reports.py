@@ -67,8 +67,8 @@ class NonFiniteReports(ThreadOwned):
         self._with_nonfinite_loss.add(split)
         if split == "train":
             self._warn(
-                f"the loss of train is {loss} in epoch {epoch}, and that of each step is finite: no row had a weight, "
-                "or weights were negative, and nothing is learned of such batches. Look for masks that keep nothing"
+                f"the loss of train is {loss} in epoch {epoch}, but the loss of each step is finite: no row had a "
+                "weight, or weights were negative, and such batches train nothing. Look for masks that keep no rows"
             )
             return
         self._warn(

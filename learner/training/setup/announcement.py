@@ -59,7 +59,7 @@ def population_text(spec: RunSpec) -> str:
     """Return the line about the members of a population."""
     order = f"they share the data and its order (seed {spec.options.seed}); values below are their means"
     if spec.options.population.data_order == "own":
-        order = "each has a copy of the data in an order of its own; values below are their means"
+        order = "each has its own order of the data; values below are their means"
     each, members = state_bytes(spec.member_state), len(spec.members)
     memory = f"{size(each)} of parameters, gradients and optimizer state each, {size(each * members)} together"
     number, waves = spec.options.population.wave or (1, 1)
@@ -151,7 +151,7 @@ def _announce_initial(run: Run, spec: RunSpec) -> None:
         if report.warning is not None:
             run.warn(report.warning)
     elif spec.options.initial is not None:
-        log.info("initial_from is ignored: the run resumes from a checkpoint of its own")
+        log.info("initial_from is ignored: the run resumes from its own checkpoint")
 
 
 def _notify_of_large_batch(run: Run, spec: RunSpec) -> None:
@@ -173,7 +173,7 @@ def _log_early_end(run: Run, spec: RunSpec) -> None:
         before = f"{place}: " if place else ""
         ends = early_end(schedule, steps)
         if ends is not None and ends[1]:
-            run.warn(f"{before}{ends[0]}, so that nothing is learnt{' there' if place else ''}")
+            run.warn(f"{before}{ends[0]}, so nothing is learned{' there' if place else ''}")
         elif ends is not None:
             run.reporter.log.info("%s%s", before, ends[0])
         for text in not_reached(schedule, steps):

@@ -37,12 +37,12 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     log.info("model: %s, %d parameters in %d arrays", step.adapter.kind, count, len(sizes))
     if constants := step.adapter.constants:
         names = join_names(constants, MOST_NAMED)
-        log.info("not trained: %s, which Python has as numbers; jnp.asarray makes parameters of them", names)
+        log.info("not trained: %s, which are Python numbers; jnp.asarray makes them parameters", names)
     frozen = frozen_leaves(step.adapter, state.model_state).values()
     if frozen:
         size, memory = sum(int(x.size) for x in frozen), sum(int(x.size) * x.dtype.itemsize for x in frozen) / 2**20
         log.info(
-            "frozen: %d parameters in %d arrays (%.1f MiB), of which no gradients and no optimizer state are kept",
+            "frozen: %d parameters in %d arrays (%.1f MiB), without gradients and optimizer state",
             size,
             len(frozen),
             memory,
@@ -74,8 +74,8 @@ def check_recordable(options: Options, state: TrainState) -> None:
     }
     if remote := [name for name in leaves if name not in addressable]:
         raise LearnerError(
-            f"record= of with_file_checkpointer writes its files in one process, and {len(remote)} of their arrays lie "
-            f"in parts on the devices of several ({', '.join(remote[:3])}): leave it out, and use learner export, or "
-            "load_checkpoint and save_model, in one process afterwards",
+            f"record= of with_file_checkpointer writes its files in one process, and {len(remote)} of their arrays "
+            f"are sharded over the devices of several ({', '.join(remote[:3])}): leave it out, and use learner "
+            "export, or load_checkpoint and save_model, in one process afterwards",
             code="checkpoint-record-distributed",
         )

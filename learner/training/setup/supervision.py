@@ -35,15 +35,15 @@ def _answer(run: Run, request: str, sender: str) -> None:
     if run.stop.is_ending:
         notify(f"asks the run to {request}, which is ending already")
     elif request == "stop":
-        notify("asks the run to stop: it stops after the step under way")
+        notify("asks the run to stop: it stops after the current step")
         run.stop.interrupt_once(f"asked by {sender}")
     elif run.saver is None:
         notify("asks for a checkpoint, but this run saves none")
     else:
-        notify("asks for a checkpoint: it is saved after the step under way")
+        notify("asks for a checkpoint: it is saved after the current step")
         run.stop.request_save()
 
 
 def _report_stall(outputs: Outputs, text: str, stacks: str) -> None:
     outputs.log.warning("%s; the stacks of all threads:\n%s", text, stacks)
-    outputs.warn(f"{text}; where each thread is stands in experiment.log")
+    outputs.warn(f"{text}; experiment.log has the stack of each thread")

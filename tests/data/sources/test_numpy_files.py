@@ -120,7 +120,7 @@ def header(shape, dtype="<f4"):
         (header((2,)) + b"1234", "claims the shape .* 8 bytes, and has 4"),
         (header((2,)) + b"1234567890", "8 bytes, and has 10"),
         (header((1,), "|O") + b"12345678", "objects are not unpickled"),
-        (header((0, 3)), "there is nothing in it"),
+        (header((0, 3)), "holds no values"),
     ],
 )
 @pytest.mark.parametrize("packed", [True, False])

@@ -147,11 +147,11 @@ def test_a_stop_is_asked_for_twice(runs, watch):
         assert not list(runs.glob("*/stop.ask"))
         shown = await pressed(app, pilot, "k")
         assert (runs / "a" / "stop.ask").exists()
-        assert "stop: asked, not yet taken" in shown
+        assert "stop: requested, pending" in shown
         (runs / "a" / "stop.ask").unlink()
         app.look()
         await settled(app, pilot)
-        assert "asked, not yet" not in text_of(app)
+        assert "requested, pending" not in text_of(app)
 
     play(watch("runs", now=now), steps)
 
@@ -187,7 +187,7 @@ def test_a_logarithmic_plot(tmp_path, watch):
 @pytest.mark.full
 def test_nobody_is_there_to_ask(tmp_path, watch):
     async def steps(app, pilot):
-        assert "a does not run (ended): there is nobody to ask" in await pressed(app, pilot, "w")
+        assert "a is not running (ended): it cannot take requests" in await pressed(app, pilot, "w")
 
     play(watch(write_run(tmp_path / "a")), steps)
     assert not (tmp_path / "a" / "save.ask").exists()

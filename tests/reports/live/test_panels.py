@@ -58,7 +58,7 @@ def test_what_was_asked_for(runs, watch):
     aged(runs / "a", 1100)
     (runs / "a" / "save.ask").write_text("{}")
     (run,) = watch("runs/a").runs
-    assert panels.header_line(run, 80).plain == "a running  save: asked, not yet taken  epoch 3  6 steps"
+    assert panels.header_line(run, 80).plain == "a running  save: requested, pending  epoch 3  6 steps"
 
 
 @pytest.mark.parametrize(

@@ -535,7 +535,7 @@ def test_labels_that_nothing_reads_may_be_anything():
 def test_the_error_of_labels_says_how_some_do_not_count():
     for labels, ignored in (((0, -100, -100, 7), -100), ((255, 0, 1, 2), 255)):
         (problem,), _ = checked(batch=labelled(*labels))
-        assert problem.endswith(f"not to count, give the output a mask, such as labels != {ignored}")
+        assert problem.endswith(f"to ignore some of them, give the output a mask, such as labels != {ignored}")
         (problem,), _ = checked(own_labels, Accuracy(), batch=labelled(*labels))
         assert problem.endswith(f"such as labels != {ignored}, or its metrics ignore_label={ignored}")
 
@@ -546,8 +546,8 @@ def test_the_error_of_labels_says_how_some_do_not_count():
         ((1, 2, 3, 3), "; if they count from 1, subtract 1 from the labels; otherwise they need 4 logits"),
         ((0, 1, 2, 3), "; they need 4 logits"),
         ((1, 2, 3, 6), "; they need 7 logits"),
-        ((1, -1, 3, 2), "; if they count from 1, subtract 1 from the labels; otherwise they need 4 logits; where some"),
-        ((0, 255, 255, 2), "; where some are not to count, give the output a mask, such as labels != 255"),
+        ((1, -1, 3, 2), "; if they count from 1, subtract 1 from the labels; otherwise they need 4 logits; to ignore"),
+        ((0, 255, 255, 2), "; to ignore some of them, give the output a mask, such as labels != 255"),
     ],
 )
 def test_the_error_of_labels_has_the_remedy_of_their_values(labels, advice):
@@ -1009,7 +1009,7 @@ def test_a_loss_without_parameters_is_known():
 @pytest.mark.parametrize(
     ("optimizer", "lr", "train", "warned"),
     [
-        (lambda lr: optax.adam(1e-3), 0.1, classify, "does not use the learning rate"),
+        (lambda lr: optax.adam(1e-3), 0.1, classify, "ignores the learning rate"),
         (lambda lr: optax.adam(1e-3), 0.0, classify, None),
         (
             lambda lr: optax.masked(optax.sgd(lr), lambda params: {"w": jax.tree.leaves(params)[0].ndim == 2}),
@@ -1037,7 +1037,7 @@ def test_statistics_of_linen_that_are_no_state_are_warned_of(tmp_path):
 
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(variables, optax.sgd, 0.1, train_step=train).fit([BATCH])
-    assert "Linen(module, variables) keeps them" in (tmp_path / "experiment.log").read_text()
+    assert "Linen(module, variables) updates them" in (tmp_path / "experiment.log").read_text()
 
 
 class DropLayer(linen.Module):

@@ -807,7 +807,7 @@ class Claims:
 def test_a_length_that_is_not_true_is_warned_of_once(lengths, epoch, count):
     texts = []
     taken(feeder_of(Claims(3, *lengths), plan_of(), warn=texts.append), last=3)
-    claims = [text for text in texts if "says that it has 3 batches" in text]
+    claims = [text for text in texts if "claims 3 batches" in text]
     assert [f"epoch {epoch} had {count}:" in text for text in claims] == [True] * (epoch is not None)
 
 
