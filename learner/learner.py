@@ -8,7 +8,6 @@ import contextlib
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -45,6 +44,7 @@ from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
 from learner.util.stages import enter_stage, stage_line
 from learner.util.text import count, size
+from learner.util.user_warnings import warn
 
 if TYPE_CHECKING:  # rarely used modules are imported on use, as `import learner` must be fast
     from learner.diagnostics import trials
@@ -193,7 +193,7 @@ class Learner(Generic[ModelT]):
                     self._evaluator.runner, result = finished
                     self._evaluator.labels = saved_labels(checkpoint.progress)
                     if text := changes_since_end(checkpoint, plan.fingerprint):
-                        warnings.warn(text, stacklevel=2)
+                        warn(text)
                     if options.renderer is not None and processes.index == 0:
                         _announce_finished(options.directory, result)
                     return result
@@ -212,7 +212,7 @@ class Learner(Generic[ModelT]):
                     processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
                     with (
                         open_run(plan, prepared, checkpoint, state, _announce_overview) as run,
-                        self._evaluator.training(run.runner, plan.inputs.labels),
+                        self._evaluator.training(run.runner, plan.inputs),
                     ):
                         run.stop.finish(self.loop(run))
             # Checked after the run is closed, as SIGTERM may arrive during the last save.

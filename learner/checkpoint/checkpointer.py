@@ -7,7 +7,6 @@ kept, and optionally the best.
 import dataclasses
 import math
 import numbers
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +23,7 @@ from learner.errors import LearnerError
 from learner.util.addresses import is_address, refuse_store
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
+from learner.util.user_warnings import warn
 
 PyTree = Any
 SHOWN = 5  # arrays that an error names
@@ -144,7 +144,7 @@ class Checkpointer:
                     raise DamagedError(self._store.damaged[number], code="checkpoint-damaged", step=number)
                 return self._read(like, number)
             except DamagedError as error:
-                warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=2)
+                warn(f"{error}; the checkpoint before it is used")
         raise LearnerError(f"there is no checkpoint in {self._store.path(0).parent}", code="checkpoint-missing")
 
     def _read(self, like: PyTree, step: int) -> RestoredState:

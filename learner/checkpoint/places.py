@@ -12,7 +12,6 @@ import os
 import shutil
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +38,7 @@ from learner.errors import LearnerError
 from learner.util.disk import make_directory, problem_with_name, to_disk
 from learner.util.retries import Retries
 from learner.util.urls import one_line
+from learner.util.user_warnings import warn
 
 AGAIN = Retries(2)  # for failures in an object store; each try takes 30 to 60 s if the store does not answer
 # Without these TensorStore waits half an hour for a server that disappears silently. It reads them once.
@@ -60,7 +60,7 @@ class Place(abc.ABC):
 
     def __init__(self, directory: Any):
         self._directory = directory
-        self.warn: Callable[[str], None] = warnings.warn
+        self.warn: Callable[[str], None] = warn
 
     @functools.cached_property
     @abc.abstractmethod

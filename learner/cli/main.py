@@ -10,7 +10,6 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from learner.cli.configs.importing import import_order
@@ -30,6 +29,7 @@ from learner.util.device_threads import any_alive, end_process
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
 from learner.util.text import printable, wrapped
+from learner.util.user_warnings import LearnerWarning
 
 COMMANDS = {
     "fit": ("fit", "CONFIG [--KEY=VALUE ...]", "train what a config file describes"),
@@ -247,13 +247,12 @@ def _noting_failures(failed: list[OSError]) -> Iterator[None]:
 @contextlib.contextmanager
 def _plain_warnings(everywhere: bool) -> Iterator[None]:
     """Print warnings in a readable form: our own, or `everywhere` if no other code runs."""
-    ours = str(Path(__file__).parents[1])
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def plain(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
             end_stages()
-            if everywhere or filename.startswith(ours):
+            if everywhere or issubclass(category, LearnerWarning):
                 print("learner:", printable(str(message)), file=sys.stderr)
             else:
                 show(message, category, filename, lineno, file, line)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from learner.training.preflight import read_checked
 from learner.training.programs.single_step import SingleStepRunner
 from learner.training.progress.position import Position
 from learner.training.progress.restore import Restored, restore
+from learner.util.user_warnings import warn
 
 PyTree = Any
 PARTS = ("params", "model_state", "opt_state", "lr_scale", "rng", "extra")
@@ -201,7 +201,7 @@ class ReplayedRun:
             source.keep_state()
         source.refuse_position(epoch, batch, data)
         grouping = DispatchGrouping(self._definition.step.accumulate, 1, False, lambda step: 1)
-        return Grouper(source, grouping, first, _warn).groups(epoch, batch, data, None)
+        return Grouper(source, grouping, first, warn).groups(epoch, batch, data, None)
 
     def read(self) -> MicroBatchGroup:
         """Return the micro-batches of the next step."""
@@ -266,7 +266,3 @@ def _batch_arrays(batches: tuple[PyTree, ...]) -> Arrays:
     names = ["batch"] if len(batches) == 1 else [f"batch-{number}" for number in range(1, len(batches) + 1)]
     parts = [named_arrays(name, batch) for name, batch in zip(names, batches, strict=True)]
     return {path: array for part in parts for path, array in part.items()}
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)

@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from learner.runs.population import NAME as POPULATION
 from learner.runs.remote import RemoteRun
 from learner.util.number_checks import is_finite
 from learner.util.retries import Retries
+from learner.util.user_warnings import warn
 
 
 class RunMirror(Listener):
@@ -68,20 +68,16 @@ class RunMirror(Listener):
                 self._copy()
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
-                warnings.warn(
-                    f"the copy to {self._remote.url} failed and is tried again at the next checkpoint: {text}",
-                    stacklevel=2,
-                )
+                warn(f"the copy to {self._remote.url} failed and is tried again at the next checkpoint: {text}")
 
     def _warn_of_another_place(self, checkpoint: Path) -> None:
         """Warn once about checkpoints outside the run's directory, which are not copied."""
         if self._directory is None or self._warned or Path(checkpoint).is_relative_to(self._directory):
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"{self._remote.url} gets no checkpoints, as they are in {Path(checkpoint).parent}, outside of the run's "
-            "directory: leave `directory` of the checkpointer out",
-            stacklevel=3,
+            "directory: leave `directory` of the checkpointer out"
         )
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """Finding the runs below directories."""
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from learner.runs.layout import MARK
 from learner.runs.population import read_members
 from learner.runs.run_reader import RunReader
 from learner.util.text import by_number
+from learner.util.user_warnings import warn
 
 DEEPEST = 4
 """The number of directory levels to search below the given directory."""
@@ -47,7 +47,7 @@ def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None)
     if not read:
         raise one_error(problems, "these runs cannot be read", code="run-unreadable")
     for problem in problems:
-        warnings.warn(f"{problem}; it is left out", stacklevel=2)
+        warn(f"{problem}; it is left out")
 
 
 def run_directories(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
@@ -82,7 +82,7 @@ def _directories(folder: Path, levels: int) -> Iterator[Path]:
         except FileNotFoundError:
             return  # removed meanwhile
         except OSError as error:
-            warnings.warn(f"{folder} is left out: {error.strerror}", stacklevel=2)
+            warn(f"{folder} is left out: {error.strerror}")
             return
         for path in inner:
             yield from _directories(path, levels - 1)

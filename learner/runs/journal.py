@@ -12,7 +12,6 @@ JSON cannot represent numbers that are not finite, so they are the strings "NaN"
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from learner.errors import LearnerError
 from learner.util.disk import read_lines
 from learner.util.number_checks import is_finite
+from learner.util.user_warnings import warn
 
 NUMBERS = ("epoch", "validation")
 ENDS = ("stop", "end")
@@ -60,7 +60,7 @@ def entry_of(line: bytes, location: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         entry = None
     if not isinstance(entry, dict) or (entry.get("event") in (*NUMBERS, EVALUATION) and not _is_history(entry)):
-        warnings.warn(f"{location} is damaged and is left out", stacklevel=3)
+        warn(f"{location} is damaged and is left out")
         return {}
     return entry
 

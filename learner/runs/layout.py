@@ -1,12 +1,12 @@
 """The files of a run directory."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 from learner.errors import LearnerError
 from learner.util.disk import read_bytes
+from learner.util.user_warnings import warn
 
 MARK = "journal.jsonl"
 ENDS = ("num_epochs", "num_steps", "early stopping", "halving", "the end of the loop")
@@ -32,7 +32,7 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
     try:
         summary = json.loads(read_bytes(path)) if path.is_file() else None
     except LearnerError as error:
-        warnings.warn(str(error), stacklevel=2)
+        warn(str(error))
         return None
     except (OSError, ValueError, RecursionError):
         return None

@@ -9,7 +9,6 @@ import itertools
 import math
 import os
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from learner.runs.thinning import Floats, Series
 from learner.util.fragments import fragment, paragraph
 from learner.util.number_checks import is_finite
 from learner.util.text import duration, printable
+from learner.util.user_warnings import warn
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
 SCHEDULE = "the schedule"
@@ -181,7 +181,7 @@ class RunReader:
                 config = read_mapping(self.directory / "config.yaml")
             except LearnerError as error:
                 if os.access(self.directory / "config.yaml", os.R_OK):  # it may be readable only by its owner
-                    warnings.warn(str(error), stacklevel=2)
+                    warn(str(error))
                     config = {}
         return {key: value for key, value in config.items() if key not in OBSERVER_KEYS}
 
@@ -469,7 +469,7 @@ def _entry(line: bytes, location: str) -> dict[str, Any]:
     deep = [key for key, value in entry.items() if is_deep(value, DEEPEST)]
     if deep:
         named = printable(", ".join(deep))
-        warnings.warn(f"{location}: {named} is nested more than {DEEPEST} deep and is left out", stacklevel=3)
+        warn(f"{location}: {named} is nested more than {DEEPEST} deep and is left out")
     return {key: value for key, value in entry.items() if key not in deep}
 
 

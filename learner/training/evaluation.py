@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from learner.training.passes import MetricValues, evaluate, predict
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import restore
 from learner.training.setup.dispatch_plan import make_runner
+from learner.util.user_warnings import warn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +71,16 @@ class Evaluator:
         self.runner: Runner | None = None
         self._loaned: Runner | None = None  # for checkpoints, if the learner has no model of its own
         self._training: int | None = None  # the thread of the active run
+        self._warned: set[str] = set()  # texts about the valid step, by the run or an evaluation
         self.entry: Entry | None = None
         self.labels: Mapping[str, Sequence[str]] = {}
 
     @contextlib.contextmanager
-    def training(self, runner: Runner, labels: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    def training(self, runner: Runner, inputs: Inputs) -> Iterator[None]:
         """Evaluate with the model of a run in its hooks, and after the run unless it fails."""
         # The thread's number, as the hooks in it are the only code that may evaluate while the run trains.
-        self.runner, self.labels, self._training = runner, labels, threading.get_ident()
+        self.runner, self.labels, self._training = runner, inputs.labels, threading.get_ident()
+        self._warned.update(inputs.warnings)
         try:
             yield
         except BaseException:
@@ -95,7 +97,7 @@ class Evaluator:
                 runner = self._loaded(processes)
                 with contextlib.closing(self._read(data)) as inputs:
                     _warn_of_labels(self.labels, data)
-                    return evaluate(self._definition, runner, inputs, processes)
+                    return evaluate(self._definition, runner, inputs, processes, self._warned)
         return self.evaluate_checkpoint(data, split, **self.choice(checkpoint)).values
 
     def choice(self, checkpoint: int | str | None = None) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class Evaluator:
             before = None if own is None else own.leaves
             try:
                 runner, evaluation = read_found(definition.options, processes, epoch, step, read)
-                values = evaluate(definition, runner, inputs, processes)
+                values = evaluate(definition, runner, inputs, processes, self._warned)
                 evaluation = dataclasses.replace(evaluation, values=values)
             finally:
                 # The programs were lent to the checkpoint: restore the learner's own model, also after an error.
@@ -240,10 +242,9 @@ class Evaluator:
             definition.take_initial()
             options = definition.options
             if restored is None and options.initial is None and not options.overwrite and holds_run(options.directory):
-                warnings.warn(
+                warn(
                     f"{options.directory} holds a run, but this is the model given to build, without the run's "
-                    "weights: the builder's checkpoint('best') or checkpoint('latest') loads them",
-                    stacklevel=4,  # the line that called `evaluate`
+                    "weights: the builder's checkpoint('best') or checkpoint('latest') loads them"
                 )
             state = definition.init_placed() if restored is None else restored.state
             self.runner = make_runner(definition.step, state, definition.strategy)
@@ -253,19 +254,18 @@ class Evaluator:
 def _warn_of_labels(known: Mapping[str, Sequence[str]], data: Any) -> None:
     """Warn about data that numbers its texts differently from the training data."""
     for text in label_warnings(known, data, "the data"):
-        warnings.warn(text, stacklevel=4)
+        warn(text)
 
 
 def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:
     """Warn about data that leaves rows out or, if outputs belong to rows, that changes their order."""
-    level = 4 if predicts else 5  # of the line that reads the predictions, or calls `evaluate`
     for split, source in inputs.valid.items():
         facts = source.fingerprint()
         name = "the data" if split == "valid" else f"the data {split.removeprefix('valid-')!r}"
         rows, size = facts.get("rows"), facts.get("batch_size")
         if facts.get("drop_last") and not (rows and size and rows % size == 0):
             text = f"{name} leaves out the rows behind the last full batch: build its loader without drop_last"
-            warnings.warn(text, stacklevel=level)
+            warn(text)
         if predicts and facts.get("order") == "shuffled":
             text = f"{name} is shuffled, and its predictions come in that order: build its loader without shuffle"
-            warnings.warn(text, stacklevel=level)
+            warn(text)

@@ -1,6 +1,5 @@
 """Passes over data without training: the metrics of the valid step, and the outputs of the predict step."""
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,8 @@ from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, one_error
 from learner.runs.history import History
 from learner.strategies.own_context import own_context
-from learner.training.checks.step_checks import check_predict, check_valid
+from learner.training.checks.step_checks import check_predict, trace_valid
+from learner.training.checks.validation_state import warnings_of_valid
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import Inputs, refuse_endless
@@ -21,6 +21,7 @@ from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.setup.dispatch_plan import build_feeder, in_flight_limit
 from learner.training.validation import validate_split
+from learner.util.user_warnings import warn
 
 
 class MetricValues(dict[str, float | str]):
@@ -36,16 +37,28 @@ class MetricValues(dict[str, float | str]):
         self.arrays = dict(arrays)
 
 
-def evaluate(definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup) -> MetricValues:
-    """Return the metrics of the valid step over all batches of all processes, by name."""
+def evaluate(
+    definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup, warned: set[str]
+) -> MetricValues:
+    """Return the metrics of the valid step over all batches of all processes, by name. Warn about the step, except of
+    the texts in `warned`, which gets them.
+    """
     refuse_endless(inputs)
     sizes = {split: [inputs.batch_shapes(split), source.batches] for split, source in inputs.valid.items()}
     # Before any program runs, as the devices of all processes take part in each.
     processes.agree("what they evaluate", sizes)
     options, step = definition.options, definition.step
-    first_batches = inputs.first_batches.items()
-    if problems := [p for split, first in first_batches for p in check_valid(step, runner.state, first, split)]:
+    problems, texts = [], []
+    for split, first in inputs.first_batches.items():
+        traced = trace_valid(step, runner.state, first, split)
+        problems += traced.problems
+        texts += warnings_of_valid(step, runner.state, first, traced)
+    if problems:
         raise one_error(problems, "this cannot be evaluated", code="learner-untrainable")
+    for text in dict.fromkeys(texts):
+        if text not in warned:
+            warned.add(text)
+            warn(text)
     needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
     metrics = {split: options.metrics_of(split) for split in inputs.valid}
     timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
@@ -81,7 +94,7 @@ def predict(
             code="learner-predict-several-loaders",
         )
     for text in check_predict(definition.step, runner.state, next(iter(inputs.first_batches.values()))):
-        warnings.warn(text, stacklevel=4)  # the line that reads the predictions
+        warn(text)
     (source,) = inputs.valid.values()
     number = 0
     for number, batch in enumerate(source.open(1), 1):

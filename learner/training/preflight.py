@@ -22,7 +22,7 @@ from learner.training.checks.agreement import description, digest, refuse_togeth
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.checks.step_checks import TracedTrainStep, no_step, trace_train, trace_valid, warning_of_draws
-from learner.training.checks.validation_state import carried_state, warning_of_carried
+from learner.training.checks.validation_state import warnings_of_valid
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error, read_inputs
 from learner.training.files.directory import problem_with
@@ -291,20 +291,15 @@ def checked_step(
 
 def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str]) -> None:
     """Trace the valid step on the first batch of each split, and append the results to `inputs` and `problems`."""
-    carried: dict[str, None] = {}
-    drawn: dict[str, None] = {}  # warnings
+    warnings: dict[str, None] = {}
     for split in inputs.valid:
         batch = inputs.first_batches[split]
         with _collecting(problems):
             traced = trace_valid(step, state, batch, split)
             inputs.programs[split] = traced.program
             problems += traced.problems
-            drawn |= dict.fromkeys(traced.draw_warnings)
-            if traced.changes_state and not traced.problems:
-                carried |= dict.fromkeys(carried_state(step, state, batch))
-    if carried:
-        inputs.warnings.append(warning_of_carried(join_names(list(carried), MOST_NAMED)))
-    inputs.warnings.extend(drawn)
+            warnings |= dict.fromkeys(warnings_of_valid(step, state, batch, traced))
+    inputs.warnings.extend(warnings)
 
 
 def _warnings_of(traced: TracedTrainStep) -> list[str]:

@@ -1,7 +1,6 @@
 """The result of `fit`."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from learner.training.programs.executor import Runner
 from learner.training.progress.restore import Restored
 from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, paragraph
+from learner.util.user_warnings import warn
 
 ModelT = TypeVar("ModelT")
 
@@ -172,7 +172,7 @@ def finished_runner(plan: RunPlan, restored: Restored) -> tuple[Runner, Mapping[
     if summary is None:
         return None
     for text in too_few_epochs(plan.options, restored.position):
-        warnings.warn(text, stacklevel=4)  # the line that called `fit`
+        warn(text)
     return make_runner(plan.step, restored.state, plan.strategy), summary
 
 

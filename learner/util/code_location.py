@@ -1,10 +1,11 @@
 """The line of the user's code that raised an error."""
 
+import os
 import sys
 import traceback
 from pathlib import Path
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # not also a neighbor, such as learner_experiments
 TYPED = ("<stdin>", "<python-input-", "<ipython-input-")  # of Python up to 3.12, of Python from 3.13 on, of IPython
 
 

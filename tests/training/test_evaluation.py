@@ -3,13 +3,14 @@
 import json
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
-from learner import ClassificationOutput, LearnerError, RegressionOutput
+from learner import ClassificationOutput, LearnerError, Linen, RegressionOutput
 from learner.data import DataLoaderBuilder, csv
 from learner.distributed.process_group import SingleProcess
 from learner.metrics import AUROC, Accuracy, By, ConfusionMatrix, Recall, Subset
@@ -142,6 +143,45 @@ def test_rows_that_are_left_out_or_in_another_order_are_warned_of(tmp_path):
     assert [of_rows[0].filename, of_order[0].filename] == [__file__] * 2
     learner.evaluate(DataLoaderBuilder().batch_size(5).shuffle(seed=0).build(data))  # the same in any order
     learner.evaluate(DataLoaderBuilder().batch_size(4).drop_last().build(data))  # which leaves out none of 24
+
+
+def test_warnings_about_a_checkpoint_have_the_users_line(tmp_path, trained):
+    loader = DataLoaderBuilder().batch_size(5).drop_last().build(arrays())
+    for arguments in ({"checkpoint": "best"}, {"split": "test"}):
+        with pytest.warns(UserWarning, match="leaves out the rows behind the last full batch") as caught:
+            build(quiet(tmp_path / "run")).evaluate(loader, **arguments)
+        assert [each.filename for each in caught] == [__file__]
+
+
+class Dropping(linen.Module):
+    """A module with dropout that no argument switches off."""
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(1)(linen.Dropout(0.5, deterministic=False)(x))
+
+
+def of_dropping(directory, **options):
+    def step(model, batch):
+        return RegressionOutput.from_predictions(model(batch["x"]), batch["t"])
+
+    model = Linen(Dropping(), Dropping().init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X))
+    return quiet(directory, **options).num_epochs(1).build(model, optax.sgd, 0.05, train_step=step, valid_step=step)
+
+
+def test_an_evaluation_gives_the_warnings_of_its_step_once(tmp_path):
+    learner = of_dropping(tmp_path / "run", saves=True)
+    with pytest.warns(UserWarning, match="valid_step draws from the random stream 'dropout'") as caught:
+        learner.evaluate({"a": batches(), "b": batches()})
+    learner.evaluate(batches())
+    assert [each.filename for each in caught] == [__file__]
+
+    trained = of_dropping(tmp_path / "run2", saves=True)
+    trained.fit(batches(), batches())
+    assert "draws from the random stream" in (tmp_path / "run2" / "experiment.log").read_text()
+    trained.evaluate(batches())  # the run has warned
+    with pytest.warns(UserWarning, match="valid_step draws from the random stream 'dropout'"):
+        of_dropping(tmp_path / "run2").evaluate(batches(), checkpoint="best")
 
 
 def error_of(call):

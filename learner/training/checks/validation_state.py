@@ -1,6 +1,7 @@
 """Detection of valid steps that carry state: a validation discards it, so the run warns."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,10 +10,13 @@ from jax.interpreters import partial_eval
 
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
+from learner.training.checks.step_checks import TracedValidStep
 from learner.util.jaxprs import forwarded_inputs
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 PyTree = Any
+MOST_NAMED = 3
 
 
 def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
@@ -39,10 +43,16 @@ def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list
     return [names[index] for index in changed if used[index]]
 
 
-def warning_of_carried(names: str) -> str:
-    """Return the warning about state that a valid step carries."""
+def warnings_of_valid(step: StepFunctions, state: TrainState, batch: PyTree, traced: TracedValidStep) -> list[str]:
+    """Return the warnings about a valid step that was traced on this batch."""
+    # The state that it carries is only known from a second trace.
+    carried = carried_state(step, state, batch) if traced.changes_state and not traced.problems else []
+    return [*map(_warning_of_carried, [carried] if carried else []), *traced.draw_warnings]
+
+
+def _warning_of_carried(names: Sequence[str]) -> str:
     return (
-        f"valid_step reads and changes {names} of its model, and the changes are discarded: each validation batch "
-        "begins with the state that training has left. Pass whole sequences as rows of a batch, or begin valid_step "
-        "with a fresh state"
+        f"valid_step reads and changes {join_names(names, MOST_NAMED)} of its model, and the changes are discarded: "
+        "each validation batch begins with the state that training has left. Pass whole sequences as rows of a batch, "
+        "or begin valid_step with a fresh state"
     )

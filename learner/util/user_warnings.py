@@ -1,0 +1,34 @@
+"""Warnings that point to the user's line, whatever lies between it and the code that warns."""
+
+import contextlib
+import functools
+import sys
+import threading
+import warnings
+
+from learner.util.code_location import PACKAGE
+
+# Their functions call ours: context managers, cached properties, the first function of a thread.
+BETWEEN = (PACKAGE, *(module.__file__ for module in (contextlib, functools, threading)))
+
+
+class LearnerWarning(UserWarning):
+    """The category of all warnings of this package."""
+
+
+def warn(text: str) -> None:
+    """Warn at the innermost line outside of this package, or at the caller's in a thread that only this package runs.
+
+    Python 3.12 has `skip_file_prefixes` for this.
+    """
+    caller = sys._getframe(1)
+    frame = caller
+    while frame.f_code.co_filename.startswith(BETWEEN):
+        if frame.f_back is None:
+            frame = caller
+            break
+        frame = frame.f_back
+    names, filename, line = frame.f_globals, frame.f_code.co_filename, frame.f_lineno
+    # As `warnings.warn` keeps them: the lines that have warned, which warn once by default.
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, LearnerWarning, filename, line, names.get("__name__", "<string>"), registry)
