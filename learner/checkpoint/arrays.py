@@ -22,7 +22,7 @@ import jax
 from learner.checkpoint.manifest import ITEMS
 from learner.checkpoint.pytree import write_pytree
 from learner.checkpoint.quiet import quiet_orbax
-from learner.util.disk import FULL, is_full
+from learner.util.disk import FULL
 
 STATE = "state"
 UNFINISHED = ".orbax-checkpoint-tmp"
@@ -155,20 +155,24 @@ class _FailureFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is about something else."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and (is_full(error) or (record.name == "asyncio" and _is_from_orbax(error))):
-            return False
-        return UNFINISHED not in f"{record.getMessage()} {error}"
+        return not _is_from_orbax(error) and UNFINISHED not in f"{record.getMessage()} {error}"
 
 
 _failure_filter = _FailureFilter()
 
 
 def _is_from_orbax(error: BaseException | None) -> bool:
-    """Return True for an error that was raised in a task of Orbax, or in one of TensorStore that outlives its loop."""
+    """Return True for an error that was raised in a task of Orbax, or by TensorStore in a future without a task."""
     frames = traceback.walk_tb(None if error is None else error.__traceback__)
     modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
-    is_late = str(error) == "Event loop is closed" or "tensorstore_spec" in str(error)
-    return is_late or any(name.startswith("orbax.") for name in modules)
+    return "tensorstore_spec" in str(error) or any(name.startswith("orbax.") for name in modules)
+
+
+def _is_of_closed_loop(unraisable: Any) -> bool:
+    """Return True if a thread of TensorStore has an answer for a loop of Orbax that a failure has closed. It calls from
+    C++, without an object; Python's own transports, which also raise this, are named.
+    """
+    return unraisable.object is None and str(unraisable.exc_value) == "Event loop is closed"
 
 
 @functools.cache
@@ -178,7 +182,7 @@ def _silence_orbax() -> None:
     """
 
     def hook(unraisable: Any) -> None:
-        if not _is_from_orbax(unraisable.exc_value):
+        if not (_is_from_orbax(unraisable.exc_value) or _is_of_closed_loop(unraisable)):
             shown(unraisable)
 
     shown, sys.unraisablehook = sys.unraisablehook, hook

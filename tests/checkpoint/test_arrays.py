@@ -27,3 +27,27 @@ def test_a_failed_read_reports_its_error_alone(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(code), tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("True\n" * 5, "")
+
+
+def test_errors_of_other_code_are_reported():
+    """Also those that have the texts of the hidden ones."""
+    code = """
+    import asyncio, errno, gc
+    from learner.checkpoint.arrays import ArrayFiles
+    ArrayFiles()._ocp
+    async def run():
+        for error in (RuntimeError("Event loop is closed"), OSError(errno.ENOSPC, "No space left on device")):
+            asyncio.get_running_loop().create_future().set_exception(error)
+            del error
+            gc.collect()
+    asyncio.run(run())
+    loop = asyncio.new_event_loop()
+    loop.close()
+    class Transport:
+        def __del__(self):
+            loop.call_soon(print)
+    Transport()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stderr.count("Future exception was never retrieved") == 2
+    assert done.stderr.count("Exception ignored in") == 1
