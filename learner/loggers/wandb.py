@@ -1,8 +1,11 @@
 """Logger for Weights & Biases: values, config and summary of a run, on its server or offline."""
 
+import contextlib
 import html
 import logging
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from learner.errors import LearnerError
 from learner.events import Message, RunEnded, RunFailed, RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR
 from learner.loggers.checkpoint_upload import check_log_model, checkpoints_to_keep
-from learner.loggers.exactly_once import ExactlyOnceLogger, new_id
+from learner.loggers.exactly_once import ExactlyOnceLogger, UploadCursor, new_id
 from learner.loggers.secrets import resolve
 from learner.runs.flat_config import flat
 from learner.util.json_values import encode
@@ -22,6 +25,8 @@ from learner.util.samples import Histogram, Sample
 
 MODES = ("online", "offline")
 SECONDS_TO_START = 30.0
+FILE = "wandb.json"
+STARTED = re.compile(r"(offline-)?run-\d{8}_\d{6}-([0-9a-f]{12})(-[0-9a-f]{12})?")  # the directory of a start
 
 
 class WandB(ExactlyOnceLogger):
@@ -49,7 +54,7 @@ class WandB(ExactlyOnceLogger):
       LearnerError: wandb or pillow is not installed, or the mode is unknown.
     """
 
-    file = "wandb.json"
+    file = FILE
 
     def __init__(
         self,
@@ -171,6 +176,28 @@ class WandB(ExactlyOnceLogger):
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=code)
+
+
+def remove_run_files(directory: Path) -> None:
+    """Remove wandb's files of the run in a directory, which `wandb.json` names, and its links to them. Keep those of
+    other runs.
+    """
+    place = directory / "wandb"
+    if place.is_symlink() or not place.is_dir():
+        return
+    try:
+        run = UploadCursor(directory / FILE).id
+    except LearnerError:  # without its id, no directory is known to be the run's
+        return
+    for path in list(place.iterdir()):
+        match = STARTED.fullmatch(path.name)
+        if match and match[2] == run and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+    for path in list(place.iterdir()):
+        if path.is_symlink() and (match := STARTED.fullmatch(Path(os.readlink(path)).parts[0])) and match[2] == run:
+            path.unlink()
+    with contextlib.suppress(OSError):  # others are there
+        place.rmdir()
 
 
 def _text(text: str) -> Any:

@@ -124,6 +124,10 @@ def prepare(directory: Path, *, keep: bool) -> None:
 
 def remove_run(directory: Path) -> None:
     """Remove the files that a run wrote, and nothing else in the directory: no link, and no target of a link."""
+    if (directory / "wandb").is_dir():  # before the file with the id of the run
+        from learner.loggers.wandb import remove_run_files
+
+        remove_run_files(directory)
     for path in [
         *(directory / name for name in (*FILES, *OF_LOGGERS)),
         *directory.glob("experiment-[0-9]*.log"),

@@ -43,6 +43,9 @@ def write(directory, *paths):
         if match := re.fullmatch(r".*checkpoint/(\d+)/manifest\.json", path):
             manifest = {"format": 1, "step": int(match[1]), "files": {}, "sha256": ""}
             (directory / path).write_text(json.dumps(manifest))
+        if path == "wandb.json":
+            state = {"format": 1, "id": "0123456789ab", "step": 0, "row": 0, "splits": {}, "names": {}}
+            (directory / path).write_text(json.dumps(state))
 
 
 OURS = [
@@ -66,6 +69,8 @@ OURS = [
     "metrics.csv",
     "mlflow.json",
     "wandb.json",
+    "wandb/run-20261127_201700-0123456789ab/files/output.log",
+    "wandb/offline-run-20261127_201758-0123456789ab-f50b767936d9/run-0123456789ab.wandb",
     "tensorboard/events.out.tfevents.1700000000.host.learner",
 ]
 THEIRS = [
@@ -85,6 +90,7 @@ THEIRS = [
     "data/epoch-1/download.log",
     "valid-ood/images/1.png",
     "wandb/offline-run-1/run.wandb",
+    "wandb/offline-run-20261127_201758-ba9876543210/run-ba9876543210.wandb",
     "tensorboard-of-others/events.out.tfevents.1700000000.host.learner",
 ]
 
@@ -141,6 +147,29 @@ def test_checkpoints_behind_a_link_stay(tmp_path):
     remove_run(tmp_path / "run")
     assert tree_of(tmp_path / "big") == before
     assert (tmp_path / "run" / "checkpoint").is_symlink()
+
+
+def test_links_of_wandb_to_a_removed_run_go_with_it(tmp_path):
+    """Of other runs, links and directories stay, and so do all without the id of the run."""
+    own = "offline-run-20261127_201758-0123456789ab-f50b767936d9"
+    write(tmp_path, "wandb.json", f"wandb/{own}/logs/debug.log")
+    links = {
+        "latest-run": own,
+        "debug.log": f"{own}/logs/debug.log",
+        "best": "offline-run-20261127_201758-ba9876543210",
+    }
+    for name, target in links.items():
+        (tmp_path / "wandb" / name).symlink_to(target)
+    (tmp_path / "wandb" / own / "logs" / "outside").symlink_to(tmp_path)
+    remove_run(tmp_path)
+    assert [path.name for path in (tmp_path / "wandb").iterdir()] == ["best"]
+
+    write(tmp_path, f"wandb/{own}/run.wandb")
+    for damaged in (None, "{", '{"id": ".*"}'):
+        if damaged is not None:
+            (tmp_path / "wandb.json").write_text(damaged)
+        remove_run(tmp_path)
+        assert (tmp_path / "wandb" / own / "run.wandb").is_file()
 
 
 def test_nothing_is_removed_behind_other_links(tmp_path):
