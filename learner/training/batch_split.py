@@ -6,6 +6,7 @@ and a run may resume with another number.
 
 import dataclasses
 import math
+import platform
 from typing import Any
 
 import jax
@@ -54,7 +55,7 @@ def _set(definition: TrainingDefinition, split: int) -> None:
 def _smallest(plan: RunPlan) -> int:
     """Return the smallest number of parts that fits."""
     definition, rows = plan.definition, plan.inputs.rows("train")
-    room, needed = _room(plan), None
+    room, needed = free_memory(plan), None
     tries = 1 if plan.strategy.platform == "cpu" or plan.processes.count > 1 else 2
     # At most one part per row, as a larger number is refused when the run resumes.
     numbers = [min(1 << power, rows) for power in range(math.ceil(math.log2(rows)) + 1)]
@@ -92,13 +93,15 @@ def _needed(definition: TrainingDefinition, candidate: Planned) -> int | None:
     return max(program.peak for program in programs) + copy
 
 
-def _room(plan: RunPlan) -> int:
-    """Return the free bytes of a device. On a CPU, the free bytes of the machine: the devices share its memory."""
+def free_memory(plan: RunPlan) -> int:
+    """Return the free bytes of a device. On CPUs, the devices of all processes of a machine share its memory."""
+    # In every process, also where the device knows its own memory.
+    machines = plan.processes.all_gather_json(platform.node(), "memory")
     device = next(d for d in plan.strategy.devices if d.process_index == jax.process_index())
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return machine_memory() // len(plan.strategy.devices)
+    return machine_memory() // sum(machines[d.process_index] == platform.node() for d in plan.strategy.devices)
 
 
 def runs(definition: TrainingDefinition, candidate: Planned) -> bool:

@@ -1,15 +1,15 @@
 """The initial arrays of a new run from another run's checkpoint."""
 
-import contextlib
 import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from learner.checkpoint.items import from_items
 from learner.checkpoint.load import blank_state, evaluated_item, has_averages, read_items, store_of
 from learner.checkpoint.path_match import SHOWN, PathMatch
-from learner.checkpoint.store import CheckpointStore
+from learner.checkpoint.store import CheckpointStore, read_while_training
 from learner.errors import LearnerError
 from learner.models.base import ModelAdapter
 from learner.models.freezing import frozen_leaves
@@ -76,13 +76,16 @@ def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter,
     """
     initial = options.initial
     assert initial is not None
-    with contextlib.closing(store_of(initial["directory"])) as store:
+
+    def read(store: CheckpointStore) -> tuple[str, bool, dict[str, Any]]:
         _refuse_overwritten(options, store)
         entry = store.find(None if initial["step"] is not None else initial["which"], initial["step"])
         averaged = has_averages(store, entry)
         # Averages are part of the optimizer's state, which is read only for them.
         items, _ = read_items(store, entry, ("model", "optim") if averaged else ("model",))
-    checkpoint = f"the checkpoint {store.path(entry.step)}"
+        return f"the checkpoint {store.path(entry.step)}", averaged, items
+
+    checkpoint, averaged, items = read_while_training(lambda: store_of(initial["directory"]), read)
     blank = blank_state(adapter, None)
     # By the checkpoint's own paths, before `rename` changes them.
     saved = evaluated_item(items["model"], items["optim"]["opt_state"]) if averaged else items["model"]

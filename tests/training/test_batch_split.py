@@ -1,6 +1,7 @@
 """Batches that are computed in parts: the same steps as without, and the number of parts that fits into memory."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,16 @@ def peaks():
 @pytest.fixture
 def memory(monkeypatch):
     return lambda limit: monkeypatch.setattr(batch_split, "machine_memory", lambda: limit)
+
+
+def test_devices_share_the_memory_of_their_machine(memory, monkeypatch):
+    memory(3000)
+    monkeypatch.setattr(batch_split.platform, "node", lambda: "a")
+    devices = [SimpleNamespace(process_index=index, memory_stats=lambda: None) for index in (1, 1, 0, 2, 2, 2)]
+    for machines, free in ((["a", "b", "b"], 3000), (["a", "a", "b"], 1000), (["a", "a", "a"], 500)):
+        processes = SimpleNamespace(all_gather_json=lambda value, what, machines=machines: machines)
+        plan = SimpleNamespace(strategy=SimpleNamespace(devices=devices), processes=processes)
+        assert batch_split.free_memory(plan) == free
 
 
 def split_of(directory):

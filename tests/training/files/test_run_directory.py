@@ -69,6 +69,22 @@ def test_load_checkpoint_finds_another_one_as_well(tmp_path, monkeypatch):
     assert tried == [3 * STEPS, 2 * STEPS, STEPS]
 
 
+def test_a_new_run_begins_with_another_one_as_well(tmp_path, monkeypatch):
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled())
+    shapes, tried = CheckpointStore.shapes, []
+
+    def removing(store, step, names):
+        tried.append(step)
+        if len(tried) < 3:
+            shutil.rmtree(store.path(step))
+        return shapes(store, step, names)
+
+    monkeypatch.setattr(CheckpointStore, "shapes", removing)
+    learner = build_line(quiet(tmp_path / "new").initial_from(tmp_path / "run", "latest"))
+    assert learner.definition.init_report.source.endswith(f"checkpoint/{STEPS}")
+    assert list(dict.fromkeys(tried)) == [3 * STEPS, 2 * STEPS, STEPS]
+
+
 def test_the_error_of_a_damaged_checkpoint_lists_the_others(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_last=2)
     build_line(builder).fit(shuffled())
