@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -29,7 +29,19 @@ from learner.training.options import Options
 from learner.util.executables import compile_ahead, compile_threads, share
 
 
-class TrainingDefinition:
+class NotPicklable:
+    """Base class of objects that need the functions of a run."""
+
+    def __reduce__(self) -> NoReturn:
+        raise LearnerError(
+            "a learner, and a result of fit, need the functions of their run, which cannot be pickled or deep-copied: "
+            "build the learner in the process that trains, and pass on result.history, result.summary and "
+            "result.model, or the directory of the run, from which load_checkpoint and RunReader read",
+            code="learner-not-picklable",
+        )
+
+
+class TrainingDefinition(NotPicklable):
     """The options, the step and the optimizer of a learner.
 
     The step is redefined as more becomes known: the length of the run, which resolves schedules; the arrays of another
@@ -57,6 +69,11 @@ class TrainingDefinition:
         self.change()
         if options.start is None:
             self.take_initial()
+
+    def __copy__(self) -> "TrainingDefinition":
+        other = object.__new__(TrainingDefinition)
+        vars(other).update(vars(self))
+        return other
 
     @functools.cached_property
     def strategy(self) -> Strategy:

@@ -24,7 +24,7 @@ from learner.training.preflight import RunPlan
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import Restored
 from learner.training.reporting.population_delivery import means_of
-from learner.training.result import LearningResult, finished_runner, result_of
+from learner.training.result import LearningResult, RunFunction, finished_runner, result_of
 from learner.training.run import Run
 from learner.training.setup.dispatch_plan import make_runner
 from learner.util.confidence import student_factor
@@ -194,7 +194,8 @@ class PopulationResult(LearningResult[Any]):
         of_members: Sequence[tuple[History, Mapping[str, Any]]],
         make_member: Callable[[int], MemberResult],
     ):
-        self._population, self._of_members, self._make_member = population, of_members, make_member
+        self._population, self._of_members = population, of_members
+        self._member = RunFunction(functools.cache(make_member))  # the cache lives as long as the result
         self.history, self.stopped_by = history, stopped_by
 
     @classmethod
@@ -235,11 +236,8 @@ class PopulationResult(LearningResult[Any]):
 
     def __getitem__(self, index: int) -> MemberResult:
         """Return the result of a member. Its model is built at the first access."""
-        return self._member(range(len(self))[operator.index(index)])
-
-    @functools.cache  # noqa: B019 (a result lives as long as its models are wanted)
-    def _member(self, index: int) -> MemberResult:
-        return self._make_member(index)
+        member: MemberResult = self._member(range(len(self))[operator.index(index)])
+        return member
 
     def best(self, key: str) -> MemberResult:
         """Return the member with the best value of a metric in any epoch, by the metric's own direction. Members whose

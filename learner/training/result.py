@@ -14,7 +14,7 @@ from learner.steps.eval_params import eval_params
 from learner.steps.train_state import TrainState
 from learner.training.checkpoints.model_loading import load_best_state
 from learner.training.checkpoints.resume import finished_summary, too_few_epochs
-from learner.training.definition import TrainingDefinition
+from learner.training.definition import NotPicklable, TrainingDefinition
 from learner.training.preflight import RunPlan
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import Restored
@@ -38,6 +38,19 @@ class BestModel(Generic[ModelT]):
     model: ModelT
     epoch: int
     step: int
+
+
+class RunFunction(NotPicklable):
+    """A function of a run in its result. Deep copies of the result share it, as they do any function."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RunFunction":
+        return self
 
 
 class LearningResult(Generic[ModelT]):
@@ -65,12 +78,13 @@ class LearningResult(Generic[ModelT]):
         self.history = history
         self.stopped_by = stopped_by
         self.summary = summary
-        self._load_best = load_best
+        self._load_best = RunFunction(load_best)
         self._model_step = summary["steps"] if model_step is None else model_step
 
     @cached_property
     def _best(self) -> BestModel[ModelT]:
-        return self._load_best()
+        best: BestModel[ModelT] = self._load_best()
+        return best
 
     @property
     def best_model(self) -> ModelT:

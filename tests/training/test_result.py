@@ -1,7 +1,11 @@
 """What `fit` returns."""
 
+import copy
+import gc
+import pickle
 import re
 import shutil
+import weakref
 
 import jax
 import numpy as np
@@ -52,6 +56,42 @@ def test_the_best_model_is_read_once_and_only_when_asked_for():
     assert read == []
     assert (result.best_model, result.best_epoch, result.best_step) == ("best model", 2, 12)
     assert read == ["best"]
+
+
+def test_a_result_can_be_copied_and_its_parts_can_be_pickled(tmp_path):
+    learner = build_line(quiet(tmp_path / "run", saves=True))
+    result = learner.fit(batches(), valid_data())
+    for copied in (copy.copy(result), copy.deepcopy(result)):
+        assert copied.stopped_by == "num_epochs"
+        assert model_bits(copied.model) == model_bits(result.model)
+        assert model_bits(copied.best_model) == model_bits(result.best_model)
+    parts = pickle.loads(pickle.dumps((result.history, result.summary, result.model)))
+    assert dict(parts[0]) == dict(result.history)
+    assert parts[1] == result.summary
+    assert model_bits(parts[2]) == model_bits(result.model)
+
+
+def test_what_needs_the_run_is_not_pickled(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").population(lr=[0.1, 0.2]))
+    result = learner.fit(batches())
+    single = build_line(quiet(tmp_path / "single")).fit(batches())
+    for value in (learner, result, result[0], single):
+        with raises_code("learner-not-picklable"):
+            pickle.dumps(value)
+    for value in (learner, result[0]):
+        with raises_code("learner-not-picklable"):
+            copy.deepcopy(value)
+    assert copy.deepcopy(result)[1] is result[1]
+    assert copy.copy(learner).definition is learner.definition
+
+
+def test_the_models_of_a_population_go_with_its_result(tmp_path):
+    result = build_line(quiet(tmp_path / "run").population(lr=[0.1, 0.2])).fit(batches())
+    member = weakref.ref(result[0])
+    assert result[0] is member()
+    del result
+    gc.collect()
+    assert member() is None
 
 
 @pytest.fixture(scope="module")
