@@ -23,6 +23,7 @@ POLL_SECONDS, WAIT_SECONDS = 0.1, 0.5  # between two requests of a process: unti
 SEEN_SECONDS = 5.0  # how long a process counts as present after a request
 SERVING_SECONDS = 15.0  # to connect to a running service of JAX
 WAIT, START = b"wait", b"start"
+INTERRUPTED = b"process 0 was ended by a signal while it waited for the others"
 HEARTBEAT = 40.0  # seconds; with JAX's 100, a run would wait a minute and a half for a killed process
 
 LAUNCHERS = {  # and the environment variables with the number of processes
@@ -214,32 +215,63 @@ def _gather_processes(coordinator: str, count: int, timeout: float) -> None:
     seen, started = dict[int, float](), set[int]()
     error, end = None, time.monotonic() + timeout
     with _listening(coordinator) as listener:
-        while len(started) < count - 1:
-            now = time.monotonic()
-            here = {index for index, time_of in seen.items() if now - time_of < SEEN_SECONDS}
-            # A process with the start signal asks no more, so the processes are not counted again.
-            ready = bool(started) or len(here) == count - 1
-            if error is None and now >= end:
-                missing = [index for index in range(1, count) if index not in (started if ready else here)]
-                error = _missing_processes(missing, count, coordinator, timeout)
-            if error is not None and now >= end + 4 * WAIT_SECONDS:  # those that wait have asked meanwhile
-                raise error
-            listener.settimeout(POLL_SECONDS)
-            # No process has connected, or one disconnected early and will ask again.
-            with contextlib.suppress(OSError):
-                peer, _ = listener.accept()
-                with peer:
-                    peer.settimeout(1.0)
-                    place = _place_in(peer.recv(100))
-                    if place is None:
-                        continue  # another program that scans ports
-                    index, expected = place
-                    if error is None and expected != count:
-                        error, end = _differing_count(index, expected, count), now
-                    seen[index] = now
-                    peer.sendall(str(error).encode() if error else START if ready else WAIT)
-                    if ready and error is None:
-                        started.add(index)
+        try:
+            while len(started) < count - 1:
+                now = time.monotonic()
+                here = {index for index, time_of in seen.items() if now - time_of < SEEN_SECONDS}
+                # A process with the start signal asks no more, so the processes are not counted again.
+                ready = bool(started) or len(here) == count - 1
+                if error is None and now >= end:
+                    missing = [index for index in range(1, count) if index not in (started if ready else here)]
+                    error = _missing_processes(missing, count, coordinator, timeout)
+                if error is not None and now >= end + 4 * WAIT_SECONDS:  # those that wait have asked meanwhile
+                    raise error
+                if (request := _next_request(listener)) is None:
+                    continue
+                peer, index, expected = request
+                if error is None and expected != count:
+                    error, end = _differing_count(index, expected, count), now
+                seen[index] = now
+                answer = str(error).encode() if error else START if ready else WAIT
+                if _send(peer, answer) and answer == START:
+                    started.add(index)
+        except (KeyboardInterrupt, SystemExit):
+            _report_interruption(listener, set(seen) - started)
+            raise
+
+
+def _next_request(listener: socket.socket) -> tuple[socket.socket, int, int] | None:
+    """Return the connection of a process that asks, with its index and its number of processes, or None if none does
+    within `POLL_SECONDS`.
+    """
+    listener.settimeout(POLL_SECONDS)
+    # No process has connected, or one disconnected early and will ask again.
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        peer, _ = listener.accept()
+        stack.enter_context(peer)
+        peer.settimeout(1.0)
+        if (place := _place_in(peer.recv(100))) is not None:  # None: another program that scans ports
+            stack.pop_all()
+            return peer, *place
+    return None
+
+
+def _send(peer: socket.socket, answer: bytes) -> bool:
+    """Answer a process, and close the connection. Return False if the process has disconnected, and will ask again."""
+    with peer, contextlib.suppress(OSError):
+        peer.sendall(answer)
+        return True
+    return False
+
+
+def _report_interruption(listener: socket.socket, waiting: set[int]) -> None:
+    """Tell the processes that wait for process 0 that a signal ends it. A second one ends this as well."""
+    end = time.monotonic() + 4 * WAIT_SECONDS
+    while waiting and time.monotonic() < end:
+        if (request := _next_request(listener)) is not None:
+            peer, index, _ = request
+            if _send(peer, INTERRUPTED):
+                waiting.discard(index)
 
 
 def _missing_processes(missing: list[int], count: int, coordinator: str, timeout: float) -> LearnerError:

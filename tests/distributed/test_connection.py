@@ -1,14 +1,18 @@
 """Processes come to process 0 before JAX connects them. JAX itself is not used here."""
 
 import contextlib
+import os
+import signal
 import socket
 import threading
+import time
 
 import pytest
 
 from learner.distributed import connection
 from learner.distributed.connection import _come_to_coordinator, _gather_processes, init_distributed
 from learner.errors import LearnerError
+from learner.training.signals import of_a_command
 from tests.support.codes import raises_code
 from tests.support.processes import free_port
 
@@ -53,6 +57,35 @@ def test_processes_that_do_not_come_are_named_in_all_others(coordinator):
         assert str(error).startswith(
             "processes 2 and 4 did not come within 0.5 s to process 0, which waits at localhost:"
         )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_process_0_is_reported_to_those_that_wait_for_it(coordinator, number, monkeypatch):
+    port = int(coordinator.rpartition(":")[2])
+
+    def ask_and_send():
+        for index in (1, 2):
+            end = time.monotonic() + 20
+            while time.monotonic() < end:  # until process 0 listens
+                with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("localhost", port)) as peer:
+                    peer.sendall(b"learner %d 4\n" % index)
+                    assert peer.recv(100) == b"wait"
+                    break
+        os.kill(os.getpid(), number)
+        called.extend(in_thread(_come_to_coordinator, coordinator, index, 4, 20.0) for index in (1, 2))
+
+    monkeypatch.setattr(connection, "WAIT_SECONDS", 5.0)  # process 0 waits for both as long as that takes here
+    called = []
+    thread = threading.Thread(target=ask_and_send)
+    thread.start()
+    with of_a_command(), pytest.raises((KeyboardInterrupt, SystemExit)):
+        _gather_processes(coordinator, 4, 20.0)
+    thread.join(20)
+    for waiting, outcome in called:
+        waiting.join(20)
+        (error,) = outcome
+        assert error.code == "process-start-missing"
+        assert str(error).startswith("process 0 was ended by a signal")
 
 
 @pytest.mark.parametrize(("index", "count"), [(1, 3), (2, 3)])
