@@ -957,7 +957,7 @@ def _one_recorder(first: Recorder, record: Recorder | None) -> Recorder:
 
 
 def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
-    words = (allow,) if isinstance(allow, str | bool) else tuple(allow)
+    words = (allow,) if isinstance(allow, str | bool) else tuple(allow or ())
     return {"allow": tuple(_one_of("allow", word, tuple(ALLOWED)) for word in words)} if words else {}
 
 

@@ -49,7 +49,7 @@ def fit(words: Sequence[str]) -> int:
         )
     if line.print_config:
         config = RunConfig(content)
-        config.check_data()
+        config.check_arguments()
         comment = textwrap.wrap(
             "Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# "
         )

@@ -1,6 +1,7 @@
 """The command `learner`."""
 
 import contextlib
+import difflib
 import errno
 import importlib
 import io
@@ -61,7 +62,17 @@ COMMANDS = {
 }
 """The module, arguments and description of each command."""
 
-COMMON_GUESSES = {"train": "fit CONFIG", "stop": "ask stop DIR", "save": "ask save DIR", "test": "evaluate DIR"}
+COMMON_GUESSES = {
+    **dict.fromkeys(("train", "run"), "fit CONFIG"),
+    **dict.fromkeys(("test", "validate"), "evaluate DIR"),
+    **dict.fromkeys(("infer", "inference"), "predict DIR DATA -o FILE"),
+    **dict.fromkeys(("init", "create"), "new PROJECT"),
+    **dict.fromkeys(("continue", "restart"), "resume DIR"),
+    "tune": "sweep CONFIG --KEY=A,B,C ...",
+    "show": "summary DIR | CONFIG",
+    "stop": "ask stop DIR",
+    "save": "ask save DIR",
+}
 """Commands of other programs, and their equivalents here."""
 
 USAGES: dict[str, Callable[[], str]] = {
@@ -275,10 +286,14 @@ def _command_lines(width: int) -> str:
 
 
 def _command_hint(command: str) -> str:
-    """Return the command for a common guess, or a similar command, or how to list all commands."""
-    if command in COMMON_GUESSES:
-        return f"learner {COMMON_GUESSES[command]}"
-    return near(command, [*COMMANDS, "help", "version"], "learner help lists all commands")
+    """Return the command for the common guess that a word equals or resembles, or similar commands, or how to list all
+    commands.
+    """
+    known = [*COMMANDS, "help", "version"]
+    nearest = difflib.get_close_matches(command.lower(), [*known, *COMMON_GUESSES], n=1)
+    if nearest and nearest[0] in COMMON_GUESSES:
+        return f"learner {COMMON_GUESSES[nearest[0]]}"
+    return near(command, known, "learner help lists all commands")
 
 
 def _run(words: list[str]) -> int:

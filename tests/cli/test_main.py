@@ -109,6 +109,8 @@ def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace):
         (["fti"], "there is no command 'fti': did you mean 'fit'?"),
         (["hlep"], "there is no command 'hlep': did you mean 'help'?"),
         (["stop", "run"], "there is no command 'stop': learner ask stop DIR"),
+        (["trian", "c.yaml"], "there is no command 'trian': learner fit CONFIG"),
+        (["Validate", "run"], "there is no command 'Validate': learner evaluate DIR"),
         (["nothing"], "there is no command 'nothing': learner help lists all commands"),
         (["ask", "stop", "nowhere"], "there is no directory nowhere"),
         (["fit", "line.yaml", "--hepl"], "--hepl has no value: --hepl=VALUE, or did you mean --help?"),
@@ -168,6 +170,15 @@ def test_print_config_checks_the_options_of_the_data(learner, config):
     code, out, err = learner("fit", config, "--train.batch_size=0", "--valid.batch_size=-3", "--print_config")
     assert (code, out) == (2, "")
     assert all(key in err for key in ("train.batch_size", "valid.batch_size"))
+
+
+def test_print_config_checks_the_options_and_our_objects_but_not_the_machine(learner, config):
+    words = ["--num_epochs=0", "--freeze=[", "--early_stopping.mode=up", "--lr=Cosine", "--lr.first=-1"]
+    code, out, err = learner("fit", config, *words, "--print_config")
+    assert (code, out) == (2, "")
+    assert all(key in err for key in ("num_epochs is 0", "freeze: '['", "early_stopping: mode", "lr: Cosine: first"))
+    code, out, err = learner("fit", config, "--devices=4000", "--metric_loggers=WandB", "--print_config")
+    assert (code, err) == (0, "")
 
 
 def test_print_config_is_complete_and_can_be_fed_back(learner, config, workplace):

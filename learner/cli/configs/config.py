@@ -23,6 +23,7 @@ from learner.cli.configs.schema import (
     DEFAULTS,
     NEEDED,
     OBJECTS,
+    OF_MACHINE,
     PARTS,
     PROCESS,
     SWEEP,
@@ -200,6 +201,17 @@ class RunConfig:
         """Raise `LearnerError` with all problems of the config."""
         self._problems.raise_all()
 
+    def check_arguments(self) -> None:
+        """Raise `LearnerError` with all problems of the config that do not depend on this machine, as the run may start
+        on another. No model is created, no code of the user is called, and no data is read.
+        """
+        self._configured([each for each in self._options if each.is_ours and each.name not in OF_MACHINE])
+        for key, part in self._recipes.items():
+            with self._problems.collect(key=key):
+                if part.is_ours and key != "model":
+                    part.make()
+        self.check_data()
+
     def check_data(self) -> None:
         """Raise `LearnerError` with all problems of the data's options. No data is read."""
         for key, each in self.sources.items():
@@ -225,8 +237,9 @@ class RunConfig:
           LearnerError: all problems of the config and its objects, or an error of the builder.
         """
         problems, objects = self._problems, dict[str, Any]()
-        with problems.collect():
-            resolve(self._content)  # for all missing variables
+        for key, value in self._content.items():
+            with problems.collect(key=key):
+                resolve(value)  # for all missing variables
         refused = bool(problems)  # then no user code is called, only code that finds further mistakes
         builder = self._configured()
         for key, part in self._recipes.items():
@@ -290,13 +303,13 @@ class RunConfig:
         with contextlib.closing(source_of(objects["train"], "train", batch_size=options.batch_size)) as train:
             return objects["lr"], objects.get("optimizer"), run_length(options, train.batches)
 
-    def _configured(self) -> Any:
-        """Return the builder with all options, or None after collecting a problem."""
+    def _configured(self, chosen: Sequence[Option] | None = None) -> Any:
+        """Return the builder with all options, or the chosen ones, or None after collecting a problem."""
         builder = None
         with self._problems.collect(key="directory"):
             builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
         refused = bool(self._problems)
-        for each in self._options if builder is not None else ():
+        for each in () if builder is None else self._options if chosen is None else chosen:
             with self._problems.collect(key=each.name):
                 if each.is_ours or not refused:
                     each.apply(builder)

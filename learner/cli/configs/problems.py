@@ -1,6 +1,7 @@
 """Mistakes in a config, which are reported together."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -65,14 +66,20 @@ class Problems:
 
     @contextlib.contextmanager
     def collect(self, prefix: str = "", secrets: Sequence[str] = (), key: str = "") -> Iterator[None]:
-        """Collect a `LearnerError` about `key` raised in the body, with `***` in place of the `secrets`."""
+        """Collect a `LearnerError` about `key` raised in the body, with `***` in place of the `secrets`.
+
+        The key is added to a text that lacks it: an object that a config describes does not know its key.
+        """
         try:
             yield
         except LearnerError as error:
             rank = self._ranks.get(key, len(self._ranks))
             for problem in problems_of(error):
                 fields = problem.fields if self._with_fields and not secrets else {}
-                text = masked(f"{prefix}{problem}", secrets)
+                text = f"{prefix}{problem}"
+                if key and not re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", text):
+                    text = f"{key}: {text}"
+                text = masked(text, secrets)
                 self._found.append((rank, Problem(text, code=problem.code, **fields)))
 
     def __bool__(self) -> bool:

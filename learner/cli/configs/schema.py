@@ -6,6 +6,7 @@ They are the arguments of `LearnerBuilder`, `build` and `fit`, and every method 
 from typing import Any
 
 from learner.cli.configs.importing import exports, import_path
+from learner.runs.journal import OBSERVER_KEYS
 
 PARTS = (
     "directory",
@@ -54,6 +55,9 @@ NEEDED = ("directory", "model", "optimizer", "lr", "train")
 
 PROCESS = ("overwrite", "resume", "checkpoint")
 """Keys about one start of a run, which are never saved with it."""
+
+OF_MACHINE = ("devices", "strategy", "with_time_limit", *OBSERVER_KEYS)
+"""Options whose values are checked against the machine: its devices, job, packages and environment variables."""
 
 SWEEP = "sweep"
 """A section of a config for `learner sweep`. It is not an option, and other commands ignore it."""

@@ -72,6 +72,12 @@ class DataSource:
 
         with at_path(self.key if self.is_bare else f"{self.key}.dataset"):
             data = self.data.make()
+            if data is None:
+                raise LearnerError(
+                    f"{self.data.path} returned None: it needs a dataset, or an iterable of batches",
+                    code="config-data-none",
+                    path=self.data.path,
+                )
         for number, each in enumerate(self.views):
             with at_path(f"{self.key}.views.{number}"):
                 data = _apply_view(each, data, f"{self.key}.views.{number}")

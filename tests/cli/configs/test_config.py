@@ -127,7 +127,7 @@ def test_mistakes_inside_of_lists_and_objects_are_told_in_the_order_of_the_file(
         "valid.b.dataset: numpy_arrays: there is no file b.npz",
         "metrics.0: there is no 'Acuracy'",
         "metrics.2.init_args.k is 'many'",
-        "average of Precision is 'mean'",  # what Precision itself refuses, which is asked last
+        "metrics: average of Precision is 'mean'",  # what Precision itself refuses, which is asked last
         "metric_loggers has no argument 'onyl'",
         "metric_loggers.only is a str; it needs a list",
         "freeze.0 is 'nowhere.one'",

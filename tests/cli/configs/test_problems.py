@@ -52,6 +52,16 @@ def test_a_single_problem_keeps_its_fields_unless_they_may_be_secret():
         assert raised.value.fields == kept
 
 
+def test_the_key_is_added_to_texts_that_lack_it():
+    problems = Problems()
+    for key, text in (("freeze", "'[' is malformed"), ("lr", "lr is 'fast'"), ("seed", "seeds are"), (3, "3 is none")):
+        with problems.collect(key=key):
+            raise LearnerError(text, code="user")
+    with pytest.raises(LearnerError) as raised:
+        problems.raise_all()
+    assert raised.value.problems == ("freeze: '[' is malformed", "lr is 'fast'", "seed: seeds are", "3 is none")
+
+
 def test_other_exceptions_stay_what_they_are():
     with pytest.raises(OSError, match="full") as raised, at_path("valid.dev.dataset"):
         raise OSError("full")

@@ -228,6 +228,12 @@ def test_a_function_that_fails_while_items_are_read_has_its_place_in_the_config(
     assert note.endswith(" (train.views.1)")
 
 
+def test_a_function_that_returns_nothing(importable, monkeypatch):
+    monkeypatch.setattr("mymodule.rows", lambda: None)
+    with raises_code("config-data-none", "train: ", path="mymodule.rows"):
+        source("mymodule.rows", "train", 0).make()
+
+
 def test_a_config_is_no_data(importable):
     (importable / "settings.py").write_text(
         "from learner import Config\nclass Data(Config):\n    size: int = 3\nmade = Data()\n"
