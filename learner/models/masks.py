@@ -1,11 +1,12 @@
 """Trees of booleans that select parameters, as for `optax.masked` and `eqx.partition`."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import numpy as np
 
-from learner.errors import LearnerError, near_path
+from learner.errors import LearnerError, Problem, near_path
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves
 
@@ -22,15 +23,9 @@ def as_predicate(trainable: Any) -> Any:
     Traceback (most recent call last):
     learner.errors.LearnerError: trainable is a tree of booleans, and has none for neck; ...
     """
-    leaves = jax.tree.leaves(trainable)
-    is_tree = bool(leaves) and not jax.tree_util.all_leaves([trainable])
-    if not (is_tree and all(isinstance(leaf, bool | np.bool_) for leaf in leaves)):
+    selected = _booleans(trainable)
+    if selected is None:
         return trainable
-    if is_instance_of(trainable, "flax.nnx", "State"):
-        from flax import nnx
-
-        trainable = nnx.as_pure(trainable)  # the paths of variables end in `.value`
-    selected = named_leaves(trainable)
 
     def is_trained(path: str, leaf: Any) -> bool:
         parts = path.split(".")
@@ -45,3 +40,35 @@ def as_predicate(trainable: Any) -> Any:
         return bool(selected[name])
 
     return is_trained
+
+
+def mask_problems(trainable: Any, paths: Collection[str]) -> list[Problem]:
+    """Return the problems of the names in a tree of booleans that are neither paths of the model nor above some.
+
+    >>> list(mask_problems({"head": {"bias": False, "kernl": True}}, ["head.bias", "head.kernel"]))
+    ["trainable has head.kernl, which is not in the model: did you mean 'head.kernel'?"]
+    """
+    parts = [path.split(".") for path in paths]
+    known = {".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)}
+    return [
+        Problem(
+            f"trainable has {name}, which is not in the model: {near_path(name, list(paths))}",
+            code="model-trainable-unmatched",
+            path=name,
+        )
+        for name in _booleans(trainable) or ()
+        if name not in known
+    ]
+
+
+def _booleans(trainable: Any) -> dict[str, Any] | None:
+    """Return the leaves of a tree of booleans by name, or None if it is anything else."""
+    leaves = jax.tree.leaves(trainable)
+    is_tree = bool(leaves) and not jax.tree_util.all_leaves([trainable])
+    if not (is_tree and all(isinstance(leaf, bool | np.bool_) for leaf in leaves)):
+        return None
+    if is_instance_of(trainable, "flax.nnx", "State"):
+        from flax import nnx
+
+        trainable = nnx.as_pure(trainable)  # the paths of variables end in `.value`
+    return named_leaves(trainable)

@@ -12,6 +12,8 @@ from learner.errors import LearnerError, Problem
 from learner.models.adapters import abstract_adapter, adapter_of, refuse_abstract
 from learner.models.base import ModelAdapter, NothingToTrainError
 from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, trained_of
+from learner.models.masks import mask_problems
+from learner.models.params import named_arrays
 from learner.optimizers.schedule_resolution import OptimizerDefinition, with_placeholder_schedules
 from learner.schedules.base import needs_run_length
 from learner.schedules.plateau import ReduceOnPlateau
@@ -38,6 +40,7 @@ class ModelParts:
         try:
             selected = trained_of(trainable, options.freeze) if options.freeze else trainable
             self.adapter, model = _split_model(model, selected, update is not None, options)
+            problems += [] if trainable is None else mask_problems(trainable, named_arrays(model))
             problems += check_freeze_patterns(options.freeze, self.adapter, model)
             self.train = None if update is not None else step_fn(model, "train_step", steps[0])
             self.valid = step_fn(model, "valid_step", steps[1])

@@ -9,7 +9,8 @@ from flax import nnx
 
 from learner import trainable_params
 from learner.models.adapters import adapter_of
-from learner.models.masks import as_predicate
+from learner.models.masks import as_predicate, mask_problems
+from learner.models.params import named_arrays
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import arrays, batches, line, line_step, quiet
@@ -59,6 +60,31 @@ def test_freeze_is_applied_to_a_mask_as_well(tmp_path):
 def test_a_parameter_without_a_boolean_is_an_error():
     with raises_code("model-trainable-structure", path="b"):
         adapter_of(line(), {"w": True})
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_name_that_the_model_lacks_is_a_problem(case):
+    model = case.make()
+    params = adapter_of(model).params
+    mask = named_leaves(jax.tree.map(lambda x: True, params))
+    assert mask_problems(mask, named_arrays(model)) == []
+    assert mask_problems(jax.tree.map(lambda x: True, params), named_arrays(model)) == []
+    (problem,) = mask_problems({**mask, "typo": False}, named_arrays(model))
+    assert (problem.code, problem.fields) == ("model-trainable-unmatched", {"path": "typo"})
+
+
+def test_names_above_parameters_and_of_other_leaves_are_known():
+    mask = {"body": False, "head": {"w": True, "n": False}}
+    assert mask_problems(mask, ["body.layer.w", "head.w", "head.n"]) == []
+    assert mask_problems(lambda path, x: True, ["w"]) == []
+
+
+@pytest.mark.parametrize("make", [line, lambda: line], ids=["made", "function"])
+def test_a_misspelled_name_is_reported_with_other_problems(make, tmp_path):
+    builder = quiet(tmp_path / "run").freeze("nothing")
+    with raises_code("learner-unbuildable") as raised:
+        builder.build(make(), optax.sgd, 0.1, train_step=line_step, trainable={"w": True, "b": True, "typo": False})
+    assert raised.value.codes == ("model-trainable-unmatched", "params-pattern-unmatched")
 
 
 def test_what_is_no_tree_of_booleans_stays():
