@@ -64,7 +64,12 @@ def update_params(
     """
     extra = extra_arguments(grads, loss, value_fn, step)
     with optax_promotion():
-        updates, opt_state = _updates_of(optimizer, lr, grads, opt_state, params, extra)
+        try:
+            updates, opt_state = _updates_of(optimizer, lr, grads, opt_state, params, extra)
+        except ValueError as error:
+            if not takes_each_example(optimizer, params):
+                raise
+            raise _each_example_error(optimizer, grads) from error
         return optax.apply_updates(params, updates), opt_state
 
 
@@ -293,6 +298,15 @@ def takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:
     except Exception:
         return False
     return True
+
+
+def _each_example_error(optimizer: OptimizerFn, grads: PyTree) -> LearnerError:
+    shapes = [f"{name} {list(jnp.shape(g))}" for name, g in named_leaves(grads).items()]
+    return LearnerError(
+        f"the optimizer ({name_of(optimizer)}) needs the gradient of each example, [examples, ...], of equally "
+        f"many for each parameter, and got {join_names(shapes, MOST_NAMED)}: compute them with jax.vmap(jax.grad(...))",
+        code="optimizer-needs-each-gradient",
+    )
 
 
 def _each_example_problems(optimizer: OptimizerFn, accumulates: bool, own_grads: bool) -> list[str]:

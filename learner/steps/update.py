@@ -126,15 +126,11 @@ class Optimizer:
             elif jnp.shape(g) != (shape := jnp.shape(arrays[name])):
                 problems.append(f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(shape)}")
         part = jax.tree_util.tree_map_with_path(lambda path, _: arrays.get(path_name(path)), grads)
-        if problems and not (are_known and self._takes_each_example(grads, part)):
+        if problems and not (are_known and takes_each_example(self._optimizer, part)):
             raise one_error(
                 problems, "these gradients are not of these parameters", code="optimizer-gradients-mismatch"
             )
         return part
-
-    def _takes_each_example(self, grads: PyTree, part: PyTree) -> bool:
-        pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(part), strict=True)
-        return all(jnp.shape(g)[1:] == jnp.shape(p) for g, p in pairs) and takes_each_example(self._optimizer, part)
 
     def _refuse_other_state(self, params: Any, part: PyTree, opt_state: PyTree) -> None:
         needed = jax.eval_shape(lambda p: init_optimizer(self._optimizer, None, p, jnp.float32(0)), part)

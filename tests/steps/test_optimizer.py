@@ -20,7 +20,7 @@ import optax.contrib
 import pytest
 from flax import nnx
 
-from learner import LearnerBuilder, LearnerError, RegressionOutput, TrainOutput
+from learner import LearnerBuilder, LearnerError, Optimizer, RegressionOutput, TrainOutput
 from learner.metrics import LearningRate
 from learner.models.adapters import adapter_of
 from learner.schedules import Constant, OneCycle
@@ -609,6 +609,19 @@ def test_parameters_of_half_precision():
         *("contrib.schedule_free_adamw", "contrib.schedule_free_sgd"),
     }
     assert all("was bfloat16" in problem and "became float32" in problem for (problem,) in refused.values())
+
+
+def test_dpsgd_names_the_shapes_of_gradients_that_are_not_of_each_example():
+    dpsgd = maker("contrib.dpsgd")
+    params = {"w": jnp.zeros((3, 1)), "b": jnp.zeros(1)}
+    opt = Optimizer(dpsgd)
+    of_each = {name: jnp.ones((4, *x.shape)) for name, x in params.items()}
+    opt.step(0.1, params, of_each, opt.init(params))
+    wrong = [params, {**of_each, "b": of_each["b"][:2]}, {**of_each, "b": params["b"]}]
+    for grads in wrong:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in sorted(grads.items()))
+        with raises_code("optimizer-needs-each-gradient", shapes):
+            opt.step(0.1, params, grads, opt.init(params))
 
 
 def test_dpsgd_needs_the_gradients_of_each_example(tmp_path):
