@@ -1,5 +1,6 @@
 """User hooks: their arguments and their results."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -139,18 +140,29 @@ def _values(hook: Callable[..., Any], returned: Any) -> dict[str, float | Sample
     if returned is None:
         return {}
     try:
-        return {
-            str(name): value if isinstance(value, str | Image | Histogram) else shortest(value)
-            for name, value in dict(returned).items()
-        }
+        items = dict(returned)
+    except (TypeError, ValueError):
+        raise _refused(hook, _shown(returned)) from None
+    return {str(name): _value(hook, name, value) for name, value in items.items()}
+
+
+def _value(hook: Callable[..., Any], name: Any, value: Any) -> float | Sample:
+    if isinstance(value, str | Image | Histogram):
+        return value
+    try:
+        return shortest(value)
     except (TypeError, ValueError, OverflowError):  # OverflowError: of an integer beyond all floats
-        name = _name_of(hook)
-        raise LearnerError(
-            f"the hook {name} returned {_shown(returned)}; it may return values to log, by name, such as "
-            "{'norm': 1.5}: numbers, texts, Image(array) and Histogram(array); Updates(model=...); or None",
-            code="step-hook-returns",
-            name=name,
-        ) from None
+        raise _refused(hook, f"{_shown(value)} as {name!r}") from None
+
+
+def _refused(hook: Callable[..., Any], shown: str) -> LearnerError:
+    name = _name_of(hook)
+    return LearnerError(
+        f"the hook {name} returned {shown}; it may return values to log, by name, such as {{'norm': 1.5}}: numbers, "
+        "texts, Image(array) and Histogram(array); Updates(model=...); or None",
+        code="step-hook-returns",
+        name=name,
+    )
 
 
 def _name_of(hook: Callable[..., Any]) -> str:
@@ -158,15 +170,17 @@ def _name_of(hook: Callable[..., Any]) -> str:
 
 
 def _shown(returned: Any) -> str:
-    """Return the result of a hook as a text for an error, with shapes in place of arrays. Python refuses to print
-    integers of thousands of digits.
+    """Return the result of a hook, or a value in it, as a text for an error, with shapes in place of arrays. Python
+    refuses to print integers of thousands of digits.
     """
 
     def short(x: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, np.ndarray | jax.Array) and x.ndim else x
 
+    with contextlib.suppress(TypeError, ValueError):  # keys of several types have no order
+        returned = jax.tree.map(short, returned)
     try:
-        text = repr(jax.tree.map(short, returned))
+        text = repr(returned)
         return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
     except Exception:  # from a `__repr__` of the user's
         return f"a {type(returned).__name__} that cannot be written out"

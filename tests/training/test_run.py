@@ -230,6 +230,24 @@ def test_a_hook_that_returns_something_else(returned):
     assert "0., 0., 0." not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ({"loss": 1.0, "norms": np.ones(3)}, "shape=(3,)"),
+        ({"loss": 1.0, 3: "text", "norms": {1: 2.0, "b": 3.0}}, "{1: 2.0, 'b': 3.0}"),
+        ({3: 1.0, "norms": None}, "None"),
+    ],
+    ids=["array", "keys of two types inside", "keys of two types"],
+)
+def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
+    def mine(info, model):
+        return returned
+
+    reporter = types.SimpleNamespace(newest=dict, halted=None)
+    with raises_code("step-hook-returns", f"{shown}", " as 'norms'", name="mine"):
+        call_hooks([mine], types.SimpleNamespace(model=dict), reporter, Position(), None, lr_is_free=True)
+
+
 def test_a_hook_with_a_name_that_is_no_file(tmp_path):
     builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: {"../loss": 1.0})
     with raises_code("run-metric-name-unusable", name="../loss"):
