@@ -15,6 +15,7 @@ import numpy as np
 from learner.config.distributions import Distribution
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.models.base import ModelAdapter
+from learner.optimizers.configs import OptimizerConfig
 from learner.runs.population import member_index
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import init_optimizer, no_loss, update_params
@@ -298,11 +299,14 @@ def optimizer_problems(population: Population, optimizer: Any, params: Any) -> l
 
 
 def keywords_of(optimizer: Any) -> list[str] | None:
-    """Return the other keywords of a function of the learning rate; None if it accepts any keyword.
+    """Return the other keywords of a function of the learning rate that may be numbers; None if it accepts any keyword.
 
     >>> keywords_of(lambda lr, weight_decay=0.1: None), keywords_of(lambda lr, **others: None)
     (['weight_decay'], None)
     """
+    if isinstance(optimizer, OptimizerConfig):
+        settings = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
+        return [name for name, value in settings.items() if not isinstance(value, bool | str)]
     try:
         parameters = list(inspect.signature(optimizer).parameters.values())
     except (TypeError, ValueError):

@@ -26,6 +26,7 @@ from learner import (
 from learner.loggers import Csv, JsonLines, MetricLogger
 from learner.metrics import Accuracy, MeanMetric
 from learner.metrics.monitor import Monitor
+from learner.optimizers.configs import AdamW
 from learner.renderers import PlainRenderer
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
@@ -545,6 +546,12 @@ def test_wrong_input_is_reported_together(tmp_path):
         builder.build(line(3, 3), optax.adamw, 0.1, train_step=class_step)
     assert {"population-model-not-a-function", "population-unsupported"} <= set(raised.value.codes)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_misspelled_setting_of_a_config_of_an_optimizer(tmp_path):
+    builder = quiet(tmp_path / "run").population(weight_decy=[0.1, 0.2])
+    with raises_code("population-key-unknown", "did you mean 'weight_decay'?", name="weight_decy"):
+        builder.build(line(3, 3), AdamW(), 0.1, train_step=class_step)
 
 
 def test_what_changes_the_program_is_no_number(tmp_path):
