@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from learner.cli.configs.overrides import value_of
-from learner.distributed.connection import init_distributed
+from learner.distributed.connection import check_connection, init_distributed
 from learner.distributed.process_group import leave
 from learner.errors import LearnerError
 from learner.util.stages import end_stages
@@ -33,6 +33,7 @@ def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
     before.
     """
     if arguments is not None:
+        check_connection(**arguments)
         if arguments.get("process_id") == 0 and all(name in arguments for name in PLACE):
             others = f"the other processes (--num_processes {arguments['num_processes']})"
             end_stages()

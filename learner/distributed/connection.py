@@ -68,15 +68,7 @@ def init_distributed(
     Traceback (most recent call last):
     learner.errors.LearnerError: process_id is missing: coordinator, num_processes and process_id belong together
     """
-    for name, value in (("timeout", timeout), ("heartbeat", heartbeat)):
-        if not (is_finite(value) and value > 0):
-            raise LearnerError(
-                f"{name} is {value!r}: give a number of seconds greater than 0",
-                code="process-seconds-value",
-                name=name,
-                value=value,
-            )
-    _check_arguments({"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id})
+    check_connection(coordinator, num_processes, process_id, timeout, heartbeat)
     set_meeting_timeout(timeout)
     if distributed_state().client is not None:
         _check_same_place(num_processes, process_id)
@@ -171,8 +163,25 @@ def _connection_errors(coordinator: str | None, process_id: int | None) -> Itera
         ) from error
 
 
-def _check_arguments(given: dict[str, Any]) -> None:
-    """Raise unless none of the arguments is given, or all of them with possible values."""
+def check_connection(
+    coordinator: Any = None,
+    num_processes: Any = None,
+    process_id: Any = None,
+    timeout: Any = MEETING,
+    heartbeat: Any = HEARTBEAT,
+) -> None:
+    """Raise `LearnerError` unless `init_distributed` may have these arguments: for the first three none, or all of them
+    with possible values, and numbers of seconds.
+    """
+    for name, value in (("timeout", timeout), ("heartbeat", heartbeat)):
+        if not (is_finite(value) and value > 0):
+            raise LearnerError(
+                f"{name} is {value!r}: give a number of seconds greater than 0",
+                code="process-seconds-value",
+                name=name,
+                value=value,
+            )
+    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
     if missing and len(missing) < len(given):
         absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
@@ -181,7 +190,6 @@ def _check_arguments(given: dict[str, Any]) -> None:
         )
     if missing:
         return
-    coordinator, num_processes, process_id = given.values()
     if not isinstance(coordinator, str) or not _port(coordinator):
         raise LearnerError(
             f"coordinator is {coordinator!r}: give the address of process 0 as HOST:PORT",

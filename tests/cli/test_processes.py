@@ -8,6 +8,7 @@ import yaml
 
 from learner.cli.parsing import Parser
 from learner.cli.processes import connected, process_options
+from learner.errors import LearnerError
 from tests.support.codes import raises_code
 from tests.support.processes import free_port, together
 
@@ -43,6 +44,14 @@ def test_they_are_taken_out_of_the_command_line(words, arguments):
 def test_a_switch_that_is_neither_is_refused():
     with raises_code("cli-switch-value", name="distributed"):
         parsed("line.yaml", "--distributed=2")
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_processes", "two"), ("coordinator", "localhost"), ("timeout", -1)])
+def test_wrong_options_are_refused_before_a_process_waits(name, value, capsys):
+    arguments = {"coordinator": "localhost:1", "num_processes": 2, "process_id": 0, name: value}
+    with pytest.raises(LearnerError, match=name), connected(arguments):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_one_process_is_not_connected(monkeypatch):
