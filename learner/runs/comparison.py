@@ -100,7 +100,8 @@ class Comparison:
         title = _last_part(self.settings)
         for key in settings:
             texts = [" ".join(text_of(row[_column(key)]).split()) for row in self.rows]
-            columns[_column(key)] = title(key), [abbreviate(text, CELL) for text in texts]
+            short = [abbreviate(text, CELL) for text in texts]
+            columns[_column(key)] = title(key), short if len({*short}) == len({*texts}) else texts
         for key in self.metrics:
             best, epoch, last = ([row[f"{key} {what}"] for row in self.rows] for what in ("best", "best epoch", "last"))
             if "last" in left_out:

@@ -124,6 +124,13 @@ def test_long_settings_are_shortened(tmp_path):
     assert compare(find_runs([tmp_path])).lines()[1].split()[6] == "aaaaaaaaaaaa…aaaaaaaaaaa"
 
 
+def test_settings_that_look_alike_when_shortened_are_whole(tmp_path):
+    texts = [f"{'a' * 20}{name}{'b' * 20}" for name in "12"]
+    for text in texts:
+        write_run(tmp_path / text[20], config=f"lr: {text}\n")
+    assert [line.split()[6] for line in compare(find_runs([tmp_path])).lines()[1:]] == texts
+
+
 def write_start(directory, settings=None, config=None, optimizer=None, **train):
     """Write a run with the facts that it records at its start; without `config`, of a run from Python."""
     write_run(directory, config=config and json.dumps(config))
