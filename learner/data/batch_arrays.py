@@ -9,6 +9,9 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.util.trees import named_leaves
 
+BATCHES_IN_CONFIG = "in a config, batch_size beside dataset makes batches"
+"""The remedy for a config, in errors about data without batches."""
+
 PyTree = Any
 MOST_NAMED = 8  # arrays of a batch in a message
 
@@ -153,7 +156,7 @@ def _yields(batch: PyTree) -> str:
     hint = (
         ". A loader yields batches: dicts (or other pytrees) of arrays [rows, ...]. Of a list of items "
         "DataLoaderBuilder().batch_size(32).build(items) makes them, of a generator function (or another iterable) "
-        "learner.data.stream(items).batch(32)"
+        f"learner.data.stream(items).batch(32); {BATCHES_IN_CONFIG}"
     )
     if not isinstance(batch, dict) or not any(isinstance(value, list) for value in batch.values()):
         return hint

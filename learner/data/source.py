@@ -19,6 +19,7 @@ import numpy as np
 
 from learner.data.abstract_source import PyTree, Source
 from learner.data.array_dataset import is_data_frame
+from learner.data.batch_arrays import BATCHES_IN_CONFIG
 from learner.data.data_fingerprint import fields_of
 from learner.data.dataset import Dataset
 from learner.data.iterable_source import IterableSource, OneShotSource
@@ -166,7 +167,7 @@ def _loader_of(
     if batch_size is None:
         raise LearnerError(
             f"the {split} data is a dataset ({type(data).__name__}), which has items but no batches; pass "
-            "DataLoaderBuilder().batch_size(n).build(dataset), or set with_batch_size(n)",
+            f"DataLoaderBuilder().batch_size(n).build(dataset), or set with_batch_size(n); {BATCHES_IN_CONFIG}",
             code="data-dataset-without-batches",
             split=split,
         )
@@ -190,7 +191,7 @@ def _check_iterable(data: Any, split: str) -> None:
         raise LearnerError(
             f"the {split} data is {_described(data)}; it needs a loader: an iterable of batches, such as "
             "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})). With with_batch_size(n) a dict of arrays "
-            "is enough",
+            f"is enough; {BATCHES_IN_CONFIG}",
             code="data-type",
             split=split,
         )

@@ -133,7 +133,8 @@ def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
     for name, fields in zip(names, shapes, strict=True):
         if fields != shapes[0]:
             raise LearnerError(
-                f"{name} has other fields than {names[0]}: {_fields_text(fields)}, and {_fields_text(shapes[0])}",
+                f"{name} has other fields than {names[0]}: {_fields_text(fields)}, and {_fields_text(shapes[0])}; "
+                "fields= reads only those that all files have",
                 code="data-files-differ",
             )
     labels, arrays = {}, {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.data.abstract_source import Source
 from learner.data.array_dataset import is_data_frame
-from learner.data.batch_arrays import batch_arrays, rounding_warnings
+from learner.data.batch_arrays import BATCHES_IN_CONFIG, batch_arrays, rounding_warnings
 from learner.data.dataset import Dataset
 from learner.data.label_names import label_names
 from learner.data.loader import DataLoader
@@ -213,7 +213,7 @@ def valid_sources(
         if any(arrays) and options.batch_size is None:
             raise LearnerError(
                 f"the {what} is a dict of arrays ({names}), and there is no batch size: set with_batch_size(n) of the "
-                "builder, or pass DataLoaderBuilder().batch_size(32).build(data)",
+                f"builder, or pass DataLoaderBuilder().batch_size(32).build(data); {BATCHES_IN_CONFIG}",
                 code="data-validation-type",
             )
         if has_several(valid):
