@@ -34,14 +34,18 @@ class Output(types.SimpleNamespace):
       mask: `[batch]` of 0 and 1. Default: every row counts. A mask requires `weight`.
 
     >>> out = Output(jnp.float32(1.5), reconstruction=jnp.float32(1.2), kl=jnp.float32(0.3))
-    >>> print(out.loss, out.kl)
-    1.5 0.3
+    >>> print(out.loss, out.kl, out["kl"])
+    1.5 0.3 0.3
     """
 
     loss: Array
 
     def __init__(self, loss: Array, **fields: Any):
         super().__init__(loss=loss, **fields)
+
+    def __getitem__(self, name: str) -> Array:
+        """Return a field, as from the dict that the step returned."""
+        return vars(self)[name]
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
         """Return the fields, sorted, and their names."""

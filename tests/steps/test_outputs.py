@@ -249,6 +249,13 @@ def test_an_output_is_a_pytree(kind):
     assert len(jax.tree.leaves(dataclasses.replace(output, mask=None))) == 4
 
 
+def test_fields_of_an_output_are_read_as_from_a_dict():
+    output = Output(1.5, error=2.0)
+    assert (output["loss"], output["error"]) == (1.5, 2.0)
+    with pytest.raises(KeyError, match="eror"):
+        output["eror"]
+
+
 # -- by hand, and by scikit-learn --------------------------------------------------------------------------------------
 
 
