@@ -382,6 +382,7 @@ def _kept(values: Array, mask: Array | None) -> Array:
     """
     if mask is None:
         return values
+    values = jnp.asarray(values)  # NumPy's int64 without jax_enable_x64
     kept = mask.astype(bool).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     return jnp.where(kept, values, jnp.zeros((), values.dtype))
 

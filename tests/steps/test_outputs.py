@@ -178,6 +178,13 @@ def test_a_mask_of_an_output_of_ones_own_needs_a_weight():
     assert weight_of(as_output({"loss": 1.0, "mask": None}), 3) == 3
 
 
+def test_labels_of_numpy_with_64_bits_need_no_cast():
+    labels, mask = np.array([0, 7, 2]), np.array([True, False, True])
+    assert labels.dtype == np.int64
+    output = ClassificationOutput.from_logits(jnp.zeros((3, 4)), labels, mask)  # any warning is an error
+    np.testing.assert_allclose(output.loss, np.log(4), rtol=1e-6)
+
+
 @all_kinds
 def test_masked_rows_may_be_nan_or_infinite_for_the_loss_and_its_gradient(kind):
     inputs, targets, mask = data(kind)
