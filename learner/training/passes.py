@@ -1,5 +1,6 @@
 """Passes over data without training: the metrics of the valid step, and the outputs of the predict step."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from learner.training.checks.validation_state import warnings_of_valid
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import Inputs, refuse_endless
+from learner.training.files.run_outputs import closing
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.reporting.reporter import Reporter
@@ -63,8 +65,18 @@ def evaluate(
     metrics = {split: options.metrics_of(split) for split in inputs.valid}
     timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
     limiter = in_flight_limit(runner.strategy)
-    reporter = Reporter(metrics, None, History(), (), timer.estimator, limiter=limiter, now=timer.now)
-    try:
+    reporter = Reporter(
+        metrics,
+        None,
+        History(),
+        (),
+        timer.estimator,
+        limiter=limiter,
+        now=timer.now,
+        check_peers=processes.raise_if_peer_failed,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.push(closing(reporter.close))
         for split, source in inputs.valid.items():
             feeder, _ = build_feeder(runner, inputs, split, options)
             if processes.count > 1:
@@ -74,8 +86,6 @@ def evaluate(
         with explain_oom(needs):
             # Inside of the context: a program that runs out of memory raises when its values are read.
             reporter.wait()
-    finally:
-        reporter.close()
     values = {_name(key): values[-1] for key, values in reporter.history.items()}
     return MetricValues(values, {_name(key): arrays() for key, arrays in reporter.arrays.items()})
 

@@ -1,6 +1,7 @@
 """Evaluations of checkpoints: the values, where they stand, and following a run that trains."""
 
 import json
+import signal
 import threading
 
 import jax
@@ -13,13 +14,14 @@ from flax import linen, nnx
 from learner import ClassificationOutput, LearnerError, Linen, RegressionOutput
 from learner.data import DataLoaderBuilder, csv
 from learner.distributed.process_group import SingleProcess
-from learner.metrics import AUROC, Accuracy, By, ConfusionMatrix, Recall, Subset
+from learner.metrics import AUROC, Accuracy, By, CollectingMetric, ConfusionMatrix, Recall, Subset
 from learner.optimizers import Ema
 from learner.reports import html_report
 from learner.runs import RunReader, compare
 from learner.strategies import Sharded
 from learner.training.evaluation import Evaluator
 from learner.training.follow import follow
+from learner.training.reporting.reporter import Reporter
 from tests.support.codes import raises_code
 from tests.support.runs import (
     ROWS,
@@ -182,6 +184,45 @@ def test_an_evaluation_gives_the_warnings_of_its_step_once(tmp_path):
     trained.evaluate(batches())  # the run has warned
     with pytest.warns(UserWarning, match="valid_step draws from the random stream 'dropout'"):
         of_dropping(tmp_path / "run2").evaluate(batches(), checkpoint="best")
+
+
+class Slow(CollectingMetric):
+    """Computes until it is allowed to end."""
+
+    name, splits = "Slow", ("valid",)
+    began, end = threading.Event(), threading.Event()
+
+    def collect(self, output):
+        return output.predictions
+
+    def compute(self, rows):
+        self.began.set()
+        self.end.wait(30)
+        return 0.0
+
+
+def test_ctrl_c_does_not_wait_for_a_metric(tmp_path, monkeypatch):
+    learner, main, senders, wait = build(quiet(tmp_path).metrics(Slow())), threading.get_ident(), [], Reporter.wait
+
+    def send():
+        Slow.began.wait(30)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    # Not before: Python drops an exception in the callback of a weak reference, such as to a thread that has ended.
+    def wait_and_send(reporter):
+        senders.append(threading.Thread(target=send))
+        senders[0].start()
+        wait(reporter)
+
+    monkeypatch.setattr(Reporter, "wait", wait_and_send)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            learner.evaluate(batches())
+        (reporter,) = (each for each in threading.enumerate() if each.name == "learner-reporter")  # it still computes
+    finally:
+        Slow.end.set()
+    reporter.join()
+    senders[0].join()
 
 
 def error_of(call):
