@@ -54,6 +54,7 @@ ALLOWED = {
     "data/sources/database.py: __reduce__",
     "data/sources/text_files.py: __setstate__",
     "errors.py: __reduce__",  # an error of a worker process is made by its own class, of its message and code
+    "training/definition.py: __reduce__",  # refuses to be pickled
     "util/discovery.py: importlib.import_module",  # of modules in one of our packages
     "util/optional.py: importlib.import_module",  # packages of extras, by constants
     "cli/beside.py: subprocess",  # runs `learner fit` beside the live view, with the words of the command

@@ -96,12 +96,13 @@ def _needed(definition: TrainingDefinition, candidate: Planned) -> int | None:
 def free_memory(plan: RunPlan) -> int:
     """Return the free bytes of a device. On CPUs, the devices of all processes of a machine share its memory."""
     # In every process, also where the device knows its own memory.
-    machines = plan.processes.all_gather_json(platform.node(), "memory")
+    machines: list[str] = plan.processes.all_gather_json(platform.node(), "memory")
     device = next(d for d in plan.strategy.devices if d.process_index == jax.process_index())
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return machine_memory() // sum(machines[d.process_index] == platform.node() for d in plan.strategy.devices)
+    sharing = [d for d in plan.strategy.devices if machines[d.process_index] == platform.node()]
+    return machine_memory() // len(sharing)
 
 
 def runs(definition: TrainingDefinition, candidate: Planned) -> bool:

@@ -9,7 +9,7 @@ import warnings
 from learner.util.code_location import PACKAGE
 
 # Their functions call ours: context managers, cached properties, the first function of a thread.
-BETWEEN = (PACKAGE, *(module.__file__ for module in (contextlib, functools, threading)))
+BETWEEN = (PACKAGE, *(str(module.__file__) for module in (contextlib, functools, threading)))
 
 
 class LearnerWarning(UserWarning):
