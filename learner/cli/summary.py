@@ -2,8 +2,12 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import queue
+import sys
+import threading
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,14 +17,17 @@ from learner.checkpoint.manifest import DamagedError, read_manifest, refuse_dama
 from learner.checkpoint.stored_files import is_local
 from learner.cli.configs.importing import import_order
 from learner.cli.parsing import Parser
+from learner.cli.trust import doubt_about
 from learner.errors import LearnerError
 from learner.renderers import print_overview, print_summary
 from learner.renderers.plain import write_lines
 from learner.renderers.summary_text import endings, summary_lines
-from learner.runs.layout import read_summary
+from learner.runs.layout import MARK, read_summary
 from learner.runs.run_reader import RunReader
+from learner.util.addresses import refuse_store
 from learner.util.json_values import encode
 from learner.util.text import printable
+from learner.util.urls import one_line
 
 SUMMARY = """\
 For the run in DIR, prints the best and the last value of each metric, its time, and the paths of its files. For a run
@@ -30,6 +37,7 @@ For a config file, prints an overview of the run without training: the arrays of
 work of a step, and the memory, for which the training is compiled. Options override keys of the config as for learner
 fit (--num_epochs=3). The code that the config names is imported and run."""
 
+ANSWER_SECONDS = 20.0  # of an object store
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -83,11 +91,13 @@ def _ended(directory: Path) -> dict[str, Any] | None:
 def _saved(run: RunReader) -> list[dict[str, Any]]:
     """Return the checkpoints of a run that has not ended, oldest first, in the form of `summary.json`."""
     saved = [entry.get("path") for entry in run.journal if entry.get("event") == "save"]
-    elsewhere = [os.path.dirname(path) for path in saved[-1:] if isinstance(path, str) and is_local(path)]
+    elsewhere = [os.path.dirname(path) for path in saved[-1:] if isinstance(path, str)]
     entries: list[dict[str, Any]] = []
-    for place in ("checkpoint", *elsewhere):  # in this order: the journal of a copied run has the old paths
+    for place in ("checkpoint", *filter(is_local, elsewhere)):  # in this order: a copied journal has the old paths
         with contextlib.suppress(OSError, ValueError):
             entries = entries or list(_entries(run.directory, place))
+    for address in itertools.filterfalse(is_local, elsewhere):
+        entries = entries or _stored(run.directory, address)
     return [_marked(entry, run.directory) for entry in sorted(entries, key=lambda entry: entry["step"])]
 
 
@@ -98,6 +108,40 @@ def _entries(directory: Path, place: str) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(DamagedError):
                 epoch = read_manifest(path).get("ends_epoch")
                 yield {"epoch": epoch, "step": int(path.name), "path": os.path.join(place, path.name)}
+
+
+def _stored(directory: Path, address: str) -> list[dict[str, Any]]:
+    """Return the checkpoints in an object store. If it does not answer in time, print why none is listed."""
+    from learner.checkpoint.store import CheckpointStore  # with JAX, which no other run needs here
+
+    answers: queue.SimpleQueue[list[dict[str, Any]] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            refuse_store(address)
+            store = CheckpointStore(address)
+            entries: list[dict[str, Any]] = []
+            entries += [{"epoch": e.epoch, "step": e.step, "path": str(store.path(e.step))} for e in store.entries]
+            entries += [{"epoch": None, "step": s, "path": str(store.path(s)), "damaged": True} for s in store.damaged]
+            answers.put(entries)
+        except Exception as error:
+            answers.put(error)
+
+    # Another user's journal may name any bucket, which would be asked with this user's credentials.
+    problem = doubt_about(directory) or doubt_about(directory / MARK)
+    if problem is None:
+        # A daemon, as the store's tools try again for minutes.
+        threading.Thread(target=ask, name="learner-listing", daemon=True).start()
+        try:
+            answer = answers.get(timeout=ANSWER_SECONDS)
+        except queue.Empty:
+            problem = f"there was no answer within {ANSWER_SECONDS:g} s"
+        else:
+            if not isinstance(answer, Exception):
+                return answer
+            problem = one_line(answer)
+    print(printable(f"learner: the checkpoints in {address} are not listed: {problem}"), file=sys.stderr)
+    return []
 
 
 def _marked(entry: Any, directory: Path) -> Any:

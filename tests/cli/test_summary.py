@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -113,6 +114,25 @@ def test_checkpoints_elsewhere_of_a_run_that_was_killed(learner, config, workpla
     shutil.copytree("elsewhere", "run/checkpoint")  # as in a copy of a run, whose journal has the old paths
     saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
     assert [entry["path"] for entry in saved] == ["checkpoint/3", "checkpoint/6"]
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "problem"),
+    [
+        ("s3://bucket/run", 0o600, "Orbax keeps no checkpoints at s3://bucket/run"),
+        ("gs://bucket/run", 0o666, "can be changed by other users"),
+    ],
+)
+def test_checkpoints_at_an_address_that_is_not_asked(learner, trained, address, mode, problem):
+    shutil.rmtree("run/checkpoint")
+    Path("run/summary.json").unlink()
+    journal = Path("run/journal.jsonl")
+    journal.write_text(re.sub(r'(?<="path": ")[^"]*/checkpoint', address, journal.read_text()))
+    journal.chmod(mode)
+    code, out, err = learner("summary", "run", "--json")
+    assert (code, json.loads(out)["checkpoints"]) == (0, [])
+    assert f"the checkpoints in {address} are not listed" in err
+    assert problem in err
 
 
 @pytest.mark.parametrize("entry", [None, 3, {}, {"path": 3}, {"path": "\0"}, {"path": "gs://bucket/run/checkpoint/3"}])
