@@ -78,10 +78,20 @@ class Place(abc.ABC):
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, oldest first."""
         with self.reachable():
+            self._forget_listings()
             if not self.root.exists():
                 return []
             paths = (path for path in self.root.iterdir() if self._is_named(path.name) and self._is_checkpoint(path))
             return sorted(int(path.name) for path in paths)
+
+    def holds(self, step: int) -> bool:
+        """Return True if there is a checkpoint of this step now: a run that trains may remove it at any time."""
+        with self.reachable():
+            self._forget_listings()
+            return self._is_checkpoint(self.path(step))
+
+    def _forget_listings(self) -> None:  # noqa: B027  # those of a disk are always read
+        """Let the next listing show what other processes have written and removed."""
 
     def _is_named(self, name: str) -> bool:
         return name.isdecimal() and name == str(int(name))
@@ -101,7 +111,7 @@ class Place(abc.ABC):
 
     def unreachable(self, error: Exception) -> LearnerError:
         """Return an error with a remedy for an error about the place."""
-        cause = str(error) if isinstance(error, NoAnswerError) else f"{type(error).__name__}: {error}"
+        cause = str(error) if isinstance(error, NoAnswerError) else one_line(error)
         return LearnerError(
             f"the checkpoints in {self.root} cannot be reached: {cause}. The bucket has to exist, and credentials are "
             "those that the store's own tools find",
@@ -117,6 +127,9 @@ class Place(abc.ABC):
     def retry(self, what: Callable[[], T], failure: str) -> T:
         """Return `what()`, which changes files. `failure`: the beginning of the warning before a retry."""
         return what()
+
+    def refuse_unwritable(self) -> None:  # noqa: B027  # a disk is tried where its directory is created
+        """Raise `LearnerError` unless this process can write to the place. Each process has credentials of its own."""
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -329,6 +342,12 @@ class ObjectPlace(Place):
             os.environ.setdefault(name, value)
         return epath.Path(self._directory)
 
+    def _forget_listings(self) -> None:
+        # gcsfs keeps them for as long as the process lives.
+        from etils import epath
+
+        epath.backend.fsspec_backend.fs(self.root).invalidate_cache()
+
     def _is_checkpoint(self, path: Any) -> bool:
         if not path.is_dir():
             return False
@@ -375,13 +394,19 @@ class ObjectPlace(Place):
         self._is_gone = False
         return answer
 
-    def prepare(self) -> None:
+    def refuse_unwritable(self) -> None:
         """See `Place`."""
         probe = self.root / f".learner-{uuid.uuid4().hex}"
         with self.reachable():
-            self.root.mkdir(parents=True, exist_ok=True)
             probe.write_text("")
             probe.unlink()
+
+    def prepare(self) -> None:
+        """See `Place`."""
+        with self.reachable():
+            self.root.mkdir(parents=True, exist_ok=True)
+        self.refuse_unwritable()
+        with self.reachable():
             for mark in filter(is_mark, self.root.glob("*.saving")):
                 step = int(mark.stem)
                 if not (self.path(step) / NAME).exists():  # a complete one may have been killed before its mark went

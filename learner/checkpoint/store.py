@@ -101,7 +101,9 @@ class CheckpointStore:
                 with self.place.reachable():
                     manifest = read_manifest(self.path(step))
             except DamagedError as error:
-                self.damaged[step] = str(error)
+                # The run that trains may have removed it since it was listed, its manifest first.
+                if self.place.holds(step):
+                    self.damaged[step] = str(error)
                 continue
             table[step] = {**dict.fromkeys(FACTS), **manifest}
         return table
@@ -463,7 +465,7 @@ class CheckpointStore:
         try:
             yield
         except Exception as error:
-            if self.path(step).exists():
+            if self.place.holds(step):
                 raise
             raise RemovedError(
                 f"{self.path(step)} was removed while it was read: the run that trains keeps few checkpoints and saves "

@@ -9,6 +9,7 @@ from typing import Any
 
 from learner.util.disk import read_text, to_disk
 from learner.util.optional import import_optional
+from learner.util.urls import one_line
 
 LARGE = 1 << 24  # bytes from which checksums in threads pay off
 OF_STORE = "md5:"  # prefix of a checksum that the object store computed from the received data, in base 64
@@ -63,7 +64,7 @@ def text_of(path: Any) -> str:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise NoAnswerError(f"{type(error).__name__}: {error}") from error
+        raise NoAnswerError(one_line(error)) from error
     return text
 
 

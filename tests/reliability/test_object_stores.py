@@ -2,50 +2,43 @@
 
 import base64
 import contextlib
-import dataclasses
-import functools
 import hashlib
-import http.server
-import io
 import json
 import logging
 import os
 import re
-import socket
 import threading
 import traceback
 import urllib.parse
 import urllib.request
 
 import fsspec
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
-from learner import Checkpointer
-from learner.checkpoint import places
+from learner import Checkpointer, load_checkpoint
+from learner.checkpoint import places, store
 from learner.checkpoint.arrays import ArrayFiles
+from learner.checkpoint.manifest import MARK
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.store import CheckpointStore
 from learner.checkpoint.stored_files import checksums, stored_files
+from learner.cli import summary
+from learner.cli.main import main
 from learner.events import Listener, Message
 from learner.loggers import RunMirror
 from learner.runs.remote import RemoteRun
 from learner.util.retries import Retries
+from tests.support.buckets import free_port, google, settings_of
 from tests.support.codes import raises_code
 from tests.support.processes import ROOT, start
-from tests.support.proxies import Proxy
 from tests.support.runs import batches, build_line, logs_of, quiet, saved_steps
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # those of the servers and their libraries
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture
@@ -117,55 +110,13 @@ def test_credentials_are_checked_at_the_start_and_not_shown(bucket, monkeypatch,
 
 @pytest.fixture(scope="module")
 def cloud():
-    """A bucket of Google Cloud Storage. One server for all tests: TensorStore reads its address once."""
-    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
-    pytest.importorskip("gcsfs", reason="gcsfs is not installed")
-    port = free_port()
-    with pytest.MonkeyPatch.context() as patch, contextlib.closing(Proxy(port)) as proxy:
-        address = f"http://127.0.0.1:{proxy.port}"
-        for name, value in {**settings_of(address), next(iter(places.PATIENCE)): "3"}.items():
-            patch.setenv(name, value)
-        # Its own server answers one connection after another, and waits for those that nobody uses.
-        patch.setattr(emulator.server, "HTTPServer", http.server.ThreadingHTTPServer)
-        running = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
-        running.start()
-        yield Cloud("gs://bucket", proxy, emulator.RequestHandler)
-        running.stop()
-
-
-def settings_of(address):
-    """Return the environment by which gcsfs and TensorStore find the server."""
-    return {"STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address, "GOOGLE_CLOUD_PROJECT": "project"}
-
-
-@dataclasses.dataclass
-class Cloud:
-    """A server on this machine that stands for the cloud; it is formatted as the address of its bucket."""
-
-    bucket: str
-    proxy: Proxy
-    handler: type
-
-    def __str__(self):
-        return self.bucket
-
-    @contextlib.contextmanager
-    def requests(self):
-        """Yield a list of the requests that come inside of the block, as `GET /path?query`."""
-        seen, parse = [], self.handler.parse_request
-
-        def parse_request(handler):
-            is_valid = parse(handler)
-            seen.append(f"{handler.command} {urllib.parse.unquote(handler.path)}")
-            return is_valid
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.handler, "parse_request", parse_request)
-            yield seen
+    with google() as cloud:
+        yield cloud
 
 
 def names_in(address):
     """Return the names of what is in a directory of the bucket."""
+    epath.backend.fsspec_backend.fs(address).invalidate_cache()  # another process may have written there
     return sorted(path.name for path in epath.Path(address).iterdir())
 
 
@@ -266,7 +217,7 @@ def test_a_store_that_refuses_a_file_is_no_damage(cloud, file):
     save(cloud, f"unread-{file[0]}").close()
     reader = CheckpointStore(f"{cloud}/unread-{file[0]}")
     with (
-        refused(cloud, f"GET /download/storage/v1/b/bucket/o/unread-{file[0]}/4/{file}", is_done=False),
+        cloud.refused(f"GET /download/storage/v1/b/bucket/o/unread-{file[0]}/4/{file}", is_done=False),
         raises_code("checkpoint-address-unreachable", "Forbidden", directory=f"{cloud}/unread-{file[0]}"),
     ):
         reader.progress(reader.steps[0], verified=False)
@@ -277,7 +228,7 @@ def test_a_store_that_refuses_arrays_is_no_damage(cloud):
     save(cloud, "unread-arrays").close()
     reader, like = CheckpointStore(f"{cloud}/unread-arrays"), {"model": {"params": {"w": np.zeros((1000, 1000))}}}
     with (
-        refused(cloud, "GET /storage/v1/b/bucket/o/unread-arrays/4/state/manifest.ocdbt", is_done=False),
+        cloud.refused("GET /storage/v1/b/bucket/o/unread-arrays/4/state/manifest.ocdbt", is_done=False),
         raises_code("checkpoint-address-unreachable", "PERMISSION_DENIED", directory=f"{cloud}/unread-arrays"),
     ):
         reader.read(4, like)
@@ -433,36 +384,6 @@ def test_a_save_takes_few_requests_and_reads_nothing_back(cloud):
     assert not [request for request in requests if "alt=media" in request and "/d/" in request]
 
 
-@contextlib.contextmanager
-def refused(cloud, beginning, is_done):
-    """Answer the first request that begins so with an error that neither gcsfs nor TensorStore tries again.
-
-    Args:
-      beginning: of the request, as in `Cloud.requests`.
-      is_done: true to do what the request asks for all the same, as where the answer is lost.
-    """
-
-    def do(handler, method, seen=[]):  # noqa: B006 one list for all requests
-        if seen or not f"{handler.command} {urllib.parse.unquote(handler.path)}".startswith(beginning):
-            method(handler)
-            return
-        seen.append(handler.path)
-        if is_done:
-            answers, handler.wfile = handler.wfile, io.BytesIO()
-            method(handler)
-            handler.wfile = answers
-        else:
-            handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-        handler.send_response(403)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("do_GET", "do_POST", "do_PUT", "do_DELETE"):
-            patch.setattr(cloud.handler, name, functools.partialmethod(do, getattr(cloud.handler, name)))
-        yield do.__defaults__[0]
-
-
 UPLOAD = "POST /upload/storage/v1/b/bucket/o?"
 REFUSED = {
     "arrays": f"{UPLOAD}uploadType=media&name=NAME/8/state/d/",
@@ -482,7 +403,7 @@ def test_a_request_that_fails_in_the_middle_of_a_save_costs_a_try(cloud, monkeyp
     with contextlib.closing(CheckpointStore(f"{cloud}/{name}", Retention(1, 0, None, False))) as kept:
         kept.prepare()
         kept.save(4, items[0], {"format": 2, "step": 4})
-        with refused(cloud, REFUSED[what].replace("NAME", name), is_done) as seen:
+        with cloud.refused(REFUSED[what].replace("NAME", name), is_done) as seen:
             kept.save(8, items[1], {"format": 2, "step": 8})
     assert seen
     assert names_in(f"{cloud}/{name}") == ["8"]
@@ -567,22 +488,122 @@ def test_a_file_that_was_changed_is_found(cloud, is_old):
         CheckpointStore(f"{cloud}/{name}").verify(4)
 
 
-def test_several_processes_save_and_resume_in_google_cloud_storage(cloud, tmp_path):
-    def trained(name, count, epochs):
-        options = {"save": {"directory": f"{cloud}/{name}"}, "epochs": epochs, "resume": True}
-        words = json.dumps(options).replace("{", "{{").replace("}", "}}")
-        program = ROOT / "tests" / "support" / "trained.py"
-        place = ["localhost:{port}", "{count}", "{index}", tmp_path / name, "mlp", words]
-        ended = start([program, *place], count, timeout=240, **settings_of(f"http://127.0.0.1:{cloud.proxy.port}"))
-        assert [each.code for each in ended] == [0] * count, ended[0].err[-3000:]
-        with np.load(tmp_path / name / "left-0.npz") as arrays:
-            return dict(arrays)
+@pytest.fixture
+def processes(tmp_path, compiled_once):
+    """Return a function that trains in several processes, and returns how each ended. `place`: of the checkpoints."""
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
-    whole = trained("whole", 2, 3)
-    trained("parts", 2, 2)
-    resumed = trained("parts", 2, 3)
-    for name, x in whole.items():
-        np.testing.assert_array_equal(resumed[name], x)
+    def run(place, count, devices=1, keep_last=9, **options):
+        directory, save = tmp_path / place.rpartition("/")[2], {"directory": place, "keep_last": keep_last}
+        words = json.dumps({"save": save, "resume": True, **options}).replace("{", "{{").replace("}", "}}")
+        program = ROOT / "tests" / "support" / "trained.py"
+        given = ["localhost:{port}", "{count}", "{index}", directory, "mlp", words]
+        return start([program, *given], count, devices, timeout=300, **cache)
+
+    return run
+
+
+def left(ended, directory):
+    """Return the arrays of processes that ended well."""
+    assert [each.code for each in ended] == [0] * len(ended), ended[0].err[-3000:]
+    with np.load(directory / "left-0.npz") as arrays:
+        return dict(arrays)
+
+
+def test_processes_of_which_one_is_killed_in_a_save_resume(cloud, tmp_path, processes):
+    """All arrays of the second save are there, split over two processes, but no manifest. Two processes end with the
+    bits of an uninterrupted run, and three read them.
+    """
+    place, options = f"{cloud}/killed", {"epochs": 2, "rules": "fsdp"}
+    whole = left(processes(f"{tmp_path}/disk/whole", 2, 4, **options), tmp_path / "whole")
+    first, second = processes(place, 2, 4, at={"process": 0, "what": "manifest", "number": 2}, heartbeat=10, **options)
+    assert first.code == -9
+    assert second.code
+    assert CheckpointStore(place).steps == [6]
+    assert "12.saving" in names_in(place)
+    np.testing.assert_equal(left(processes(place, 2, 4, keep_last=1, **options), tmp_path / "killed"), whole)
+    assert names_in(place) == ["12"]
+    np.testing.assert_equal(left(processes(place, 3, **options), tmp_path / "killed"), whole)
+
+
+def test_a_process_that_may_not_write_ends_all_before_training(cloud, tmp_path, processes):
+    with cloud.refusing() as port:
+        first, second = processes(f"{cloud}/forbidden", 2, epochs=2, environments=[{}, settings_of(port)])
+    assert (first.code, second.code) == (2, 2)
+    problem = "the checkpoints in gs://bucket/forbidden cannot be reached: OSError: Forbidden"
+    assert f"ProcessError: process 1 failed: {problem}" in first.out
+    assert not (tmp_path / "forbidden" / "train").exists()
+    assert names_in(str(cloud)).count("forbidden") == 0
+
+
+def test_processes_wait_for_a_store_that_is_gone_for_twenty_seconds(cloud, processes, tmp_path):
+    """The tools of the store try again by themselves; nothing waits here but for the processes."""
+
+    def come_and_go():
+        with cloud.requests() as requests:
+            while not (ended.is_set() or any("gone-20/6/" in request for request in requests)):
+                ended.wait(0.1)
+        cloud.proxy.gone = True
+        ended.wait(20.0)
+        cloud.proxy.gone = False
+
+    ended = threading.Event()
+    network = threading.Thread(target=come_and_go)
+    network.start()
+    try:
+        left(processes(f"{cloud}/gone-20", 2, epochs=2), tmp_path / "gone-20")
+    finally:
+        ended.set()
+        network.join()
+    assert CheckpointStore(f"{cloud}/gone-20").steps == [6, 12]
+
+
+@pytest.mark.parametrize("function", ["read_manifest", "refuse_damage"])
+def test_a_checkpoint_that_the_run_removes_is_no_damage(cloud, tmp_path, monkeypatch, function):
+    """The run is another process: the caches of this one do not see its requests."""
+    address = f"{cloud}/removed-{function}"
+    fit(tmp_path / "run", address, epochs=2)
+
+    def remove(path, *arguments, **options):
+        if str(path) == f"{address}/12" and CheckpointStore(address).place.holds(12):
+            cloud.put(f"{address}/12.saving", MARK)
+            cloud.delete(f"{address}/12/manifest.json")
+
+    called = getattr(store, function)
+    monkeypatch.setattr(store, function, lambda path: (remove(path), called(path))[1])
+    assert load_checkpoint(address, "latest").step == 6
+    assert names_in(f"{address}/12")
+
+
+def test_checkpoints_of_another_process_are_listed_anew(cloud):
+    save(cloud, "anew").close()
+    kept = CheckpointStore(f"{cloud}/anew")
+    assert (kept.steps, kept.place.holds(4)) == ([4], True)
+    cloud.delete(f"{cloud}/anew/4/manifest.json")
+    cloud.put(f"{cloud}/anew/4.saving", MARK)
+    assert (CheckpointStore(f"{cloud}/anew").steps, kept.place.holds(4)) == ([], False)
+
+
+def test_the_summary_of_an_active_run_lists_its_checkpoints(cloud, tmp_path, capsys):
+    fit(tmp_path / "run", f"{cloud}/summary", epochs=2)
+    (tmp_path / "run" / "summary.json").unlink()
+    assert main(["summary", str(tmp_path / "run"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    expected = [{"epoch": n, "step": 6 * n, "path": f"{cloud}/summary/{6 * n}"} for n in (1, 2)]
+    assert (json.loads(out)["checkpoints"], err) == (expected, "")
+    cloud.proxy.gone = True
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(summary, "ANSWER_SECONDS", 1.0)
+            assert main(["summary", str(tmp_path / "run")]) == 0
+    finally:
+        cloud.proxy.gone = False
+    assert (
+        f"the checkpoints in {cloud}/summary are not listed: there was no answer within 1 s" in capsys.readouterr().err
+    )
 
 
 def test_a_checkpoint_of_a_stop_is_replaced(cloud):

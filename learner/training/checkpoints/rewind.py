@@ -51,6 +51,8 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
 
     # The other processes wait for this: none may write to the directory while it is cleared.
     spec.processes.run_on_primary(prepare)
+    if store is not None and spec.processes.index:
+        store.place.refuse_unwritable()  # the first process has tried it
     return store
 
 

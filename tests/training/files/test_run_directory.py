@@ -3,6 +3,8 @@
 import shutil
 
 from learner import load_checkpoint
+from learner.checkpoint import store
+from learner.checkpoint.manifest import read_manifest
 from learner.checkpoint.store import CheckpointStore, read_while_training
 from learner.training.checkpoints.resume import read_checkpoint
 from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found
@@ -83,6 +85,19 @@ def test_a_new_run_begins_with_another_one_as_well(tmp_path, monkeypatch):
     learner = build_line(quiet(tmp_path / "new").initial_from(tmp_path / "run", "latest"))
     assert learner.definition.init_report.source.endswith(f"checkpoint/{STEPS}")
     assert list(dict.fromkeys(tried)) == [3 * STEPS, 2 * STEPS, STEPS]
+
+
+def test_a_checkpoint_that_is_removed_before_its_manifest_is_read_is_no_damage(tmp_path, monkeypatch):
+    build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled())
+
+    def removing(directory):
+        if directory.name == str(STEPS):
+            shutil.rmtree(directory)
+        return read_manifest(directory)
+
+    monkeypatch.setattr(store, "read_manifest", removing)
+    kept = CheckpointStore(tmp_path / "run" / "checkpoint")
+    assert (kept.steps, kept.damaged) == ([2 * STEPS, 3 * STEPS], {})
 
 
 def test_the_error_of_a_damaged_checkpoint_lists_the_others(tmp_path):
