@@ -75,9 +75,10 @@ class RunMirror(Listener):
         if self._directory is None or self._warned or Path(checkpoint).is_relative_to(self._directory):
             return
         self._warned = True
+        place = os.path.dirname(checkpoint)  # of an address, a `pathlib.Path` would drop a slash
         warn(
-            f"{self._remote.url} gets no checkpoints, as they are in {Path(checkpoint).parent}, outside of the run's "
-            "directory: leave `directory` of the checkpointer out"
+            f"{self._remote.url} gets no checkpoints, as they are in {place}, outside of the run's directory: leave "
+            "`directory` of the checkpointer out"
         )
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from etils import epath
 from fsspec.implementations.memory import MemoryFileSystem
 
 from learner.events import Saved
@@ -92,11 +92,12 @@ def test_a_store_that_does_not_answer_once_is_asked_again(tmp_path, url, monkeyp
     assert journal_of(tmp_path / "back") == journal_of(tmp_path / "run")
 
 
-def test_checkpoints_elsewhere_are_not_copied_with_one_warning(tmp_path, url):
+@pytest.mark.parametrize("place", ["/scratch", "gs://bucket/run"])
+def test_checkpoints_elsewhere_are_not_copied_with_one_warning(tmp_path, url, place):
     (tmp_path / "run").mkdir()
-    mirror, saved = RunMirror(url), Saved(1.0, 1, 6, Path("/scratch/6"), 0.1)
+    mirror, saved = RunMirror(url), Saved(1.0, 1, 6, epath.Path(place) / "6", 0.1)
     mirror.on_event(started(tmp_path / "run"))
-    with pytest.warns(UserWarning, match=f"{url} gets no checkpoints, as they are in /scratch"):
+    with pytest.warns(UserWarning, match=f"{url} gets no checkpoints, as they are in {place}, outside"):
         mirror.on_event(saved)
     mirror.on_event(saved)  # a second warning would be an error
 
