@@ -19,6 +19,7 @@ from learner.runs import control_files as asking
 from learner.runs.comparison import compare as compared
 from learner.runs.difference import difference
 from learner.runs.find import each_run, find_runs, run_directories
+from learner.runs.layout import missing_text
 from learner.runs.lock import is_locked
 from learner.runs.run_reader import RunReader
 from learner.util.distribution import install_hint
@@ -175,7 +176,7 @@ def ask(words: Sequence[str]) -> int:
         inside = [Path(place)] if is_locked(Path(place)) is not False else _under_way(place)
         if not inside:
             is_there = Path(place).is_dir()
-            problems.append(f"no run is training in {place}" if is_there else f"there is no directory {place}")
+            problems.append(f"no run is training in {place}" if is_there else missing_text(place))
         for directory in inside:
             try:
                 asking.ask(directory, line.what)

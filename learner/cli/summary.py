@@ -16,6 +16,7 @@ from typing import Any
 from learner.checkpoint.manifest import DamagedError, read_manifest, refuse_damage
 from learner.checkpoint.stored_files import is_local
 from learner.cli.configs.importing import import_order
+from learner.cli.configs.missing import check_run
 from learner.cli.parsing import Parser
 from learner.cli.trust import doubt_about
 from learner.errors import LearnerError
@@ -58,8 +59,8 @@ def summary(words: Sequence[str]) -> int:
             code="cli-depth-of-run",
         )
     directory = Path(line.path)
-    if not directory.is_dir():
-        raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
+    if not (directory / "summary.json").is_file():
+        check_run(line.path)
     if line.json:
         print(json.dumps(encode(_everything(RunReader(directory))), indent=2, allow_nan=False))
         return 0

@@ -307,7 +307,7 @@ def _sort_column(sort: str, row: Row, metrics: Sequence[str], settings: Sequence
     column = key or names.get(sort, "seconds" if sort == "time" else sort)
     if key is None and column not in row:
         raise LearnerError(
-            f"there is no column {sort!r} to sort by: {near(sort, [*metrics, *names, *row])}",
+            f"there is no column {sort!r} to sort by: {near(sort, [*dict.fromkeys([*metrics, *names, *row])])}",
             code="run-column-unknown",
         )
     return column

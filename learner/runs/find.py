@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from learner.errors import LearnerError, Problem, one_error
-from learner.runs.layout import MARK
+from learner.runs.layout import MARK, missing_text
 from learner.runs.population import read_members
 from learner.runs.run_reader import RunReader
 from learner.util.text import by_number
@@ -58,7 +58,7 @@ def run_directories(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Path
     problems = []
     for folder in map(Path, places):
         if not folder.is_dir():
-            problems.append(f"there is no directory {folder}")
+            problems.append(missing_text(folder))
             continue
         inside = list(_directories(folder, DEEPEST))
         if not inside:

@@ -1,6 +1,7 @@
 """The files of a run directory."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,17 @@ def end_word(stopped_by: str) -> str:
     ('ended', 'stopped')
     """
     return "ended" if stopped_by.startswith(ENDS) else "stopped"
+
+
+def missing_text(directory: str | os.PathLike[str]) -> str:
+    """Return the problem of a path that is not a directory.
+
+    >>> missing_text("/no/such/run")
+    'there is no directory /no/such/run'
+    """
+    if os.path.isfile(directory):
+        return f"{directory} is a file: give the directory of a run"
+    return f"there is no directory {directory}"
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from learner.runs.flat_config import DEEPEST, flat
 from learner.runs.growing import GrowingLines
 from learner.runs.history import History, Point
 from learner.runs.journal import EVALUATION, LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
-from learner.runs.layout import MARK, end_word, read_summary
+from learner.runs.layout import MARK, end_word, missing_text, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.samples import SampleFile, sample_files
 from learner.runs.series import epochs_in, has_steps, is_plain, step_values
@@ -82,9 +82,7 @@ class RunReader:
     def __init__(self, directory: str | os.PathLike[str], name: str | None = None, now: float | None = None):
         self.directory = Path(directory)
         if not self.directory.is_dir():
-            raise LearnerError(
-                f"there is no directory {self.directory}", code="run-directory-missing", directory=self.directory
-            )
+            raise LearnerError(missing_text(self.directory), code="run-directory-missing", directory=self.directory)
         self.name = name or self.directory.resolve().name
         if not is_plain(self.directory / MARK):
             problem = f"has no {MARK}: it is not the directory of a run"

@@ -111,6 +111,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace):
         (["stop", "run"], "there is no command 'stop': learner ask stop DIR"),
         (["trian", "c.yaml"], "there is no command 'trian': learner fit CONFIG"),
         (["Validate", "run"], "there is no command 'Validate': learner evaluate DIR"),
+        (["fit", ""], "the name of a config file is empty"),
         (["nothing"], "there is no command 'nothing': learner help lists all commands"),
         (["ask", "stop", "nowhere"], "there is no directory nowhere"),
         (["fit", "line.yaml", "--hepl"], "--hepl has no value: --hepl=VALUE, or did you mean --help?"),
@@ -132,7 +133,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace):
         (["predict", "nowhere", "x.npz", "-o", "no/y.npz"], "in a directory that exists"),
         (["summary"], "learner summary: the following arguments are required: DIR | CONFIG; learner summary DIR"),
         (["summary", "nowhere"], "there is no directory nowhere"),
-        (["summary", "."], "it is not the directory of a run"),
+        (["summary", "."], "is not the directory of a run"),
     ]
     for words, message in cases:
         with named_case((words, message)):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,10 @@ def test_summary_as_json(two, learner):
     [
         (["compare"], "the following arguments are required: DIR; see learner compare --help"),
         (["compare", "nowhere"], "there is no directory nowhere"),
+        (["compare", "afile"], "afile is a file: give the directory of a run"),
+        (["ask", "stop", "afile"], "afile is a file: give the directory of a run"),
+        (["diff", "runs/a", "afile"], "afile is a file: give the directory of a run"),
+        (["summary", "runs"], "runs is not the directory of a run: it has neither config.yaml nor journal.jsonl"),
         (["compare", "runs", "--srot=a"], "learner compare takes no '--srot=a': did you mean '--sort'"),
         (["compare", "runs", "--json", "--csv"], "--json and --csv exclude each other"),
         (["plot", "runs", "Los"], "none of 2 runs has a metric 'Los': did you mean"),
@@ -94,6 +99,7 @@ def test_summary_as_json(two, learner):
     ],
 )
 def test_wrong_input(two, learner, words, said):
+    Path("afile").touch()
     code, out, err = learner(*words)
     assert (code, out) == (2, "")
     assert said in err

@@ -155,6 +155,7 @@ def test_an_entry_that_names_no_checkpoint(learner, trained, entry):
         (["line.yaml", "--metrics=[Accuracy]"], "the metric Accuracy needs logits"),
         (["run", "--depth=2"], "learner summary takes --depth for a config file, not for the directory of a run"),
         (["nowhere"], "there is no directory nowhere"),
+        (["."], ". is not the directory of a run: it has neither config.yaml nor journal.jsonl"),
     ],
 )
 def test_wrong_input(learner, config, workplace, words, said):

@@ -249,8 +249,9 @@ class RunConfig:
         for key in self.sources if with_data else ():
             with problems.collect(key=key):
                 objects[key] = _of_each(self.sources[key], DataSource.check_unread) if refused else self.data(key)
+        files = self.files()  # raises all problems
         assert builder is not None
-        builder._config_text(**self.files())
+        builder._config_text(**files)
         if weights is not None:  # after all mistakes are reported
             objects["model"] = load_model(weights, objects["model"]())
         if renderer is not None and "renderer" not in self._content:
@@ -362,12 +363,16 @@ def _hint_for(key: str, value: Any, known: Sequence[str]) -> str:
     """Return a hint for an unknown key: for the common guess that it equals or resembles, otherwise the nearest
     keys.
     """
-    nearest = difflib.get_close_matches(key.lower(), [*known, *COMMON_GUESSES], n=1)
-    if not nearest or nearest[0] not in COMMON_GUESSES:
-        return near(key, known, "learner fit --help=keys lists all keys")
+    word = key.lower()
+    if word not in COMMON_GUESSES:  # a misspelled key, such as traine, may be nearer to a guess
+        is_key = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        nearest = is_key or difflib.get_close_matches(word, [*known, *COMMON_GUESSES], n=1)
+        if not nearest or nearest[0] not in COMMON_GUESSES:
+            return near(key, known, "learner fit --help=keys lists all keys")
+        word = nearest[0]
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
-    return f"{COMMON_GUESSES[nearest[0]]}{belongs}"
+    return f"{COMMON_GUESSES[word]}{belongs}"
 
 
 def _check_rate(lr: Any) -> None:

@@ -8,6 +8,7 @@ from learner.cli.configs.overrides import read_yaml
 from learner.cli.usage import fit_parser, resume_parser, sweep_parser
 from learner.errors import LearnerError
 from learner.examples import bundled_config
+from learner.runs.layout import missing_text
 
 MOST = 10  # runs that an error names
 
@@ -33,9 +34,7 @@ def check_words(command: str, words: Sequence[str]) -> bool:
 def check_run(directory: str) -> None:
     """Raise `LearnerError` unless a directory exists and contains files of a run."""
     if not Path(directory).is_dir():
-        is_file = Path(directory).is_file()
-        text = f"{directory} is a file: give a run's directory" if is_file else f"there is no directory {directory}"
-        raise LearnerError(text, code="run-directory-missing", directory=directory)
+        raise LearnerError(missing_text(directory), code="run-directory-missing", directory=directory)
     if any(Path(directory, name).exists() for name in ("config.yaml", "journal.jsonl", "checkpoint")):
         return
     from learner.runs.find import run_directories  # which imports NumPy

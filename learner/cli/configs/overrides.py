@@ -34,6 +34,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
         )
     name = os.fspath(path)
+    if not name:
+        raise LearnerError("the name of a config file is empty", code="config-file-missing")
     if os.path.isdir(path):
         of_run = os.path.join(name, "config.yaml")
         example = f", such as {of_run}" if os.path.isfile(of_run) else ""

@@ -45,6 +45,14 @@ COMMON_GUESSES = {
     "swa": _AVERAGE % "Swa" + "--optimizer.start=1000",
     **dict.fromkeys(("grad_clip", "grad_clip_norm", "gradient_clip_val", "max_grad_norm"), f"{_ARGUMENT}clip_norm=..."),
     **dict.fromkeys(("distributed", "coordinator", "num_processes", "process_id"), _PROCESS),
+    "trainer": "options of the training are keys themselves, as in --num_epochs=3 --devices=2",
+    "callbacks": "callbacks are keys themselves: early_stopping, with_file_checkpointer, on_epoch_end, metric_loggers",
+    "patience": "it is an argument of early stopping, as in --early_stopping.patience=5",
+    "config": "the config is an argument without a name, as in learner fit c.yaml",
+    **dict.fromkeys(("logger", "loggers"), "loggers are given as metric_loggers, as in --metric_loggers=TensorBoard"),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "accelerator"), "the number of devices is given as devices, as in --devices=2"
+    ),
     **{key: f"it is a key of the data, as in --train.{key}=..." for key in ("dataset", "batch_size", "shuffle")},
     **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
     **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},

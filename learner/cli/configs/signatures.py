@@ -26,6 +26,8 @@ OF_TYPES = (
     "are required",
 )
 """The prefixes of jsonargparse's messages about values of the wrong type."""
+RATES = dict.fromkeys(("lr", "learning_rate"), "the learning rate is the key lr, as in --lr=1e-3")
+"""Hints for arguments that optimizers of other libraries have."""
 MODULES = re.compile(r"(?<!['\w.])(?:[A-Za-z_]\w*[.])+")
 """The modules before the name of a type, but not in the texts of a `Literal`."""
 
@@ -83,7 +85,8 @@ def check(
     missing = [name for name in known if _is_required(parameters.get(name)) and name not in given and not partial]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [name for name in given if name not in known and not takes_any]
-    problems = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
+    hints = RATES if key == "optimizer.init_args" else {}
+    problems = [f"{what} has no argument {name!r}: {hints.get(name) or near(name, known)}" for name in unknown]
     problems += [f"{what} needs {' and '.join(map(repr, missing))}"] if missing else []
     configs = {
         name: read_argument(kinds[name], given[name], f"{key}.{name}", problems)
