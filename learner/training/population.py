@@ -305,8 +305,7 @@ def keywords_of(optimizer: Any) -> list[str] | None:
     (['weight_decay'], None)
     """
     if isinstance(optimizer, OptimizerConfig):
-        settings = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
-        return [name for name, value in settings.items() if not isinstance(value, bool | str)]
+        return [name for name, value in vars(optimizer).items() if not isinstance(value, bool | str)]
     try:
         parameters = list(inspect.signature(optimizer).parameters.values())
     except (TypeError, ValueError):
