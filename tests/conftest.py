@@ -1,4 +1,4 @@
-"""Every test runs under the strictest rules that JAX has, on eight simulated devices."""
+"""Run every test under JAX's strictest rules, on eight simulated CPU devices."""
 
 import functools
 import gc
@@ -6,14 +6,15 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # others would wait in loops, in each process that tests start
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads would spin in every process that tests start
 
 import jax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-os.environ["LEARNER_CHECK_OWNERS"] = "1"  # before learner is imported: each part of a run checks who writes to it
-fast = False  # whether programs are compiled with fewer passes
+# read when learner is imported: assert which thread writes to each part of a run
+os.environ["LEARNER_CHECK_OWNERS"] = "1"
+fast = False  # True if programs are compiled with fewer optimization passes
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -26,41 +27,42 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One worker more than processors: for a quarter of its time the default suite waits for processes and disks."""
+    """Return one worker more than processors: the default suite waits for processes and disks a quarter of its time."""
     if "not full" not in config.option.markexpr or not hasattr(os, "sched_getaffinity"):
         return None
     return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_configure(config):
-    """Only tests of accelerators look for one; `JAX_PLATFORMS` says otherwise. A test sets what a terminal is to be.
+    """Configure JAX before its backend exists.
 
-    The default suite compiles with fewer passes, which halves its time; files that compare the bits of different
-    programs ask for `optimized`, and `-m full` compiles as users do, unless it has `--fewer-passes`. Set before JAX's
-    backend exists.
+    Only tests of accelerators look for one, unless `JAX_PLATFORMS` is set. The default suite compiles with fewer
+    passes, which halves its time; files that compare the bits of different programs use the fixture `optimized`. `-m
+    full` compiles as for users, unless `--fewer-passes` is given. Variables that describe the terminal are removed;
+    tests set them.
     """
     global fast
     fast = "not full" in config.option.markexpr and "or" not in config.option.markexpr.split()
     fast = fast or config.option.fewer_passes
-    if jax.__version_info__ < (0, 11):  # whose internals and flags are known
+    if jax.__version_info__ < (0, 11):  # versions whose internals are known
         share_context()
     if fast:
-        if jax.__version_info__ < (0, 11):  # a later XLA may not know the flag, and ends the process that has it
+        if jax.__version_info__ < (0, 11):  # a later XLA may not know the flag, and aborts on unknown flags
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests start, too
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # inherited by the processes that tests start
     jax.config.update("jax_disable_most_optimizations", fast)
-    executables.MOST = 256  # shared between files, too
+    executables.MOST = 256  # also shared between files
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         os.environ.pop(name, None)
     words = (config.option.markexpr or "").split()
-    asked = "accelerator" in words and words[max(words.index("accelerator") - 1, 0)] != "not"
-    if not asked and "JAX_PLATFORMS" not in os.environ:
+    on_accelerator = "accelerator" in words and words[max(words.index("accelerator") - 1, 0)] != "not"
+    if not on_accelerator and "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
 
 
 def share_context():
-    """Lower all programs into one context of MLIR. JAX makes one for each, which takes a quarter of the time of a small
-    program, and 1.2 MB for as long as JAX keeps the program.
+    """Lower all programs into one MLIR context. JAX creates one per program, which takes a quarter of the time of a
+    small program, and 1.2 MB for as long as JAX keeps the program.
     """
     from jax._src.interpreters import mlir
 
@@ -69,35 +71,41 @@ def share_context():
 
 
 class Compiled:
-    """How many programs were compiled since all were let go. Linux gives a process 65530 pieces of memory; a program
-    for eight devices takes up to a hundred, and JAX keeps thousands of programs: a whole run would die of it. They are
-    let go between files, where no test counts what the others compiled, unless there is hardly room."""
+    """Count programs compiled since the caches were cleared.
 
-    FEW, MANY, HALF, MAPS = 400, 4_000, 22_000, 45_000  # programs, with a context each or in one; pieces of memory
+    Linux limits a process to 65530 memory mappings. A program for eight devices takes up to a hundred, and JAX keeps
+    thousands of programs, so a whole run would exceed the limit. Caches are cleared between files, where no test counts
+    compilations of another, and within a file only when mappings run out.
+    """
+
+    # programs with a context each, programs in a shared context; memory mappings between files, within a file
+    FEW, MANY, HALF, MAPS = 400, 4_000, 22_000, 45_000
 
     def __init__(self):
-        self.count, self.looked, self.frozen, self.enough, self.maps = 0, 0, 0, Compiled.FEW, 0
-        jax.monitoring.register_event_duration_secs_listener(self.heard)
+        self.count, self.counted, self.frozen, self.enough, self.maps = 0, 0, 0, Compiled.FEW, 0
+        jax.monitoring.register_event_duration_secs_listener(self.on_duration)
 
-    def heard(self, event, seconds, **_):
+    def on_duration(self, event, seconds, **_):
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
-    def let_go(self):
-        self.count, self.looked, self.frozen, self.maps = 0, 0, 0, 0
+    def clear(self):
+        self.count, self.counted, self.frozen, self.maps = 0, 0, 0, 0
         gc.unfreeze()
         jax.clear_caches()
         self.freeze()
 
     def freeze(self):
-        """What JAX keeps stays: later collections, such as that of each member of a sweep, need not look through it."""
+        """Freeze the objects that JAX keeps, so that later collections, such as after each member of a sweep, skip
+        them.
+        """
         self.frozen = self.count
         gc.collect()
         gc.freeze()
 
-    def look(self):
-        """Count the pieces after a hundred programs, which have room in any case: looking takes its time."""
-        if self.count >= self.looked + 100:
-            self.looked = self.count
+    def count_maps(self):
+        """Count memory mappings, after every hundred programs only: reading them takes time."""
+        if self.count >= self.counted + 100:
+            self.counted = self.count
             maps = Path("/proc/self/maps")
             self.maps = len(maps.read_bytes().splitlines()) if maps.exists() else 0
 
@@ -107,20 +115,20 @@ COMPILED = Compiled()
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    COMPILED.look()
+    COMPILED.count_maps()
     last = nextitem is None or nextitem.path != item.path
     crowded = COMPILED.maps > (Compiled.HALF if last else Compiled.MAPS)
     if crowded:
         executables.clear()
     if crowded or (last and COMPILED.count > COMPILED.enough):
-        COMPILED.let_go()
+        COMPILED.clear()
     elif last and COMPILED.count >= COMPILED.frozen + 100:
         COMPILED.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Importing and rewriting tests leaves hardly any garbage: a third of the time went into looking for it."""
+    """Collect tests without garbage collection, which took a third of the time and freed hardly anything."""
     gc.disable()
     try:
         return (yield)
@@ -129,12 +137,10 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: nobody need look through it for garbage again and again. No bytecode comes to lie
-    beside what tests write and import.
-    """
+    """Freeze imported objects, so that garbage collections skip them, and write no bytecode beside modules of tests."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 10, 10)  # JAX's caches make a look through everything slow
+    gc.set_threshold(5_000, 10, 10)  # JAX's caches make full collections slow
     sys.dont_write_bytecode = True
 
 
@@ -143,11 +149,11 @@ KNOWN = set()
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory):
-    """Modules that a test wrote are forgotten after it: the next may write others of the same names."""
+    """Forget the modules that a test wrote: the next test may write others with the same names."""
     yield
-    made = str(tmp_path_factory.getbasetemp())
+    root = str(tmp_path_factory.getbasetemp())
     for name in sys.modules.keys() - KNOWN:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(made):
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(root):
             del sys.modules[name]
         else:
             KNOWN.add(name)
@@ -160,7 +166,7 @@ def _compilations(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compiled_once(_compilations):
-    """Programs that were compiled before are taken from the disk: files that train the same model often ask for it."""
+    """Keep compiled programs on disk, for files that train the same model often."""
     settings = {
         "jax_compilation_cache_dir": _compilations,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -178,8 +184,8 @@ def compiled_once(_compilations):
 
 @pytest.fixture(scope="module")
 def optimized():
-    """XLA optimizes as it does for users: for files that compare the bits of different programs."""
+    """Compile with all passes, as for users: for files that compare the bits of different programs."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", fast)
-    executables.MOST = 256  # shared between files, too
+    executables.MOST = 256  # also shared between files

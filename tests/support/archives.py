@@ -1,4 +1,4 @@
-"""Runs of earlier versions, which are kept as archives."""
+"""Unpack the runs of earlier versions, which are stored as archives."""
 
 import tarfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs of two processes under the launchers of clusters, and the same run by hand."""
+"""Runs of two processes under cluster launchers, and the equivalent run started by hand."""
 
 import json
 import os
@@ -23,11 +23,11 @@ valid: {dataset: {class_path: learner.data.digits, init_args: {split: valid}}, b
 metrics: [Accuracy]
 with_file_checkpointer: {keep_last: 2, keep_best: 0, every_epochs: 10}
 """
-STEPS = -(-1437 // 32)  # of an epoch
+STEPS = -(-1437 // 32)  # an epoch: 1437 rows in batches of 32
 
 
 def skip_without(*commands):
-    """Skip the tests of a module where commands are missing, or the user is not root."""
+    """Skip a module's tests if a command is missing or the user is not root."""
     missing = [command for command in commands if shutil.which(command) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"not on this machine: {', '.join(missing) or 'root'}", allow_module_level=True)
@@ -40,7 +40,7 @@ def write_config(directory):
 
 
 def fit_by_hand(directory, epochs):
-    """Train the config in two processes that are connected by hand, and return the run's directory."""
+    """Train the config in two processes connected by hand, and return the run's directory."""
     run = directory / "by-hand"
     options = [f"--directory={run}", f"--num_epochs={epochs}"]
     process = ["--coordinator", "localhost:{port}", "--num_processes", "{count}", "--process_id", "{index}"]
@@ -64,14 +64,14 @@ def check_same_run(expected, found):
 
 
 def epochs_of(directory):
-    """Return how many epochs the journal of a run names, none before there is one."""
+    """Return how many epochs a run's journal has, 0 if there is no journal yet."""
     path = Path(directory) / "journal.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return sum(json.loads(line)["event"] == "epoch" for line in lines if line.endswith("}"))
 
 
 def wait_for(happened, seconds=120, explain=str):
-    """Ask until something has happened, and return what the function returned."""
+    """Call a function until its result is true, and return that result."""
     end = time.monotonic() + seconds
     while not (result := happened()):
         assert time.monotonic() < end, explain()

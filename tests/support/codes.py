@@ -1,4 +1,4 @@
-"""Errors by their codes."""
+"""Assertions about error codes, and the list of all messages."""
 
 import contextlib
 import functools
@@ -18,8 +18,8 @@ HEAD = "# All messages of errors, as `code: template`. To renew: python tests/su
 
 @contextlib.contextmanager
 def raises_code(code: str, /, *values: str, **fields: Any) -> Iterator[pytest.ExceptionInfo[LearnerError]]:
-    """Expect an error of this code, alone or among several problems; of its fields, those that are given. `values` are
-    the user's own names and values that the message must have, where no field holds them.
+    """Expect an error with this code, alone or among several problems, and with the given fields. `values` are user's
+    names and values that the message must contain and no field holds.
     """
     with pytest.raises(LearnerError) as raised:
         yield raised
@@ -31,7 +31,7 @@ def raises_code(code: str, /, *values: str, **fields: Any) -> Iterator[pytest.Ex
 
 @contextlib.contextmanager
 def named_case(case: object) -> Iterator[None]:
-    """Name the case of a looping test in its failure."""
+    """Add the name of a loop's case to its failure."""
     try:
         yield
     except BaseException as error:
@@ -41,7 +41,7 @@ def named_case(case: object) -> Iterator[None]:
 
 @functools.cache
 def documented() -> Any:
-    """Return the module that writes the page of errors."""
+    """Return the module that writes the documentation page of errors."""
     spec = importlib.util.spec_from_file_location("documented_errors", ROOT / "docs" / "errors.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -49,7 +49,7 @@ def documented() -> Any:
 
 
 def messages() -> str:
-    """Return what `messages.txt` has to be."""
+    """Return the expected content of `messages.txt`."""
     lines = {f"{site.code}: {site.template}".replace("\n", "\\n") for site in documented().sites() if site.code}
     return HEAD + "".join(f"{line}\n" for line in sorted(lines))
 

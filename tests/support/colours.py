@@ -1,4 +1,4 @@
-"""Contrasts and perceived distances of colours, each as red, green and blue from 0 to 1."""
+"""Contrasts and perceived distances of colours, each a red, green and blue value from 0 to 1."""
 
 import itertools
 
@@ -12,26 +12,26 @@ OPPONENTS += [[0.0259040371, 0.7827717662, -0.8086757660]]
 
 
 def channels(text):
-    """Those of `#rrggbb`."""
+    """Return the three channels of `#rrggbb`."""
     return [int(text[at : at + 2], 16) / 255 for at in (1, 3, 5)]
 
 
 def linear(colour):
-    """The channels without sRGB's transfer function."""
+    """Undo sRGB's transfer function."""
     return np.array([x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in colour])
 
 
 def contrast(one, other):
-    """As WCAG 2 defines it."""
+    """Return the contrast ratio of WCAG 2."""
     first, second = sorted(float(linear(each) @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
     return (second + 0.05) / (first + 0.05)
 
 
 def oklab(colour):
-    """The lightness and the two opponents, in which distances are near those that people see."""
+    """Return the lightness and the two opponent channels of OKLab, where distances are about those that people see."""
     return np.array(OPPONENTS) @ np.cbrt(np.array(CONES) @ linear(colour))
 
 
 def smallest_distance(colours):
-    """That between any two in OKLab; black and white are 1 apart."""
+    """Return the smallest distance between two of the colours in OKLab, where black and white are 1 apart."""
     return min(float(np.linalg.norm(oklab(one) - oklab(two))) for one, two in itertools.combinations(colours, 2))

@@ -1,6 +1,7 @@
-"""Damaged files of every format, read in a process of their own: `python damaged.py COUNT FIRST KIND...`.
+"""Read damaged files of every format, as a separate process: `python damaged.py COUNT FIRST KIND...`.
 
-Prints a line before each file, so that the last one names what ended the process, and one for each wrong ending.
+Prints a line before each file, so that the last line names the file that crashed the process, and a line for each
+unexpected result.
 """
 
 import gzip
@@ -25,7 +26,7 @@ from PIL import Image
 from learner.data import ImageFolder, Lines, SQLiteTable, TarShards, TextWindows, sources
 from learner.errors import LearnerError
 
-ROOM = 3 * 2**30  # bytes of address space that reading may take on top of what the process has
+ROOM = 3 * 2**30  # bytes of address space that reading may add to the process
 
 ROWS = [(i, i / 7, "xy"[i % 2]) for i in range(20)]
 NUMBERS = np.random.default_rng(0).normal(size=(20, 3))
@@ -79,7 +80,7 @@ def database(path):
     connection.close()
 
 
-# By kind: the file's name, how to write it, and how to read it.
+# By kind: the file's name, a function that writes it, and a function that reads it.
 KINDS = {
     "parquet": ("a.parquet", lambda path: pa.parquet.write_table(COLUMNS, path), columns(sources.parquet)),
     "parquet pages": ("a.parquet", parquet_pages, columns(sources.parquet)),
@@ -143,7 +144,7 @@ KINDS = {
 
 
 def damaged(content, rng):
-    """The content with some bytes changed, left out, added or moved; often as a number that is too large."""
+    """Return the content with bytes changed, removed, inserted or moved; often as a too large number."""
     data = bytearray(content)
     for _ in range(rng.choice([1, 1, 1, 2, 4, 8])):
         at, size = rng.randrange(len(data) or 1), rng.choice([1, 2, 4, 8])
@@ -167,7 +168,7 @@ def damaged(content, rng):
 
 
 def read_all(data):
-    """Read every item, as a training would."""
+    """Read every item, as training would."""
     for index in range(len(data)):
         item = data[index]
         for value in item.values() if isinstance(item, dict) else [item]:
@@ -184,11 +185,11 @@ def main(count, first, *kinds):
         path.parent.mkdir(exist_ok=True)
         write(path)
         content = path.read_bytes()
-        read_all(read(path))  # before the limit: the packages that it needs
+        read_all(read(path))  # before the limit: import the packages that reading needs
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for number in range(int(first), int(count)):
             print("reading", kind, number, flush=True)
-            path.unlink()  # a new file: the last one may be mapped
+            path.unlink()  # a new file: the last one may be mapped into memory
             path.write_bytes(damaged(content, random.Random(number)))
             try:
                 read_all(read(path))

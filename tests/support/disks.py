@@ -1,11 +1,11 @@
-"""Trains on a disk that goes wrong at the end of the second epoch, in a process of its own.
+"""Train on a disk that fails at the end of the second epoch, as a separate process.
 
-    python disks.py DIRECTORY POLICY WHAT
+    python disks.py DIRECTORY POLICY FAULT
 
-The directory lies on a small file system that only this process sees, beside a file `ballast`. POLICY is that of
-`on_save_error`, WHAT happens one of `FAULTS`. What `fit` returns or raises is printed. Under the policy `warn` the disk
-is well again when two saves have failed. Where only checkpoints find no room, they have a file system of their own: a
-half-written one would take the logs' room too.
+The directory is on a small file system that only this process sees, with a file `ballast`. POLICY is the argument of
+`on_save_error`, FAULT one of `FAULTS`. Prints what `fit` returns or raises. With the policy `warn`, the disk recovers
+after two failed saves. Where only checkpoints run out of space, they have their own file system: a partial checkpoint
+would take the space of the logs too.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ SECONDS = 60
 
 
 def fill(name, left=0):
-    """Leaves `left` bytes of room on the disk with the file `name`."""
+    """Fill the disk with the file `name` until `left` bytes are free."""
 
     def fault(directory):
         path = directory.parent / name
@@ -36,7 +36,7 @@ def fill(name, left=0):
 
 
 def mount_small(directory):
-    """Checkpoints get a file system of their own, beside a file `ballast` too."""
+    """Mount a file system for checkpoints, also with a file `ballast`."""
     small = directory.parent / "small"
     (directory / "checkpoint").mkdir(parents=True)
     small.mkdir()
@@ -46,7 +46,7 @@ def mount_small(directory):
 
 
 def mount_read_only(name):
-    """No file below `name` can be made or removed; those that are open can be written."""
+    """Make `name` read-only: no file below can be created or removed; open files remain writable."""
 
     def fault(directory):
         place = str(directory / name)
@@ -67,8 +67,8 @@ FAULTS = {
 }
 
 
-class Told(Listener):
-    """Waits for what happens on the saver's thread."""
+class SaverEvents(Listener):
+    """Wait for events of the saver's thread."""
 
     def __init__(self):
         self.saved, self.warned = threading.Semaphore(0), threading.Semaphore(0)
@@ -81,28 +81,28 @@ class Told(Listener):
 
 
 def main(directory, policy, what):
-    directory, told = Path(directory), Told()
+    directory, events = Path(directory), SaverEvents()
 
     def after_epoch(info, model):
         if info.epoch == 2:
-            assert told.saved.acquire(timeout=SECONDS)  # the checkpoint of the first epoch
+            assert events.saved.acquire(timeout=SECONDS)  # the checkpoint of the first epoch
             FAULTS[what](directory)
         elif info.epoch == 4 and policy == "warn" and "nearly" not in what:
-            assert told.warned.acquire(timeout=SECONDS)
-            assert told.warned.acquire(timeout=SECONDS)
+            assert events.warned.acquire(timeout=SECONDS)
+            assert events.warned.acquire(timeout=SECONDS)
             if what == "full":
                 (directory.parent / "small" / "ballast").unlink()
             else:
                 subprocess.run(["umount", directory / "checkpoint"], check=True)
 
-    if what == "nearly full, and nobody looks":  # as where another process fills the disk in the middle of a save
+    if what == "nearly full, and nobody looks":  # another process fills the disk during a save
         CheckpointStore._refuse_full_disk = lambda store, items: None
     if what == "read-only from the start":
         directory.mkdir()
         FAULTS[what](directory)
     elif what == "full":
         mount_small(directory)
-    builder = quiet(directory).num_epochs(5 if policy == "warn" else 50).metric_loggers(told)
+    builder = quiet(directory).num_epochs(5 if policy == "warn" else 50).metric_loggers(events)
     builder.with_file_checkpointer(keep_last=99).on_save_error(policy).on_epoch_end(after_epoch)
     try:
         result = build_line(builder).fit(batches())

@@ -1,4 +1,4 @@
-"""A run that has all that can be lost when it is interrupted."""
+"""A run with every kind of state that an interruption could lose."""
 
 import dataclasses
 from typing import Any
@@ -13,19 +13,19 @@ from learner.metrics import Accuracy, CollectingMetric, HostMetric, LearningRate
 from tests.support.runs import LastRow, Net, arrays, line, line_step, noisy_step, quiet, valid_data
 
 ROWS, SIZE, GROUP, STEPS = 21, 2, 4, 3  # 11 batches, the last one of one row, in groups of 4, 4 and 3
-END = 3 * STEPS  # where it stops early
+END = 3 * STEPS  # the step where early stopping ends the run
 ARRAYS = arrays(ROWS) | {"row": np.arange(ROWS, dtype=np.int32)}
 
 
 def augmented(batch, generator):
-    """Noise, and some of the rows with the other sign: anew each time."""
+    """Add noise, and flip the sign of some rows, differently for each call."""
     signs = generator.choice(np.float32([-1, 1]), size=(*batch["x"].shape[:-1], 1))
     return {**batch, "x": batch["x"] * signs + generator.normal(size=batch["x"].shape).astype(np.float32)}
 
 
 class Augmented:
-    """Shuffles and augments by one generator, which goes on from epoch to epoch. `fault(epoch, batch)` is called before
-    each batch is given.
+    """Shuffle and augment with one generator that continues from epoch to epoch. `fault(epoch, batch)` is called before
+    each batch.
     """
 
     def __init__(self, fault=None):
@@ -65,7 +65,7 @@ class Augment(grain.transforms.RandomMap):
 
 
 def grain_data():
-    """The same of Grain's."""
+    """Return Grain data that is shuffled and augmented."""
     items = [{name: x[i] for name, x in ARRAYS.items()} for i in range(ROWS)]
     return grain.MapDataset.source(items).seed(3).shuffle().random_map(Augment()).batch(SIZE)
 
@@ -73,7 +73,7 @@ def grain_data():
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WithRows(ClassificationOutput):
-    """Says which rows it is of."""
+    """An output that names its rows."""
 
     rows: Any = None
 
@@ -85,7 +85,7 @@ class EveryNet(Net):
 
 
 class RowsSeen(CollectingMetric):
-    """Which rows were trained on, in order."""
+    """Record which rows were trained on, in order."""
 
     name = "Rows Seen"
     numeric = False
@@ -102,7 +102,7 @@ class RowsSeen(CollectingMetric):
 
 
 class StepsSeen(HostMetric):
-    """How many steps its split had so far, in all epochs: counted on the host."""
+    """Count the steps of a split in all epochs, on the host."""
 
     name = "Steps Seen"
     seen = 0
@@ -125,9 +125,9 @@ class StepsSeen(HostMetric):
 
 
 class EveryRun:
-    """Dropout, running statistics, shuffling, random augmentation in the loader, groups of micro-batches with a short
-    last one, a ragged last batch, validation inside of epochs, a schedule, metrics of all kinds, and early stopping,
-    which ends it with the third of four epochs.
+    """A run with dropout, running statistics, shuffling, random augmentation in the loader, groups of micro-batches
+    with a short last group, a ragged last batch, validation within epochs, a schedule, metrics of all kinds, and early
+    stopping in the third of four epochs.
     """
 
     every = STEPS
@@ -144,7 +144,9 @@ class EveryRun:
 
 
 class LightRun(EveryRun):
-    """The same of a line with random inputs, which trains four times as fast: no dropout, no running statistics."""
+    """The run with a linear model of random inputs, without dropout and running statistics: it trains four times as
+    fast.
+    """
 
     def build(self, directory, epochs=4, **saves):
         builder = quiet(directory).num_epochs(epochs).grads_accumulation(GROUP).valid_every(steps=2)
@@ -159,7 +161,7 @@ class LightRun(EveryRun):
 
 
 class GrainRun(EveryRun):
-    """The same with Grain's shuffling and augmentation."""
+    """The run with Grain's shuffling and augmentation."""
 
     def fit(self, builder):
         return super().fit(builder, grain_data())

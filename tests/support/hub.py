@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on this machine: repositories, branches, commits and files, for one user."""
+"""A small Hugging Face Hub on this machine: repositories, branches, commits and files of one user."""
 
 import base64
 import contextlib
@@ -13,10 +13,14 @@ TOKEN = "hf_" + "Kq7vB2xWm9LtYzRc" * 2
 
 
 class Hub:
-    """Attributes: `files` of each commit by path, `branches` of each repository, the `private` ones, the `requests`.
+    """A server of repositories, which needs a token for writing. Refused requests, and all requests for a repository
+    named `quoting`, quote the token in their answer, as badly written servers do.
 
-    Writing needs the token. Answers to requests that are refused, and to all for a repository `quoting`, quote the
-    token, as bad servers do.
+    Attributes:
+      files: of each commit, by path.
+      branches: of each repository.
+      private: the private repositories.
+      requests: all requests so far.
     """
 
     def __init__(self):
@@ -53,7 +57,7 @@ class Hub:
         self._server.server_close()
 
     def newest(self, repository, branch="main"):
-        """The files of a branch, by path."""
+        """Return the files of a branch, by path."""
         return self.files[self.branches[repository][branch]]
 
     def answer(self, method, path, body, authorization):
@@ -110,13 +114,13 @@ class Hub:
 
 @contextlib.contextmanager
 def serving(directory, monkeypatch):
-    """A hub that `huggingface_hub` talks to in this process, with its cache in a directory."""
+    """Serve a hub to `huggingface_hub` in this process, with the cache in a directory."""
     import huggingface_hub
     from huggingface_hub import constants
 
     hub = Hub()
     template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # of HF_ENDPOINT, which is read at the import
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # HF_ENDPOINT is read only when the package is imported
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(directory / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(directory / "token"))

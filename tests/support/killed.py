@@ -1,9 +1,9 @@
-"""Trains a run that is saved after each step, and kills itself in the middle of a save.
+"""Train a run that saves after each step, and kill the process during a save.
 
     python killed.py DIRECTORY STEP CALL
 
-SIGKILL comes in the save of step STEP before the system call CALL, such as `os.rename 3.partial`: its name, and its
-path below the checkpoints'.
+SIGKILL comes in the save of step STEP, before the system call CALL, such as `os.rename 3.partial`: its name, and its
+path below the checkpoint directory.
 """
 
 import os
@@ -21,7 +21,7 @@ SAVE, FSYNC = CheckpointStore.save, os.fsync
 
 
 class KilledRun:
-    """A small model with random inputs, moments, shuffled data, and metrics in flight."""
+    """A small model with random inputs, optimizer moments, shuffled data, and metrics in flight."""
 
     end = STEPS
 
@@ -35,7 +35,7 @@ class KilledRun:
 
 
 class Killer:
-    """Sees the system calls of one save, in all of its threads."""
+    """Audit the system calls of one save, in all of its threads."""
 
     def __init__(self, directory, step, call):
         self.place, self.step, self.call, self.saving = Path(directory).absolute() / "checkpoint", step, call, False
@@ -48,7 +48,7 @@ class Killer:
         self.saving = False
 
     def audit(self, event, arguments):
-        if self.saving and event in CALLS and not isinstance(arguments[0], int):  # a descriptor was opened already
+        if self.saving and event in CALLS and not isinstance(arguments[0], int):  # skip files that are open already
             self.reached(event, arguments[0])
 
     def fsync(self, descriptor):

@@ -1,4 +1,4 @@
-"""One of several processes that meet: `python met.py PORT COUNT INDEX WHAT`. It prints what it finds as JSON."""
+"""One of several connected processes: `python met.py PORT COUNT INDEX WHAT`. Prints its results as JSON."""
 
 import json
 import os
@@ -25,7 +25,7 @@ HEARD = []
 
 
 def hear(number, frame):
-    """Installed before the process is connected, as the command line does it."""
+    """Install signal handlers before the process is connected, as the command line does."""
     HEARD.append(number)
     distributed_state().client.key_value_set("heard", "")
 
@@ -35,7 +35,7 @@ def say(name, value):
 
 
 def refusal(function, *arguments):
-    """What a call says that must fail."""
+    """Return the message of a call that must fail."""
     try:
         function(*arguments)
     except LearnerError as error:
@@ -44,19 +44,19 @@ def refusal(function, *arguments):
 
 
 def seconds(function, *arguments):
-    """How long a call takes, and what it says that must fail."""
+    """Return a call's duration, and the message of its failure."""
     before = time.monotonic()
     said = refusal(function, *arguments)
     return time.monotonic() - before, said
 
 
 def store():
-    """Keys in the store."""
+    """Use keys in the store."""
     return len(distributed_state().client.key_value_dir_get("learner"))
 
 
 def fine():
-    """Nothing goes wrong."""
+    """Check that meetings without faults succeed."""
     here = hosts(TIMEOUT)
     say("who", [here.index, here.count])
     os.environ["SLURM_STEP_NUM_TASKS"] = str(here.count)
@@ -84,7 +84,7 @@ def fine():
     say("sum", float(multihost_utils.process_allgather(np.float32(here.index + 1)).sum()))
     say("devices", [len(jax.local_devices()), len(jax.devices())])
     client = distributed_state().client
-    if here.index == 1:  # SIGTERM comes while it waits for the others, in C++; they wait until it was heard
+    if here.index == 1:  # SIGTERM arrives while process 1 waits in C++; the others wait until it has been received
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     else:
         client.blocking_key_value_get("heard", 5_000)
@@ -107,7 +107,7 @@ def fine():
 
 
 def failing(here):
-    """Process 1 fails while the others wait for it; then the others fail because of it, which is not a new failure."""
+    """Fail in process 1 while the others wait; their failure because of it is not a new failure."""
     here.all_gather_json("begin")
     if here.index == 1:
         time.sleep(0.3)
@@ -121,7 +121,7 @@ def failing(here):
 
 
 def late():
-    """The last process comes too late to a meeting, and then the first, who collects the words."""
+    """Let the last process come too late to a meeting, then the first one, which collects the messages."""
     client = distributed_state().client
     for who in (COUNT - 1, 0):
         here = hosts(TIMEOUT)
@@ -135,7 +135,7 @@ def late():
 
 
 def killed(who):
-    """A process is killed while the others wait for it."""
+    """Kill a process while the others wait for it."""
     here = hosts(TIMEOUT)
     here.all_gather_json("begin")
     if here.index == who:
@@ -144,7 +144,7 @@ def killed(who):
 
 
 def stuck():
-    """Process 1 ends by an error while the devices of the others wait for its devices."""
+    """End process 1 with an error while the devices of the others wait for its devices."""
     multihost_utils.process_allgather(np.float32(1))
     try:
         if INDEX == 1:

@@ -1,4 +1,4 @@
-"""A real MLflow server on this machine, with its store in SQLite."""
+"""A real MLflow server on this machine, with an SQLite store."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def free_port():
 
 @contextlib.contextmanager
 def server(directory):
-    """Its address, while it runs."""
+    """Yield the address of a running server."""
     port = free_port()
     store = f"sqlite:///{directory}/mlflow.db"
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
@@ -38,7 +38,7 @@ def server(directory):
         yield url
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # it has processes of its own
+            os.killpg(process.pid, signal.SIGKILL)  # the server has child processes
         process.wait()
 
 

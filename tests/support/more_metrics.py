@@ -1,4 +1,4 @@
-"""Metrics of sequences, images and segments, and their values by other means: plain Python, SciPy, scikit-learn."""
+"""Metrics of sequences, images and segments, and their values from plain Python, SciPy or scikit-learn."""
 
 import collections
 import dataclasses
@@ -53,7 +53,7 @@ ROWS, LENGTH, TOKENS, SIDE, CLASSES, END = 21, 6, 4, 12, 3, 3
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A metric on one kind of data, and its value from what is kept, by other means."""
+    """A metric of one kind of data, and a function that computes its value independently from the unmasked rows."""
 
     metric: Any
     kind: str
@@ -65,7 +65,7 @@ class Case:
 
 
 def ended(row):
-    """A sequence before its end."""
+    """Return a sequence up to its end token."""
     return row[: row.index(END)] if END in row else row
 
 
@@ -113,7 +113,7 @@ def psnr(p, t):
 
 
 def parts(a, b, width):
-    """Luminance and contrast of SSIM, in float64."""
+    """Return the luminance and contrast terms of SSIM, in float64."""
     edge = width // 2
     blurred = lambda x: ndimage.gaussian_filter(x, 1.5, radius=edge)[edge:-edge, edge:-edge]  # noqa: E731
     ma, mb = blurred(a), blurred(b)
@@ -126,7 +126,7 @@ def ssim(p, t):
 
 
 def similarity(a, b, weights, width=11):
-    """MS-SSIM in float64, of one channel."""
+    """Return MS-SSIM of one channel, in float64."""
     product = 1.0
     for scale, weight in enumerate(weights):
         if scale:
@@ -195,7 +195,7 @@ TYPES = {
 
 
 def make_data(kind, masked):
-    """The whole split; what is masked is NaN, or a token that none of the others is."""
+    """Return the whole split. Masked values are NaN, or a token that no other value has."""
     rng = np.random.default_rng(5)
     if kind == "images":
         smooth = ndimage.gaussian_filter(rng.random((ROWS, SIDE, SIDE)), (0, 1, 1))
@@ -222,7 +222,9 @@ PROGRAMS = {}
 
 
 def value_of(metric, *outputs):
-    """The value over outputs, each updated by itself, then merged: one program for each metric and shape."""
+    """Return the metric's value over outputs, updated one by one and then merged, with one program per metric and
+    shape.
+    """
 
     def compute(outputs):
         state = metric.init()
@@ -236,7 +238,7 @@ def value_of(metric, *outputs):
 
 
 def kept(case, data):
-    """What the other means are given."""
+    """Return the arguments of the independent computation."""
     p, t = data["predictions"], data["targets"]
     mask = (
         data["mask"].astype(bool)

@@ -1,10 +1,10 @@
-"""HTML as a program reads it."""
+"""Parse HTML pages."""
 
 from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """What stands on a page: the tags, the texts outside of scripts and styles, and the rows of the tables."""
+    """The content of a page: tags, texts outside scripts and styles, and table rows."""
 
     def __init__(self, content):
         super().__init__()

@@ -1,5 +1,7 @@
-"""A run, as a config names it. In a process of its own it waits in the phase that the environment's `PHASE` names: it
-says so on its standard output, and goes on when its standard input is closed.
+"""A run, as a config names it.
+
+As a separate process, it pauses in the phase that the environment variable `PHASE` names: it prints the phase, and
+continues when its standard input is closed.
 """
 
 import os
@@ -37,7 +39,7 @@ saving = threading.Event()
 
 
 def reached(phase):
-    """Waits here, the first time, if it is this phase."""
+    """Pause here the first time, if this is the phase to pause in."""
     global PHASE
     if phase == PHASE:
         PHASE = None
@@ -46,13 +48,13 @@ def reached(phase):
 
 
 def nth(what, number):
-    """Whether it is the `number`th time."""
+    """Return True for the `number`th call."""
     seen[what] += 1
     return seen[what] == number
 
 
 class Train:
-    """The batches of an epoch; the second one keeps the run waiting for its last group."""
+    """The batches of an epoch. The second epoch pauses before its last group."""
 
     def __iter__(self):
         for batch in batches(rows=ROWS):
@@ -62,7 +64,7 @@ class Train:
 
 
 class Valid:
-    """Three batches; the second validation waits for its second one. Before the run only the first is looked at."""
+    """Three batches. The second validation pauses before its second batch; preflight reads only the first batch."""
 
     def __iter__(self):
         for number, batch in enumerate(batches(8, ROWS)):
@@ -79,7 +81,7 @@ def train_step(model, batch):
 
 
 def lowered(event, seconds, **_):
-    """A program is about to be compiled, once the run has begun: that of the first step."""
+    """Pause before the first step is compiled, once the run has begun."""
     if event == "/jax/core/compile/jaxpr_to_mlir_module_duration" and Path("run/journal.jsonl").exists():
         reached("compile")
 
@@ -88,7 +90,7 @@ jax.monitoring.register_event_duration_secs_listener(lowered)
 
 
 def micro_batch():
-    """On the device's thread, in the middle of a program: the second of the fifth step."""
+    """Pause on the device's thread, within a program: in the second micro-batch of the fifth step."""
     if nth("micro-batches", 4 * ACCUMULATE + 2):
         reached("accumulate")
 
@@ -98,7 +100,7 @@ def after_step(info, model):
         reached("train")
         if PHASE == "checkpoint":
             assert saving.wait(60)
-            os.read(WAKEUP[0], 1)  # until the signal has come
+            os.read(WAKEUP[0], 1)  # until the signal has arrived
             print("signalled", flush=True)
 
 
@@ -108,7 +110,7 @@ def after_epoch(info, model):
 
 
 def slow(rename):
-    """A file system that takes its time where a checkpoint is completed."""
+    """Pause the file system where a checkpoint is completed."""
 
     def waiting(source, target, **options):
         if Path(target).name.isdigit() and not saving.is_set():

@@ -1,4 +1,4 @@
-"""Several processes of one run on this machine."""
+"""Start several connected processes of one run on this machine."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclasses.dataclass
 class Ended:
-    """What became of a process: its exit code (minus the number of the signal that ended it), and what it printed."""
+    """The result of a process: its exit code (minus the signal's number if killed by one), and its output."""
 
     code: int
     out: str
@@ -24,7 +24,7 @@ class Ended:
 
 
 def free_port():
-    """A port that nothing listens at, and that the system gives to no other connection meanwhile."""
+    """Return a port where no process listens, and that the system does not assign meanwhile."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as found, contextlib.suppress(OSError):
@@ -33,16 +33,16 @@ def free_port():
 
 
 def start(command, count, devices=1, **environment):
-    """Runs `python *command` as `count` processes that are to be connected, until all have ended.
+    """Run `python *command` as `count` connected processes, and wait for all of them.
 
     Args:
-      command: words. `{port}`, `{count}` and `{index}` in them become numbers, the port a free one.
-      count: how many processes.
-      devices: CPU devices of each.
-      environment: more variables.
+      command: words, in which `{port}`, `{count}` and `{index}` become numbers, the port a free one.
+      count: number of processes.
+      devices: CPU devices of each process.
+      environment: further variables.
 
     Returns:
-      What became of each, in order. None is left, whatever happens here.
+      The results of the processes, in order. None of them is still running, also after an error.
     """
     port = free_port()
     commands = [[str(word).format(port=port, count=count, index=index) for word in command] for index in range(count)]
@@ -50,11 +50,11 @@ def start(command, count, devices=1, **environment):
 
 
 def together(commands, devices=1, timeout=120, **environment):
-    """Runs `python *command` for each of some commands at once, for `timeout` seconds at most. See `start`."""
+    """Run `python *command` for several commands in parallel, with a timeout in seconds. See `start`."""
     settings = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT)}
     running, end = [], time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
-        # Files rather than pipes: nobody reads while the others are waited for, and a full pipe would hold a process.
+        # Output goes to files: a full pipe would block a process, as pipes are not read while the others are awaited.
         files = [[Path(folder, f"{index}.{name}") for name in ("out", "err")] for index in range(len(commands))]
         try:
             for command, (out, err) in zip(commands, files, strict=True):

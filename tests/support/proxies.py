@@ -1,4 +1,4 @@
-"""A network between a program and a server on this machine, which may be slow, or gone."""
+"""A proxy before a server on this machine, to simulate a slow or broken network."""
 
 import asyncio
 import contextlib
@@ -6,13 +6,13 @@ import threading
 
 
 class Proxy:
-    """Forwards the connections to a port of this machine, in a thread.
+    """Forward connections to a port of this machine, in a thread.
 
     Attributes:
       port: where it listens.
-      delay: seconds that each piece of a request or of an answer takes.
-      gone: whether it breaks all connections.
-      connections: how many there were.
+      delay: seconds that each chunk of a request or response is delayed.
+      gone: True to break all connections.
+      connections: number of connections so far.
     """
 
     def __init__(self, target):

@@ -1,4 +1,4 @@
-"""A command in a pseudo-terminal, and what stands on its screen."""
+"""Run a command in a pseudo-terminal, and read its screen."""
 
 import fcntl
 import os
@@ -13,15 +13,15 @@ from pathlib import Path
 import pyte
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds, which a slow machine may need
+PATIENCE = 60.0  # seconds, enough for a slow machine
 
 
 class Terminal:
-    """Runs `learner ...` in a terminal of a size.
+    """Run `learner ...` in a terminal of a given size.
 
     Attributes:
-      screen: what stands on it.
-      codes: all that was sent, to find what a program turned on and off.
+      screen: the text on the screen.
+      codes: everything received, to check which modes a program set and reset.
     """
 
     def __init__(self, words, columns, rows, **environment):
@@ -30,7 +30,7 @@ class Terminal:
         self.codes = b""
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         made = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": path, **environment}
-        for name in ("COLUMNS", "LINES", "NO_COLOR"):  # those of another terminal
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):  # would describe another terminal
             made.pop(name, None)
         self._end, inner = os.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -41,23 +41,23 @@ class Terminal:
         self._inner = inner
 
     def wait_for(self, *texts):
-        """Waits until all of them are there; returns the screen."""
+        """Wait until all of the texts are on the screen, and return the screen."""
         return self._wait(lambda: all(text in self.text for text in texts), f"{texts} never came")
 
     def wait_for_keys(self, begin):
-        """Waits until the last line begins so: a busy machine draws it later than the rest. Returns the screen."""
+        """Wait until the last line, which is drawn last, begins with the text, and return the screen."""
         return self._wait(lambda: self.screen.display[-1].startswith(begin), f"no last line begins with {begin!r}")
 
     def press(self, keys):
-        """Sends keys."""
+        """Send keys."""
         os.write(self._end, keys.encode())
 
     def kill(self, number):
-        """Sends a signal."""
+        """Send a signal."""
         self._process.send_signal(number)
 
     def hang_up(self):
-        """Closes the other end, without the signal that a shell's terminal would give; returns the exit code."""
+        """Close the terminal's side without the signal that a shell's terminal sends, and return the exit code."""
         os.close(self._end)
         try:
             return self._process.wait(PATIENCE)
@@ -67,11 +67,11 @@ class Terminal:
 
     @property
     def text(self):
-        """The screen as lines."""
+        """Return the screen as lines."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def end(self):
-        """Waits for the end; returns the exit code."""
+        """Wait for the end, and return the exit code."""
         self._wait(lambda: self._process.poll() is not None, "it did not end")
         self._take()
         self.after = termios.tcgetattr(self._inner)

@@ -1,4 +1,4 @@
-"""Small runs that several test files train, and what a run leaves, read without the code under test.
+"""Small runs that several test files train, and readers of a run's files that do not use the code under test.
 
 The linear models of all tests are here, as plain dicts; `small_models` has one model of each library.
 """
@@ -17,7 +17,7 @@ from learner.checkpoint.manifest import read_manifest, write_manifest
 from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 
-ROWS, EVEN, BATCH, STEPS = 22, 24, 4, 6  # 6 batches, the last one of 2 rows, or of 4 as all of them
+ROWS, EVEN, BATCH, STEPS = 22, 24, 4, 6  # 6 batches; with ROWS rows the last one has 2 rows, with EVEN rows 4
 _rng = np.random.default_rng(7)
 X = _rng.normal(size=(EVEN, 3)).astype(np.float32)
 T = (X @ np.float32([[1.0], [-2.0], [0.5]]) + np.float32(0.3)).astype(np.float32)
@@ -37,28 +37,28 @@ def line_predictions(model, x):
 
 
 def line_step(model, batch):
-    """Regression on `t`."""
+    """Return the regression output for the targets `t`."""
     return RegressionOutput.from_predictions(line_predictions(model, batch["x"]), batch["t"])
 
 
 def regression_step(model, batch):
-    """Regression on `y`, for data of a test's own."""
+    """Return the regression output for the targets `y`."""
     return RegressionOutput.from_predictions(line_predictions(model, batch["x"]), batch["y"])
 
 
 def class_step(model, batch):
-    """Classification: the outputs of the line are logits of the labels `y`."""
+    """Return the classification output: the line's outputs are logits of the labels `y`."""
     return ClassificationOutput.from_logits(line_predictions(model, batch["x"]), batch["y"])
 
 
 def noisy_step(model, batch, rng):
-    """The line with some of its inputs left out."""
+    """Return the regression output for inputs of which a random part is dropped."""
     kept = jax.random.bernoulli(rng, 0.8, batch["x"].shape).astype(jnp.float32)
     return line_step(model, {**batch, "x": batch["x"] * kept})
 
 
 class Net(nnx.Module):
-    """Everything that a model may carry: parameters, running statistics, a random stream."""
+    """A model with parameters, running statistics and a random stream."""
 
     def __init__(self, seed=0, width=4):
         rngs = nnx.Rngs(seed)
@@ -77,8 +77,8 @@ class Net(nnx.Module):
 
 
 class LastRow(CollectingMetric):
-    """The sum of the numbers of the rows times their targets: it changes with the order of the rows, and with any row
-    that is lost or there twice.
+    """Return the sum of row numbers times targets, which changes with the order of rows, and with a lost or repeated
+    row.
     """
 
     name = "Last Row"
@@ -94,7 +94,7 @@ class LastRow(CollectingMetric):
 
 
 def build_net(builder, model=None):
-    """The net with all that a run may carry; the programs are the same wherever it is used."""
+    """Build the net with metrics, a schedule and AdamW. Its programs are identical in all tests."""
     builder.metrics(Accuracy(), LastRow()).metric_train(LearningRate())
     schedule = optax.cosine_decay_schedule(2e-2, 5 * STEPS)
     return builder.build(Net() if model is None else model, optax.adamw, schedule)
@@ -105,17 +105,17 @@ def arrays(rows=EVEN):
 
 
 def batches(size=BATCH, rows=EVEN):
-    """One epoch as a list, in the order of the rows."""
+    """Return one epoch as a list, in the order of the rows."""
     return [{k: v[i : min(i + size, rows)] for k, v in arrays(rows).items()} for i in range(0, rows, size)]
 
 
 def shuffled(seed=3, rows=EVEN):
-    """Data on the device, in another order each epoch."""
+    """Return resident data with a different order in each epoch."""
     return DataLoaderBuilder().batch_size(BATCH).shuffle(seed).build(arrays(rows))
 
 
 def streamed(seed=3, rows=EVEN):
-    """The same batches, item by item from a dataset."""
+    """Return the batches of `shuffled`, collated item by item from a dataset."""
     items = [{k: v[i] for k, v in arrays().items()} for i in range(rows)]
     return DataLoaderBuilder().batch_size(BATCH).shuffle(seed).build(items)
 
@@ -125,7 +125,7 @@ def valid_data(size=10):
 
 
 def scripted(*losses):
-    """Validation data by which a line that has learnt nothing has these losses, one after the other."""
+    """Return validation data for which an untrained line has the given losses, one per validation."""
     script = iter(losses)
 
     def make():
@@ -136,7 +136,7 @@ def scripted(*losses):
 
 
 def quiet(directory, *, saves=False, **options):
-    """A builder without anything on the screen, and without checkpoints unless they are asked for."""
+    """Return a builder without output on the screen, and without checkpoints unless `saves`."""
     builder = LearnerBuilder(directory, **options).renderer(None)
     return builder if saves else builder.with_file_checkpointer(None)
 
@@ -149,13 +149,13 @@ def build_line(builder, lr=0.05, optimizer=optax.sgd, **options):
 
 
 def tree_of(directory):
-    """Every file below a directory: its bytes and when it was changed."""
+    """Return the bytes and modification time of every file below a directory."""
     files = [p for p in Path(directory).rglob("*") if p.is_file()]
     return {p.relative_to(directory).as_posix(): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
 
 
 def logs_of(directory):
-    """The text of every metric file, by path."""
+    """Return the text of every metric file, by path."""
     found = Path(directory).glob("*/epoch-*/*.log")
     return {p.relative_to(directory).as_posix(): p.read_text() for p in found}
 
@@ -165,7 +165,7 @@ def journal_of(directory):
 
 
 def numbers_of(directory):
-    """The journal's lines of numbers, without the time."""
+    """Return the journal's lines with values, without the time."""
     lines = [line for line in journal_of(directory) if line["event"] in ("epoch", "validation")]
     return [{k: v for k, v in line.items() if k != "time"} for line in lines]
 
@@ -181,7 +181,7 @@ def saved_steps(directory):
 
 
 def bits(tree):
-    """A tree as bytes, to be compared with ==. Random keys are their numbers."""
+    """Return a tree as bytes, to be compared with ==. Random keys are converted to integers."""
     named = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         leaf = jax.random.key_data(leaf) if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key) else leaf
@@ -191,7 +191,7 @@ def bits(tree):
 
 
 def checkpoint_bits(directory, step):
-    """The items of a checkpoint, read with Orbax alone."""
+    """Return the items of a checkpoint as bytes, read with Orbax."""
     import orbax.checkpoint as ocp
 
     place = Path(directory).absolute() / "checkpoint" / str(step)
@@ -206,7 +206,7 @@ def progress_of(directory, step):
 
 
 def tamper(directory, step, progress):
-    """Puts another `progress` into a checkpoint, with checksums to match."""
+    """Replace a checkpoint's `progress`, and update the checksums."""
     place = Path(directory) / "checkpoint" / str(step)
     (place / "progress" / "metadata").write_text(json.dumps(progress))
     manifest = read_manifest(place)
@@ -216,5 +216,5 @@ def tamper(directory, step, progress):
 
 
 def model_bits(model):
-    """The arrays of a model, whatever its library."""
+    """Return the arrays of a model of any library as bytes."""
     return bits(nnx.as_pure(nnx.state(model))) if isinstance(model, nnx.Module) else bits(model)

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal."""
+"""Emulate a terminal's screen."""
 
 import re
 
@@ -6,7 +6,7 @@ SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
 
 
 class Screen:
-    """A small terminal: what stands on it after the codes that rich sends."""
+    """A small terminal that interprets the control codes of rich."""
 
     def __init__(self, text):
         self.rows, self.row, self.column = [""], 0, 0
@@ -32,5 +32,5 @@ class Screen:
             self.column += len(part)
 
     def lines(self):
-        """What was written, down to where the cursor is."""
+        """Return the lines down to the cursor."""
         return [row.rstrip() for row in self.rows[: self.row + 1]]

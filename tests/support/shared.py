@@ -1,4 +1,4 @@
-"""Batches that several processes read, put together again."""
+"""Join the batches that several processes read."""
 
 import itertools
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 def together(readers, name, count):
-    """Numbers of the global batches that the readers' batches are parts of.
+    """Return the values of the global batches, joined from the readers' parts.
 
     Args:
-      readers: for each process its batches, with `part`, a property or a method.
-      name: of the array to look at.
-      count: how many processes there are.
+      readers: the batches of each process, with `part` as a property or a method.
+      name: the array to read.
+      count: number of processes.
     """
     found = []
     for batches in itertools.zip_longest(*readers):

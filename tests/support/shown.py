@@ -1,4 +1,4 @@
-"""What documents show of what is printed."""
+"""Compare printed output with the output that documents show."""
 
 import re
 
@@ -10,12 +10,12 @@ STAGES = re.compile(r"learner \d\S*: importing JAX.*\n(?:  [a-z].* [0-9.]+ m?s\n
 
 
 def without_stages(text):
-    """What a command printed, without the lines about the stages before a run."""
+    """Return a command's output without the lines about the stages before a run."""
     return STAGES.sub("", text)
 
 
 def shape_of(line):
-    """A line without its spacing and its numbers, but for an epoch at its start: those differ between machines."""
+    """Return a line without spacing and numbers, which differ between machines. Keep an epoch's number at the start."""
     epoch = re.match(r"\d+ ", line)
     shape = re.sub(NUMBER, "#", re.sub(DURATION, "TIME", line[epoch.end() if epoch else 0 :]))
     return " ".join([*(epoch or [""])[0].split(), *shape.split()])
@@ -26,14 +26,14 @@ def fractions_of(line):
 
 
 def assert_shown(shown, printed):
-    """`printed` ends with what the README shows: fractions about the same, and where there are none the very text.
+    """Check that `printed` ends with the README's output: lines with fractions approximately, other lines exactly.
 
     A line `...` stands for any lines.
     """
     if "." not in shown.replace("...", ""):
         assert printed.endswith(shown)
         return
-    rest = map(str.rstrip, printed.splitlines())  # a terminal that wraps a line leaves the space before it
+    rest = map(str.rstrip, printed.splitlines())  # a terminal that wraps a line leaves the space before the break
     for line in shown.splitlines():
         if line == "...":
             continue

@@ -1,4 +1,4 @@
-"""One small model of each library and kind, and what is known of each: for tests that hold for all of them."""
+"""One small model of each library and kind with its properties, for tests that hold for all of them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,16 +31,16 @@ def other_batch(seed: int, rows: int = ROWS) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, how it is trained, and what must be true of it.
+    """A model, its step function, and its expected properties.
 
     Attributes:
-      make: a new model; always the same numbers.
-      step: a free step function, or `None` where the model has methods.
-      arrays: every array of a model by a name, read with the library's own means.
-      in_eval: whether the model is in eval mode, where it has modes.
-      statistics: names in `arrays` of running statistics.
-      random: whether a train step uses random numbers.
-      head: a part of the names of some, but not all, of its parameters.
+      make: returns a new model, always with the same values.
+      step: a free step function, or None if the model has methods.
+      arrays: returns every array of a model by name, read with the library's functions.
+      in_eval: returns True if the model is in eval mode, or has no modes.
+      statistics: names of running statistics in `arrays`.
+      random: True if a train step uses random numbers.
+      head: a part of the names of some, but not all, parameters.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def steps(self) -> dict[str, Any]:
-        """Arguments of `build`."""
+        """Return the arguments of `build`."""
         return {} if self.step is None else {"train_step": self.step, "valid_step": self.step}
 
 
@@ -65,16 +65,16 @@ class Case:
 
 
 class Offset(nnx.Variable):
-    """A kind of variable that no library knows."""
+    """A kind of variable that no library defines."""
 
 
 class Everything(nnx.Module):
-    """Layers in a list, a shared parameter, statistics, dropout, and attributes of all kinds."""
+    """A model with layers in a list, a shared parameter, statistics, dropout, and attributes of many types."""
 
     def __init__(self, seed: int = 0):
         rngs = nnx.Rngs(seed, dropout=seed + 1)
         self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(2)])
-        self.layers[1].kernel = self.layers[0].kernel  # one parameter in two places
+        self.layers[1].kernel = self.layers[0].kernel  # one parameter at two paths
         self.norm = nnx.BatchNorm(3, momentum=0.9, rngs=rngs)
         self.drop = nnx.Dropout(0.5, rngs=rngs)
         self.head = nnx.Linear(3, 2, rngs=rngs)
@@ -106,7 +106,7 @@ class Member(nnx.Module):
 
 
 class Ensemble(nnx.Module):
-    """Three members in one, each with parameters and a random stream of its own."""
+    """Three members in one model, each with its own parameters and random stream."""
 
     def __init__(self, seed: int = 0):
         @nnx.split_rngs(splits=3)
@@ -126,7 +126,7 @@ class Ensemble(nnx.Module):
 
 
 def nnx_arrays(model: nnx.Module) -> dict[str, np.ndarray]:
-    """Without the random streams, which are not state of a run."""
+    """Return the arrays of a model without random streams, which are not part of a run's state."""
     streams = nnx.RngState
     return {
         ".".join(map(str, path)): np.array(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf)
@@ -177,7 +177,7 @@ class EquinoxNet(eqx.Module):
         self.hidden, self.head = eqx.nn.Linear(3, 3, key=one), eqx.nn.Linear(3, 2, key=two)
         self.drop = eqx.nn.Dropout(0.5)
         self.activation = jnp.tanh  # a leaf that is not an array
-        self.offset = jnp.arange(2)  # an array that cannot be differentiated
+        self.offset = jnp.arange(2)  # an array that is not differentiable
         self.name = "net"
 
     def __call__(self, x: Any, key: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Small models of three kinds, and what a run of them leaves, to compare the same run on other devices."""
+"""Small models of three kinds, and the results of their runs, to compare runs on different devices."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from learner.metrics import Accuracy, CollectingMetric, GradientNorm
 from learner.util import executables
 
 COMPILED = []
-# Placing and saving what is split takes a few of JAX's own, for each shape; copies are shared between runs.
+# Placing and saving split arrays takes a few programs of JAX for each shape; copies are shared between runs.
 NOT_COUNTED = ("jit(slice)", "jit(_multi_slice)", "jit(copy)", "jit(_copy)")
 
 
@@ -30,7 +30,7 @@ jax.monitoring.register_event_duration_secs_listener(_heard)
 
 
 class Order(CollectingMetric):
-    """The largest logit of every row times its number among all rows: another order, or a row too many, changes it."""
+    """Sum each row's largest logit times its number among all rows, which changes with the order and number of rows."""
 
     name, fields = "Order", ("logits",)
     higher_is_better = True
@@ -93,7 +93,7 @@ def labelled(shape, rows, seed):
 
 
 def tokens(rows, seed):
-    """Sequences of which much is masked: some rows have no token that counts."""
+    """Return heavily masked sequences; some rows have no unmasked token."""
     rng = np.random.default_rng(seed)
     text = rng.integers(0, 11, (rows, 8)).astype(np.int32)
     lengths = np.where(rng.random(rows) < 0.3, 0, rng.integers(0, 8, rows))
@@ -119,7 +119,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """What a run leaves."""
+    """The results of a run."""
 
     model: dict[str, np.ndarray]
     steps: dict[str, np.ndarray]
@@ -139,7 +139,7 @@ def leaves_of(tree):
 
 
 def train(directory, kind, strategy=None, accumulate=1, batch=24, rows=125, dropout=0.0, optimizer=optax.sgd, **more):
-    """One epoch, with the norm of the gradients of every step, and what it left."""
+    """Train one epoch with the norm of every step's gradients, and return the results."""
     case, logger = KINDS[kind], MemoryLogger()
     builder = LearnerBuilder(directory).metrics(Accuracy(), Order()).metric_train(GradientNorm())
     builder.metric_loggers(logger).renderer(None).grads_accumulation(accumulate).num_epochs(more.pop("epochs", 1))
@@ -173,7 +173,7 @@ def _steps(logger):
 
 
 def same_numbers(a: Left, b: Left, rtol=2e-5, atol=3e-6):
-    """Losses and gradients of each step, parameters and statistics, and the metrics of the epoch."""
+    """Compare the losses and gradients of each step, parameters, statistics, and the epoch's metrics."""
     np.testing.assert_array_equal(a.weights, b.weights)
     for part in ("steps", "model", "epochs"):
         one, other = getattr(a, part), getattr(b, part)

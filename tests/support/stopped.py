@@ -1,4 +1,4 @@
-"""Runs that are stopped or that crash, and all that has to be the same in the end."""
+"""Runs that stop or crash, and their results, which must be equal in the end."""
 
 import pytest
 
@@ -8,17 +8,17 @@ from tests.support.runs import checkpoint_bits, logs_of, model_bits, numbers_of,
 
 
 class CrashError(Exception):
-    """What is raised in place of a power cut."""
+    """Raised in place of a power failure."""
 
 
 def stopping_at(builder, step):
-    """Ends the run after a step, as somebody else's code would."""
+    """End the run after a step, as a user's code would."""
     interrupter = Interrupter()
     return builder.interrupter(interrupter).every(steps=step, fn=lambda info, model: interrupter.stop("for the night"))
 
 
 def crashing_at(builder, step):
-    """The hook raises before the step is saved, the logs have it already."""
+    """Raise in a hook: the step is in the logs already, but not yet saved."""
 
     def crash(info, model):
         if info.step == step:
@@ -28,7 +28,7 @@ def crashing_at(builder, step):
 
 
 def all_of(directory, result):
-    """Everything that has to be the same with and without an interruption."""
+    """Return everything that must be equal with and without an interruption."""
     last = saved_steps(directory)[-1]
     return {
         "model": model_bits(result.model),
@@ -45,14 +45,14 @@ def all_of(directory, result):
 
 
 def same(found, expected):
-    """Part by part, so that a failure says which."""
+    """Compare results part by part, so that a failure names the part."""
     assert found.keys() == expected.keys()
     for part, value in expected.items():
         assert found[part] == value, part
 
 
 def some(cases, chosen):
-    """All of them in the whole matrix, a few otherwise."""
+    """Return all values in the full suite, a few otherwise."""
 
     def marked(case):
         values = case if isinstance(case, tuple) else (case,)

@@ -1,4 +1,4 @@
-"""A program in a real terminal, looked at when it says that there is something to see."""
+"""Run a program in a real terminal, and read the screen whenever the program pauses."""
 
 import contextlib
 import fcntl
@@ -22,11 +22,11 @@ def pause():
 
 
 class Terminal:
-    """Runs a program, which calls `pause()`.
+    """Run a program that calls `pause()`.
 
     Attributes:
-      screen: of pyte, with what scrolled away.
-      text: all that was sent.
+      screen: of pyte, with the lines that scrolled away.
+      text: everything received.
     """
 
     def __init__(self, program, columns=80, lines=24, **environment):
@@ -53,13 +53,13 @@ class Terminal:
             os.close(end)
 
     def be(self, columns, lines):
-        """Another one, which is empty; (0, 0) says nothing of its size."""
+        """Replace the terminal by an empty one of another size; (0, 0) leaves the size unknown."""
         fcntl.ioctl(self.parent, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.screen = pyte.HistoryScreen(columns or 80, lines or 24, history=10_000)
         self.text, self.stream = "", pyte.ByteStream(self.screen)
 
     def look(self):
-        """Waits until it pauses. Gives the lines that scrolled away and those on the screen, down to the last text."""
+        """Wait for a pause. Return the lines that scrolled away and the lines on the screen, down to the last text."""
         while self.ready not in (seen := select.select([self.parent, self.ready], [], [], 120)[0]):
             assert seen, f"nothing happens: {self.text[-2000:]}"
             assert self.take(), f"it ended: {self.text[-2000:]}"
@@ -72,7 +72,7 @@ class Terminal:
         os.write(self.go, b"!")
 
     def take(self):
-        with contextlib.suppress(OSError):  # how Linux says that nobody has the other end any more
+        with contextlib.suppress(OSError):  # Linux raises this after the other side was closed
             part = os.read(self.parent, 65536)
             self.stream.feed(part)
             self.text += part.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, read without the code under test: frames of TFRecord, each a protocol buffer `Event`."""
+"""Read TensorBoard event files without the code under test: TFRecord frames, each with a protocol buffer `Event`."""
 
 import struct
 from pathlib import Path
@@ -7,7 +7,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 
 def events_of(path):
-    """The events of a file."""
+    """Return the events of a file."""
     content, events = Path(path).read_bytes(), []
     while content:
         (length,) = struct.unpack("<Q", content[:8])
@@ -18,8 +18,8 @@ def events_of(path):
 
 
 def read(directory):
-    """All events of a directory in order, without those of directories in it. What a restart takes back is left out, as
-    TensorBoard does: everything before it that has its step or a later one.
+    """Return all events of a directory in order, without subdirectories. As in TensorBoard, a restart discards earlier
+    events of its step and later steps.
     """
     kept = []
     for path in sorted(path for path in Path(directory).iterdir() if path.is_file()):
@@ -31,7 +31,7 @@ def read(directory):
 
 
 def values(directory):
-    """Each value of a run and of its splits, as `(split and tag, event, value)`."""
+    """Return the values of a run and its splits, as `(split and tag, event, value)`."""
     folders = sorted(path for path in Path(directory).iterdir() if path.is_dir())
     for prefix, folder in [("", directory), *((f"{path.name}/", path) for path in folders)]:
         for event in read(folder):
@@ -40,7 +40,7 @@ def values(directory):
 
 
 def scalars(directory):
-    """For each split and tag (`train/step/Loss`) the values by step, as `(step, value)` in order."""
+    """Return `(step, value)` pairs in order, for each split and tag (`train/step/Loss`)."""
     found = {}
     for tag, event, value in values(directory):
         if value.HasField("simple_value"):
@@ -49,7 +49,7 @@ def scalars(directory):
 
 
 def texts(directory):
-    """The newest text of each tag."""
+    """Return the newest text of each tag."""
     found = {}
     for tag, _, value in values(directory):
         if value.metadata.plugin_data.plugin_name == "text":

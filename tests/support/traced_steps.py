@@ -1,4 +1,4 @@
-"""Traced train steps of all models, and with all optimizers: run as a program it prints the fingerprint of each."""
+"""Trace train steps of all models and optimizers. As a program, print the fingerprint of each."""
 
 import dataclasses
 import functools

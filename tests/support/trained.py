@@ -1,7 +1,7 @@
-"""One of several processes that train: `python trained.py COORDINATOR COUNT INDEX DIRECTORY KIND OPTIONS`.
+"""One of several training processes: `python trained.py COORDINATOR COUNT INDEX DIRECTORY KIND OPTIONS`.
 
-It writes what its run left to `DIRECTORY/left-INDEX.npz`, and prints how it ended. `train` with a count of 0 is a run
-of one process, on one device, inside of the caller's.
+Writes the run's results to `DIRECTORY/left-INDEX.npz`, and prints how it ended. `train` with a count of 0 runs in the
+caller's process, on one device.
 """
 
 import json
@@ -110,7 +110,7 @@ def train(coordinator, count, index, directory, kind, given):
         builder.with_time_limit(options["limits"][index])
     if "nonfinite" in options:
         builder.on_nonfinite(options["nonfinite"])
-    beta = options.get("betas", [0.9] * 9)[index]  # of a function whose settings nobody can read
+    beta = options.get("betas", [0.9] * 9)[index]  # a function whose settings cannot be read
     if "bad_metric" in options:
         builder.metrics(Camera(fails=index == options["bad_metric"]))
     dropout = options.get("dropouts", [0.0] * 9)[index]
@@ -149,7 +149,7 @@ def train(coordinator, count, index, directory, kind, given):
         result = learner.fit(data, valid)
     except LearnerError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
-        leave(str(error))  # or process 0 could be gone before the others have heard
+        leave(str(error))  # otherwise process 0 could exit before the others have received the error
         sys.exit(2)
     leaves = nnx.state(result.model, nnx.Any(nnx.Param, nnx.BatchStat))
     if count:

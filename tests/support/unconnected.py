@@ -1,4 +1,4 @@
-"""What `init_distributed` says where there is nobody to connect to. Prints one JSON a line."""
+"""Call `init_distributed` where no other process exists. Prints one JSON value per line."""
 
 import json
 import os

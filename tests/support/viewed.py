@@ -1,4 +1,4 @@
-"""Data whose views are tested, and functions that other processes find by their path."""
+"""Data for tests of views, and functions that other processes import by their path."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ ARRAYS = {"x": np.array([item["x"] for item in ITEMS]), "n": np.array([item["n"]
 
 
 class Numbers(Dataset):
-    """Knows nothing of negative indices."""
+    """A sequence without negative indices."""
 
     def __len__(self):
         return N

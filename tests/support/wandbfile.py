@@ -1,5 +1,5 @@
-"""The offline files of Weights & Biases, read without it but for its protocol buffers: blocks of 32 KiB with records,
-as LevelDB's logs have them.
+"""Read offline files of Weights & Biases with only its protocol buffers: blocks of 32 KiB with records, as in LevelDB's
+logs.
 """
 
 import json
@@ -13,7 +13,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def records(path):
-    """The records of a file."""
+    """Return the records of a file."""
     content, position, whole, found = Path(path).read_bytes(), HEADER, b"", []
     assert content[:4] == b":W&B"
     while position + HEADER <= len(content):
@@ -34,10 +34,10 @@ def records(path):
 
 
 def read(directory):
-    """What all starts of a run left, in order: ids, rows, configs, summaries and logs."""
+    """Return the ids, rows, configs, summaries and logs of all starts of a run, in order."""
     told = {"ids": [], "rows": [], "config": {}, "summary": {}, "exits": [], "logs": [], "artifacts": []}
     paths = Path(directory).glob("wandb/offline-run-*/*.wandb")
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):  # names say the second only
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):  # file names are precise to the second only
         for record in records(path):
             kind = record.WhichOneof("record_type")
             if kind == "run":
@@ -53,7 +53,7 @@ def read(directory):
                 told["logs"].append(record.output_logger.line)
             elif kind == "artifact":
                 names = [entry.path for entry in record.artifact.manifest.contents]
-                aliases = set(record.artifact.aliases) - {"latest"}  # which wandb adds
+                aliases = set(record.artifact.aliases) - {"latest"}  # added by wandb
                 told["artifacts"].append((record.artifact.type, aliases, sorted(names)))
             elif kind == "exit":
                 told["exits"].append(record.exit.exit_code)
@@ -61,7 +61,7 @@ def read(directory):
 
 
 def files(directory):
-    """Where the pictures and texts of a run with one start are."""
+    """Return the directory of images and texts, for a run with one start."""
     (place,) = Path(directory).glob("wandb/offline-run-*/files")
     return place
 

@@ -1,4 +1,4 @@
-"""Directories of runs, written by hand."""
+"""Write run directories by hand."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ LOSSES = {"train/Loss": [0.9, 0.5, 0.4], "valid/Loss": [0.8, 0.6, 0.7]}
 def write_run(
     directory, values=None, *, config=None, steps=2, began=1000.0, seconds=10.0, ending="num_epochs", lock=None
 ):
-    """A run whose epochs have `steps` optimizer steps and take `seconds`.
+    """Write a run whose epochs have `steps` optimizer steps and take `seconds`.
 
     Args:
-      directory: that is made.
+      directory: the directory to create.
       values: of each epoch, by key.
       config: the text of its config.yaml.
-      ending: why it ended; `None`: it has not.
+      ending: the reason for its end; None if it has not ended.
       lock: the content of the lock that a process holds.
     """
     directory = Path(directory)
@@ -38,7 +38,7 @@ def write_run(
 
 
 def write_steps(directory, name, epoch, values, split="train"):
-    """The file of a metric of one epoch, closed by the value of all of it."""
+    """Write a metric file of one epoch, closed by the epoch's value."""
     place = Path(directory, split, f"epoch-{epoch}")
     place.mkdir(parents=True, exist_ok=True)
     lines = [f"{value},32\n" for value in values]
