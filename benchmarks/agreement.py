@@ -1,4 +1,4 @@
-"""Count what the agreement of 8, 64 and 512 processes sends, without the processes.
+"""Count the messages that 8, 64 and 512 processes exchange to agree, without starting the processes.
 
     python -m benchmarks.agreement
 
@@ -18,7 +18,7 @@ from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import Connected
 
 COUNTS = (8, 64, 512)
-FIRST = 80  # turns that are not counted: the processes meet more often until they know how long one takes
+FIRST = 80  # uncounted turns: processes meet more often until they have measured a meeting's duration
 STATUS = {"reason": None, "save": False, "since": 12.5, "halted": False, "pace": 5}
 
 
@@ -34,7 +34,7 @@ class Client:
     """The connection of one process.
 
     Attributes:
-      messages: requests of this process.
+      messages: number of requests of this process.
       sent, received: bytes of keys and values.
     """
 
@@ -55,7 +55,7 @@ class Client:
             self._service.changed.notify_all()
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
-        """Return a value once it is there."""
+        """Wait for a key, and return its value."""
         with self._service.changed:
             if not self._service.changed.wait_for(lambda: key in self._service.values, milliseconds / 1000):
                 self._count(key)
@@ -80,7 +80,7 @@ class Client:
 
 
 def on_all(count: int, function: Callable[[int], Any]) -> None:
-    """Call a function for each process, in a thread of its own, and raise what one of them raises."""
+    """Call a function for each process, each in its own thread, and raise an exception of any of them."""
     errors: list[BaseException] = []
 
     def call(index: int) -> None:
@@ -104,9 +104,9 @@ def measure(count: int, dispatches: int = 260, seconds: float = 0.05) -> dict[st
     """Return meetings and, by kind of process, messages and bytes for each second of work.
 
     Args:
-      count: of processes.
-      dispatches: of the run.
-      seconds: of a dispatch.
+      count: number of processes.
+      dispatches: number of dispatches of the run.
+      seconds: duration of a dispatch.
     """
     service = Service()
     clients = [Client(service) for _ in range(count)]

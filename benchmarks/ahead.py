@@ -1,4 +1,4 @@
-"""Compile the programs of a run for TPUs or GPUs that are not there, and print what XLA makes of them.
+"""Compile the programs of a run for absent TPUs or GPUs, and print properties of the compiled programs.
 
     pip install "libtpu==0.0.42.*"
     python -m benchmarks.ahead --topology v5e:2x4
@@ -6,10 +6,10 @@
     pip install "jax[cuda13]"
     python -m benchmarks.ahead --topology h100:8
 
-For each workload, strategy and number of micro-batches: the loop of a training dispatch and that of a validation,
-compiled by `jax.experimental.topologies`. Nothing is trained, so there are no times: memory of each device, what is
-donated, collectives by kind with the bytes that each device sends, copies, loops and transfers to the host. A
-collective inside of a loop is counted once: the body of the loop is a step, or a micro-batch of it.
+For each workload, strategy and number of micro-batches: the loop of a training dispatch and of a validation dispatch,
+compiled by `jax.experimental.topologies`. Nothing is trained, so there are no times: memory of each device, donated
+bytes, collectives by kind with the bytes that each device sends, copies, loops and transfers to the host. A collective
+within a loop is counted once: the body of the loop is a step, or a micro-batch of it.
 """
 
 import argparse
@@ -36,8 +36,8 @@ from learner.steps.buffers import BatchBuffer
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
 from learner.training.setup.dispatch_plan import make_runner
 
-LENGTH = 64  # of a sequence
-STEPS = 8  # in the buffer of a dispatch
+LENGTH = 64  # length of a sequence
+STEPS = 8  # steps in the buffer of a dispatch
 HOST = ("infeed", "outfeed", "send", "recv", "send-done", "recv-done")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 TENSOR = {
@@ -52,16 +52,17 @@ TENSOR = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What XLA says of a program; bytes are those of each device.
+    """Properties of a compiled program; bytes are per device.
 
     Attributes:
-      arguments, outputs, donated, temporaries: bytes. `donated`: of the outputs, in the place of arguments.
-      state: bytes of the state that the program changes, as XLA lays it out.
+      arguments, outputs, temporaries: bytes.
+      donated: bytes of the outputs that reuse buffers of arguments.
+      state: bytes of the state that the program changes, in XLA's layout.
       sent: bytes that each device sends in a ring, by the kind of collective.
-      collectives: how many there are, by kind.
-      copies: how many copies of 64 KiB or more, and their bytes; also those into the memory on the chip.
-      loops: how many have a known number of iterations, and how many have not. That of a dispatch has not: the number
-        of its steps is an argument.
+      collectives: number of collectives, by kind.
+      copies: number of copies of 64 KiB or more, and their bytes, including those into on-chip memory.
+      loops: number of loops with a known number of iterations, and without. The loop of a dispatch has none: its number
+        of steps is an argument.
       host: operations that move data between the device and the host.
     """
 
@@ -80,7 +81,7 @@ class Facts:
 def tpu_devices(topology: str) -> list[Any]:
     """Return the devices of a topology such as `v5e:2x4`. Needs the package `libtpu`, and no TPU."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would look for the metadata of a cloud machine
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # there is no TPU that another process could hold
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU exists that another process could hold
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{topology.split(':')[0]}-8")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     from jax.experimental import topologies
@@ -89,7 +90,7 @@ def tpu_devices(topology: str) -> list[Any]:
 
 
 def gpu_devices(count: int) -> list[Any]:
-    """Return so many devices of one host with H100 GPUs. Needs `jax[cuda13]`, and no GPU."""
+    """Return `count` devices of one host with H100 GPUs. Needs `jax[cuda13]`, and no GPU."""
     from jax.experimental import topologies
 
     config, shape = Path(__file__).with_name("h100.txtpb").read_text(), f"1x1x{count}"
@@ -97,14 +98,14 @@ def gpu_devices(count: int) -> list[Any]:
 
 
 def devices_of(topology: str) -> list[Any]:
-    """Return the devices of `h100:COUNT`, or of a topology of TPUs."""
+    """Return the devices of `h100:COUNT`, or of a TPU topology."""
     kind, _, size = topology.partition(":")
     return gpu_devices(int(size)) if kind == "h100" else tpu_devices(topology)
 
 
 @contextlib.contextmanager
 def shapes_for_arrays() -> Iterator[None]:
-    """Have `jax.device_put` return shapes with shardings: devices that are not there take no arrays."""
+    """Make `jax.device_put` return shapes with shardings: absent devices hold no arrays."""
 
     def put(tree: Any, sharding: Any) -> Any:
         if isinstance(sharding, jax.sharding.Sharding):
@@ -121,14 +122,14 @@ def compiled(model: Any, step: Any, batch: dict[str, np.ndarray], strategy: Any,
 
     Args:
       model: makes it from random streams.
-      step: its train and valid step.
+      step: the train and valid step of the model.
       batch: a micro-batch.
       strategy: over devices of a topology.
       accumulate: micro-batches of a step.
     """
     builder = LearnerBuilder("unused").strategy(strategy).grads_accumulation(accumulate)
     learner = builder.build(lambda: model(nnx.Rngs(0)), optax.adamw, 1e-3, train_step=step, valid_step=step)
-    # Batches reach one device through a program, which would have to run.
+    # Without this, batches reach one device through a program, which would have to run.
     place = lambda tree, axis=0: jax.device_put(tree, strategy.replicated_sharding)  # noqa: E731
     put = place if isinstance(strategy, SingleDevice) else strategy.put
     with shapes_for_arrays():
@@ -152,7 +153,7 @@ def _bytes_on_device(x: Any) -> int:
 
 
 def facts(program: Any, state: int = 0) -> Facts:
-    """Return the facts of a compiled program."""
+    """Return the properties of a compiled program."""
     text, memory = program.as_text(), program.memory_analysis()
     sent, shapes = collectives(text)
     copies = [size for shape in re.findall(r" = (\S+) copy(?:-start)?\(", text) if (size := bytes_of(shape)) >= 2**16]
@@ -189,11 +190,11 @@ def bytes_of(shape: str) -> int:
 def collectives(text: str) -> tuple[dict[str, float], dict[str, list[str]]]:
     """Return the bytes that each device sends in a ring, and the results, by the kind of collective.
 
-    XLA for TPUs writes a reduce-scatter as a computation of an all-reduce and slices, whose name says so, and an
-    asynchronous collective into each of the computations that it runs beside, on one channel.
+    XLA for TPUs writes a reduce-scatter as a computation of an all-reduce and slices, identified by its name, and
+    repeats an asynchronous collective, on one channel, in each of the computations that overlap with it.
 
     Args:
-      text: of a compiled program.
+      text: the text of a compiled program.
     """
     sent: dict[str, float] = collections.defaultdict(float)
     results: dict[str, list[str]] = collections.defaultdict(list)
@@ -215,7 +216,8 @@ def collectives(text: str) -> tuple[dict[str, float], dict[str, list[str]]]:
             continue
         seen.add(key)
         n = group_size(rest)
-        # A reduce-scatter is found by its all-reduce, whose result is whole; where it is one operation, by its part.
+        # A fused reduce-scatter is counted by its all-reduce, whose result is full-size; a single operation by its
+        # part.
         whole = kind != "reduce-scatter" or computation.startswith("%all-reduce-scatter")
         times = {"all-reduce": 2 * (n - 1) / n, "all-gather": (n - 1) / n, "reduce-scatter": (n - 1) / n}.get(kind, 1)
         sent[kind] += bytes_of(result) * times * (1 if whole else n)
@@ -234,7 +236,7 @@ def outputs_of(shape: str) -> str:
 
 
 def group_size(text: str) -> int:
-    """Return how many devices take part, in each of the ways that XLA writes it.
+    """Return the number of participating devices, for each notation of XLA.
 
     >>> [group_size(f"replica_groups={x}") for x in ("{{0,1,2,3},{4,5,6,7}}", "[2,4]<=[8]", "mesh['a'=2,'b'=4] {'b'}")]
     [4, 4, 4]
@@ -250,17 +252,17 @@ def group_size(text: str) -> int:
 
 
 def classify(model: Any, batch: Any) -> Any:
-    """The step of the classifiers."""
+    """Return the output of the classifiers."""
     return ClassificationOutput.from_logits(model(batch["x"]), batch["y"])
 
 
 def predict_next(model: Any, batch: Any) -> Any:
-    """The step of the transformer."""
+    """Return the output of the transformer."""
     return SequenceOutput.from_logits(model(batch["x"]), batch["y"])
 
 
 def workloads(rows: int) -> dict[str, tuple[Any, Any, dict[str, np.ndarray]]]:
-    """Return by name the model, the step and a micro-batch of so many rows."""
+    """Return the model, the step and a micro-batch of `rows` rows, by name."""
     labels = np.zeros(rows, np.int32)
     tokens = {name: np.zeros((rows, LENGTH), np.int32) for name in ("x", "y")}
     return {
@@ -271,7 +273,7 @@ def workloads(rows: int) -> dict[str, tuple[Any, Any, dict[str, np.ndarray]]]:
 
 
 def strategies(devices: Sequence[Any], workload: str) -> dict[str, Any]:
-    """Return by name the strategies for a workload."""
+    """Return the strategies for a workload, by name."""
     found = {
         "SingleDevice": SingleDevice(devices[0]),
         "Replicated": Replicated(list(devices)),
@@ -285,7 +287,7 @@ def strategies(devices: Sequence[Any], workload: str) -> dict[str, Any]:
 
 
 def line_of(found: Facts) -> str:
-    """Return the facts as a row of the table."""
+    """Return a row of the table."""
     sent = ", ".join(f"{found.collectives[kind]} {kind} {size / 1e3:.1f}" for kind, size in found.sent.items())
     donated = f"{100 * min(1.0, found.donated / found.state):.0f} %" if found.state else ""
     memory = " | ".join(f"{x / 1e6:.2f}" for x in (found.arguments, found.temporaries))
@@ -294,7 +296,7 @@ def line_of(found: Facts) -> str:
 
 
 def main() -> None:
-    """Compile, and print one line for each program."""
+    """Compile, and print one line per program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topology", default="v5e:2x4", help="of TPUs, or h100:COUNT (default: v5e:2x4)")
     parser.add_argument("--workloads", nargs="+", default=["mlp", "transformer", "cnn"])

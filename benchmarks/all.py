@@ -1,8 +1,8 @@
 """Measure the loop, saves, populations and several devices, and write one file: `python -m benchmarks.all`.
 
-Each part is a benchmark of its own, run in a process of its own with one JSON file; this one has all of them, the
-devices, the machine and the versions. It is written after each part, so that what was measured is there if time runs
-out. On an accelerator: `python -m benchmarks.all --platform gpu --minutes 15`.
+Each part is a benchmark that runs as a separate process and writes a JSON file. This one combines them with the
+devices, the machine and the versions. It is written after each part, so that measurements are kept if time runs out. On
+an accelerator: `python -m benchmarks.all --platform gpu --minutes 15`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ print(json.dumps([jax.devices()[0].device_kind, jax.device_count()]))"""
 
 
 def parts_of(devices: int) -> dict[str, list[str]]:
-    """Return the arguments of each part, the most useful first."""
+    """Return the arguments of each part, the most useful part first."""
     counts = [str(count) for count in (1, 2, 8) if count <= devices]
     return {
         "large": ["overhead", "--workload", "gpt", "--checkpoints", "off", "--only", *LOOPS, "first"],
@@ -40,7 +40,7 @@ def parts_of(devices: int) -> dict[str, list[str]]:
 
 
 def run(part: str, arguments: Sequence[str], rounds: int, platform: str | None, directory: Path) -> Any:
-    """Run a part, whose lines go to the terminal. Return what it measured, or how it failed."""
+    """Run a part, whose lines go to the terminal. Return its measurements, or its failure."""
     path = directory / f"{part}.json"
     command = [sys.executable, "-m", f"benchmarks.{arguments[0]}", *arguments[1:], "--rounds", str(rounds)]
     command += ["--json", str(path), *(["--platform", platform] if platform else [])]
@@ -53,7 +53,7 @@ def run(part: str, arguments: Sequence[str], rounds: int, platform: str | None, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts_of(1), help="default: all")
     parser.add_argument("--rounds", type=int, default=1)
@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"), help="default: benchmarks.json")
     args = parser.parse_args(argv)
     began = time.monotonic()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a part's process begins while the last one ends
+    # a part's process starts before the memory of the previous one is free
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     kind, count = spawn(["-c", DEVICES], args.platform)
     everything: dict[str, Any] = {"device": kind, "devices": count, "machine": machine(), "parts": {}, "left out": []}
     print(f"{count} x {kind}, {everything['machine']}", flush=True)

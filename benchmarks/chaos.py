@@ -1,20 +1,20 @@
 """Kill a run many times and compare its files with an undisturbed run: `python -m benchmarks.chaos --kills 100
 [--config FILE]`.
 
-A run is started as a process, killed with SIGKILL at a random moment, resumed, killed again, until it ends; then the
-next one, until there were so many kills. What each leaves is compared, byte by byte, with what the same run left
-undisturbed: which checkpoints are on disk, the arrays of each (read with Orbax alone) and its progress, the history,
-each metric log, `summary.json`, the journal's lines of numbers. Times are not compared, nor what a checkpoint says of
-the machine.
+A run is started as a process, killed with SIGKILL at a random moment, resumed, and killed again, until it ends; then
+the next run starts, until the number of kills is reached. Each run is compared, byte by byte, with an undisturbed run:
+which checkpoints are on disk, the arrays of each (read with Orbax alone) and its progress, the history, each metric
+log, `summary.json`, and the journal's lines of numbers. Times, and a checkpoint's description of the machine, are not
+compared.
 
-Moments are random (`--seed`). Half of them lie anywhere in the time that an undisturbed process needs from where `fit`
-begins to its end; the other half lie within the 1st to 4th save that a process makes, whose directory is watched. A
-kill counts as inside a save where it leaves an unfinished checkpoint directory, or a complete one that the journal does
-not know of yet. A resume has failed when its process ends with an error, or goes on from an older checkpoint than the
-newest that the journal knew to be complete before.
+Moments are random (`--seed`). Half of them are anywhere between the start of `fit` and the end of an undisturbed
+process; the other half are within the first to fourth save of a process, whose directory is watched. A kill counts as
+inside a save if it leaves an incomplete checkpoint directory, or a complete one that the journal does not contain yet.
+A resume fails if its process ends with an error, or resumes from an older checkpoint than the newest that the journal
+contained.
 
-Without `--config` the run is that of `benchmarks.victim`, with everything that a run can carry. With it the processes
-are `learner fit FILE --directory=...` and `learner resume DIR`.
+Without `--config`, the run is that of `benchmarks.victim`, which has every kind of state. With it, the processes are
+`learner fit FILE --directory=...` and `learner resume DIR`.
 """
 
 import argparse
@@ -41,25 +41,25 @@ from benchmarks.overhead import ROOT, machine
 from learner.runs.history import read_history
 from learner.runs.journal import read_journal
 
-EPOCHS = 24  # of the benchmark's own run
-OF_THE_MACHINE = ("time", "seconds", "made_on")  # keys of JSON that are not compared
-LOOK = 0.0005  # seconds between two looks at a directory of checkpoints
+EPOCHS = 24  # of the built-in run
+OF_THE_MACHINE = ("time", "seconds", "made_on")  # JSON keys that are not compared
+LOOK = 0.0005  # seconds between two polls of a checkpoint directory
 
 Facts = dict[str, bytes]
 
 
 # -- what is run -------------------------------------------------------------------------------------------------------
 
-Commands = Callable[[Path], list[str]]  # run directory, as it is found -> the words of `benchmarks.victim`
+Commands = Callable[[Path], list[str]]  # run directory in its current state -> arguments of `benchmarks.victim`
 
 
 def own_run(seed: int = 0, epochs: int = EPOCHS) -> Commands:
-    """The benchmark's own run."""
+    """Return the commands and the environment of the built-in run."""
     return lambda directory: ["train", str(directory), str(seed), str(epochs)]
 
 
 def config_run(config: str) -> Commands:
-    """A run of the command line. Where it was killed before there was a config.yaml, it is started again."""
+    """Return the commands of a config's run. A run killed before it wrote config.yaml is started again."""
 
     def words(directory: Path) -> list[str]:
         if (directory / "config.yaml").exists():
@@ -74,19 +74,19 @@ def config_run(config: str) -> Commands:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """Some seconds after `fit` began, or (`save`) after the process began its save of this number."""
+    """A number of seconds after the start of `fit`, or after the start of the process's save with the number `save`."""
 
     seconds: float
     save: int | None = None
 
 
 def moments(seed: int, lifetime: float, save: float) -> Iterator[Moment]:
-    """Random ones without end, half of either kind.
+    """Yield random moments without end, half of each kind.
 
     Args:
-      seed: of the random numbers.
-      lifetime: seconds of a process from where `fit` begins.
-      save: seconds from where a save can be seen until the next may begin.
+      seed: seed of the random numbers.
+      lifetime: seconds from the start of `fit` to the end of a process.
+      save: seconds from a visible save to the earliest start of the next one.
     """
     rng = random.Random(seed)
     while True:
@@ -95,7 +95,7 @@ def moments(seed: int, lifetime: float, save: float) -> Iterator[Moment]:
 
 
 class Process:
-    """A process of a run."""
+    """A process of a run, whose checkpoint directory is polled."""
 
     def __init__(self, words: Sequence[str], directory: Path, cache: Path, output: IO[bytes]):
         self.place = directory / "checkpoint"
@@ -115,12 +115,12 @@ class Process:
         os.close(end)
 
     def wait_for_fit(self) -> None:
-        """Until `fit` begins, or the process is over."""
+        """Wait until `fit` starts or the process ends."""
         with open(self._pipe, "rb", buffering=0) as pipe:
             pipe.read(1)
 
     def lives_until(self, moment: Moment) -> bool:
-        """Waits for the moment; whether the process is there then."""
+        """Wait for the moment. Return False if the process ended before."""
         if moment.save is not None:
             begun: set[str] = set()
             while len(begun) < moment.save:
@@ -135,7 +135,7 @@ class Process:
         return False
 
     def new(self) -> list[str]:
-        """Directories of checkpoints that this process has made."""
+        """Return the checkpoint directories that this process created."""
         return [name for name, _ in seen(self.place).items() - self.before.items()]
 
     def kill(self) -> None:
@@ -147,7 +147,9 @@ class Process:
 
 
 def seen(directory: Path) -> dict[str, int]:
-    """The directories in `checkpoint/`. An unfinished one of the same name may be another: it is known by its time."""
+    """Return the directories in `checkpoint/`, with their times: an incomplete one may be replaced by another of that
+    name.
+    """
     sizes = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
@@ -161,7 +163,7 @@ def seen(directory: Path) -> dict[str, int]:
 
 
 def facts(directory: Path) -> Facts:
-    """Return by name everything that must not depend on the number of kills."""
+    """Return everything that must not depend on the number of kills, by name."""
     values = {"checkpoint: directories": _text(sorted(seen(directory / "checkpoint")))}
     for step in sorted(int(name) for name in seen(directory / "checkpoint") if name.isdigit()):
         values |= {f"checkpoint/{step}: {name}": content for name, content in checkpoint(directory, step).items()}
@@ -175,7 +177,7 @@ def facts(directory: Path) -> Facts:
 
 
 def checkpoint(directory: Path, step: int) -> Facts:
-    """The parts of a checkpoint, as Orbax reads them: each array, and the progress."""
+    """Return the parts of a checkpoint as Orbax reads them: each array, and the progress."""
     import orbax.checkpoint as ocp
 
     place, contents = directory.absolute() / "checkpoint" / str(step), {}
@@ -204,8 +206,8 @@ def _text(value: Any) -> bytes:
 
 
 def differing(found: Facts, expected: Facts) -> dict[str, int]:
-    """Return the number of differing bytes by name. A file that only one side has differs in all of its bytes, and in
-    one at least.
+    """Return the number of differing bytes by name. A file that exists on one side differs in all of its bytes, and in
+    at least one.
     """
     counts = {}
     for name in sorted({*found, *expected}):
@@ -235,11 +237,11 @@ class Tally:
 
     @property
     def good(self) -> bool:
-        """True if every promise was kept."""
+        """Return True if every promise was kept."""
         return not self.differing and not self.failures
 
     def report(self) -> list[str]:
-        """The lines to be printed."""
+        """Return the lines to print."""
         numbers = {
             "kills": self.kills,
             "resumes": self.resumes,
@@ -258,7 +260,7 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True)
 class Undisturbed:
-    """The files and the duration of an undisturbed run (see `moments`)."""
+    """The files and the durations of an undisturbed run (see `moments`)."""
 
     facts: Facts
     lifetime: float
@@ -266,7 +268,7 @@ class Undisturbed:
 
 
 class Chaos:
-    """Runs in one place, `work/run`, one after the other: a run's files may name their directory."""
+    """Runs in one directory, `work/run`, one after another: a run's files may contain the directory's name."""
 
     def __init__(self, work: Path, commands: Commands):
         self.directory, self._cache, self._output = work / "run", work / "compilations", work / "output.txt"
@@ -275,7 +277,7 @@ class Chaos:
 
     @contextlib.contextmanager
     def process(self) -> Iterator[Process]:
-        """Starts, or goes on with, the run."""
+        """Start or resume the run."""
         with self._output.open("wb") as output:
             process = Process(self._commands(self.directory), self.directory, self._cache, output)
         try:
@@ -285,7 +287,7 @@ class Chaos:
             process.kill()
 
     def undisturbed(self) -> Undisturbed:
-        """Runs it in one go."""
+        """Run without kills."""
         shutil.rmtree(self.directory, ignore_errors=True)
         saves: dict[str, list[float]] = {}
         with self.process() as process:
@@ -302,7 +304,7 @@ class Chaos:
         return Undisturbed(facts(self.directory), lifetime, between[len(between) // 2])
 
     def run(self, expected: Facts, moments: Iterable[Moment]) -> None:
-        """One run, from its first process to its end. When the moments are over, it is left alone."""
+        """Perform one run, from its first process to its end. It is undisturbed once there are no more moments."""
         shutil.rmtree(self.directory, ignore_errors=True)
         upcoming = iter(moments)
         while (code := self._one(next(upcoming, None))) == -signal.SIGKILL:
@@ -315,7 +317,7 @@ class Chaos:
             self.tally.differing[name] = self.tally.differing.get(name, 0) + count
 
     def _one(self, moment: Moment | None) -> int:
-        """One process; returns its exit code."""
+        """Perform one process, and return its exit code."""
         starts, complete = len(self._steps_of("start")), max(self._steps_of("save"), default=0)
         with self.process() as process:
             killed = moment is not None and process.lives_until(moment)
@@ -330,11 +332,11 @@ class Chaos:
         return code
 
     def _steps_of(self, event: str) -> list[int]:
-        """Return the steps of the journal's lines that a resume keeps."""
+        """Return the steps in the journal's lines that a resume keeps."""
         return [line["step"] for line in journal(self.directory) if line.get("event") == event]
 
     def _count(self, new: list[str], noted: set[int]) -> None:
-        """A kill: `new` are the directories of checkpoints that the process left, `noted` are steps in the journal."""
+        """Count a kill. `new` are the checkpoint directories the process left, `noted` the steps in the journal."""
         self.tally.kills += 1
         self.tally.before_first += not any(name.isdigit() for name in seen(self.directory / "checkpoint"))
         if not all(name.isdigit() for name in new):
@@ -344,7 +346,7 @@ class Chaos:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. The exit code is 0 if every promise was kept."""
+    """Run the command. The exit code is 0 if every promise was kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, metavar="N", help="how many, at least")
     parser.add_argument("--config", metavar="FILE", help="a run of the command line instead of the benchmark's own")
@@ -355,7 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     work.mkdir(parents=True, exist_ok=True)
     chaos = Chaos(work, own_run() if args.config is None else config_run(args.config))
     cold = chaos.undisturbed()
-    warm = chaos.undisturbed()  # with its programs in the cache, as every process that follows
+    warm = chaos.undisturbed()  # with its programs in the cache, as in every later process
     print(f"{machine()}\nundisturbed, `fit` takes {warm.lifetime:.1f} s, a save {1e3 * warm.save:.0f} ms", flush=True)
     if again := differing(warm.facts, cold.facts):
         print(f"the run does not repeat itself without any kill: {', '.join(again)} differ")

@@ -1,22 +1,22 @@
 """Measure the cost of checkpoints: `python -m benchmarks.checkpoint_stall`.
 
-A character transformer whose state is 163 arrays of 10 MB (or of 500 MB) is trained by `learner`, and by a loop written
-by hand that calls Orbax's `CheckpointManager` as its guide shows. Both save every so many steps; between two saves lie
-two windows of equally many steps, the first with a save at its beginning and the second with none. Their times are
-compared within a pair, so that a slow hour of the machine slows both.
+A character transformer whose state is 163 arrays of 10 MB (or of 500 MB) is trained by `learner`, and by a hand-written
+loop that calls Orbax's `CheckpointManager` as its guide shows. Both save at a fixed interval of steps. Between two
+saves are two windows of equally many steps, the first with a save at its start and the second without. Their times are
+compared within a pair, so that slow phases of the machine affect both.
 
-- held: seconds that the loop's thread is in the call that saves. For `learner` the goal is 15 ms and one copy of the
-  state. By hand the time until the step before ends is not counted.
-- the next five dispatches: how much longer these calls are than usual. The next five steps: how much later the fifth
-  ends; the time that the device waits while the loop is held is in it.
-- lost: how much longer a window with a save takes; with every_seconds=60 it is the same loss, of 60 seconds.
-- processor time: how many seconds more the process has of its processors in the window with a save. Where others use
-  the machine it says more than the seconds on the clock.
-- the time to resume is that of the first step of a run that goes on, less that of a run that begins, both with their
-  programs in the compilation cache.
+- held: seconds that the loop's thread spends in the call that saves. For `learner` the goal is 15 ms and one copy of
+the state. For the hand-written loop, waiting for the previous step is not counted.
+- the next five dispatches: how much longer these calls take than usual. The next five steps: how much later the fifth
+ends, including the time that the device waits while the loop is held.
+- lost: how much longer a window with a save takes. With every_seconds=60 the loss is the same, per 60 seconds.
+- processor time: additional CPU seconds of the process in the window with a save. On a shared machine they are more
+reliable than wall time.
+- the time to resume: the time to the first step of a resumed run less that of a new run, both with their programs in
+the compilation cache.
 
-A round has one process of each kind; every second round goes backwards. Printed are the median, the least and the
-greatest over all pairs of windows.
+A round has one process of each kind; every second round runs in reverse. Printed are the median, the minimum and the
+maximum over all pairs of windows.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from typing import Any
 from benchmarks.overhead import machine, spawn, spread
 from benchmarks.stall_child import SIZES, Case
 
-Round = dict[str, dict[str, Any]]  # what each variant's process printed
+Round = dict[str, dict[str, Any]]  # the output of each variant's process
 VARIANTS = ("learner", "hand", "start", "resume")
 GOALS = {"held": "<= 15 + a copy", "lost": "< 3", "disk": "<= 1.05"}  # of learner
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Numbers of the report: what a round says, as one number or as one for each pair of windows."""
+    """A row of the report: computes from a round one number, or one for each pair of windows."""
 
     label: str
     values: Callable[[Round], Sequence[float]]
@@ -47,7 +47,7 @@ class Row:
 
 
 def lost(measured: dict[str, Any]) -> list[float]:
-    """The seconds by which each save makes its window longer."""
+    """Return the seconds that each save adds to its window."""
     return [a - b for a, b in zip(measured["with"], measured["without"], strict=True)]
 
 
@@ -90,7 +90,7 @@ def rows_of(window: int) -> list[Row]:
 
 
 def report(name: str, rounds: list[Round]) -> list[str]:
-    """The lines about a size."""
+    """Return the lines about a size."""
     size, megabytes = SIZES[name], rounds[0]["learner"]["arrays"] / 1e6
     lines = [
         f"\n{name}: a state of {megabytes:.1f} MB, {size.batch} x 128 characters a step, {size.window} steps a window"
@@ -102,7 +102,7 @@ def report(name: str, rounds: list[Round]) -> list[str]:
 
 
 def run(name: str, rounds: int, platform: str | None) -> Iterator[Round]:
-    """The rounds of a size. What goes on comes after what it goes on with, also backwards."""
+    """Run the rounds of a size. A run that resumes follows the run that it resumes, also in reverse rounds."""
     with tempfile.TemporaryDirectory() as cache:
         for number in range(rounds):
             print(f"{name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
@@ -117,7 +117,7 @@ def run(name: str, rounds: int, platform: str | None) -> Iterator[Round]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["10 MB", "500 MB"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, rounds in everything.items():
         for measured in run(name, args.rounds, args.platform):
             rounds.append(measured)
-            if args.json:  # after each round: they take minutes
+            if args.json:  # after each round: rounds take minutes
                 args.json.write_text(json.dumps(everything))
         print("\n".join(report(name, rounds)), flush=True)
 

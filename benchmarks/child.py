@@ -1,9 +1,9 @@
-"""One measurement in a process of its own: `python -m benchmarks.child '{"workload": "digits", "variant": "hand"}'`.
+"""Make one measurement, as a separate process: `python -m benchmarks.child '{"workload": "digits", "variant":
+"hand"}'`.
 
-It prints one line of JSON: `seconds` (per epoch, over the epochs after the warm ones), `first` (seconds from after the
-imports to the end of the first step), `peak` (MiB, the most memory the process had), `device_peak` (MiB, the most
-memory of the device in use, `None` where it does not count), `losses` (train and validation loss of each epoch) and
-`device`.
+Prints one line of JSON: `seconds` (per epoch, over the epochs after the warm ones), `first` (seconds from the end of
+the imports to the end of the first step), `peak` (MiB, the process's maximum memory), `device_peak` (MiB, the device's
+maximum memory in use, `None` if it is not counted), `losses` (train and validation loss of each epoch) and `device`.
 """
 
 import dataclasses
@@ -32,17 +32,17 @@ class Case:
 
     Attributes:
       variant: "hand", "limit" or "learner".
-      feed: how rows reach the loop by hand (`loops.FEEDS`). For `learner` only "iterable" matters: then it gets a plain
-        iterable of NumPy batches and makes one step per dispatch; else it gets its own loader.
-      epochs, warm: epochs that are measured, and before them those that are not; `None`: the workload's own.
+      feed: how rows reach the hand-written loop (`loops.FEEDS`). `learner` distinguishes "iterable" only: it then gets
+        a plain iterable of NumPy batches and dispatches single steps; otherwise it gets its own loader.
+      epochs, warm: measured epochs, and unmeasured epochs before them; `None`: the workload's.
       first: measure only the time to the first step.
-      further: how many metrics `learner` has besides loss and accuracy.
-      checkpoints: whether `learner` saves as it does by default.
-      rows: use only so many rows of a split; `None`: all.
-      batch: rows of a training batch; `None`: the workload's own.
+      further: number of metrics of `learner` besides loss and accuracy.
+      checkpoints: True if `learner` saves with its defaults.
+      rows: number of rows of a split; `None`: all.
+      batch: rows of a training batch; `None`: the workload's.
       function: give `learner` the function that makes the model.
       rate: the learning rate of `learner`.
-      members: train a population of so many seeds; 0: one run.
+      members: train a population with this number of seeds; 0: one run.
     """
 
     workload: str
@@ -61,15 +61,15 @@ class Case:
 
 
 class Clock:
-    """Notes when the first step and when each epoch ended."""
+    """Record when the first step and each epoch ended."""
 
     def __init__(self) -> None:
-        self.begin = time.time()  # the clock of the journal, too
+        self.begin = time.time()  # also the clock of the journal
         self.first: float | None = None
         self.epochs: list[float] = []
 
     def mark(self, what: str) -> None:
-        """The first "step", or an "epoch", ended now."""
+        """Record the end of the first "step" or of an "epoch"."""
         if what == "epoch":
             self.epochs.append(time.time())
         elif self.first is None:
@@ -77,7 +77,7 @@ class Clock:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Runs one case in this process."""
+    """Run one case in this process."""
     work = workload_of(case)
     if case.variant == "learner":
         import learner  # noqa: F401  # so that `first` counts nobody's imports
@@ -102,7 +102,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def workload_of(case: Case) -> Workload:
-    """The workload with what the case says instead of its own epochs and rows."""
+    """Return the workload with the epochs and rows of the case."""
     work = WORKLOADS[case.workload]
     changes = {k: v for k in ("epochs", "warm", "batch") if (v := getattr(case, k)) is not None}
 
@@ -138,7 +138,8 @@ def train_with_learner(
         if case.feed == "iterable":
             builder.steps_per_dispatch(1)
         if case.first:
-            # A few steps, so that validation is not compiled beside the first one: by hand it is not compiled at all.
+            # Few steps, so that validation is not compiled beside the first one: the hand-written loop does not compile
+            # it at all.
             builder.num_steps(4).metric_loggers(_first_step(clock))
         else:
             builder.num_epochs(epochs)
@@ -156,7 +157,7 @@ def train_with_learner(
 
 
 def make_model(work: Workload, rngs: nnx.Rngs | None = None) -> Any:
-    """Return the model as `learner` takes it."""
+    """Return the model in the form that the case gives to `learner`."""
     from learner import Linen
 
     model = work.model(nnx.Rngs(0) if rngs is None else rngs)
@@ -164,7 +165,7 @@ def make_model(work: Workload, rngs: nnx.Rngs | None = None) -> Any:
 
 
 def step(model: Any, batch: Rows) -> Any:
-    """The forward pass of all workloads."""
+    """Return the output of all workloads."""
     from learner import ClassificationOutput, SequenceOutput
 
     output = SequenceOutput if batch["y"].ndim == 2 else ClassificationOutput
@@ -173,7 +174,7 @@ def step(model: Any, batch: Rows) -> Any:
 
 
 def _further(base: type, number: int) -> Any:
-    """One more metric that costs what accuracy costs."""
+    """Return a further metric that costs as much as accuracy."""
     metric = base()
     metric.name = f"Accuracy {number}"
     return metric

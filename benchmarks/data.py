@@ -1,13 +1,13 @@
 """Measure the overhead of a loader: `python -m benchmarks.data`.
 
-- Arrays in memory, against `{name: x[rows] for name, x in arrays.items()}` in a loop over a permutation. The goal is
-  1.3 times its time at most.
-- Everything else, against the bare Grain pipeline that its guide shows: `source`, `shuffle`, `map` (`random_map`),
-  `batch`, `to_iter_dataset`, and `mp_prefetch` where there are workers. The goal is 1.05 times its time at most.
+- Arrays in memory, against `{name: x[rows] for name, x in arrays.items()}` in a loop over a permutation. The goal is at
+most 1.3 times its time.
+- Everything else, against the bare Grain pipeline of Grain's guide: `source`, `shuffle`, `map` (`random_map`), `batch`,
+`to_iter_dataset`, and `mp_prefetch` for workers. The goal is at most 1.05 times its time.
 
-A measurement is as many epochs as take a quarter of a second, in this process. A round has one of each of a pair, one
-right after the other, and every second round goes backwards. Ratios are taken within a round; printed are the median,
-the least and the greatest over the rounds. Below 1 the loader is the faster one.
+A measurement is a number of epochs that takes a quarter of a second, in this process. A round measures both of a pair,
+one directly after the other, and every second round runs in reverse. Ratios are computed within a round; printed are
+the median, the minimum and the maximum over the rounds. Below 1 the loader is faster.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from absl import flags
 from benchmarks.overhead import machine, spread
 from learner.data import ArrayDataset, DataLoaderBuilder, view
 
-Epochs = Callable[[], Iterator[Any]]  # each call is another epoch
+Epochs = Callable[[], Iterator[Any]]  # each call returns another epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Pair:
     """A loader and its opponent.
 
     Attributes:
-      name: for people.
-      ours, bare: give the batches of an epoch.
-      rows: in an epoch.
-      goal: the most that the loader's time may be, in times of its opponent's; `None` where none is set.
-      close: gives back what they hold.
+      name: the name to print.
+      ours, bare: return the batches of an epoch.
+      rows: number of rows of an epoch.
+      goal: the maximum ratio of the loader's time to its opponent's; `None` if none is set.
+      close: releases resources.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Pair:
 
 
 def gathered(arrays: dict[str, np.ndarray], size: int, rows: np.ndarray | None = None) -> Epochs:
-    """The opponent: one `x[rows]` for each array and batch. `rows`: those of a view of the arrays."""
+    """Return the opponent's epochs: one `x[rows]` for each array and batch. `rows`: rows of a view of the arrays."""
     rng = np.random.default_rng(0)
     count = len(next(iter(arrays.values()))) if rows is None else len(rows)
 
@@ -69,7 +69,7 @@ def gathered(arrays: dict[str, np.ndarray], size: int, rows: np.ndarray | None =
 
 
 def in_memory(scale: float) -> list[Pair]:
-    """Small, middling and large rows, and views of them."""
+    """Return pairs with small, medium and large rows, and views of them."""
     rng = np.random.default_rng(0)
     few, many = (max(256, int(scale * count)) for count in (20_000, 100_000))
     small = {"image": rng.random((many, 8, 8), np.float32), "label": rng.integers(0, 10, many, np.int32)}
@@ -104,12 +104,12 @@ def unpacked(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def doubled(item: dict[str, Any]) -> dict[str, Any]:
-    """Next to nothing."""
+    """Double a row, which costs hardly anything."""
     return {"image": item["image"] * 2, "label": item["label"]}
 
 
 def flipped(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A usual augmentation."""
+    """Flip a row at random, a usual augmentation."""
     image = item["image"][:, :: rng.choice([-1, 1])]
     return {"image": image + rng.normal(0, 0.1, image.shape).astype(np.float32), "label": item["label"]}
 
@@ -118,12 +118,12 @@ class Flipped(grain.transforms.RandomMap):
     """The augmentation for Grain."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """See `flipped`."""
+        """Flip a row at random."""
         return flipped(element, rng)
 
 
 def items_of(count: int, packed: bool) -> list[dict[str, Any]]:
-    """Rows one by one, as a dataset has them."""
+    """Return rows one by one, as a dataset has them."""
     rng = np.random.default_rng(0)
     if not packed:
         return [{"image": rng.random((8, 8), np.float32), "label": np.int32(i % 10)} for i in range(count)]
@@ -132,7 +132,7 @@ def items_of(count: int, packed: bool) -> list[dict[str, Any]]:
 
 
 def by_grain(dataset: Any, workers: int) -> tuple[Epochs, Callable[[], None]]:
-    """Epochs of a bare pipeline; with workers it goes on from one to the next, as ours does."""
+    """Return the epochs of a bare pipeline. With workers, one iterator spans all epochs, as in the loader."""
     if not workers:
         return lambda: iter(dataset.to_iter_dataset()), lambda: None
     if not flags.FLAGS.is_parsed():
@@ -150,7 +150,7 @@ def by_grain(dataset: Any, workers: int) -> tuple[Epochs, Callable[[], None]]:
 
 
 def through_grain(scale: float, workers: Sequence[int]) -> list[Pair]:
-    """Small rows, decoding, augmentation; without and with workers."""
+    """Return pairs with small rows, decoding and augmentation, without and with workers."""
     small, packed = items_of(max(64, int(scale * 8000)), False), items_of(max(64, int(scale * 4000)), True)
     ours = {
         "small rows": (small, view(small).map(doubled)),
@@ -196,7 +196,7 @@ def seconds(epochs: Epochs, rows: int, repeat: int = 1) -> float:
 
 
 def measure(pair: Pair, rounds: int, least: float = 0.25) -> tuple[list[float], list[float]]:
-    """The seconds per epoch of both, round by round, after epochs that are not counted."""
+    """Return the seconds per epoch of both, round by round, after uncounted epochs."""
     sides: list[tuple[Epochs, list[float]]] = [(pair.ours, []), (pair.bare, [])]
     try:
         first = min(seconds(epochs, pair.rows) for epochs in (pair.ours, pair.bare, pair.bare, pair.ours))
@@ -218,7 +218,7 @@ def line(pair: Pair, ours: Sequence[float], bare: Sequence[float]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workers", nargs="*", type=int, default=[0, 2])

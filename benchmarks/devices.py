@@ -1,24 +1,24 @@
-"""Compare training on several devices with programs written by hand: `python -m benchmarks.devices`.
+"""Compare training on several devices with hand-written programs: `python -m benchmarks.devices`.
 
-The same training (AdamW, float32, loss and accuracy on both splits) on 1, 2 and 8 devices, on a CPU simulated ones:
+The same training (AdamW, float32, loss and accuracy on both splits) on 1, 2 and 8 devices, simulated ones on a CPU:
 
-- `Replicated` against a loop by hand of one `jax.pmap` call per step: gradients and sums are added up over the devices,
-  the sums stay there, everything is donated.
-- `Sharded` against a loop by hand of one `jax.jit` call per step over a mesh, with `NamedSharding`.
+- `Replicated` against a hand-written loop of one `jax.pmap` call per step: gradients and sums are reduced over the
+devices, sums stay there, everything is donated.
+- `Sharded` against a hand-written loop of one `jax.jit` call per step over a mesh, with `NamedSharding`.
 
-The loops by hand are fed with NumPy arguments or with placed batches, and the faster one is the opponent. On a CPU they
-wait for each step, since two that are under way wait for each other forever. `learner` runs as a user would run it
-(files, plain lines, no checkpoints), which is several steps per dispatch, and once more with one.
+The hand-written loops are fed with NumPy arguments or with placed batches, and the faster one is the opponent. On a CPU
+they wait for each step, since the collectives of two steps in flight deadlock. `learner` runs as for a user (files,
+plain lines, no checkpoints), with several steps per dispatch and with one.
 
-The MLP has 628 steps in an epoch. With `--workload digits` it has 44, some 40 ms, so that what the end of an epoch
-costs shows: no goal is about that.
+The MLP has 628 steps in an epoch. With `--workload digits` it has 44, about 40 ms, so that the cost of an epoch's end
+shows; no goal is set for it.
 
-The host's work is the time that the loop's own thread works in the call that dispatches one step, of a model of 24
-small arrays; beside it that of the bare `jax.pmap` or `jax.jit` call of the loop by hand.
+The host's work is the time that the loop's thread is busy in the call that dispatches one step, of a model of 24 small
+arrays, next to the time of the bare `jax.pmap` or `jax.jit` call of the hand-written loop.
 
-A measurement is a process of its own, and a round has one of each; every second round goes backwards. Ratios are taken
-within a round, so that a slow hour of the machine slows both sides; printed are the median, the least and the greatest.
-A speed ratio is the opponent's time divided by learner's: more is better.
+A measurement is a separate process, and a round has one of each; every second round runs in reverse. Ratios are
+computed within a round, so that slow phases of the machine affect both sides; printed are the median, the minimum and
+the maximum. A speed ratio is the opponent's time divided by learner's: more is better.
 """
 
 import argparse
@@ -33,15 +33,15 @@ from typing import Any
 from benchmarks.devices_child import HAND, Case
 from benchmarks.overhead import machine, spawn, spread
 
-Round = dict[str, dict[str, Any]]  # what each case's process printed
-# Epochs that are measured, those before them, and rows, so that all batches divide.
+Round = dict[str, dict[str, Any]]  # the output of each case's process
+# Measured epochs, epochs before them, and rows, so that all batches divide evenly.
 LENGTHS = {"digits-20k": (2, 1, 20096), "transformer": (3, 1, None), "digits": (30, 5, 1408)}
 GOALS = {("replicated", "digits-20k"): 0.95, ("replicated", "transformer"): 0.95}
 GOALS |= {("sharded", "digits-20k"): 0.85, ("sharded", "transformer"): 0.95}
 
 
 def cases_of(workload: str, kind: str, devices: int, quick: bool = False) -> dict[str, Case]:
-    """The measurements of a round, by name."""
+    """Return the measurements of a round, by name."""
     epochs, warm, rows = LENGTHS[workload]
     epochs, warm = (1, 1) if quick else (epochs, warm)
     base = Case(workload, kind, "hand", devices=devices, epochs=epochs, warm=warm, rows=rows)
@@ -51,7 +51,7 @@ def cases_of(workload: str, kind: str, devices: int, quick: bool = False) -> dic
 
 
 def run(cases: dict[str, Case], rounds: int, platform: str | None, title: str) -> Iterator[Round]:
-    """The rounds of some cases."""
+    """Run the rounds of some cases."""
     for number in range(rounds):
         print(f"{title}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         measured = {}
@@ -62,7 +62,7 @@ def run(cases: dict[str, Case], rounds: int, platform: str | None, title: str) -
 
 
 def report(workload: str, kind: str, devices: int, rounds: Sequence[Round]) -> list[str]:
-    """The lines about a training."""
+    """Return the lines about a training."""
     hands = [name for name in rounds[0] if name.startswith("hand")]
     best = min(hands, key=lambda name: median(r[name]["seconds"] for r in rounds))
     lines = [f"\n{workload}, {kind} on {devices} ({rounds[0][best]['device']}); by hand: jax.{HAND[kind]}"]
@@ -77,7 +77,7 @@ def report(workload: str, kind: str, devices: int, rounds: Sequence[Round]) -> l
 
 
 def host_report(kind: str, rounds: Sequence[Round], devices: Sequence[int]) -> list[str]:
-    """The lines about the host's work."""
+    """Return the lines about the host's work."""
     lines = [f"\nhost's work per step, {kind}: us of the loop's thread"]
     for count in devices:
         ours, bare = ([1e6 * r[f"{who} {count}"]["host"] for r in rounds] for who in ("learner", "hand"))
@@ -95,7 +95,7 @@ def _line(label: str, values: Sequence[float], goal: str = "") -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=LENGTHS, default=["digits-20k", "transformer"])
     parser.add_argument("--kind", nargs="+", choices=HAND, default=list(HAND))

@@ -1,8 +1,8 @@
-"""One measurement on several devices, in a process of its own: `python -m benchmarks.devices_child '{...}'`.
+"""Make one measurement on several devices, as a separate process: `python -m benchmarks.devices_child '{...}'`.
 
-It prints one line of JSON. Of a training: `seconds` (per epoch, over the epochs after the warm ones), `losses` (train
-and validation loss of each epoch) and `device`. Of the host's work: `host`, the median of the seconds that the thread
-of the loop itself was working in a call that dispatches one step.
+Prints one line of JSON. For a training: `seconds` (per epoch, over the epochs after the warm ones), `losses` (train and
+validation loss of each epoch) and `device`. For the host's work: `host`, the median of the seconds that the loop's
+thread is busy in a call that dispatches one step.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ class Case:
     Attributes:
       kind: "replicated" or "sharded".
       variant: "hand", "learner", or "host learner" and "host hand" for the host's work alone.
-      feed: how batches reach the loop by hand: "numpy", as arguments; "put", placed before.
-      devices: how many.
-      steps: of a dispatch of `learner`; `None`: by its rule.
-      calls: that are measured of the host's work.
-      epochs, warm, rows: see `child.Case`. All batches of so many rows divide over 8 devices.
+      feed: how batches reach the hand-written loop: "numpy", as arguments; "put", placed before.
+      devices: number of devices.
+      steps: steps per dispatch of `learner`; `None`: by its rule.
+      calls: measured calls of the host's work.
+      epochs, warm, rows: see `child.Case`. All batches divide evenly over 8 devices.
     """
 
     workload: str
@@ -55,7 +55,7 @@ class Case:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Runs one case in this process."""
+    """Run one case in this process."""
     if case.variant.startswith("host"):
         host = _host_of_learner(case) if case.variant == "host learner" else _host_of_hand(case)
         return {"host": host, "device": jax.devices()[0].device_kind}
@@ -90,7 +90,7 @@ def _on_devices(builder: Any, case: Case) -> None:
 
 
 class Pmap:
-    """Replicas by `jax.pmap`: everything has a leading axis, the devices."""
+    """Replicas by `jax.pmap`: every array has a leading axis of devices."""
 
     def __init__(self, devices: list[Any]):
         self.count = len(devices)
@@ -98,19 +98,19 @@ class Pmap:
         self._each = NamedSharding(jax.make_mesh((self.count,), (AXIS,), (AxisType.Auto,), devices=devices), _spec())
 
     def start(self, tree: Any) -> Any:
-        """Return the arrays that are replicated on all devices."""
+        """Return arrays replicated on all devices."""
         return jax.device_put(jax.tree.map(lambda x: np.stack([x] * self.count), tree), self._each)
 
     def rows(self, array: np.ndarray) -> np.ndarray:
-        """Rows of a batch as shares of the devices."""
+        """Return the rows of a batch as shares of the devices."""
         return array.reshape(self.count, -1, *array.shape[1:])
 
     def put(self, arrays: Placed) -> Placed:
-        """A batch, placed."""
+        """Place a batch."""
         return tuple(jax.device_put(arrays, self._each))
 
     def train(self, task: loops.Task) -> Callable[..., Any]:
-        """The step: gradients and sums are added up over the devices."""
+        """Perform a step: gradients and sums are reduced over the devices."""
 
         def step(leaves: Any, sums: Any, x: Any, y: Any) -> Any:
             params, opt_state = task.tree.unflatten(leaves)
@@ -122,7 +122,7 @@ class Pmap:
         return jax.pmap(step, AXIS, devices=self._devices, donate_argnums=(0, 1))
 
     def valid(self, task: loops.Task) -> Callable[..., Any]:
-        """A batch of validation."""
+        """Evaluate a batch of validation."""
 
         def step(params: Any, sums: Any, x: Any, y: Any) -> Any:
             return sums + jax.lax.psum(task.valid(params, jnp.zeros(3), x, y), AXIS)
@@ -130,12 +130,12 @@ class Pmap:
         return jax.pmap(step, AXIS, devices=self._devices, donate_argnums=1)
 
     def number(self, sums: Any) -> np.ndarray:
-        """The sums, on the host."""
+        """Return the sums on the host."""
         return np.asarray(sums.addressable_data(0))[0]
 
 
 class Mesh:
-    """`jax.jit` over a mesh: batches are split, the rest is the same on each device."""
+    """`jax.jit` over a mesh: batches are split, everything else is replicated."""
 
     def __init__(self, devices: list[Any]):
         self.count = len(devices)
@@ -180,8 +180,8 @@ def _by_hand(case: Case) -> Pmap | Mesh:
 
 
 def hand(workload: Workload, case: Case, epochs: int, mark: loops.Mark) -> loops.Losses:
-    """One call per step, sums on the devices. On a CPU each call is waited for: the collectives of two steps that are
-    under way wait for each other forever.
+    """Train with one call per step and sums on the devices. On a CPU each call is awaited: the collectives of two steps
+    in flight deadlock.
     """
     (train_rows, valid_rows), places, task = workload.data(), _by_hand(case), loops.Task(workload)
     train, valid, put = places.train(task), places.valid(task), case.feed == "put"
@@ -214,7 +214,7 @@ def _shares(places: Pmap | Mesh, x: np.ndarray, y: np.ndarray) -> Placed:
 
 
 class Tiny(nnx.Module):
-    """Twelve layers of 8 by 8: many arrays, and next to nothing to compute."""
+    """Twelve layers of 8 by 8: many arrays, and hardly any computation."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(12)])
@@ -264,7 +264,7 @@ def _host_of_learner(case: Case) -> float:
 
 
 def _worked(call: Callable[[], Any], calls: int) -> float:
-    """The median of the seconds that this thread is busy in a call; each is waited for outside of them."""
+    """Return the median of the seconds that this thread is busy in a call, without the wait for the result."""
     for _ in range(3):
         jax.block_until_ready(call())
     seconds = []
@@ -277,7 +277,7 @@ def _worked(call: Callable[[], Any], calls: int) -> float:
 
 
 def main(text: str) -> None:
-    """The command. CPUs are simulated, as many as the case has."""
+    """Run the command. On a CPU, simulate as many devices as the case has."""
     case = Case(**json.loads(text))
     jax.config.update("jax_num_cpu_devices", case.devices)
     print(json.dumps(measure(case)))

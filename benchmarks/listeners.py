@@ -1,14 +1,13 @@
 """Measure the cost of loggers and renderers: `python -m benchmarks.listeners`.
 
-The digits MLP is trained with nothing that looks at its steps, with the files of a run, with files and the renderer of
-terminals (drawing into /dev/null), and with each logger besides these, as it is by default. A measurement is a process
-of its own; a round has one of each kind, and every second round goes backwards. Speeds are ratios within a round: of
-the run with to the one without what is asked for, above 1 where it is faster. Printed are the median, the least and the
-greatest over the rounds.
+The digits MLP is trained without listeners to its steps, with the files of a run, with files and the terminal renderer
+(drawing into /dev/null), and with each logger besides these, with its defaults. A measurement is a separate process; a
+round has one of each kind, and every second round runs in reverse. Speeds are ratios within a round: of the run with
+the listener to the run without it, above 1 where it is faster. Printed are the median, the minimum and the maximum over
+the rounds.
 
-Then each listener is told of 10^3 and 10^5 steps (`--steps` says how many; 10^7 take minutes each), without training:
-what a step costs in time of the processor and in bytes, which must not depend on how many there are. Here every step is
-logged.
+Then each listener gets 10^3 and 10^5 steps (`--steps` sets the numbers; 10^7 take minutes each), without training: the
+CPU time and the bytes per step, which must not depend on the number of steps. Here every step is logged.
 """
 
 import argparse
@@ -37,7 +36,7 @@ class Row:
 
 
 def trainings() -> dict[str, Case]:
-    """The runs of a round, by name."""
+    """Return the runs of a round, by name."""
     cases = {name: Case("train", name) for name in ("none", "files", "rich", *LOGGERS)}
     return cases | {"20 metrics": Case("train", "rich", metrics=20)}
 
@@ -64,7 +63,7 @@ def rows() -> list[Row]:
 
 
 def report(rounds: list[Round]) -> list[str]:
-    """The lines about the runs: those whose two kinds were measured."""
+    """Return the lines about runs of which both were measured."""
     times = {name: [1e3 * r[name]["seconds"] for r in rounds] for name in trainings() if name in rounds[0]}
     lines = [f"  {name + ': ms per epoch':<52} {spread(values)}" for name, values in times.items()]
     for row in rows():
@@ -76,7 +75,7 @@ def report(rounds: list[Round]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, nargs="+", default=[10**3, 10**5], help="that listeners are told of")

@@ -1,9 +1,9 @@
-"""One measurement of `benchmarks.listeners` in a process of its own:
-`python -m benchmarks.listeners_child '{"kind": "train", "variant": "JsonLines"}'`.
+"""Make one measurement of `benchmarks.listeners`, as a separate process: `python -m benchmarks.listeners_child
+'{"kind": "train", "variant": "JsonLines"}'`.
 
-It prints one line of JSON. `train`: `seconds` per epoch, after the warm ones, of a run with these listeners. `cost`: a
-listener is told of so many steps without any training; `us` is what a step cost this process of its processors in
-microseconds, `bytes` what it left on the disk.
+Prints one line of JSON. `train`: `seconds` per epoch, after the warm ones, of a run with these listeners. `cost`: a
+listener gets steps without any training; `us` is CPU microseconds of this process per step, `bytes` the bytes on the
+disk per step.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from learner.loggers import Csv, JsonLines, MLflow, RunFiles, TensorBoard, WandB
 from learner.renderers import RichRenderer
 from learner.training import session
 
-LOGGERS: dict[str, Callable[[str], Listener]] = {  # given a directory for what does not lie in the run's
+LOGGERS: dict[str, Callable[[str], Listener]] = {  # given a directory for files outside the run's
     "JsonLines": lambda place: JsonLines(),
     "Csv": lambda place: Csv(),
     "TensorBoard": lambda place: TensorBoard(),
     "WandB": lambda place: WandB(mode="offline"),
     "MLflow": lambda place: MLflow(f"sqlite:///{place}/mlflow.db"),
 }
-DISPATCH = 128  # steps that one event tells of
+DISPATCH = 128  # steps of one event
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Case:
 
     Attributes:
       kind: "train" or "cost".
-      variant: "none" (neither files of steps nor listeners), "files", "rich" (files, and the renderer of terminals), or
-        the name of a logger, which is there besides files and renderer.
-      workload: what is trained.
-      epochs, warm: of the training; `None`: the workload's own.
-      metrics: how many there are.
-      steps: how many the listener is told of.
-      every: the logger takes every so many steps; `None`: as by default.
+      variant: "none" (neither files of steps nor listeners), "files", "rich" (files, and the terminal renderer), or the
+        name of a logger, which is added to files and renderer.
+      workload: name of the trained workload.
+      epochs, warm: of the training; `None`: the workload's.
+      metrics: number of metrics.
+      steps: number of steps that the listener gets.
+      every: interval of steps that the logger keeps; `None`: its default.
     """
 
     kind: str
@@ -66,29 +66,29 @@ class NoSteps(RunFiles):
     """The files of a run without those of its steps."""
 
     def steps(self, *args: Any) -> None:
-        """Writes nothing."""
+        """Write nothing."""
 
     def close_split(self, *args: Any) -> None:
-        """Writes nothing."""
+        """Write nothing."""
 
 
 class Files(Listener):
-    """The files of steps, as a listener."""
+    """A listener that writes the files of steps."""
 
     def on_event(self, event: Event) -> None:
-        """Writes what the run's own worker would."""
+        """Write as the run's reporter does."""
         if isinstance(event, RunStarted):
             self._files = RunFiles(event.directory, time.time)
         elif isinstance(event, StepsEnded):
             self._files.steps(event.split, event.epoch, event.values, event.weights)
 
     def close(self) -> None:
-        """Closes them."""
+        """Close the files."""
         self._files.close()
 
 
 def make_listener(case: Case, directory: str) -> Listener:
-    """The listener of a variant."""
+    """Return the listener of a variant."""
     if case.variant == "files":
         return Files()
     logger: Any = LOGGERS[case.variant](directory)
@@ -98,7 +98,7 @@ def make_listener(case: Case, directory: str) -> Listener:
 
 
 def train(case: Case) -> dict[str, float]:
-    """Seconds per epoch of a run."""
+    """Return the seconds per epoch of a run."""
     given = Training(case.workload, "learner", epochs=case.epochs, warm=case.warm, further=case.metrics - 2)
     work, clock = workload_of(given), Clock()
     if case.variant == "none":
@@ -122,7 +122,7 @@ def cost(case: Case) -> dict[str, float]:
     infos = tuple(MetricInfo("train", name, higher_is_better=name == "Loss") for name in names)
     values = np.random.default_rng(0).random((case.metrics, DISPATCH), np.float32)
     weights = np.full(DISPATCH, 32, np.float32)
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):  # MLflow writes where it stands
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):  # MLflow writes into the current directory
         directory = Path(place, "run")
         directory.mkdir()
         listener = make_listener(case, place)
@@ -140,12 +140,12 @@ def cost(case: Case) -> dict[str, float]:
         if case.variant == "WandB":
             import wandb
 
-            wandb.teardown()  # it writes the rest then
+            wandb.teardown()  # writes the remaining data
         return {"us": 1e6 * seconds / case.steps, "bytes": (size_of(place) - before) / case.steps}
 
 
 def size_of(directory: str) -> int:
-    """The bytes of all files below a directory."""
+    """Return the bytes of all files below a directory."""
     return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file() and not path.is_symlink())
 
 

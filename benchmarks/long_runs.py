@@ -1,9 +1,9 @@
-"""Measure how a run changes while it becomes long: `python -m benchmarks.long_runs`.
+"""Measure how a run changes as it grows long: `python -m benchmarks.long_runs`.
 
 The digits MLP is trained for many short epochs (10,000 of 2 steps), and for many logged steps (50 epochs of 20,118
-steps of one row), each in a process of its own, with validation, the files of a run, default checkpoints and a logger,
-if one is asked for. Printed for each tenth of the run are milliseconds per epoch (CPU and wall) and the memory at its
-end; then the last tenth compared with the second (the first one compiles), and the files that the run left.
+steps of one row), each as a separate process, with validation, the files of a run, default checkpoints and, optionally,
+a logger. Printed for each tenth of the run are milliseconds per epoch (CPU and wall) and the memory at its end; then
+the last tenth compared with the second (the first one compiles), and the run's files.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def report(name: str, measured: dict[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--epochs", type=int, help="instead of the run's own")

@@ -1,7 +1,6 @@
-"""The opponents: loops written by hand as people write them and as well as possible, and the limit of what any loop can
-reach.
+"""The opponents: usual and optimized hand-written loops, and the limit that no loop can exceed.
 
-All use one pure step on flat leaves, so that they make the same numbers; they differ in what one call does.
+All use one pure step on flat leaves, so that they compute equal numbers; they differ in the work of one call.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +18,11 @@ from benchmarks.workloads import RATE, Rows, Workload
 Leaves = list[jax.Array]
 Losses = list[tuple[float, float]]  # train and validation loss of each epoch
 Feed = Callable[[int], Iterable[tuple[Any, ...]]]  # epoch -> the arguments of each step
-Mark = Callable[[str], None]  # "step" after the first step, "epoch" after each epoch that was waited for
+Mark = Callable[[str], None]  # "step" after the first step, "epoch" after each awaited epoch
 
 
 def order_of(rows: int, epoch: int) -> np.ndarray:
-    """A permutation of the rows, int32 `[rows]`, a function of the epoch."""
+    """Return a permutation of the rows, int32 `[rows]`, a function of the epoch."""
     return np.random.default_rng((0, epoch)).permutation(rows).astype(np.int32)
 
 
@@ -31,7 +30,7 @@ class Task:
     """The pure functions of a workload on the flat leaves of (params, optimizer state).
 
     Args:
-      workload: that is trained.
+      workload: the workload to train.
       devices: over which each batch is spread.
       one_program: make the leaves in one compiled program instead of operation by operation.
     """
@@ -45,10 +44,10 @@ class Task:
             self.params = len(jax.tree.leaves(params))
             return params, self.optimizer.init(params)
 
-        if one_program:  # that runs once, so it is compiled fast
+        if one_program:  # runs once, so it is compiled quickly
             make = jax.jit(make).lower().compile({"xla_backend_optimization_level": 1})
         leaves, self.tree = jax.tree.flatten(make())
-        # AdamW's two moments start as one buffer of zeros each; a donated buffer may be there only once.
+        # AdamW's two moments share one buffer of zeros at first; a buffer can be donated only once.
         self.leaves: Leaves = leaves if one_program else [jnp.array(leaf, copy=True) for leaf in leaves]
         if self.several:
             mesh = jax.make_mesh((devices,), ("rows",), (AxisType.Auto,))
@@ -56,7 +55,7 @@ class Task:
             self.leaves = jax.device_put(self.leaves, NamedSharding(mesh, PartitionSpec()))
 
     def forward(self, params: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The mean loss, and the sums `[loss, correct, labels]`."""
+        """Return the mean loss, and the sums `[loss, correct, labels]`."""
         if self.several:
             x, y = lax.with_sharding_constraint((x, y), self.rows)
         logits = self.apply(params, x)
@@ -65,25 +64,25 @@ class Task:
         return loss, jnp.stack([loss * y.size, correct, jnp.float32(y.size)])
 
     def train(self, leaves: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array) -> tuple[Leaves, jax.Array]:
-        """One optimizer step."""
+        """Perform one optimizer step."""
         params, opt_state = self.tree.unflatten(leaves)
         (_, more), grads = jax.value_and_grad(self.forward, has_aux=True)(params, x, y)
         updates, opt_state = self.optimizer.update(grads, opt_state, params)
         return jax.tree.leaves((optax.apply_updates(params, updates), opt_state)), sums + more
 
     def valid(self, params: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-        """One batch of validation; `params` are the first leaves."""
+        """Evaluate one batch of validation; `params` are the first leaves."""
         nothing = [None] * (self.tree.num_leaves - self.params)
         return sums + self.forward(self.tree.unflatten([*params, *nothing])[0], x, y)[1]
 
 
 def batches(rows: Rows, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """All batches in order, the last one maybe smaller; slices, so nothing is copied."""
+    """Yield all batches in order, the last one possibly smaller, as slices without copies."""
     return [(rows["x"][i : i + size], rows["y"][i : i + size]) for i in range(0, len(rows["y"]), size)]
 
 
 class Shuffled:
-    """A plain Python iterable of NumPy batches, in another order in each epoch."""
+    """A plain Python iterable of NumPy batches, in a different order in each epoch."""
 
     def __init__(self, rows: Rows, size: int):
         self.rows, self.size, self.epoch = rows, size, 0
@@ -106,7 +105,7 @@ class Batches:
 
 
 def feed_gather(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
-    """The rows are on the device; a step gets its row numbers from NumPy and gathers inside."""
+    """Keep the rows on the device. A step gets row numbers from NumPy, and gathers within the program."""
     data = jax.device_put((rows["x"], rows["y"]))
 
     def step(leaves: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array, index: jax.Array) -> tuple[Leaves, jax.Array]:
@@ -120,13 +119,13 @@ def feed_gather(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], 
 
 
 def feed_slice(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
-    """The rows are on the device; one call shuffles them for the epoch, and a step slices its batch."""
+    """Keep the rows on the device. One call shuffles them for the epoch, and a step slices its batch."""
     data, count = jax.device_put((rows["x"], rows["y"])), len(rows["y"])
     shuffle = jax.jit(lambda x, y, order: (x[order], y[order]))
     starts = jax.device_put([np.int32(i) for i in range(0, count - count % size, size)])  # placed once, for all epochs
 
     def step(leaves: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array, start: Any) -> tuple[Leaves, jax.Array]:
-        if start is None:  # the last batch of the epoch, a second compilation
+        if start is None:  # the last batch of the epoch is a second compilation
             return task.train(leaves, sums, x[-(count % size) :], y[-(count % size) :])
         return task.train(leaves, sums, *(lax.dynamic_slice_in_dim(v, start, size) for v in (x, y)))
 
@@ -138,7 +137,7 @@ def feed_slice(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], F
 
 
 def feed_numpy(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
-    """The rows stay with NumPy, which shuffles them once for an epoch; a step gets slices."""
+    """Keep the rows in NumPy, which shuffles them once per epoch; a step gets slices."""
 
     def feed(epoch: int) -> Iterable[tuple[Any, ...]]:
         order = order_of(len(rows["y"]), epoch)
@@ -148,7 +147,7 @@ def feed_numpy(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], F
 
 
 def feed_iterable(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
-    """A plain Python iterable of NumPy batches, passed to the step as they come."""
+    """Pass the batches of a plain Python iterable of NumPy arrays to the step."""
     loader = Shuffled(rows, size)
     return task.train, lambda _: ((batch["x"], batch["y"]) for batch in loader)
 
@@ -157,8 +156,8 @@ FEEDS = {"gather": feed_gather, "slice": feed_slice, "numpy": feed_numpy, "itera
 
 
 def plain(workload: Workload, epochs: int, mark: Mark, devices: int = 1) -> Losses:
-    """As people write it: the model made operation by operation, one jitted call per step on NumPy's batches, and the
-    loss printed now and then.
+    """Train as most people do: the model made operation by operation, one jitted call per step on NumPy's batches, and
+    the loss printed regularly.
     """
     (train_rows, valid_rows), task, losses = workload.data(), Task(workload, devices), []
     train, valid, leaves = jax.jit(task.train), jax.jit(task.valid), task.leaves
@@ -170,7 +169,7 @@ def plain(workload: Workload, epochs: int, mark: Mark, devices: int = 1) -> Loss
             leaves, train_sums = train(
                 leaves, train_sums, *(jax.device_put(batch, task.rows) if devices > 1 else batch)
             )
-            if step % 10 == 0 or devices > 1:  # on simulated devices two steps in flight wait for each other
+            if step % 10 == 0 or devices > 1:  # on simulated devices two steps in flight deadlock
                 float(train_sums[0])
                 mark("step")
         for batch in batches(valid_rows, workload.valid_batch):
@@ -181,7 +180,7 @@ def plain(workload: Workload, epochs: int, mark: Mark, devices: int = 1) -> Loss
 
 
 def tuned(workload: Workload, epochs: int, mark: Mark, devices: int = 1) -> Losses:
-    """As well as possible: the model made in one program, and all steps of an epoch in one call, if they run fast there
+    """Train as fast as possible: the model made in one program, and all steps of an epoch in one call if loops are fast
     (see `Workload.limit`).
     """
     task = Task(workload, devices, one_program=True)
@@ -191,7 +190,7 @@ def tuned(workload: Workload, epochs: int, mark: Mark, devices: int = 1) -> Loss
 
 
 def hand(workload: Workload, feed: str, epochs: int, mark: Mark, task: Task | None = None) -> Losses:
-    """One call per step and per validation batch, sums on the device, one wait per epoch."""
+    """Train with one call per step and per validation batch, sums on the device, and one wait per epoch."""
     train_rows, valid_rows = workload.data()
     task = task or Task(workload)
     step, feeder = FEEDS[feed](task, train_rows, workload.batch)
@@ -206,7 +205,7 @@ def hand(workload: Workload, feed: str, epochs: int, mark: Mark, task: Task | No
             mark("step")
         for arguments in steps:
             leaves, train_sums = train(leaves, train_sums, *arguments)
-            if task.several:  # two steps in flight on simulated devices wait for each other
+            if task.several:  # two steps in flight on simulated devices deadlock
                 train_sums.block_until_ready()
         params = leaves[: task.params]
         for x, y in valid_batches:
@@ -219,12 +218,12 @@ def hand(workload: Workload, feed: str, epochs: int, mark: Mark, task: Task | No
 
 
 def limit(workload: Workload, epochs: int, wait: Callable[[int], bool], mark: Mark, task: Task | None = None) -> Losses:
-    """One `scan` per epoch for training and one for validation; waits only after the epochs that `wait` names."""
+    """Train with one `scan` per epoch for training and one for validation; wait only after the epochs in `wait`."""
     (train_rows, valid_rows), task = workload.data(), task or Task(workload)
     zeros = jnp.zeros(3)
 
     def train(leaves: Leaves, data: tuple[jax.Array, ...], order: jax.Array) -> tuple[Leaves, jax.Array]:
-        shuffled = tuple(v[order] for v in data)  # at once: gathering row by row in the loop is slower from some MB on
+        shuffled = tuple(v[order] for v in data)  # at once: gathering row by row in the loop is slower above some MB
         return _over(lambda carry, *batch: task.train(*carry, *batch), (leaves, zeros), shuffled, workload.batch)
 
     def valid(params: Leaves, data: tuple[jax.Array, ...]) -> jax.Array:
@@ -246,7 +245,7 @@ def limit(workload: Workload, epochs: int, wait: Callable[[int], bool], mark: Ma
 
 
 def _over(f: Callable[..., Any], carry: Any, data: tuple[jax.Array, ...], size: int) -> Any:
-    """`carry = f(carry, *batch)` over all batches of `data`: a scan over the full ones, then the smaller one."""
+    """Compute `carry = f(carry, *batch)` over all batches of `data`: a scan over full ones, then the smaller one."""
     full = len(data[0]) // size
     stacked = tuple(v[: full * size].reshape(full, size, *v.shape[1:]) for v in data)
     carry, _ = lax.scan(lambda c, batch: (f(c, *batch), None), carry, stacked)
@@ -254,6 +253,6 @@ def _over(f: Callable[..., Any], carry: Any, data: tuple[jax.Array, ...], size: 
 
 
 def means(sums: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
-    """Train and validation loss from the sums of both."""
+    """Return train and validation loss from the sums of both."""
     train, valid = (float(s[0] / s[2]) for s in sums)
     return train, valid

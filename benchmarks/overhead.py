@@ -1,17 +1,17 @@
-"""Measure the overhead of `learner` over loops written by hand: `python -m benchmarks.overhead`.
+"""Measure the overhead of `learner` over hand-written loops: `python -m benchmarks.overhead`.
 
-Three ways to do the same training (AdamW, float32, loss and accuracy on a training and a validation split):
+Three implementations of the same training (AdamW, float32, loss and accuracy on a training and a validation split):
 
-- hand: the best loop by hand with one call per step: flat leaves, donation, sums on the device, one wait per epoch, no
-  logs. It is fed in several ways, and the one that is fastest here is the opponent.
+- hand: the best hand-written loop with one call per step: flat leaves, donation, sums on the device, one wait per
+epoch, no logs. It is fed in several ways, and the fastest one is the opponent.
 - limit: one `scan` per epoch for training and one for validation, nothing logged, no wait between epochs.
-- learner: with file logs and the plain renderer (into /dev/null); checkpoints as by default (a save comes once a minute
-  at most, and at the end, which is not timed), or off.
+- learner: with file logs and the plain renderer (into /dev/null); checkpoints by default (at most one save per minute,
+and one at the end, which is not timed), or off.
 
-A measurement is a process of its own. A round has one of each kind; every second round goes backwards. Times are per
-epoch, training and validation, after some warm epochs; for `learner` they come from its journal. Ratios are taken
-within a round; printed are the median, the least and the greatest over the rounds. A speed ratio is the opponent's time
-divided by learner's: more is better.
+A measurement is a separate process. A round has one of each kind; every second round runs in reverse. Times are per
+epoch, training and validation, after some warm epochs; for `learner` they come from its journal. Ratios are computed
+within a round; printed are the median, the minimum and the maximum over the rounds. A speed ratio is the opponent's
+time divided by learner's: more is better.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 FURTHER = 10
-GOALS = {  # speed by hand's, by the limit's
+GOALS = {  # speed relative to the hand-written loop, and to the limit
     "digits": (1.4, 0.9),
     "digits-20k": (1.4, 0.9),
     "cnn": (0.98, None),
@@ -44,12 +44,12 @@ IMPORTS = """
 import time, jax, flax, optax
 begin = time.perf_counter(); import learner; print(time.perf_counter() - begin)"""
 
-Results = dict[str, list[dict[str, Any]]]  # of each case, what its process printed in each round
+Results = dict[str, list[dict[str, Any]]]  # by case, the output of its process in each round
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A number of the report: a function of what some cases measured in one round."""
+    """A number of the report: a function of the measurements of some cases in one round."""
 
     label: str
     cases: Sequence[str]
@@ -58,7 +58,7 @@ class Row:
 
 
 def cases_of(work: Workload, loops: bool = False) -> dict[str, Case]:
-    """The measurements of a workload's round, by name. `loops`: of the limit, too, where a CPU is slow in it."""
+    """Return the measurements of a workload's round, by name. `loops`: also the limit, if a CPU is slow in loops."""
     base = Case(work.name, "hand", epochs=work.epochs, warm=work.warm)
     ours = dataclasses.replace(base, variant="learner")
     change = dataclasses.replace
@@ -77,7 +77,7 @@ def cases_of(work: Workload, loops: bool = False) -> dict[str, Case]:
 
 
 def spawn(command: Sequence[str], platform_name: str | None, cache: str | None = None) -> Any:
-    """The last line that a process of its own prints, read as JSON."""
+    """Run a separate process, and return its last line, read as JSON."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     env |= {"JAX_ENABLE_COMPILATION_CACHE": "false"} if cache is None else {
         "JAX_COMPILATION_CACHE_DIR": cache,
@@ -85,8 +85,8 @@ def spawn(command: Sequence[str], platform_name: str | None, cache: str | None =
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }  # fmt: skip
     if platform_name is not None:
-        env["JAX_PLATFORMS"] = {"gpu": "cuda"}.get(platform_name, platform_name)  # JAX would ask for ROCm, too
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # or Python compiles each module each time that it is imported
+        env["JAX_PLATFORMS"] = {"gpu": "cuda"}.get(platform_name, platform_name)  # JAX would also ask for ROCm
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise Python compiles each module at each import
     process = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True)
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{process.stderr}")
@@ -94,7 +94,7 @@ def spawn(command: Sequence[str], platform_name: str | None, cache: str | None =
 
 
 def run(work: Workload, cases: dict[str, Case], rounds: int, platform_name: str | None) -> Results:
-    """All rounds of a workload."""
+    """Run all rounds of a workload."""
     results: Results = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as cache:
 
@@ -114,28 +114,28 @@ def run(work: Workload, cases: dict[str, Case], rounds: int, platform_name: str 
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median, least and greatest."""
+    """Return median, minimum and maximum."""
     return f"{median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
 def speed(ours: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return how many times as fast the first one is."""
+    """Return the ratio of the second time to the first."""
     return float(other["seconds"] / ours["seconds"])
 
 
 def device_memory(ours: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return how many times as much of the device's memory the first one had in use, NaN where none is counted."""
+    """Return the ratio of the device memory in use, NaN where it is not counted."""
     return float(ours["device_peak"] / other["device_peak"]) if other["device_peak"] else math.nan
 
 
 def extra(what: str) -> Callable[..., float]:
-    """Return the additional time of the first one."""
+    """Return the additional time of the first case."""
     return lambda ours, other: float(ours[what] - other[what])
 
 
 def rows_of(work: Workload, hand: str, steps: int) -> list[Row]:
-    """Return the table rows of a workload: `hand` is its fastest loop by hand; `steps` counts batches of validation,
-    too.
+    """Return the table rows of a workload. `hand` is its fastest hand-written loop; `steps` includes batches of
+    validation.
     """
     by_hand, by_limit = (f">= {goal}" if goal else "" for goal in GOALS.get(work.name, (None, None)))
     timed = [name for name in cases_of(work, loops=True) if not name.startswith("first")]
@@ -172,7 +172,7 @@ def rows_of(work: Workload, hand: str, steps: int) -> list[Row]:
 
 
 def report(work: Workload, results: Results) -> list[str]:
-    """The lines about a workload: the rows for which everything was measured."""
+    """Return the lines about a workload: the rows for which everything was measured."""
     splits = [(len(rows["y"]), size) for rows, size in zip(work.data(), (work.batch, work.valid_batch), strict=True)]
     steps = [-(-rows // size) for rows, size in splits]
     device = next((r["device"] for rounds in results.values() for r in rounds), "nothing measured")
@@ -210,7 +210,7 @@ def machine() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(GOALS))
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,16 +1,17 @@
 """Measure populations: `python -m benchmarks.population`.
 
-The same members (seeds) of a workload are trained in three ways, each in a process of its own:
+The same members (seeds) of a workload are trained in three ways, each as a separate process:
 
 - population: all in one program, with a run directory for each;
 - one by one: `learner`, one member after another in one process, which compiles once;
-- hand: the best loop by hand (see `benchmarks.overhead`), one member after another in one process, with nothing logged.
+- hand: the best hand-written loop (see `benchmarks.overhead`), one member after another in one process, with nothing
+logged.
 
-A round has one of each; every second round goes backwards. `total` is the time of the process from its start, imports,
-compiling and closing included. `epochs` is that of the epochs after the warm ones, of all members together. A ratio is
-the other way's time divided by the population's, within a round: more is better. Printed are the median, the least and
-the greatest over the rounds. With `--devices`, the members of the population are spread over at most so many devices;
-JAX makes them of the cores of a CPU.
+A round has one of each; every second round runs in reverse. `total` is the time of the process including imports,
+compilation and closing. `epochs` is the time of the epochs after the warm ones, of all members together. A ratio is the
+other way's time divided by the population's, within a round: more is better. Printed are the median, the minimum and
+the maximum over the rounds. `--devices` spreads the members of the population over at most that many devices, simulated
+on the cores of a CPU.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 from benchmarks.overhead import spawn, spread
 
 WAYS = ("population", "one by one", "hand")
-EPOCHS = {"digits": (60, 5), "transformer-2": (3, 1), "cnn": (1, 1)}  # measured, and warm ones before them
+EPOCHS = {"digits": (60, 5), "transformer-2": (3, 1), "cnn": (1, 1)}  # measured epochs, and warm ones before them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Formulas for the memory and the communication of a step on each device: `python -m benchmarks.projection`.
 
-It prints what they say of a transformer of a billion parameters, trained with Adam on 8, 64 and 1000 devices. Nothing
-is measured there. `tests/test_scaling.py` holds the formulas against what XLA says of programs compiled for 2, 4 and 8
-devices, and `docs/scaling.md` has them in words.
+Prints the results for a transformer of a billion parameters, trained with Adam on 8, 64 and 1000 devices, without
+measuring. `tests/test_scaling.py` compares the formulas with XLA's numbers for programs compiled for 2, 4 and 8
+devices; `docs/scaling.md` explains them.
 """
 
 import argparse
@@ -14,15 +14,15 @@ BILLION = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model and its batch as the formulas see them; all sizes are bytes.
+    """The inputs of the formulas for a model and its batch; all sizes are bytes.
 
     Attributes:
       params: `P`, all parameters.
-      split: `S`, those in arrays that the rules split.
-      row: `a`, what the forward pass keeps of one row for the backward pass.
-      undivided: of `row`, what tensor parallelism does not split.
-      added: `x`, activations of one row that tensor parallelism adds up in a step.
-      moments: arrays like the parameters that the optimizer has; 2 of Adam.
+      split: `S`, parameters in arrays that the rules split.
+      row: `a`, activations of one row that the forward pass keeps for the backward pass.
+      undivided: the part of `row` that tensor parallelism does not split.
+      added: `x`, activations of one row that tensor parallelism sums in a step.
+      moments: parameter-sized arrays of the optimizer; 2 for Adam.
     """
 
     params: float
@@ -38,10 +38,10 @@ class Cost:
     """The cost of one step on one device, in bytes.
 
     Attributes:
-      params, optimizer: what stays from step to step.
-      gradients: they are largest when the backward pass ends,
-      activations: and these when it begins.
-      gathered: parameters that were put together for the step.
+      params, optimizer: kept between steps.
+      gradients: largest at the end of the backward pass.
+      activations: largest at its start.
+      gathered: parameters gathered for the step.
       sent: to the other devices.
     """
 
@@ -54,17 +54,17 @@ class Cost:
 
     @property
     def state(self) -> float:
-        """The bytes that stay between steps."""
+        """Return the bytes kept between steps."""
         return self.params + self.optimizer
 
     @property
     def most(self) -> float:
-        """The upper bound of the memory in use."""
+        """Return the upper bound of the memory in use."""
         return self.state + self.gradients + self.activations + self.gathered
 
     @property
     def least(self) -> float:
-        """The lower bound of the peak, if no gradient exists while all activations do."""
+        """Return the lower bound of the peak, if no gradient exists while all activations do."""
         return self.state + self.gathered + max(self.gradients, self.activations)
 
 
@@ -88,22 +88,22 @@ def all_gather(size: float, n: int) -> float:
 
 
 def single(model: Model, rows: int) -> Cost:
-    """`SingleDevice`, for a batch of so many rows."""
+    """Return the cost for `SingleDevice`, with a batch of `rows` rows."""
     return Cost(model.params, model.moments * model.params, model.params, rows * model.row)
 
 
 def replicated(model: Model, rows: int, n: int) -> Cost:
-    """`Replicated`, and `Sharded` without rules: the gradients are added up."""
+    """Return the cost for `Replicated`, and for `Sharded` without rules: the gradients are all-reduced."""
     return dataclasses.replace(single(model, rows), activations=rows * model.row / n, sent=all_reduce(model.params, n))
 
 
 def fsdp(model: Model, rows: int, n: int, scatters: bool = False) -> Cost:
-    """`Sharded` with `fsdp()`: the arrays that are split are put together once in a step and kept for the backward
+    """Return the cost for `Sharded` with `fsdp()`: split arrays are gathered once per step and kept for the backward
     pass.
 
     Args:
-      scatters: whether XLA gives each device its part of the summed gradients alone (reduce-scatter); on a CPU it adds
-        up whole ones and cuts.
+      scatters: True if XLA sends each device only its part of the summed gradients (reduce-scatter); on a CPU it sums
+        whole gradients and slices.
     """
     kept = _kept(model, n)
     replicated = model.params - model.split
@@ -115,7 +115,9 @@ def fsdp(model: Model, rows: int, n: int, scatters: bool = False) -> Cost:
 
 
 def tensor(model: Model, rows: int, n: int, m: int) -> Cost:
-    """`Sharded` with rules that split arrays over an axis `model` of `m` devices, and rows over the other `n / m`."""
+    """Return the cost for `Sharded` with rules that split arrays over an axis `model` of `m` devices, and rows over the
+    other `n / m`.
+    """
     kept, groups = _kept(model, m), n // m
     row = model.undivided + (model.row - model.undivided) / m
     sent = all_reduce(rows / groups * model.added, m) + all_reduce(kept, groups)
@@ -131,9 +133,9 @@ class Transformer:
     """The transformer of `benchmarks.workloads`, in numbers.
 
     Attributes:
-      width, blocks, heads: of it.
-      length: tokens in a row.
-      kinds: of tokens.
+      width, blocks, heads: its sizes.
+      length: tokens of a row.
+      kinds: kinds of tokens.
       bytes: of a number.
     """
 
@@ -146,8 +148,8 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters: for each block four matrices of attention, two of the dense layer, their biases and
-        two norms; besides the embeddings, the last norm and the head.
+        """Return the number of parameters: for each block four matrices of attention, two of the dense layer, their
+        biases and two norms; besides these the embeddings, the last norm and the head.
 
         >>> Transformer(128, 4, 128, 96).parameters
         834400
@@ -158,28 +160,30 @@ class Transformer:
 
     @property
     def kernels(self) -> int:
-        """The parameters that the rules of tensor parallelism split: the matrices of the blocks, and their biases."""
+        """Return the parameters that the rules of tensor parallelism split: the matrices of the blocks, and their
+        biases.
+        """
         return self.blocks * (12 * self.width**2 + 7 * self.width)
 
     @property
     def activations(self) -> int:
-        """Numbers that are kept of one token, as XLA keeps them on a CPU without `remat`: 24 widths and four rows of
-        attention per head in a block, and twice the logits.
+        """Return the numbers kept for one token, by XLA on a CPU without `remat`: 24 widths and four rows of attention
+        per head in a block, and twice the logits.
         """
         block = 24 * self.width + 4 * self.heads * self.length
         return self.blocks * block + 5 * self.width + 2 * self.kinds
 
     @property
     def undivided(self) -> int:
-        """The activations that every device keeps under tensor parallelism: norms and sums of a block, and those
-        outside of blocks.
+        """Return the activations that every device keeps under tensor parallelism: norms and sums of a block, and
+        activations outside blocks.
         """
         return self.blocks * 8 * self.width + 5 * self.width + 2 * self.kinds
 
     @property
     def added(self) -> int:
-        """Numbers of one token that tensor parallelism adds up: in each block once after attention and once after the
-        dense layer; backward once before the dense layer, and for queries, keys and values each.
+        """Return the numbers of one token that tensor parallelism sums: in each block once after attention and once
+        after the dense layer; in the backward pass once before the dense layer, and for queries, keys and values each.
         """
         return self.blocks * 6 * self.width
 
@@ -193,7 +197,7 @@ LARGE = Transformer(width=2048, blocks=16, length=2048, kinds=50_000, heads=16)
 
 
 def table(large: Transformer = LARGE, rows: int = 1, devices: Sequence[int] = (8, 64, 1000)) -> list[str]:
-    """The projection, with `rows` rows for each device."""
+    """Return the projection as a table, with `rows` rows for each device."""
     split, kernels = large.model(large.parameters), large.model(large.kernels)
     lines = [
         f"{large.parameters / BILLION:.2f} B parameters ({large.blocks} blocks of width {large.width}, {large.heads} "
@@ -220,7 +224,7 @@ def _line(n: int, name: str, cost: Cost) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1, help="of a batch for each device")
     parser.add_argument("--devices", nargs="+", type=int, default=[8, 64, 1000], help="multiples of 8")

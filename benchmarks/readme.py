@@ -1,7 +1,7 @@
 """Measure the speed table of README.md and print it: `python -m benchmarks.readme`.
 
-The cases are those of `benchmarks.overhead`, interleaved in each round. The opponent is the fastest of the loops by
-hand, and ratios are taken within a round. Cells in bold are those in which `learner` loses.
+The cases are those of `benchmarks.overhead`, interleaved in each round. The opponent is the fastest hand-written loop,
+and ratios are computed within a round. Bold cells are those in which `learner` loses.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def _bold(text: str, loses: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--platform", help="cpu, gpu, ...; by default JAX chooses")

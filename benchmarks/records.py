@@ -1,13 +1,13 @@
 """Compare records with the libraries of their formats: `python -m benchmarks.records`.
 
 A model of many arrays is saved to a file and loaded again, by `save_model` and `load_model`, and by hand with the bare
-libraries: `msgpack`, `safetensors`, and `json` with base64. Both begin with arrays on the device and end with a file,
-and the other way round. By hand nothing is looked at: no dtype, no shape, no name, no header.
+libraries: `msgpack`, `safetensors`, and `json` with base64. Saving starts with arrays on the device and ends with a
+file, and loading the other way round. The hand-written code checks nothing: no dtype, shape, name or header.
 
-In a round everything is done once, in turn, every second round backwards; ratios are taken within a round. Printed are
-the median, the least and the greatest over the rounds. A ratio is ours to by hand: below 1 is faster, the goal is 1.1
-at most. The page cache holds the files: it is the work that is measured, not the disk. Where others use the machine,
-the ratio of the processor time says more than that of the seconds on the clock.
+In a round everything is done once, in turn, every second round in reverse; ratios are computed within a round. Printed
+are the median, the minimum and the maximum over the rounds. A ratio is `learner` to the hand-written code: below 1 is
+faster, the goal is at most 1.1. Files stay in the page cache: the work is measured, not the disk. On a shared machine,
+the ratio of CPU times is more reliable than that of wall times.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Round = dict[tuple[str, str, str], tuple[float, float]]
 
 
 def model_of(megabytes: int) -> Arrays:
-    """Arrays of 1 MB and of a few bytes in turn, with numbers like those of weights."""
+    """Return arrays of 1 MB and of a few bytes in turn, with values like those of weights."""
     keys = jax.random.split(jax.random.key(0), megabytes)
     large = {f"layers.{i}.kernel": 0.02 * jax.random.normal(key, (500, 500)) for i, key in enumerate(keys)}
     return large | {f"layers.{i}.bias": jnp.full(500, 0.1) for i in range(megabytes)}
@@ -48,12 +48,12 @@ def described(x: np.ndarray) -> dict[str, Any]:
 
 
 def restored(entry: dict[str, Any], data: bytes) -> Any:
-    """The array on the device."""
+    """Return the array on the device."""
     return jnp.asarray(np.frombuffer(data, entry["dtype"]).reshape(entry["shape"]))
 
 
 def pack_messagepack(arrays: dict[str, np.ndarray]) -> bytes:
-    """By hand, with msgpack."""
+    """Pack by hand, with msgpack."""
     import msgpack
 
     packed: bytes = msgpack.packb({name: {**described(x), "data": x.tobytes()} for name, x in arrays.items()})
@@ -68,7 +68,7 @@ def unpack_messagepack(data: bytes) -> Arrays:
 
 
 def pack_json(arrays: dict[str, np.ndarray]) -> bytes:
-    """By hand, with json."""
+    """Pack by hand, with json."""
     entries = {name: {**described(x), "data": base64.b64encode(x).decode()} for name, x in arrays.items()}
     return json.dumps(entries).encode()
 
@@ -79,7 +79,7 @@ def unpack_json(data: bytes) -> Arrays:
 
 
 def save_by_hand(path: Path, model: Arrays) -> None:
-    """With the bare library of the extension."""
+    """Save with the bare library of the extension."""
     import safetensors.numpy
 
     arrays = {name: np.asarray(x) for name, x in model.items()}
@@ -117,24 +117,24 @@ def actions(model: Arrays, directory: Path, formats: Sequence[str]) -> dict[tupl
 
 
 def timed(do: Do) -> tuple[float, float]:
-    """Seconds on the clock and of the processor until its arrays are there."""
+    """Return the wall and CPU seconds until the arrays are there."""
     begin, worked = time.perf_counter(), time.process_time()
     jax.block_until_ready(do())
     return time.perf_counter() - begin, time.process_time() - worked
 
 
 def measure(model: Arrays, rounds: int, formats: Sequence[str]) -> list[Round]:
-    """The times of every action in each round."""
+    """Return the times of every action in each round."""
     with tempfile.TemporaryDirectory() as place:
         todo = actions(model, Path(place), formats)
         for do in todo.values():
-            do()  # the first time files are made and libraries imported
+            do()  # the first call creates files and imports libraries
         orders = [list(todo), list(todo)[::-1]]
         return [{key: timed(todo[key]) for key in orders[number % 2]} for number in range(rounds)]
 
 
 def report(measured: list[Round], size: float) -> list[str]:
-    """The lines; `size` is that of the model in MB."""
+    """Return the lines of the report; `size` is that of the model in MB."""
     lines = []
     for name, direction in dict.fromkeys((name, direction) for name, direction, _ in measured[0]):
         times = {who: [r[name, direction, who] for r in measured] for who in ("ours", "hand")}
@@ -147,7 +147,7 @@ def report(measured: list[Round], size: float) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=100, help="size of the model")
     parser.add_argument("--rounds", type=int, default=7)

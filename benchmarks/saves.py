@@ -2,8 +2,8 @@
 
 The same arrays are saved in turn by `learner`'s store, by Orbax's `StandardCheckpointer` alone, and as raw bytes with
 `fsync`. Printed are the medians over the rounds: wall time and CPU time of the process in milliseconds, new threads,
-calls of `os.fsync`, and files of the checkpoint. TensorStore's own threads and `fsync` are not counted; it flushes the
-files of Orbax, and none of `learner`'s.
+calls of `os.fsync`, and files of the checkpoint. TensorStore's own threads and `fsync` calls are not counted; it
+flushes the files of Orbax, and none of `learner`'s.
 """
 
 import argparse
@@ -24,11 +24,13 @@ import numpy as np
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.store import CheckpointStore
 
-ARRAYS = 2  # of the model; the optimizer has two moments of each
+ARRAYS = 2  # arrays of the model; the optimizer has two moments of each
 
 
 def arrays(megabytes: float) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return items of a train state with as many bytes in all. They are random: no compression makes them smaller."""
+    """Return items of a train state with this number of bytes in all. They are random, so that no compression shrinks
+    them.
+    """
     size, numbers = max(1, int(megabytes * 1e6 / 4 / (3 * ARRAYS))), np.random.default_rng(0)
     layer = lambda: {f"w{i}": jnp.asarray(numbers.random(size, np.float32)) for i in range(ARRAYS)}  # noqa: E731
     optim = {f"{moment}/{name}": x for moment in ("mu", "nu") for name, x in layer().items()}
@@ -36,7 +38,7 @@ def arrays(megabytes: float) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def savers(items: Any, directory: Path) -> dict[str, Callable[[int], Path]]:
-    """Return functions that save the items as a step, and return what they wrote."""
+    """Return functions that save the items as a step, and return the written path."""
     import orbax.checkpoint as ocp
 
     store = CheckpointStore(directory / "learner", Retention(last=10**6, best=0, every=None, higher_is_better=False))
@@ -84,7 +86,7 @@ def measure(save: Callable[[int], Path], step: int) -> tuple[float, float, int, 
         threading.Thread.start, os.fsync = start, fsync  # type: ignore[method-assign]
     files = sum(each.is_file() for each in (path, *path.rglob("*")))
     remove = shutil.rmtree if path.is_dir() else os.remove
-    remove(path)  # the next one finds as much room
+    remove(path)  # so that the next save has as much space
     return 1e3 * wall, 1e3 * cpu, counts["threads"], counts["fsync"], files
 
 
@@ -102,7 +104,8 @@ def main() -> None:
                 measured[name].append(measure(save, step))
     print(f"{'':12}{'wall ms':>9}{'CPU ms':>9}{'threads':>9}{'fsync':>9}{'files':>9}")
     for name, rows in measured.items():
-        values = [median(column) for column in zip(*rows[1:], strict=True)]  # the first save imports and warms up
+        # the first save imports modules and warms up
+        values = [median(column) for column in zip(*rows[1:], strict=True)]
         print(f"{name:12}{values[0]:9.1f}{values[1]:9.1f}{values[2]:9.0f}{values[3]:9.0f}{values[4]:9.0f}")
 
 

@@ -1,14 +1,13 @@
-"""One measurement of `benchmarks.checkpoint_stall` in a process of its own:
-`python -m benchmarks.stall_child '{"size": "10 MB", "variant": "learner", "directory": "/tmp/run"}'`.
+"""Make one measurement of `benchmarks.checkpoint_stall`, as a separate process: `python -m benchmarks.stall_child
+'{"size": "10 MB", "variant": "learner", "directory": "/tmp/run"}'`.
 
-It prints one line of JSON. A run saves every `2 * window` steps; what lies between two saves is a pair of windows, one
-with a save at its beginning and one without. `with` and `without` are their seconds, pair by pair; `held` how long the
-loop was held by the save, `next` how much longer than usual by the next five dispatches, `stretched` how much later the
-fifth step ended. `step` and `copy` are what a usual step and a copy of the state take; `disk` and `arrays` are bytes.
-`work` is the seconds of its processors that a save costs the process. The first save of a process is not counted: it
-makes what all the later ones use.
+Prints one line of JSON. A run saves every `2 * window` steps; between two saves are a pair of windows, one with a save
+at its start and one without. `with` and `without` are their seconds, pair by pair; `held` is how long the save held the
+loop, `next` how much longer than usual the next five dispatches held it, `stretched` how much later the fifth step
+ended. `step` and `copy` are the usual times of a step and of a copy of the state; `disk` and `arrays` are bytes. `work`
+is the CPU seconds of a save. The first save of a process is not counted: it creates objects that all later saves use.
 
-For `start` and `resume` it is `first` alone: the seconds from where the model is made to the end of the first step.
+The variants `start` and `resume` print `first` only: the seconds from making the model to the end of the first step.
 """
 
 import contextlib
@@ -32,14 +31,14 @@ from benchmarks.workloads import RATE, Rows, Transformer, Workload, characters
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A character transformer. That of 3 blocks has 54 parameters: with AdamW's moments and count 163 arrays.
+    """A character transformer. With 3 blocks it has 54 parameters: with AdamW's moments and count 163 arrays.
 
     Attributes:
-      width: of the transformer.
+      width: width of the transformer.
       batch: rows of 128 characters in a batch.
       window: steps between a save and the next window, which has none.
-      pairs: how many pairs of windows are measured in a process.
-      blocks: of the transformer.
+      pairs: number of pairs of windows that a process measures.
+      blocks: blocks of the transformer.
     """
 
     width: int
@@ -49,14 +48,16 @@ class Size:
     blocks: int = 3
 
     def workload(self) -> Workload:
-        """The model and the data that are trained."""
+        """Return the model and the data to train."""
         return Workload(
             "", lambda rngs: Transformer(rngs, self.width, self.blocks), characters, self.batch, self.batch, 1, 0
         )
 
     @property
     def steps(self) -> int:
-        """The steps of the run: some before the first save, an uncounted pair, the other pairs, and the last save."""
+        """Return the steps of the run: some before the first save, an uncounted pair, the other pairs, and the last
+        save.
+        """
         return 2 * self.window * (self.pairs + 2)
 
 
@@ -70,7 +71,7 @@ SIZES = {
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A measurement: "learner" and "hand" train and save in `directory`, "resume" resumes the run of the first one, and
-    "start" begins a new run.
+    "start" starts a new run.
     """
 
     size: str
@@ -83,10 +84,10 @@ class Notes:
     """The recorded times of a run.
 
     Attributes:
-      ended: when each step ended.
-      worked: how many seconds the process had had of its processors then.
-      saves: seconds that the loop was held by the save after a step.
-      dispatches: seconds that the loop was held by the dispatch of a step.
+      ended: time of each step's end.
+      worked: CPU seconds of the process at that time.
+      saves: seconds that the save after a step held the loop.
+      dispatches: seconds that the dispatch of a step held the loop.
     """
 
     ended: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -95,13 +96,13 @@ class Notes:
     dispatches: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def ends(self, first: int, last: int, at: float) -> None:
-        """Some steps ended; what was noted before stays."""
+        """Record the end of steps, unless it is recorded already."""
         for step in range(first, last + 1):
             self.ended.setdefault(step, at)
             self.worked.setdefault(step, time.process_time())
 
     def result(self, size: Size) -> dict[str, Any]:
-        """The numbers of each pair of windows."""
+        """Return the numbers of each pair of windows."""
         window, t, w = size.window, self.ended, self.worked
         saved = [step for step in sorted(self.saves)[1:] if step + 2 * window in t]
         without = [t[save + 2 * window] - t[save + window] for save in saved]
@@ -119,14 +120,14 @@ class Notes:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Runs one case in this process."""
+    """Run one case in this process."""
     size = SIZES[case.size]
     measured = {"learner": with_learner, "hand": by_hand}.get(case.variant)
     return first_step(size, Path(case.directory), case.variant) if measured is None else measured(size, case.directory)
 
 
 def prepared(size: Size, directory: str | Path, steps: int, notes: Notes) -> tuple[Any, Callable[[], Any]]:
-    """A builder without saves, and what builds the learner and trains."""
+    """Return a builder without saves, and a function that builds the learner and trains."""
     from learner import LearnerBuilder, SequenceOutput
     from learner.data import DataLoaderBuilder
 
@@ -146,7 +147,7 @@ def prepared(size: Size, directory: str | Path, steps: int, notes: Notes) -> tup
 
 
 def with_learner(size: Size, directory: str) -> dict[str, Any]:
-    """Steps one by one, so that it is known when each ends."""
+    """Train step by step, so that the end of each step is known."""
     notes = Notes()
     with noted(notes) as runners:
         builder, fit = prepared(size, directory, size.steps, notes)
@@ -161,7 +162,7 @@ def with_learner(size: Size, directory: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def noted(notes: Notes) -> Iterator[list[Any]]:
-    """Times the loop's calls that dispatch and save; the list gets the run's `Runner`."""
+    """Time the loop's calls that dispatch and save; the list receives the run's `Runner`."""
     from learner.training.programs.executor import Runner
     from learner.training.run import Run
 
@@ -199,7 +200,7 @@ def listener(notes: Notes) -> Any:
 
 
 def by_hand(size: Size, directory: str) -> dict[str, Any]:
-    """The loop by hand, one step ahead of the device, with Orbax's manager called in it as its guide shows."""
+    """Train with the hand-written loop, one step ahead of the device; it calls Orbax's manager as its guide shows."""
     import orbax.checkpoint as ocp
 
     work = size.workload()
@@ -221,7 +222,8 @@ def by_hand(size: Size, directory: str) -> dict[str, Any]:
             before.block_until_ready()
             notes.ends(number - 1, number - 1, time.time())
             if number % (2 * size.window) == 0:
-                jax.block_until_ready(leaves)  # a save needs the step's end in any case: it is not the save's time
+                # a save needs the step's end in any case: it is not part of the save's time
+                jax.block_until_ready(leaves)
                 notes.ends(number, number, time.time())
                 save = ocp.args.StandardSave(task.tree.unflatten(leaves))
                 notes.saves[number] = seconds_of(lambda: manager.save(number, args=save))  # noqa: B023
@@ -230,7 +232,7 @@ def by_hand(size: Size, directory: str) -> dict[str, Any]:
 
 
 def first_step(size: Size, directory: Path, variant: str) -> dict[str, Any]:
-    """Return the time until a new or resumed run makes a step."""
+    """Return the time until a new or resumed run completes a step."""
     import learner  # noqa: F401  # its import is not timed
 
     notes = Notes()
@@ -250,12 +252,12 @@ def seconds_of(do: Callable[[], Any]) -> float:
 
 
 def newest(directory: Path) -> Path:
-    """The checkpoint of the highest step."""
+    """Return the checkpoint of the highest step."""
     return max((path for path in directory.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 
 
 def bytes_of(directory: Path) -> int:
-    """The sizes of all files in it."""
+    """Return the sizes of all files in a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 

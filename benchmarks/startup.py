@@ -1,19 +1,19 @@
-"""Measure what comes before and around the steps: `python -m benchmarks.startup`.
+"""Measure the time before and around the steps: `python -m benchmarks.startup`.
 
 Each case trains two epochs with validation, in a fresh process without a compilation cache:
 
-- plain, tuned: loops by hand, as people write them and as well as possible (`benchmarks.loops`).
+- plain, tuned: hand-written loops, usual and as fast as possible (`benchmarks.loops`).
 - object, function: a script with `learner`, whose model is given as an object or as the function that makes it. Then it
-  trains the same model again in that process, with another learning rate.
+trains the model again in that process, with another learning rate.
 - fit: the command `learner fit CONFIG`.
 
 Printed are CPU seconds of the process, in brackets wall seconds: until the imports are done, until the values of the
-first steps are there, until the end, and of the second run; then how often and for how many seconds JAX traced, lowered
-and compiled, and the programs that took longest, with their traces and seconds. The cases are interleaved; each number
-is the median over the rounds.
+first steps are available, until the end, and of the second run; then how often and for how many seconds JAX traced,
+lowered and compiled, and the programs that took longest, with their traces and seconds. The cases are interleaved; each
+number is the median over the rounds.
 
-`--cache` measures each case once more with a warm compilation cache, and `--metrics 1 25 50 100` measures `function`
-with so many metrics, and from these what a further one costs until the first steps.
+`--cache` measures each case again with a warm compilation cache, and `--metrics 1 25 50 100` measures `function` with
+these numbers of metrics, and computes the cost of a further metric until the first steps.
 """
 
 import argparse
@@ -44,12 +44,12 @@ MOST_PROGRAMS = 6
 
 
 class Meter:
-    """Notes times since the process began, and what JAX compiles.
+    """Record times since the process started, and JAX's compilations.
 
     Attributes:
       times: `[CPU seconds, wall seconds]` of each phase.
-      stages: of each stage of compilation, how often and the seconds.
-      programs: of each program by name, how often it was traced, and the seconds of all stages.
+      stages: number and seconds of each stage of compilation.
+      programs: for each program by name, the number of traces, and the seconds of all stages.
     """
 
     def __init__(self, began: float) -> None:
@@ -68,7 +68,7 @@ class Meter:
                 entry[:] = entry[0] + count, entry[1] + seconds
 
     def mark(self, phase: str) -> None:
-        """Note the time of a phase, once."""
+        """Record the time of a phase, once."""
         self.times.setdefault(phase, [time.process_time(), time.time() - self.began])
 
     def take(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def measure(workload: str, name: str, devices: int, metrics: int, began: float) 
     """Measure a case in this process."""
     from benchmarks import child, loops
 
-    # On several devices all batches have to divide.
+    # On several devices all batches have to divide evenly.
     case = child.Case(workload, name, epochs=EPOCHS, warm=0, rows=1408 if devices > 1 else None)
     work = child.workload_of(case)
     importlib.import_module(work.library)
@@ -170,8 +170,8 @@ def report(name: str, rounds: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def run(workload: str, devices: int, cases: dict[str, list[str]], rounds: int, platform: str | None) -> list[str]:
-    """Measure cases, each given as arguments of the child process, in turn; return the lines of all. Those with a name
-    that ends with "cached" share a warm cache with nobody.
+    """Measure cases, each given as arguments of the child process, in turn; return the lines of all. Each case whose
+    name ends with "cached" has its own warm cache.
     """
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as place:
@@ -194,7 +194,7 @@ def run(workload: str, devices: int, cases: dict[str, list[str]], rounds: int, p
 
 
 def cost_of_metrics(cases: dict[str, list[str]], results: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Return what a further metric costs, if several numbers of them were measured."""
+    """Return the cost of a further metric, if several numbers of them were measured."""
     counts = {name: int(arguments[2]) for name, arguments in cases.items() if arguments[1:2] == ["--metrics"]}
     if len(counts) < 2:
         return []
@@ -208,7 +208,7 @@ def cost_of_metrics(cases: dict[str, list[str]], results: dict[str, list[dict[st
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--case", nargs="+", choices=CASES, default=CASES)

@@ -1,4 +1,4 @@
-"""Code that the config of a workload names, for `learner fit` in `benchmarks.startup`."""
+"""Code that the config of a workload imports, for `learner fit` in `benchmarks.startup`."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from learner.events import Event, Listener, StepsEnded
 
 __all__ = ["MODELS", "FirstSteps", "config_of", "data", "linen_mlp", "step"]
 
-# Classes where there is one, which `learner fit` makes in one compiled program.
+# The class, where there is one: `learner fit` makes it in one compiled program.
 MODELS: dict[str, Any] = {
     "digits": "benchmarks.workloads.MLP",
     "cnn": "benchmarks.workloads.CNN",
@@ -24,11 +24,11 @@ MODELS: dict[str, Any] = {
     "linen": "benchmarks.startup_fit.linen_mlp",
 }
 
-on_first_steps: list[Callable[[], None]] = []  # called once the values of the first steps are there
+on_first_steps: list[Callable[[], None]] = []  # called once the values of the first steps are available
 
 
 class FirstSteps(Listener):
-    """Calls `on_first_steps`."""
+    """Call the functions in `on_first_steps`."""
 
     def on_event(self, event: Event) -> None:
         """Call them at the first steps."""

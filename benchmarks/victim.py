@@ -1,9 +1,9 @@
 """The process that `benchmarks.chaos` kills.
 
-    python -m benchmarks.victim FD train DIR SEED EPOCHS    the run below, from its newest checkpoint on
-    python -m benchmarks.victim FD learner fit CONFIG ...   the command `learner`, with any of its words
+    python -m benchmarks.victim FD train DIR SEED EPOCHS    the run below, from its newest checkpoint
+    python -m benchmarks.victim FD learner fit CONFIG ...   the command `learner`, with any arguments
 
-A byte comes out of the pipe FD when `Learner.fit` begins: what was before it (imports) left nothing on the disk.
+A byte is written to the pipe FD when `Learner.fit` starts: the code before it (imports) wrote nothing to the disk.
 """
 
 import functools
@@ -23,11 +23,11 @@ from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 
 ROWS, BATCH, ACCUMULATE = 46, 4, 5  # 12 batches, the last one of 2 rows: steps of 5, 5 and 2 micro-batches
-STEPS = 3  # of an epoch
+STEPS = 3  # steps of an epoch
 
 
 class Net(nnx.Module):
-    """Parameters, running statistics and a random stream."""
+    """A model with parameters, running statistics and a random stream."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.hidden = nnx.Linear(5, 16, rngs=rngs)
@@ -46,9 +46,7 @@ class Net(nnx.Module):
 
 
 class Order(CollectingMetric):
-    """Numbers of the rows times their labels: it changes with the order of the rows, and with any that is lost or there
-    twice.
-    """
+    """Sum row numbers times labels, which changes with the order of rows, and with a lost or repeated row."""
 
     name = "Order"
     higher_is_better = True
@@ -62,10 +60,10 @@ class Order(CollectingMetric):
 
 
 def train(directory: str | os.PathLike[str], seed: int, epochs: int) -> None:
-    """A small run with everything that a run can carry, from its newest checkpoint on, or afresh.
+    """Train a small run with every kind of state, from its newest checkpoint if there is one.
 
     Shuffling, dropout, running statistics, accumulation with a short last group, a ragged last batch, a schedule,
-    validation and checkpoints inside epochs, retention, early stopping that counts and does not stop, and a metric that
+    validation and checkpoints within epochs, retention, early stopping that counts and does not stop, and a metric that
     holds rows on the host.
     """
     rng = np.random.default_rng(0)
@@ -85,7 +83,7 @@ def train(directory: str | os.PathLike[str], seed: int, epochs: int) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command."""
+    """Run the command."""
     pipe, kind, *rest = words
     fit = Learner.fit
 

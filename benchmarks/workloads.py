@@ -1,8 +1,8 @@
 """Workloads of the benchmarks: models, rows in memory, and durations.
 
-Every workload trains with AdamW in float32; its model is one of `flax.nnx` unless it names another library. A row is
-an entry of `x` and the same entry of `y`; a model maps a batch of `x` to logits `[..., classes]` for the integer labels
-`y` `[...]`.
+Every workload trains with AdamW in float32; its model is a `flax.nnx` module unless it names another library. A row is
+an entry of `x` and the corresponding entry of `y`; a model maps a batch of `x` to logits `[..., classes]` for the
+integer labels `y` `[...]`.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ class Workload:
     """A model, its data and the length of a measurement.
 
     Attributes:
-      model: makes the model from random streams: a module, of linen a pair of module and variables.
+      model: makes the model from random streams: a module, or for linen a pair of module and variables.
       data: makes the rows of the two splits, `(train, valid)`.
       batch, valid_batch: rows per batch; the last batch may be smaller.
-      epochs: epochs to measure, so that they take a second or more on two cores.
-      warm: epochs before them, which are not counted.
-      small: the host's work shows, so that the further measurements are made.
-      limit: whether a loop inside the program is measured. On CPU, XLA runs the gradient of a convolution many times
+      epochs: epochs to measure, so that they take at least a second on two cores.
+      warm: uncounted epochs before them.
+      small: True if the host's work is visible, so that the further measurements are made.
+      limit: True if a loop within the program is measured. On CPU, XLA runs the gradient of a convolution many times
         slower there.
-      library: of the model.
+      library: library of the model.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Workload:
     library: str = "flax.nnx"
 
     def pure(self) -> tuple[Any, Callable[[Any, jax.Array], jax.Array]]:
-        """Return the parameters, and the function from them and a batch to logits."""
+        """Return the parameters, and the function from parameters and a batch to logits."""
         model = self.model(nnx.Rngs(0))
         if self.library == "flax.linen":
             module, variables = model
@@ -64,7 +64,7 @@ class Workload:
 
 
 class MLP(nnx.Module):
-    """64-128-128-10: a step takes about 100 µs, so the host's work shows."""
+    """An MLP of 64-128-128-10 units. A step takes about 100 µs, so the host's work is visible."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in [(64, 128), (128, 128), (128, 10)]])
@@ -76,14 +76,14 @@ class MLP(nnx.Module):
 
 
 def equinox_mlp(rngs: nnx.Rngs) -> Any:
-    """The MLP in Equinox, for one row."""
+    """Return the MLP in Equinox, for one row."""
     import equinox as eqx
 
     return eqx.nn.MLP(64, 10, 128, depth=2, key=rngs.params())
 
 
 def linen_mlp(rngs: nnx.Rngs) -> tuple[Any, Any]:
-    """The MLP in linen: the module and its variables."""
+    """Return the MLP in linen: the module and its variables."""
     import flax.linen as nn
 
     module = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(10)])
@@ -145,7 +145,7 @@ class Transformer(nnx.Module):
 
 
 def digits(repeat: int = 1) -> tuple[Rows, Rows]:
-    """scikit-learn's digits: 1437 rows to train on and 360 to validate on, each `repeat` times."""
+    """Return scikit-learn's digits: 1437 rows for training and 360 for validation, each `repeat` times."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -156,7 +156,7 @@ def digits(repeat: int = 1) -> tuple[Rows, Rows]:
 
 
 def images(train: int = 6400, valid: int = 1024) -> tuple[Rows, Rows]:
-    """Random images 28 by 28, each brighter in a place that depends on its label."""
+    """Return random images of 28 by 28, each brighter in a region that depends on its label."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, train + valid, np.int32)
     x = rng.random((train + valid, 28, 28, 1), np.float32)
@@ -166,8 +166,8 @@ def images(train: int = 6400, valid: int = 1024) -> tuple[Rows, Rows]:
 
 
 def characters(train: int = 128, valid: int = 32, length: int = 128, repeat: int = 1) -> tuple[Rows, Rows]:
-    """Windows of source text from the standard library: `x` the characters, `y` the ones that follow them. Those to
-    train on are there `repeat` times.
+    """Return windows of source text from the standard library: `x` the characters, `y` the following characters.
+    Training windows are repeated `repeat` times.
     """
     text = np.frombuffer(Path(dataclasses.__file__).read_bytes(), np.uint8)
     text = np.where((text >= 32) & (text < 127), text - 31, 0).astype(np.int32)[: (train + valid) * length + 1]

@@ -1,4 +1,4 @@
-"""The site: `sphinx-build -W --keep-going -b html docs site`. It needs no network, neither to build nor to read."""
+"""The Sphinx configuration: `sphinx-build -W --keep-going -b html docs site`. Building and reading need no network."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ extensions = [
 exclude_patterns = ["site", "_build"]
 
 myst_heading_anchors = 3
-myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}  # the last one: see sources.py
+myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}  # `source`: see sources.py
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -1,4 +1,4 @@
-"""The pages of all errors, `reference/errors*.md`, from the source: `python docs/errors.py` writes them."""
+"""Write the pages of all errors, `reference/errors*.md`, from the source: `python docs/errors.py`."""
 
 import ast
 import functools
@@ -44,7 +44,7 @@ TITLE = "# Errors: {}\n"
 
 
 class Site(NamedTuple):
-    """One place that makes an error: `code` is `None` where it has none, and empty where it is another error's."""
+    """A call that makes an error: `code` is `None` if it has none, and empty if it is another error's."""
 
     path: str
     line: int
@@ -58,7 +58,7 @@ class Site(NamedTuple):
 
 
 def kinds(trees: dict[str, ast.Module]) -> set[str]:
-    """Return the names of `LearnerError`, of all that derives from it, and of `one_error`."""
+    """Return the names of `LearnerError`, of its subclasses, and of `one_error`."""
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     found = {"LearnerError"}
     for _ in classes:
@@ -68,7 +68,7 @@ def kinds(trees: dict[str, ast.Module]) -> set[str]:
 
 @functools.cache
 def sites() -> list[Site]:
-    """Return every place of the package that makes an error, in the order of files and lines."""
+    """Return every call in the package that makes an error, in the order of files and lines."""
     trees = {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py"))}
     names = kinds(trees)
     return [

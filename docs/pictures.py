@@ -1,4 +1,6 @@
-"""Make the pictures of the first page, and that of populations: `python docs/pictures.py`. Reports need `chromium`."""
+"""Make the pictures of the first page and of the page on populations: `python docs/pictures.py`. Reports need
+`chromium`.
+"""
 
 import asyncio
 import io
@@ -116,7 +118,7 @@ def make() -> None:
 
 
 def _without_fonts(svg: str) -> str:
-    """Remove the fonts that the picture would load from elsewhere: the browser's own do."""
+    """Remove web fonts from the picture, so that the browser uses its own."""
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 

@@ -1,5 +1,7 @@
-"""Docstrings are written to be read in the source: code in single backticks, plain stars, indented examples. This makes
-reStructuredText of them, before `sphinx.ext.napoleon` looks at their sections. Public names become links.
+"""Convert docstrings to reStructuredText before `sphinx.ext.napoleon` parses their sections.
+
+Docstrings are written to be read in the source: code in single backticks, plain stars, indented examples. Public names
+become links.
 """
 
 import functools
@@ -12,12 +14,12 @@ from typing import Any
 SECTION = re.compile(r"^\s*(Args|Attributes|Raises|Returns|Yields):$")
 ITEM = re.compile(r"^\s*(- |\d+\. )")
 CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
-BEFORE, AFTER = "'\"([{<-/: \n", "'\")]}>-/\\:.,;!? \n"  # next to these code needs no separator
-LITERAL = 4  # spaces more than the paragraph before: an indented example
+BEFORE, AFTER = "'\"([{<-/: \n", "'\")]}>-/\\:.,;!? \n"  # next to these, code needs no separator
+LITERAL = 4  # additional spaces of an indented example
 NAME = re.compile(r"(\w+)((?:\.\w+)*)(?:\(\))?")
 PARTS = ("checkpoint", "data", "events", "loggers", "metrics", "optimizers", "records", "renderers", "runs")
 PARTS += ("schedules", "strategies")
-BASES = {  # of classes of the reference, which is where they are, too
+BASES = {  # base classes of the reference that are documented where they are defined
     "BinnedRankingMetric": "learner.metrics.ranking_bins",
     "ClassMetric": "learner.metrics.class_counts",
     "MatrixMetric": "learner.metrics.matrix",
@@ -29,7 +31,7 @@ Find = Callable[[str], str | None]
 
 
 def rst(text: str, find: Find = lambda code: None) -> str:
-    """A docstring as reStructuredText; `find` says what a piece of code is the name of, if it is one.
+    """Return a docstring as reStructuredText. `find` returns the full name for a piece of code, if it is one.
 
     >>> print(rst("Adds `a*b`s to *args, see `x`."))
     Adds ``a*b``\\ s to \\*args, see ``x``.
@@ -38,8 +40,8 @@ def rst(text: str, find: Find = lambda code: None) -> str:
 
 
 def _blocks(blocks: list[str], find: Find) -> Iterator[str]:
-    """Paragraphs, examples and sections, one after the other."""
-    literal: int | None = None  # the least indentation of an indented example
+    """Yield paragraphs, examples and sections in order."""
+    literal: int | None = None  # the smallest indentation of an indented example
     last = 0
     for number, block in enumerate(blocks):
         indent = _indent(block.split("\n")[0])
@@ -64,7 +66,7 @@ def _indent(line: str) -> int:
 
 
 def _paragraph(block: str, find: Find) -> str:
-    """Lists begin after an empty line, and lines of a paragraph that are set in do not make a definition of it."""
+    """Convert a paragraph: lists start after an empty line, and indented lines do not make it a definition."""
     head, *rest = _escaped(block, find).split("\n")
     lines = [head]
     in_list = bool(ITEM.match(head))
@@ -77,7 +79,7 @@ def _paragraph(block: str, find: Find) -> str:
 
 
 def _section(block: str, find: Find) -> str:
-    """What is returned is a sentence, in which a colon does not follow a type."""
+    """Convert a section: a colon in the sentence of `Returns` does not follow a type."""
     head, *rest = _escaped(block, find).split("\n")
     if head.strip() not in ("Returns:", "Yields:"):
         return "\n".join([head, *rest])
@@ -100,7 +102,7 @@ def _escaped(text: str, find: Find) -> str:
 
 @functools.cache
 def _public() -> dict[str, list[str]]:
-    """Return the packages that have each public name; left out are names that are words, too, such as `digits`."""
+    """Return the packages that have each public name, without names that are also words, such as `digits`."""
     names = {name: [module] for name, module in BASES.items()}
     for package in ("learner", *(f"learner.{part}" for part in PARTS)):
         module = importlib.import_module(package)
@@ -112,8 +114,8 @@ def _public() -> dict[str, list[str]]:
 
 
 def found(code: str, within: str) -> str | None:
-    """The full name of what `code` is the public name of, in the docstring of `within`: of several, that of the same
-    package; of none, or of itself: `None`.
+    """Return the full name for the public name `code` in the docstring of `within`. Of several, prefer one in that
+    package; return `None` if there is none, or if it is `within` itself.
 
     >>> found("ReduceOnPlateau.lr", "learner.schedules.Step"), found("Linen", "learner.Linen")
     ('learner.schedules.ReduceOnPlateau.lr', None)
@@ -128,7 +130,7 @@ def found(code: str, within: str) -> str | None:
 
 
 def _overrides(thing: Any) -> bool:
-    """Whether it does what a method of that name of a base class, in this package, is said to do."""
+    """Return True if a method overrides a documented method of a base class in this package."""
     function = getattr(thing, "fget", None) or getattr(thing, "__func__", thing)
     owner: Any = sys.modules.get(getattr(function, "__module__", None) or "")
     *names, name = getattr(function, "__qualname__", "").split(".")
@@ -139,7 +141,7 @@ def _overrides(thing: Any) -> bool:
 
 
 def _docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """An empty comment goes before that of a property: napoleon would take what is before a colon there for a type."""
+    """Prepend an empty comment to a property's docstring: napoleon would take the text before a colon for a type."""
     before = ["..", ""] if what in ("attribute", "data", "property") else []
     lines[:] = [*before, *rst("\n".join(lines), lambda code: found(code, name)).split("\n"), ""]
 
@@ -147,7 +149,7 @@ def _docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: 
 def _signature(
     app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Without what cannot be read: defaults that are made anew, and what Python says of a protocol."""
+    """Remove unreadable parts of a signature: defaults made anew, and Python's signature of a protocol."""
     if signature == "(*args, **kwargs)" and what == "class":
         return "", returned
     return signature and signature.replace("<factory>", "..."), returned
@@ -158,7 +160,7 @@ def _skip(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) 
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Before napoleon, whose priority is 500."""
+    """Connect before napoleon, whose priority is 500."""
     app.connect("autodoc-process-docstring", _docstring, priority=400)
     app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-skip-member", _skip)

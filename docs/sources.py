@@ -1,5 +1,5 @@
-"""Links that lead out of `docs/`, such as one to `../examples/gan.py`, work in the repository. In the site they lead to
-a page that shows the file, or lists the directory.
+"""Make links out of `docs/`, such as to `../examples/gan.py`, work in the site: they lead to a page that shows the file
+or lists the directory.
 """
 
 import html
@@ -12,14 +12,14 @@ from docutils import nodes
 
 LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".md": "markdown", ".yaml": "yaml", ".toml": "toml"}
-LONGEST = 200_000  # characters of a file that is shown
+LONGEST = 200_000  # maximum number of characters of a shown file
 
 
 def linked(page: Path, docs: Path) -> dict[str, Path]:
-    """What a page links to outside of the documents, by the text of the link.
+    """Return the targets of a page's links outside `docs/`, by the text of the link.
 
     Raises:
-      FileNotFoundError: there is no such file.
+      FileNotFoundError: a target does not exist.
     """
     found = {}
     for link in LINK.findall(page.read_text(encoding="utf-8")):
@@ -71,7 +71,7 @@ def _page(target: Path, body: str) -> tuple[str, dict[str, Any], str]:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Rewrites the links when a page is read and adds the pages at the end."""
+    """Rewrite the links when a page is read, and add the pages at the end."""
     app.connect("source-read", _read)
     app.connect("doctree-resolved", _resolve)
     app.connect("html-collect-pages", _pages)

@@ -10,7 +10,7 @@ from learner.cli.usage import STORED, TOPICS, Paragraph
 
 
 def topics() -> dict[str, Any]:
-    """Return the help of the topics, and the version of optax that its optimizers are of."""
+    """Return the help of the topics, and the version of optax of the listed optimizers."""
     texts = {topic: topic_paragraphs(topic) for topic in TOPICS if topic != "processes"}
     return {"optax": importlib.metadata.version("optax"), "topics": texts}
 

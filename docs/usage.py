@@ -1,4 +1,4 @@
-"""A directive `usage`: what the command `learner` prints about itself, and then a section for each of its commands."""
+"""The directive `usage`: the help of the command `learner`, and a section for each of its commands."""
 
 import contextlib
 import io
@@ -12,11 +12,11 @@ from docutils.parsers.rst import Directive
 from learner.cli.main import COMMANDS, main
 from learner.cli.usage import TOPICS
 
-COLUMNS = "100"  # as wide as a page shows it
+COLUMNS = "100"  # the width of a page
 
 
 def usage(*words: str) -> nodes.literal_block:
-    """Return the output of `learner WORDS --help`; a last word that is a topic is one of the help."""
+    """Return the output of `learner WORDS --help`; a last word that is a topic selects a topic of the help."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.dict(os.environ, COLUMNS=COLUMNS):
         main([*words, "--help"])
     text = printed.getvalue()
@@ -24,10 +24,10 @@ def usage(*words: str) -> nodes.literal_block:
 
 
 class Usage(Directive):
-    """`{usage}`."""
+    """The directive `{usage}`."""
 
     def run(self) -> list[nodes.Node]:
-        """The text of the command, and a section for each other text."""
+        """Return the text of the command, and a section for each other text."""
         return [usage(), *map(self._section, COMMANDS)]
 
     def _section(self, name: str) -> nodes.section:
@@ -38,6 +38,6 @@ class Usage(Directive):
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Adds it."""
+    """Add the directive."""
     app.add_directive("usage", Usage)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,11 +1,11 @@
-"""A character transformer that learns Python from the standard library's own source text, validated inside its long
-epochs, and that then writes some: a few minutes on two cores.
+"""A character transformer that learns Python from the standard library's source text, validates within its long epochs,
+and then writes text: a few minutes on two cores.
 
-python -m examples.charlm
+    python -m examples.charlm
 
-A larger one is split over several devices, each with a part of every matrix, and of the rows:
+A larger model is split over several devices, each with a part of every matrix and of the rows:
 
-main(strategy=Sharded({"data": 4, "model": 2}, [TENSOR_PARALLEL, fsdp()]))
+    main(strategy=Sharded({"data": 4, "model": 2}, [TENSOR_PARALLEL, fsdp()]))
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from learner.metrics import Accuracy, Perplexity
 from learner.strategies import Strategy
 
 TENSOR_PARALLEL = {
-    # What widens is split by its outputs and what follows by its inputs, so that only sums are exchanged.
+    # Split the first layers by outputs and the second ones by inputs, so that only sums are exchanged.
     r"attention\.project\.kernel": (None, "model"),
     r"attention\.join\.kernel": ("model", None),
     r"widen\.kernel": (None, "model"),
@@ -35,14 +35,14 @@ TENSOR_PARALLEL = {
 
 
 def optimizer(lr: float) -> optax.GradientTransformation:
-    """The optimizer as a function of the rate."""
+    """Return the optimizer for a learning rate."""
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr, b2=0.99, weight_decay=0.1))
 
 
 def main(
     directory: str = "runs/charlm", num_epochs: int = 2, max_rows: int | None = None, strategy: Strategy | None = None
 ) -> LearningResult:
-    """Trains until about every second character is guessed right."""
+    """Train until about every second character is predicted correctly."""
     train = DataLoaderBuilder().batch_size(16).shuffle(seed=0).build(stdlib_text("train", 128, max_rows=max_rows))
     valid = DataLoaderBuilder().batch_size(64).build(stdlib_text("valid", 128, max_rows=max_rows))
     builder = LearnerBuilder(directory)
@@ -64,7 +64,7 @@ def main(
 
 
 def write(model: CharTransformer, start: str, characters: int, seed: int = 0) -> str:
-    """Goes on with a text, character by character: the model sees the last 128 of them."""
+    """Continue a text, character by character: the model sees the last 128 of them."""
     graph, state = nnx.split(model)
 
     @jax.jit

@@ -1,11 +1,11 @@
-"""A training paradigm of one's own: an encoder that learns from images without labels, by two losses.
+"""A custom training paradigm: an encoder that learns from images without labels, with two losses.
 
-One loss is that of a picture with holes, which is to be filled; the other one brings the codes of two noisy copies of a
-picture together, and keeps the numbers of the codes apart from each other (Bardes et al., "VICReg", 2022). A `Learner`
-of its own has another loop: it is that of `fit`, in the same words, and looks at the codes after each epoch. What it
-finds is logged, and ends the run when the codes are good enough; logs, checkpoints and resuming are those of every run.
+One loss compares a picture with its reconstruction from a picture with holes; the other brings the codes of two noisy
+copies of a picture together, and keeps the numbers of the codes apart (Bardes et al., "VICReg", 2022). A subclass of
+`Learner` has its own loop: the loop of `fit`, which also evaluates the codes after each epoch. The result is logged,
+and ends the run when the codes are good enough; logs, checkpoints and resuming work as in every run.
 
-python -m examples.custom_learner
+    python -m examples.custom_learner
 """
 
 import contextlib
@@ -43,23 +43,23 @@ class PartOfLoss(MeanMetric):
         self.name, self.field, self.fields = name, field, (field,)
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
-        """Adds a batch, weighted by its rows."""
+        """Add a batch, weighted by its rows."""
         return state.add(getattr(output, self.field), info.weight)
 
 
 class SelfSupervised(nnx.Module):
-    """An encoder of images of 8 by 8 pixels, and a decoder that draws them again."""
+    """An encoder of images of 8 by 8 pixels, and a decoder that reconstructs them."""
 
     def __init__(self, codes: int = 16, *, rngs: nnx.Rngs):
         self.hidden, self.encode = nnx.Linear(64, 128, rngs=rngs), nnx.Linear(128, codes, rngs=rngs)
         self.widen, self.draw = nnx.Linear(codes, 128, rngs=rngs), nnx.Linear(128, 64, rngs=rngs)
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
-        """Pixels `[batch, 64]` to codes `[batch, codes]`."""
+        """Map pixels `[batch, 64]` to codes `[batch, codes]`."""
         return self.encode(nnx.relu(self.hidden(pixels)))
 
     def train_step(self, batch: Any, rng: jax.Array) -> TwoLosses:
-        """Both losses of one batch."""
+        """Return both losses of one batch."""
         pixels, keys = batch["image"].reshape(-1, 64), jax.random.split(rng, 3)
         seen = jax.random.bernoulli(keys[0], 0.7, pixels.shape)
         filled = self.draw(nnx.relu(self.widen(self(jnp.where(seen, pixels, 0)))))
@@ -84,7 +84,7 @@ def spread_loss(codes: jax.Array) -> jax.Array:
 
 
 def neighbours(model: SelfSupervised) -> float:
-    """The share of validation images whose nearest training image, by the codes, shows the same digit."""
+    """Return the fraction of validation images whose nearest training image, by the codes, shows the same digit."""
     (train, known), (valid, labels) = (
         (np.asarray(model(jnp.asarray(rows["image"].reshape(-1, 64)))), rows["label"])
         for rows in (digits("train").arrays, digits("valid").arrays)
@@ -94,12 +94,12 @@ def neighbours(model: SelfSupervised) -> float:
 
 
 class SelfSupervisedLearner(Learner):
-    """Looks at the codes after each epoch."""
+    """A learner that evaluates the codes after each epoch."""
 
     enough = 0.97
 
     def loop(self, run: Run) -> str:
-        """The loop of `fit`, with a look at the codes; why it ended."""
+        """Train as `fit` does and evaluate the codes; return the reason for the end."""
         reason = run.stop_reason()
         run.catch_up()
         with contextlib.closing(run.dispatches()) as dispatches:
@@ -117,7 +117,7 @@ class SelfSupervisedLearner(Learner):
 
 
 def main(directory: str = "runs/custom_learner", num_epochs: int = 10) -> LearningResult:
-    """Trains until more than 97 % of the nearest neighbours are right."""
+    """Train until more than 97 % of the nearest neighbours are right."""
     train = DataLoaderBuilder().batch_size(64).shuffle(seed=0).build({"image": digits("train").arrays["image"]})
     valid = DataLoaderBuilder().batch_size(360).build({"image": digits("valid").arrays["image"]})
     learner = (

@@ -1,10 +1,10 @@
-"""A loop written by hand, which prints every iteration, and ends with the very numbers of `Learner.fit`.
+"""A hand-written loop that prints every iteration, and ends with the bits of `Learner.fit`.
 
-The learner's pure functions are the pieces: `init` makes a state, `train_step` and `valid_step` compute what `fit`
-dispatches, and metrics, seen batch by batch, are averaged by weight. `RunWriter` leaves the files of a run, which
+It uses the learner's pure functions: `init` makes a state, `train_step` and `valid_step` compute the steps that `fit`
+dispatches, and metrics, computed batch by batch, are averaged by weight. `RunWriter` writes the files of a run, which
 `learner compare`, `learner report` and `learner watch` read.
 
-python -m examples.custom_loop
+    python -m examples.custom_loop
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,14 @@ from learner.metrics import Accuracy
 
 
 def build(directory: str, num_epochs: int) -> Learner:
-    """The learner; `fit` would train it in `directory`, and a loop by hand does not look at that."""
+    """Return the learner; `fit` would train it in `directory`, a hand-written loop does not use it."""
     model = MLP([64, 128, 10], dropout=0.2, rngs=nnx.Rngs(0))
     builder = LearnerBuilder(directory).metrics(Accuracy()).num_epochs(num_epochs)
     return builder.build(model, partial(optax.adamw, weight_decay=1e-2), optax.cosine_decay_schedule(2e-3, 450))
 
 
 def loaders() -> tuple[DataLoader, DataLoader]:
-    """Training and validation batches, new from the first epoch on."""
+    """Return training and validation batches, from the first epoch."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     return train, DataLoaderBuilder().batch_size(360).build(digits("valid"))
 
@@ -47,7 +47,7 @@ def validate(learner: Learner, state: TrainState, batches: Iterable[Any]) -> dic
 
 
 def main(directory: str = "runs/custom_loop", num_epochs: int = 3) -> tuple[Any, dict[str, float]]:
-    """Trains, or goes on where it was stopped; returns the model and the metrics of the last validation."""
+    """Train, or resume where training stopped; return the model and the metrics of the last validation."""
     learner, (train, valid) = build(directory, num_epochs), loaders()
     state, first = learner.init(), 1
     with Checkpointer(f"{directory}/checkpoint", keep_best=1) as checkpointer:

@@ -1,4 +1,4 @@
-"""Handwritten digits with a small MLP: what `learner fit configs/digits.yaml` does, and to the same bits.
+"""Handwritten digits with a small MLP, as in `learner fit configs/digits.yaml` and with the same bits.
 
 python -m examples.digits
 """
@@ -16,7 +16,7 @@ from learner.schedules import Cosine
 
 
 def main(directory: str = "runs/digits", num_epochs: int = 20) -> LearningResult:
-    """Trains to more than 97 % of the validation images right."""
+    """Train to a validation accuracy above 97 %."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(360).build(digits("valid"))
     learner = (

@@ -1,7 +1,7 @@
-"""Handwritten digits with a convolutional network: batch normalisation, dropout, clipped gradients, a rate that warms
-up and decays, early stopping, and a checkpointer that looks at the accuracy.
+"""Handwritten digits with a convolutional network: batch normalisation, dropout, clipped gradients, a learning rate
+with warmup and decay, early stopping, and a checkpointer that monitors the accuracy.
 
-python -m examples.digits_cnn
+    python -m examples.digits_cnn
 """
 
 import optax
@@ -14,12 +14,12 @@ from learner.metrics import Accuracy, LearningRate, TopKAccuracy
 
 
 def optimizer(lr: float) -> optax.GradientTransformation:
-    """The optimizer as a function of the rate; in training `lr` is a traced number."""
+    """Return the optimizer for a learning rate; in training `lr` is a traced number."""
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr, weight_decay=1e-4))
 
 
 def main(directory: str = "runs/digits_cnn", num_epochs: int = 10) -> LearningResult:
-    """Trains to about 99 % of the validation images right."""
+    """Train to a validation accuracy of about 99 %."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(120).build(digits("valid"))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=45, decay_steps=450)

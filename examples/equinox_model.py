@@ -1,4 +1,4 @@
-"""An Equinox model: what it learns and what it keeps as `State` (running statistics) are one model, a pair.
+"""An Equinox model: its parameters and its `State` (running statistics) form one model, a pair.
 
 python -m examples.equinox_model        (pip install equinox)
 """
@@ -32,13 +32,13 @@ class Network(eqx.Module):
         self.last = eqx.nn.Linear(128, 10, key=keys[1])
 
     def __call__(self, image: jax.Array, state: eqx.nn.State, key: jax.Array) -> tuple[jax.Array, eqx.nn.State]:
-        """`[8, 8]` to logits `[10]`."""
+        """Map `[8, 8]` to logits `[10]`."""
         x, state = self.norm(self.first(image.reshape(64)), state)
         return self.last(self.dropout(jax.nn.relu(x), key=key)), state
 
 
 def step(model: Model, batch: Any, rng: jax.Array) -> tuple[ClassificationOutput, Model]:
-    """A step that returns the model as well: the learner takes the new state from it."""
+    """Return the output and the model: the learner takes the new state from it."""
     network, state = model
     keys = jax.random.split(rng, batch["image"].shape[0])
     forward = jax.vmap(network, axis_name="batch", in_axes=(0, None, 0), out_axes=(0, None))
@@ -47,7 +47,7 @@ def step(model: Model, batch: Any, rng: jax.Array) -> tuple[ClassificationOutput
 
 
 def main(directory: str = "runs/equinox", num_epochs: int = 20) -> LearningResult:
-    """Trains to more than 97 % of the validation images right."""
+    """Train to a validation accuracy above 97 %."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(360).build(digits("valid"))
     learner = (

@@ -1,11 +1,12 @@
-"""Fine-tuning: a trained backbone under another name gets a new head, first alone, then with all of the model.
+"""Fine-tuning: a trained backbone under another name gets a new head, which is trained first alone, then with the whole
+model.
 
-1. Pretraining tells the digits 0 to 4 from each other and leaves a model file.
+1. Pretraining distinguishes the digits 0 to 4 and writes a model file.
 2. The parameters of its `encoder` become those of the `backbone` of another model, which is frozen while the new head
-   for all ten digits is trained. Nothing is differentiated or kept by the optimizer for what is frozen.
-3. All of it is trained at a lower rate.
+for all ten digits is trained. Frozen parameters have neither gradients nor optimizer state.
+3. The whole model is trained at a lower rate.
 
-python -m examples.finetune
+    python -m examples.finetune
 """
 
 from typing import Any
@@ -22,19 +23,19 @@ from learner.metrics import Accuracy
 
 
 def step(model: Any, batch: Any) -> ClassificationOutput:
-    """The forward pass of both models."""
+    """Return the output of both models."""
     return ClassificationOutput.from_logits(model(batch["image"]), batch["label"])
 
 
 class Pretrained(nnx.Module):
-    """An `encoder` and what tells five digits from each other."""
+    """An `encoder`, and a head that distinguishes five digits."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.encoder = MLP([64, 128, 64], rngs=rngs)
         self.classifier = nnx.Linear(64, 5, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """`[batch, 8, 8]` to logits `[batch, 5]`."""
+        """Map `[batch, 8, 8]` to logits `[batch, 5]`."""
         return self.classifier(nnx.relu(self.encoder(images)))
 
 
@@ -46,12 +47,12 @@ class FineTuned(nnx.Module):
         self.head = nnx.Linear(64, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """`[batch, 8, 8]` to logits `[batch, 10]`."""
+        """Map `[batch, 8, 8]` to logits `[batch, 10]`."""
         return self.head(nnx.relu(self.backbone(images)))
 
 
 def fit(directory: str, model: Any, lr: float, num_epochs: int, most: int = 10, freeze: str = "") -> LearningResult:
-    """Trains with the digits below `most`; parameters whose paths match `freeze` stay as they are."""
+    """Train on digits below `most`. Freeze parameters whose paths match `freeze`."""
     splits = []
     for split, size in (("train", 32), ("valid", 360)):
         rows = digits(split).arrays
@@ -64,7 +65,7 @@ def fit(directory: str, model: Any, lr: float, num_epochs: int, most: int = 10, 
 
 
 def main(directory: str = "runs/finetune", num_epochs: int = 4) -> tuple[LearningResult, LearningResult]:
-    """Returns what became of the head alone, and of all of it."""
+    """Return the results of the head alone, and of the whole model."""
     file = f"{directory}/pretrained.safetensors"
     save_model(file, fit(f"{directory}/pretrained", Pretrained(nnx.Rngs(0)), 1e-3, num_epochs, most=5).best_model)
     model = load_model(file, FineTuned(nnx.Rngs(1)), rename=[(r"^encoder\.", "backbone.")], strict=False, report=print)

@@ -1,11 +1,11 @@
-"""Models that were trained with PyTorch go on in JAX: an MLP and a small convolutional network on digits.
+"""Continue in JAX with models trained in PyTorch: an MLP and a small convolutional network on digits.
 
-PyTorch trains both for some steps and saves them as safetensors; `load_model(..., layout="torch")` renames the arrays,
-turns kernels, and the outputs are those of PyTorch. Two things are up to the model: flax has channels last, so what a
-convolution gave is put in PyTorch's order before it is flattened; and the layers' settings have to agree (`epsilon` of
-a LayerNorm is 1e-6 in flax and 1e-5 in PyTorch, padding of strided convolutions is on other sides).
+PyTorch trains both for some steps and saves them as safetensors; `load_model(..., layout="torch")` renames the arrays
+and transposes kernels, and the outputs equal PyTorch's. Two things are up to the model: flax has channels last, so a
+convolution's output is put in PyTorch's order before it is flattened; and the layers' settings have to agree (`epsilon`
+of a LayerNorm is 1e-6 in flax and 1e-5 in PyTorch, strided convolutions pad other sides).
 
-pip install torch safetensors && python -m examples.from_torch
+    pip install torch safetensors && python -m examples.from_torch
 """
 
 import tempfile
@@ -29,7 +29,7 @@ class MLP(nnx.Module):
         self.layers = nnx.List([nnx.Linear(64, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 10, rngs=rngs)])
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits of flat images."""
+        """Return the logits of flat images."""
         for layer in self.layers:
             x = layer(x)
         return x
@@ -44,14 +44,14 @@ class CNN(nnx.Module):
         self.head = nnx.Linear(6 * 4 * 4, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits of images with their channel last."""
+        """Return the logits of images with their channel last."""
         x = nnx.max_pool(nnx.relu(self.norm(self.conv(x))), (2, 2), strides=(2, 2))
         x = x.transpose(0, 3, 1, 2)  # PyTorch flattens channels first
         return self.head(x.reshape(x.shape[0], -1))
 
 
 def torch_models(torch: Any) -> tuple[Any, Any]:
-    """Return the same two models in PyTorch."""
+    """Return the equivalent models in PyTorch."""
     nn = torch.nn
 
     class TorchCNN(nn.Module):  # type: ignore[misc,name-defined]
@@ -68,7 +68,7 @@ def torch_models(torch: Any) -> tuple[Any, Any]:
 
 
 def trained(torch: Any, model: Any, images: Any, labels: Any, steps: int) -> Any:
-    """Some steps of Adam on all rows; the model in eval mode."""
+    """Train a model for some steps of Adam on all rows, and return it in eval mode."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -78,7 +78,7 @@ def trained(torch: Any, model: Any, images: Any, labels: Any, steps: int) -> Any
 
 
 def main(steps: int = 50) -> dict[str, float]:
-    """Trains with PyTorch, loads with learner, and returns the greatest difference of an output, by model."""
+    """Train with PyTorch, load with learner, and return the largest difference of an output, by model."""
     try:
         import safetensors.torch
         import torch

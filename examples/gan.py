@@ -1,9 +1,9 @@
 """A small generative adversarial network (Goodfellow et al., 2014): `update=` replaces the whole update.
 
-The state is any pytree, here two networks with an optimizer each; logs, checkpoints and resuming work as ever. The
+The state is any pytree, here two networks with an optimizer each; logs, checkpoints and resuming work as usual. The
 generator learns to turn noise into points on a circle.
 
-python -m examples.gan
+    python -m examples.gan
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class GanOutput:
 
 
 class CriticLoss(MeanMetric):
-    """The mean of the critic's loss; ln 2 (0.69) is what it gets when it can only guess."""
+    """The mean of the critic's loss; ln 2 (0.69) if it can only guess."""
 
     name = "Critic Loss"
     higher_is_better = False
@@ -40,12 +40,12 @@ class CriticLoss(MeanMetric):
     fields = ("critic_loss",)
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
-        """Adds a step, weighted by its rows."""
+        """Add a step, weighted by its rows."""
         return state.add(output.critic_loss, info.weight)
 
 
 def network(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
-    """The parameters of two dense layers with 64 units between them."""
+    """Return the parameters of two dense layers with 64 units between them."""
     keys, scale = jax.random.split(key), jax.nn.initializers.lecun_normal()
     return {
         "first": scale(keys[0], (inputs, 64), jnp.float32),
@@ -55,7 +55,7 @@ def network(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
 
 
 def apply(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """`[batch, inputs]` to `[batch, outputs]`."""
+    """Map `[batch, inputs]` to `[batch, outputs]`."""
     return jnp.tanh(x @ params["first"] + params["bias"]) @ params["last"]
 
 
@@ -64,7 +64,7 @@ opt = Optimizer(partial(optax.adam, b1=0.5))
 
 
 def first_state(key: jax.Array) -> dict[str, Any]:
-    """Two networks with the states of their optimizers."""
+    """Return two networks with the states of their optimizers."""
     keys = jax.random.split(key)
     generator, critic = network(keys[0], NOISE, 2), network(keys[1], 2, 1)
     return {
@@ -76,7 +76,7 @@ def first_state(key: jax.Array) -> dict[str, Any]:
 
 
 def update(state: dict[str, Any], batch: Any, lr: jax.Array, rng: jax.Array) -> tuple[dict[str, Any], GanOutput]:
-    """One step of the critic, then one of the generator."""
+    """Perform one step of the critic, then one of the generator."""
     noise = jax.random.normal(rng, (batch["point"].shape[0], NOISE))
 
     def critic_loss(critic: Any) -> jax.Array:
@@ -107,7 +107,7 @@ def valid_step(state: dict[str, Any], batch: Any, rng: jax.Array) -> RegressionO
 
 
 def main(directory: str = "runs/gan", num_epochs: int = 60) -> LearningResult:
-    """Trains until generated points are less than 0.1 from the circle, which has a radius of 1, on average."""
+    """Train until generated points are on average less than 0.1 from the circle, which has a radius of 1."""
     angle = np.random.default_rng(0).uniform(0, 2 * np.pi, 8192)
     points = np.stack([np.cos(angle), np.sin(angle)], axis=-1).astype(np.float32)
     train = DataLoaderBuilder().batch_size(128).shuffle(seed=0).build({"point": points[:7168]})

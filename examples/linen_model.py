@@ -20,7 +20,7 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        """`[batch, 8, 8]` to logits `[batch, 10]`."""
+        """Map `[batch, 8, 8]` to logits `[batch, 10]`."""
         x = nn.Dense(128)(images.reshape(images.shape[0], -1))
         x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
         x = nn.Dropout(0.1, deterministic=not train)(nn.relu(x))
@@ -28,12 +28,12 @@ class Network(nn.Module):
 
 
 def step(model: Linen, batch: Any) -> ClassificationOutput:
-    """Calls the model as if it were a function: `Linen` keeps its batch statistics and gives it random numbers."""
+    """Call the model like a function: `Linen` updates its batch statistics and supplies random numbers."""
     return ClassificationOutput.from_logits(model(batch["image"], train=model.train), batch["label"])
 
 
 def main(directory: str = "runs/linen", num_epochs: int = 20) -> LearningResult:
-    """Trains to more than 97 % of the validation images right."""
+    """Train to a validation accuracy above 97 %."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(360).build(digits("valid"))
     module = Network()

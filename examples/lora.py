@@ -1,9 +1,9 @@
-"""Low-rank adaptation (Hu et al. 2021): a network that knows digits learns inverted ones with 12 % more parameters.
+"""Low-rank adaptation (Hu et al. 2021): a network trained on digits learns inverted ones with 12 % more parameters.
 
-The first run trains all of it. The second one begins with its parameters, adds a product of two thin matrices to each
-kernel, and trains these alone: gradients and optimizer state are theirs only.
+The first run trains the whole network. The second one starts with its parameters, adds a product of two thin matrices
+to each kernel, and trains only these matrices: only they have gradients and optimizer state.
 
-python -m examples.lora
+    python -m examples.lora
 """
 
 import jax
@@ -19,7 +19,7 @@ RANK = 4
 
 
 class Network(nnx.Module):
-    """Two layers; `rank`: of what is added to them, 0 for nothing."""
+    """Two layers. `rank` is that of the added matrices, 0 for none."""
 
     def __init__(self, rngs: nnx.Rngs, rank: int = 0) -> None:
         self.hidden, self.out = nnx.Linear(64, 256, rngs=rngs), nnx.Linear(256, 10, rngs=rngs)
@@ -29,21 +29,21 @@ class Network(nnx.Module):
         self.rank = rank
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """`[batch, 8, 8]` to logits `[batch, 10]`."""
+        """Map `[batch, 8, 8]` to logits `[batch, 10]`."""
         x = images.reshape(len(images), 64)
         hidden = nnx.relu(self.hidden(x) + (self.hidden_lora(x) if self.rank else 0.0))
         logits: jax.Array = self.out(hidden) + (self.out_lora(hidden) if self.rank else 0.0)
         return logits
 
     def train_step(self, batch: dict[str, jax.Array]) -> ClassificationOutput:
-        """The forward pass."""
+        """Return the output of a batch."""
         return ClassificationOutput.from_logits(self(batch["image"]), batch["label"])
 
     valid_step = train_step
 
 
 def inverted(split: str, **options: int) -> DataLoader:
-    """Digits, dark on light."""
+    """Return digits that are dark on light."""
     data = digits(split).arrays
     images = data["image"].max() - data["image"]
     builder = DataLoaderBuilder().batch_size(32)
@@ -52,7 +52,7 @@ def inverted(split: str, **options: int) -> DataLoader:
 
 
 def main(directory: str = "runs/lora", num_epochs: int = 20) -> tuple[LearningResult, LearningResult]:
-    """Trains both, and returns what came of them."""
+    """Train both, and return their results."""
     train = DataLoaderBuilder().batch_size(32).shuffle(0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(256).build(digits("valid"))
     builder = LearnerBuilder(f"{directory}/base", overwrite=True).metrics(Accuracy()).num_epochs(num_epochs)

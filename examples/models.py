@@ -1,4 +1,4 @@
-"""The models of `learner.examples.models`, under the name that the configs of earlier runs have."""
+"""The models of `learner.examples.models`, under the name used in configs of earlier runs."""
 
 from learner.examples.models import CNN, MLP, CharTransformer, Regressor
 

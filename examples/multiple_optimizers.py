@@ -1,9 +1,9 @@
-"""One model at four rates: `conv1` at twice the rate, `conv2` at four times, biases at a tenth, the rest at the rate.
+"""One model at four rates: `conv1` at twice the rate, `conv2` at four times, biases at a tenth, all others at the rate.
 
-`partition_params` returns a part of the gradients and the rest, and an `Optimizer` updates the parameters whose
-gradients it gets. Each part has a state of its own, so that it could have an optimizer of its own as well.
+`partition_params` splits off a part of the gradients, and an `Optimizer` updates the parameters whose gradients it
+gets. Each part has its own state, so that each could also have its own optimizer.
 
-python -m examples.multiple_optimizers
+    python -m examples.multiple_optimizers
 """
 
 from collections.abc import Iterator
@@ -32,18 +32,18 @@ class Network(nnx.Module):
         self.head = nnx.Linear(2 * 2 * 16, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """`[batch, 8, 8]` to logits `[batch, 10]`."""
+        """Map `[batch, 8, 8]` to logits `[batch, 10]`."""
         x = nnx.relu(self.conv2(nnx.relu(self.conv1(images[..., None]))))
         return self.head(x.reshape(x.shape[0], -1))
 
 
 def step(model: Network, batch: Any) -> ClassificationOutput:
-    """The forward pass."""
+    """Return the output of a batch."""
     return ClassificationOutput.from_logits(model(batch["image"]), batch["label"])
 
 
 def parts(tree: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a model, or of its gradients, by name; every parameter is in one of them."""
+    """Return the parts of a model, or of its gradients, by name; every parameter is in one of them."""
     biases, rest = partition_params(tree, lambda path, array: path.endswith("bias"))
     yield "biases", biases
     for name in ("conv1", "conv2"):
@@ -54,7 +54,7 @@ def parts(tree: Any) -> Iterator[tuple[str, Any]]:
 
 @jax.jit
 def train_step(model: Network, states: dict[str, Any], lr: Any, batch: Any) -> tuple[Network, dict[str, Any], Any]:
-    """One step of every part: the model, the optimizers' states and the loss."""
+    """Perform one step of every part; return the model, the optimizers' states and the loss."""
     output, grads = value_and_grad(step)(model, batch)
     for name, part in parts(grads):
         model, states[name] = opt.step(FACTORS[name] * lr, model, part, states[name])
@@ -63,13 +63,13 @@ def train_step(model: Network, states: dict[str, Any], lr: Any, batch: Any) -> t
 
 @jax.jit
 def evaluate(model: Network, batch: Any) -> Any:
-    """The share of images that are told right."""
+    """Return the accuracy."""
     output, accuracy = step(eval_mode(model), batch), Accuracy()
     return accuracy.compute(accuracy.update(accuracy.init(), output, Info(0, output.weight)))
 
 
 def main(num_epochs: int = 5, lr: float = 1e-3) -> tuple[Network, float]:
-    """Trains to more than 90 % of the validation images right; returns the model and that share."""
+    """Train to a validation accuracy above 90 %; return the model and the accuracy."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(360).build(digits("valid"))
     model, accuracy = Network(nnx.Rngs(0)), 0.0

@@ -1,4 +1,4 @@
-"""Metrics of one's own: one with a number, counted exactly inside the compiled program, and one that is a text.
+"""Custom metrics: one with a number, counted exactly within the compiled program, and one with a text.
 
 python -m examples.own_metric
 """
@@ -33,28 +33,26 @@ class Confusion(Metric):
         return jnp.zeros((self.classes, self.classes), jnp.int32)
 
     def update(self, state: jax.Array, output: Any, info: Info) -> jax.Array:
-        """Adds a batch."""
+        """Add a batch."""
         return state.at[output.targets, output.logits.argmax(-1)].add(1)
 
     def merge(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """The counts of both."""
+        """Add the counts of both."""
         return a + b
 
     def compute(self, state: jax.Array) -> jax.Array:
-        """All counts; `text` says what people see of them."""
+        """Return all counts; `text` formats them."""
         return state
 
     def text(self, value: Any) -> str:
-        """On the host, once at the end of a split."""
+        """Format the value on the host, once at the end of a split."""
         mistakes = np.asarray(value) * (1 - np.eye(self.classes, dtype=int))
         label, taken_for = np.unravel_index(mistakes.argmax(), mistakes.shape)
         return f"{label} for {taken_for}, {mistakes.max()} times" if mistakes.any() else "none"
 
 
 class BalancedAccuracy(Confusion):
-    """The share of right predictions within each class, averaged over the classes that occur: rare ones count as much
-    as frequent ones.
-    """
+    """The accuracy within each class, averaged over the classes that occur: rare and frequent ones count alike."""
 
     name = "Balanced Accuracy"
     description = "mean over classes of the share of right predictions"
@@ -62,14 +60,14 @@ class BalancedAccuracy(Confusion):
     higher_is_better = True
 
     def compute(self, state: jax.Array) -> jax.Array:
-        """float32; NaN where no class occurs."""
+        """Return float32; NaN if no class occurs."""
         rows = state.sum(-1)
         shares = jnp.diagonal(state).astype(jnp.float32) / rows.astype(jnp.float32)
         return jnp.mean(shares, where=rows > 0)
 
 
 def main(directory: str = "runs/own_metric", num_epochs: int = 10) -> LearningResult:
-    """Trains, and shows both metrics after every epoch. Monitors can name them as they do any other."""
+    """Train, and show both metrics after every epoch. Monitors can name them like any other."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(100).build(digits("valid"))
     learner = (

@@ -1,6 +1,6 @@
-"""A module of one's own for a config to name: a model, its data, and a metric. `own_module.yaml` trains it.
+"""A custom module for a config to name: a model, its data, and a metric. `own_module.yaml` trains it.
 
-Nothing in here knows that there is a config: arguments become keys, and their types are checked.
+The code knows nothing of configs: arguments become keys, and their types are checked.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from learner.metrics import Info, MeanMetric, WeightedMean
 
 
 def spirals(rows: int, turns: float = 1.5, seed: int = 0) -> ArrayDataset:
-    """Points on two arms of a spiral: `point` float32 `[rows, 2]` and `arm` int32 `[rows]`, 0 or 1."""
+    """Return points on two arms of a spiral: `point` float32 `[rows, 2]` and `arm` int32 `[rows]`, 0 or 1."""
     rng = np.random.default_rng(seed)
     arm, radius = rng.integers(0, 2, rows), np.sqrt(rng.uniform(0.02, 1, rows))
     angle = 2 * np.pi * turns * radius + np.pi * arm
@@ -29,9 +29,9 @@ class SpiralModel(nnx.Module):
     """Dense layers with a sine between them.
 
     Args:
-        width: of the hidden layers.
-        depth: how many there are.
-        rngs: random numbers for the initial weights; a config leaves them out, they come from its seed.
+      width: width of the hidden layers.
+      depth: number of hidden layers.
+      rngs: random numbers for the initial weights; configs omit them, they come from the config's seed.
     """
 
     def __init__(self, width: int = 64, depth: int = 2, *, rngs: nnx.Rngs):
@@ -40,25 +40,25 @@ class SpiralModel(nnx.Module):
         self.head = nnx.Linear(width, 2, rngs=rngs)
 
     def __call__(self, points: jax.Array) -> jax.Array:
-        """`[batch, 2]` to logits `[batch, 2]`."""
+        """Map `[batch, 2]` to logits `[batch, 2]`."""
         x = 3 * points
         for layer in self.layers:
             x = jnp.sin(layer(x))
         return self.head(x)
 
     def train_step(self, batch: Any) -> ClassificationOutput:
-        """Cross-entropy of the arm."""
+        """Return the cross-entropy of the arm."""
         return ClassificationOutput.from_logits(self(batch["point"]), batch["arm"])
 
     valid_step = train_step
 
 
 class Confidence(MeanMetric):
-    """The mean probability of what is predicted."""
+    """The mean probability of the predicted classes."""
 
     name = "Confidence"
     fields = ("logits",)
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
-        """Adds a batch."""
+        """Add a batch."""
         return state.add(jax.nn.softmax(output.logits).max(-1))

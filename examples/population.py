@@ -20,7 +20,7 @@ def make_model(rngs: nnx.Rngs) -> MLP:
 
 
 def step(model: nnx.Module, batch: Batch) -> ClassificationOutput:
-    """The forward pass of one member: nothing in it knows of the others."""
+    """Return the output of one member; it does not depend on the others."""
     return ClassificationOutput.from_logits(model(batch["image"]), batch["label"])
 
 

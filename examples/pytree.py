@@ -1,4 +1,4 @@
-"""No library of models at all: the model is a dict of arrays, the steps are functions.
+"""Training without a model library: the model is a dict of arrays, the steps are functions.
 
 python -m examples.pytree
 """
@@ -17,7 +17,7 @@ Params = dict[str, jax.Array]
 
 
 def make(key: jax.Array, hidden: int = 128) -> Params:
-    """The parameters of two dense layers."""
+    """Return the parameters of two dense layers."""
     first, last = jax.random.split(key)
     scale = jax.nn.initializers.lecun_normal()
     return {
@@ -28,24 +28,24 @@ def make(key: jax.Array, hidden: int = 128) -> Params:
 
 
 def logits(params: Params, images: jax.Array) -> jax.Array:
-    """`[batch, 8, 8]` to `[batch, 10]`."""
+    """Map `[batch, 8, 8]` to `[batch, 10]`."""
     hidden = jax.nn.relu(images.reshape(-1, 64) @ params["first"] + params["bias"])
     return hidden @ params["last"]
 
 
 def train_step(params: Params, batch: Any, rng: jax.Array) -> ClassificationOutput:
-    """A step that takes a random key: the images get noise, other noise in every step."""
+    """Return the output for images with noise, from a random key that differs in every step."""
     noise = 0.1 * jax.random.normal(rng, batch["image"].shape)
     return ClassificationOutput.from_logits(logits(params, batch["image"] + noise), batch["label"])
 
 
 def valid_step(params: Params, batch: Any) -> ClassificationOutput:
-    """The images as they are."""
+    """Return the output for the images without noise."""
     return ClassificationOutput.from_logits(logits(params, batch["image"]), batch["label"])
 
 
 def main(directory: str = "runs/pytree", num_epochs: int = 20) -> LearningResult:
-    """Trains to more than 97 % of the validation images right."""
+    """Train to a validation accuracy above 97 %."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
     valid = DataLoaderBuilder().batch_size(360).build(digits("valid"))
     learner = (

@@ -1,4 +1,4 @@
-"""Progression of diabetes from ten measurements of a patient; the rate is lowered when the loss stops falling.
+"""Progression of diabetes from ten measurements of a patient; the rate decreases when the loss stops decreasing.
 
 python -m examples.regression
 """
@@ -13,7 +13,7 @@ from learner.metrics import LearningRate, MeanAbsoluteError
 
 
 def main(directory: str = "runs/regression", num_epochs: int = 40) -> LearningResult:
-    """Trains to a validation loss of about 0.55; a constant gets 1."""
+    """Train to a validation loss of about 0.55; a constant prediction has 1."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(diabetes("train"))
     valid = DataLoaderBuilder().batch_size(89).build(diabetes("valid"))
     learner = (

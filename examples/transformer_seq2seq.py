@@ -1,9 +1,9 @@
-"""A transformer with an encoder and a decoder (Vaswani et al., 2017) that turns strings of digits round.
+"""A transformer with an encoder and a decoder (Vaswani et al., 2017) that reverses strings of digits.
 
-Strings are of several lengths, so there are masks: of what is padding in the source, of what the decoder may look back
-at, and of the tokens that count in the loss and the accuracy.
+Strings have different lengths, so there are masks: for padding in the source, for later positions in the decoder, and
+for the tokens that count in the loss and the accuracy.
 
-python -m examples.transformer_seq2seq
+    python -m examples.transformer_seq2seq
 """
 
 from typing import Any
@@ -23,10 +23,10 @@ TOKENS, LONGEST = 13, 8
 
 
 def strings(count: int, seed: int) -> dict[str, np.ndarray]:
-    """Strings of 1 to 8 digits, and the same from the end.
+    """Return strings of 1 to 8 digits, and their reverse.
 
     Returns:
-      `source` int32 `[count, 8]`, padded on the left; `given` int32 `[count, 9]`, what the decoder has seen before each
+      `source` int32 `[count, 8]`, padded on the left; `given` int32 `[count, 9]`, the decoder's input before each
       token; `target` int32 `[count, 9]`, which ends with `END` and is padded on the right.
     """
     rng = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ def strings(count: int, seed: int) -> dict[str, np.ndarray]:
 
 
 class Layer(nnx.Module):
-    """Attention to itself, to a memory if there is one, and two dense layers; each is added to what came in."""
+    """Attention to itself, to a memory if there is one, and two dense layers, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, *, has_memory: bool, rngs: nnx.Rngs):
         attention = lambda: nnx.MultiHeadAttention(heads, width, decode=False, rngs=rngs)  # noqa: E731
@@ -51,7 +51,7 @@ class Layer(nnx.Module):
         self.widen, self.narrow = nnx.Linear(width, 2 * width, rngs=rngs), nnx.Linear(2 * width, width, rngs=rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array, memory: Any = None, memory_mask: Any = None) -> jax.Array:
-        """`[batch, length, width]` to the same; masks are `[batch, 1, length, what it looks at]`."""
+        """Map `[batch, length, width]` to an array of that shape; masks are `[batch, 1, length, attended length]`."""
         x = x + self.itself(self.norms[0](x), mask=mask)
         if self.memory is not None:
             x = x + self.memory(self.norms[1](x), memory, mask=memory_mask)
@@ -59,17 +59,17 @@ class Layer(nnx.Module):
 
 
 class Seq2Seq(nnx.Module):
-    """An encoder layer and a decoder layer with learnt positions."""
+    """An encoder layer and a decoder layer with learned positions."""
 
     def __init__(self, width: int = 64, heads: int = 4, *, rngs: nnx.Rngs):
         self.embed = nnx.Embed(TOKENS, width, rngs=rngs)
-        self.positions = nnx.Embed(2 * LONGEST + 1, width, rngs=rngs)  # first those of the source
+        self.positions = nnx.Embed(2 * LONGEST + 1, width, rngs=rngs)  # source positions come first
         self.encoder = Layer(width, heads, has_memory=False, rngs=rngs)
         self.decoder = Layer(width, heads, has_memory=True, rngs=rngs)
         self.head = nnx.Linear(width, TOKENS, rngs=rngs)
 
     def __call__(self, source: jax.Array, given: jax.Array) -> jax.Array:
-        """Source `[batch, 8]` and the tokens before each, `[batch, length]`, to logits `[batch, length, tokens]`."""
+        """Map source `[batch, 8]` and previous tokens `[batch, length]`, to logits `[batch, length, tokens]`."""
         query_places, key_places = jnp.arange(given.shape[1]) + LONGEST, jnp.arange(LONGEST)
         not_padding = nnx.make_attention_mask(source != PAD, source != PAD)
         memory = self.encoder(self.embed(source) + self.positions(key_places)[None], not_padding)
@@ -80,7 +80,7 @@ class Seq2Seq(nnx.Module):
         return self.head(x)
 
     def train_step(self, batch: Any) -> SequenceOutput:
-        """The cross-entropy of the tokens that are not padding."""
+        """Return the cross-entropy of the tokens that are not padding."""
         logits = self(batch["source"], batch["given"])
         return SequenceOutput.from_logits(logits, batch["target"], batch["target"] != PAD)
 
@@ -101,7 +101,7 @@ def turned_round(model: Seq2Seq, digits: str) -> str:
 
 
 def main(directory: str = "runs/transformer_seq2seq", num_epochs: int = 2) -> LearningResult:
-    """Trains to more than 90 % of the tokens right."""
+    """Train to a token accuracy above 90 %."""
     train = DataLoaderBuilder().batch_size(64).shuffle(seed=0).build(strings(8192, seed=0))
     valid = DataLoaderBuilder().batch_size(512).build(strings(512, seed=1))
     learner = (

@@ -22,12 +22,12 @@ Batch = dict[str, jax.Array]
 
 
 class MLP(nnx.Module):
-    """Dense layers with ReLU between them, on whatever an image or a row of features is when it is flat.
+    """Dense layers with ReLU between them, applied to a flattened image or row of features.
 
     Args:
-        features: the widths from input to output, such as [64, 128, 10].
-        dropout: the share of activations that training drops after each hidden layer.
-        rngs: random numbers for the initial weights and for dropout.
+      features: the widths from input to output, such as [64, 128, 10].
+      dropout: the fraction of activations that training drops after each hidden layer.
+      rngs: random numbers for the initial weights and for dropout.
     """
 
     def __init__(self, features: list[int], dropout: float = 0.0, *, rngs: nnx.Rngs):
@@ -55,7 +55,7 @@ class CNN(nnx.Module):
         channels: of each block; every block halves the image.
         classes: how many there are.
         size: height and width of the images, which have one channel.
-        dropout: the share of activations that training drops before the last layer.
+        dropout: the fraction of activations that training drops before the last layer.
         rngs: random numbers for the initial weights and for dropout.
     """
 
@@ -87,7 +87,7 @@ class Regressor(nnx.Module):
     Args:
         inputs: how many features a row has.
         hidden: the widths of the hidden layers.
-        dropout: the share of activations that training drops after each hidden layer.
+        dropout: the fraction of activations that training drops after each hidden layer.
         rngs: random numbers for the initial weights and for dropout.
     """
 
@@ -168,7 +168,7 @@ class CharTransformer(nnx.Module):
         width: of the activations, divisible by twice the heads.
         layers: how many blocks.
         heads: of each block's attention.
-        dropout: the share of activations that training drops.
+        dropout: the fraction of activations that training drops.
         rngs: random numbers for the initial weights and for dropout.
     """
 
