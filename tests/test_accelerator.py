@@ -1,4 +1,4 @@
-"""On whatever accelerator there is: `pytest -m accelerator`. Other tests run on the CPU."""
+"""Tests on any accelerator: `pytest -m accelerator`. Other tests run on the CPU."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def cpu():
 
 
 def test_the_numbers_are_those_of_the_cpu(tmp_path, device, cpu):
-    """With SGD: Adam makes a whole step of a gradient that is rounding noise, such as a bias's before BatchNorm."""
+    """Train with SGD: Adam makes a full step from a gradient of rounding noise, such as a bias's before BatchNorm."""
     left = []
     with jax.default_matmul_precision("highest"):
         for name, where in (("here", device), ("cpu", cpu)):
@@ -75,7 +75,7 @@ def test_steps_with_a_convolution_run_in_a_loop(tmp_path):
 
 
 class Watched(Mlp):
-    """Tells what it computes in."""
+    """A model that records the dtype of its computations."""
 
     dtypes = set()
 
@@ -127,7 +127,7 @@ def test_the_bits_do_not_depend_on_the_dispatch(tmp_path, dispatch):
 
 
 def test_another_process_resumes_to_the_bit(tmp_path):
-    """With the flag that docs/scaling.md names, also where a run without it has left its choice of kernels."""
+    """Use the flag that docs/scaling.md names, also where an earlier run without it cached its choice of kernels."""
     place = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
     def fit(name, epochs, flags="--xla_gpu_deterministic_ops=true"):
@@ -149,7 +149,7 @@ def test_another_process_resumes_to_the_bit(tmp_path):
 
 def test_a_batch_that_does_not_fit_is_split(tmp_path, device):
     layers, width = 24, 1024
-    rows = device.memory_stats()["bytes_limit"] // (4 * width * layers)  # whose activations fill the memory
+    rows = device.memory_stats()["bytes_limit"] // (4 * width * layers)  # rows whose activations fill the memory
 
     def step(model, batch):
         x = batch["x"] @ model["first"]
@@ -171,7 +171,7 @@ def test_a_batch_that_does_not_fit_is_split(tmp_path, device):
 
 
 def test_a_line_is_found(tmp_path):
-    """The same as by `numpy.linalg.lstsq`."""
+    """The expected values are those of `numpy.linalg.lstsq`."""
     with jax.default_matmul_precision("highest"):
         result = build_line(quiet(tmp_path / "run").num_epochs(200), lr=0.1).fit(shuffled())
     np.testing.assert_allclose(np.asarray(result.model["w"])[:, 0], [1, -2, 0.5], atol=1e-2)

@@ -1,4 +1,6 @@
-"""The architecture: which package imports which, what is loaded when, and that everything public is documented."""
+"""Tests of the architecture: which package imports which, what is loaded when, and that everything public is
+documented.
+"""
 
 import ast
 import functools
@@ -22,11 +24,12 @@ PATHS = {
 
 @functools.cache
 def trees():
-    """Parse each module once, in the process that needs it."""
+    """Return the syntax trees of all modules, parsed once per process."""
     return {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
 
 
-# From the bottom to the top. A part, which is a package or a module of the root, imports itself and the rows above it
+# From bottom to top. A part, which is a package or a module of the root, imports only itself and the rows above it in
+# this table, also within functions.
 # in this table, nothing else: not even inside of a function.
 ROWS = [
     {"errors"},
@@ -52,7 +55,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def part_of(module):
-    """`steps` of `learner.steps.program`; `__init__` of the package itself."""
+    """Return `steps` for `learner.steps.program`, and `__init__` for the package itself."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
@@ -62,7 +65,7 @@ def row_of(module):
 
 
 def imported(tree):
-    """Full names of what is imported anywhere in a module, inside functions too."""
+    """Return the full names of everything that a module imports, also within functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
@@ -78,7 +81,7 @@ def own_imports(module):
 
 
 def upward(module, names):
-    """The imports of a module that do not lead downwards."""
+    """Return the imports of a module that do not lead downwards."""
     return [name for name in names if part_of(name) != part_of(module) and row_of(name) >= row_of(module)]
 
 
@@ -97,7 +100,7 @@ def test_the_root_is_a_front_door():
 
 
 def test_imports_go_downwards_only():
-    # the public names of the package are read when they are asked for, from anywhere above
+    # the package's public names are resolved on access, from anywhere above
     assert {
         module: bad for module in PATHS if module != "learner" and (bad := upward(module, own_imports(module)))
     } == {}
@@ -128,13 +131,13 @@ def test_an_upward_import_would_be_found():
 
 
 def test_no_two_modules_need_each_other():
-    """A package stands for its `__init__`, which only has names for what lies in the package."""
+    """A package stands for its `__init__`, which only has the names of its modules."""
     graph = {module: own_imports(module) for module in PATHS}
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names them
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 def parts_graph(package, imports):
-    """Which direct parts of a package, modules or folders, import which others."""
+    """Return which direct parts of a package, modules or folders, import which others."""
     depth = package.count(".") + 1
     graph = {}
     for module, names in imports.items():
@@ -144,7 +147,7 @@ def parts_graph(package, imports):
 
 
 def test_no_two_parts_of_a_package_need_each_other():
-    """Folders count as a whole, so that each package can be read from the top to the bottom."""
+    """Folders count as one part, so that each package can be read from top to bottom."""
     imports = {module: own_imports(module) for module in PATHS}
     for package in {module.rpartition(".")[0] for module in PATHS} - {"", "learner"}:
         inside = {module: names for module, names in imports.items() if module.startswith(f"{package}.")}
@@ -163,7 +166,7 @@ def test_steps_and_metrics_know_no_files_no_threads_and_no_clock():
 
 
 def test_nothing_unpickles_and_nothing_uses_the_network():
-    """Loading runs no code. Only the connection of a run's processes and webhooks use sockets."""
+    """Loading runs no code. Only connections between a run's processes, and webhooks, use sockets."""
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "socket", "urllib", "http", "requests"}
     allowed = {
         "learner.distributed.connection": {"socket"},
@@ -181,7 +184,7 @@ def test_nothing_unpickles_and_nothing_uses_the_network():
 
 
 def test_private_modules_of_jax_are_imported_in_one_file_and_when_they_are_needed():
-    """A rename in JAX must not break `import learner`."""
+    """A renamed module in JAX must not break `import learner`."""
     private = {
         module
         for module, tree in trees().items()
@@ -232,7 +235,7 @@ def test_importing_learner_loads_nothing_that_a_run_may_not_need():
 
 
 def test_a_script_imports_the_catalogs_only_where_it_uses_them():
-    """What the README's first script imports, with one module of each kind that it does not use."""
+    """Run the imports of the README's first script, and check one module of each kind that it does not use."""
     script = "from learner import ClassificationOutput, LearnerBuilder\nfrom learner.data import digits\n"
     script += "from learner.metrics import Accuracy"
     unused = ("diagnostics.check", "data.sources.database", "loggers.mlflow", "metrics.bleu", "renderers.rich")
@@ -241,7 +244,7 @@ def test_a_script_imports_the_catalogs_only_where_it_uses_them():
 
 
 def test_commands_that_read_the_files_of_runs_do_without_jax():
-    """The control comes last: training needs it."""
+    """The control comes last: training needs JAX."""
     commands = ("runs", "watch", "fit")
     program = "import sys\n" + "".join(f"import learner.cli.{each}; print('jax' in sys.modules)\n" for each in commands)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -253,7 +256,7 @@ def test_commands_that_read_the_files_of_runs_do_without_jax():
 
 
 def test_what_is_imported_when_it_is_asked_for():
-    """What checkers of types read is what a program gets."""
+    """Type checkers read the same names that programs get."""
     node = next(n for n in trees()["learner"].body if isinstance(n, ast.If) and isinstance(n.test, ast.Name))
     said = {alias.name: each.module for each in node.body for alias in each.names}
     assert [n for n, module in said.items() if getattr(learner, n) is not getattr(sys.modules[module], n)] == []
@@ -280,12 +283,12 @@ def test_every_module_and_everything_public_has_a_docstring():
 
 
 def is_overload(node):
-    """True for a signature that a type checker alone reads."""
+    """Return True for a signature that only type checkers read."""
     return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
 
 
 def public(tree):
-    """Public functions and classes of a module, and the public methods of those classes."""
+    """Return public functions and classes of a module, and the public methods of those classes."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             yield node.name, node

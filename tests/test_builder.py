@@ -1,4 +1,4 @@
-"""The builder: each option is checked at once, and what is wrong with a learner is one error."""
+"""Tests of the builder: each option is checked at once, and all problems of a learner are reported in one error."""
 
 import functools
 import inspect
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 class Words(CollectingMetric):
-    """A metric that is a text."""
+    """A metric whose value is a text."""
 
     name = "Words"
     numeric = False
@@ -72,7 +72,7 @@ def hook(info, model):
     return None
 
 
-# Each option with something that it takes, and with all that it does not take and what the message says then.
+# For each option: accepted arguments, and rejected arguments with a part of the message.
 OPTIONS = {
     "metrics": [(Accuracy(), TopKAccuracy(2))],
     "metric_train": [(Accuracy(), TopKAccuracy(2))],
@@ -289,7 +289,7 @@ def test_it_shows_what_was_set():
 def test_options_write_nothing(tmp_path):
     builder = LearnerBuilder(tmp_path / "run")
     same_metric = ("metrics", "metric_train_numeric", "metric_valid_numeric")
-    of_population = ("population", "halving", "exploit")  # which has no hooks
+    of_population = ("population", "halving", "exploit")  # a population has no hooks
     for name, values in OPTIONS.items():
         if name not in ("compilation_cache", *of_population, *same_metric):
             getattr(builder, name)(*values[0])
@@ -328,7 +328,7 @@ def test_metrics_go_where_they_have_a_meaning_and_texts_are_not_plotted(tmp_path
 
 
 def made_of(kind):
-    """A metric with what it cannot do without."""
+    """Return a metric with its required arguments."""
     needed = {"classes": 3, "q": 0.9, "field": "penalty"}
     return kind(**{name: needed[name] for name in inspect.signature(kind).parameters if name in needed})
 
@@ -337,7 +337,7 @@ def test_every_exported_metric_can_be_registered(tmp_path):
     exported = (getattr(learner.metrics, name) for name in learner.metrics.__all__)
     kinds = [kind for kind in exported if isinstance(kind, type)]
     kinds = [kind for kind in kinds if issubclass(kind, learner.metrics.MetricBase) and not inspect.isabstract(kind)]
-    kinds.remove(learner.metrics.GPUUse)  # its package is not among those of the tests
+    kinds.remove(learner.metrics.GPUUse)  # its package is not installed for tests
     made = [metric for kind in kinds if (metric := MAKE.get(kind, functools.partial(made_of, kind))()).name]
     assert len(made) > 6
     quiet(tmp_path).metrics(*made)
@@ -371,7 +371,7 @@ def bad(**values):
 
 
 def growing(lr):
-    """An optimizer whose state is another one after each step."""
+    """An optimizer whose state has another structure after each step."""
     inner = optax.sgd(lr)
     init = lambda params: {"n": jnp.zeros(1)}  # noqa: E731
     update = lambda grads, state, params=None: (inner.update(grads, inner.init(params))[0], {"n": jnp.zeros(2)})  # noqa: E731
@@ -450,7 +450,8 @@ USUAL = {"model": line(), "optimizer": optax.sgd, "lr": 0.1, "train_step": line_
 @pytest.mark.parametrize("what", BUILDS)
 def test_a_wrong_part_is_named(tmp_path, what):
     given, parts = BUILDS[what]
-    quiet(tmp_path / "right").build(**{**USUAL, "lr": lambda step: 0.1})  # what any build has to make is made
+    # a valid build creates everything that any build creates
+    quiet(tmp_path / "right").build(**{**USUAL, "lr": lambda step: 0.1})
     with CompileTimes() as compiled, pytest.raises(LearnerError) as error:
         quiet(tmp_path / "run").build(**{**USUAL, **given})
     assert all(part in str(error.value) for part in parts), str(error.value)
@@ -541,7 +542,7 @@ def test_a_builder_changed_later_changes_no_learner(tmp_path):
 
 
 def test_two_learners_of_one_builder_are_two_runs(tmp_path):
-    """What one of them has seen, the other has not."""
+    """State of one learner does not reach the other."""
     builder = quiet(tmp_path / "run", overwrite=True).num_epochs(3)
     builder.early_stopping(MetricEarlyStopping("train/Loss", "max", patience=1))
     plateau = ReduceOnPlateau(0.1, "train/Loss", factor=0.5, patience=0, mode="max")

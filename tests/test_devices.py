@@ -1,4 +1,4 @@
-"""The same run on one device and on several: the same numbers, whatever the strategy."""
+"""Compare runs on one device and on several, with every strategy."""
 
 import dataclasses
 import functools
@@ -33,11 +33,11 @@ STRATEGIES = {
 }
 # 24 divides over 1, 2, 3 and 8 devices; 125 rows end with 5, fewer than 8 devices; 25 never divides.
 SIZES = [(1, 24), (4, 25), (1, 25), (4, 24)]  # micro-batches per step, rows per batch
-MATRIX = [  # each strategy with two of the kinds of models and of the sizes; each kind with all sizes
+MATRIX = [  # each strategy with two kinds of models and of sizes; each kind with all sizes
     (strategy, tuple(KINDS)[(i + j) % len(KINDS)], *SIZES[(i + 2 * j) % len(SIZES)])
     for (i, strategy), j in itertools.product(enumerate(STRATEGIES), (0, 1))
 ]
-PAIRS = {("replicated-2", "mlp", 1, 25)}  # programs for few devices are compiled sooner; FSDP is in test_larger.py
+PAIRS = {("replicated-2", "mlp", 1, 25)}  # programs for few devices compile faster; test_larger.py tests FSDP
 
 
 def cases():
@@ -91,16 +91,17 @@ def test_no_two_replicas_have_the_same_masks_which_are_the_same_at_every_run(tmp
         result = learner.fit([{"x": np.ones((8, 6), np.float32), "y": np.zeros(8, np.int32)}])
         left.append(np.asarray(result.model["w"]))
     np.testing.assert_array_equal(left[0], left[1])
-    # One step from zero: the gradient of column 1 is a quarter of the mean of the masks, so it has eighths where each
+    # One step from zero: the gradient of column 1 is a quarter of the mean of the masks, so it has eighths if each row
+    # has its own mask, and is 0 or 1/4 if all rows share one.
     # row has a mask of its own, and is 0 or 1/4 where all rows have the same.
     means = left[0][:, 1] * -4
     assert set(np.unique(means)) - {0.0, 1.0}
 
 
-@pytest.mark.full  # by default: SGD on two devices, which hides it as little
+@pytest.mark.full  # by default, the tests above use SGD on two devices, which hides it as little
 @pytest.mark.parametrize("make", [lambda: Replicated(first(4)), lambda: Sharded(rules=fsdp(1))], ids=["pmap", "fsdp"])
 def test_gradients_are_those_of_jax_on_the_batch(tmp_path, make):
-    """The average of averages, or a sum that is averaged again, would be hidden by Adam, and not by this."""
+    """SGD shows an average of averages or a sum that is averaged again; Adam would hide both."""
     data = labelled((5, 5, 1), 24, 5)
     model = Cnn(0.0)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
@@ -175,7 +176,7 @@ def test_linens_batch_norm_is_synchronised_too(tmp_path):
     ],
 )
 def test_weights_that_differ_between_devices_count_through_the_statistics_of_all(tmp_path, weights):
-    """The rows of one device are in the statistics of the others, so that their gradients are, too."""
+    """The rows of one device contribute to the statistics of the others, so their gradients do, too."""
 
     def step(model, batch):
         loss = optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
@@ -210,7 +211,7 @@ class Weighted:
 
 @pytest.mark.full
 def test_what_is_infinite_in_the_state_of_a_model_stays_so(tmp_path):
-    """An attention mask, say. The batches are of several shapes, so that micro-batches are added one by one."""
+    """An attention mask, for example. The batches have several shapes, so that micro-batches are added one by one."""
 
     class Net(nnx.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""What the documents say exists, and what they show comes out."""
+"""Check that everything the documents mention exists, and that their code prints the output shown."""
 
 import contextlib
 import gzip
@@ -35,7 +35,7 @@ def test_every_test_that_is_named_exists():
 
 @pytest.mark.full
 def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
-    """About the same: other versions of XLA place other arrays in one another."""
+    """Compare approximately: other versions of XLA share buffers differently."""
     text = (ROOT / "docs" / "precision.md").read_text()
     (code,), (shown,) = (
         re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "text")
@@ -51,7 +51,7 @@ def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_the_schedules_that_are_shown(tmp_path, monkeypatch):
-    """The Python runs and prints what is shown, the config is the same schedule, and no schedule is left out."""
+    """The Python prints the output shown, the config builds the same schedule, and no schedule is missing."""
     import yaml
 
     import learner.schedules
@@ -89,7 +89,7 @@ def test_the_configs_of_precision_can_be_read():
 
 
 def test_the_optimizers_of_the_document(tmp_path):
-    """The Python prints what is shown, and the config is the same optimizer but for one rate."""
+    """The Python prints the output shown, and the config builds the same optimizer apart from one rate."""
     import yaml
 
     from learner.cli.configs.recipes import recipe
@@ -112,7 +112,7 @@ def test_the_optimizers_of_the_document(tmp_path):
 
 
 def test_the_sources_do_what_is_shown(tmp_path, monkeypatch):
-    """But for times."""
+    """Compare everything but times."""
     text = (ROOT / "docs" / "data-sources.md").read_text()
     blocks = re.findall(r"^```(python|text)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
@@ -274,7 +274,7 @@ def test_the_code_about_profiles_writes_them(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("compiled_once")
 def test_the_checks_that_are_shown(tmp_path, monkeypatch):
-    """The Python prints what is shown, and the table has every question."""
+    """The Python prints the output shown, and the table has every check."""
     from learner.diagnostics.check_result import QUESTIONS
 
     text = (ROOT / "docs" / "checks.md").read_text()
@@ -288,7 +288,7 @@ def test_the_checks_that_are_shown(tmp_path, monkeypatch):
 
 
 def test_the_commands_about_runs(tmp_path, monkeypatch):
-    """All that are shown, as they stand there."""
+    """Run all commands as shown."""
     text = (ROOT / "docs" / "runs.md").read_text()
     lines = [line.partition("#")[0].partition(">")[0] for line in text.splitlines() if line.startswith("learner ")]
     assert len(lines) >= 9
@@ -327,7 +327,7 @@ def test_the_configs_of_metrics_can_be_read():
 
 
 def test_every_metric_is_in_the_table_by_its_name():
-    """And the other way round; with its name, and an arrow for its direction."""
+    """The table and the catalog have the same metrics, with their names and an arrow for their direction."""
     import inspect
 
     import learner.metrics
@@ -352,7 +352,7 @@ def test_every_metric_is_in_the_table_by_its_name():
 
 @pytest.mark.full
 def test_the_metrics_of_sequences_images_and_the_run():
-    """The Python prints what is shown, the config can be read, and every metric of these modules is in the table."""
+    """The Python prints the output shown, the config is valid, and every metric of these modules is in the table."""
     import yaml
 
     from learner import LearnerBuilder, metrics
@@ -451,7 +451,7 @@ def test_the_code_about_watching_prints_what_is_shown(tmp_path, monkeypatch):
 
 
 def test_the_commands_about_watching(tmp_path, monkeypatch):
-    """All that are shown, as far as to the terminal."""
+    """Run all commands as shown, up to the terminal."""
     text = (ROOT / "docs" / "watch.md").read_text()
     lines = [line.partition("#")[0] for line in text.splitlines() if line.startswith("learner ")]
     assert len(lines) == 3
@@ -491,14 +491,14 @@ def test_the_overview_of_a_run_is_what_is_shown(tmp_path, monkeypatch):
     assert (len(code), len(shown)) == (2, 2)
     assert_shown(shown[0], printed[0])
     assert printed[0].splitlines()[:13] == shown[0].splitlines()[:13]
-    assert printed[1].startswith(printed[0])  # fit prints the same, and then trains
+    assert printed[1].startswith(printed[0])  # fit prints the summary, and then trains
     assert printed[1].endswith(shown[1])
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("compiled_once")
 def test_the_commands_about_summaries(tmp_path, monkeypatch):
-    """All that are shown, in their order, after a run."""
+    """Run all commands as shown, in order, after a run."""
     lines = re.findall(r"^learner (?!= ).*$", (ROOT / "docs" / "summary.md").read_text(), re.MULTILINE)
     assert len(lines) == 6
     monkeypatch.chdir(tmp_path)

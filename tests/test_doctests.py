@@ -1,4 +1,4 @@
-"""Every example in a docstring runs, and gives what it says, under the strict settings of all tests."""
+"""Run every example in a docstring under the strict settings of all tests."""
 
 import doctest
 import importlib.util
@@ -18,7 +18,7 @@ def text_of(module):
 
 
 def examples_of(module):
-    """Return the examples of a module; it is imported only where its text has some."""
+    """Return the examples of a module, imported only if its text has some."""
     if ">>> " not in text_of(module):
         return []
     return [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]
@@ -29,7 +29,7 @@ def package_of(module):
 
 
 def cases():
-    """Metrics and steps compile each of their operations, and have tests of their own: those are in the full run."""
+    """Return the modules, marked as full for metrics and steps, whose operations are compiled and have other tests."""
     slow = ("learner.metrics", "learner.steps")
     packages = sorted({package_of(module) for module in MODULES})
     return [pytest.param(package, marks=pytest.mark.full if package in slow else ()) for package in packages]

@@ -1,4 +1,4 @@
-"""How wrong input is told."""
+"""Tests of errors: codes, messages and fields."""
 
 import collections
 import copy
@@ -69,7 +69,7 @@ def test_codes_are_in_kebab_case():
 
 
 def test_one_message_has_one_code_in_a_part():
-    """Messages that are values alone are of more than one fault."""
+    """Messages that consist of values only belong to several faults."""
     found = collections.defaultdict(set)
     for site in documented().sites():
         if site.code and re.sub(r"\{\w*(\.\.\.)?\}", "", site.template).strip(" :;,"):

@@ -1,4 +1,4 @@
-"""Listeners: each has a thread and a queue of its own, and whatever it does, who tells it never waits."""
+"""Tests of listeners: each has a thread and a queue, and never blocks the sender of events."""
 
 import dataclasses
 import inspect
@@ -12,7 +12,7 @@ from learner import events
 from learner.events import Event, Listener, ListenerThread, Message, MetricInfo, RunFailed, SplitEnded, StepsEnded
 from tests.support.codes import named_case
 
-WAIT = 30  # seconds after which something that should have happened is said to hang
+WAIT = 30  # seconds after which a missing event counts as a hang
 
 
 def message(number):
@@ -25,12 +25,12 @@ def step(number):
 
 
 def said(event):
-    """What tells it apart here."""
+    """Return an event's distinguishing field."""
     return event.text if isinstance(event, Message) else str(event.step)
 
 
 class Memory(Listener):
-    """Keeps what it is told, and in which thread."""
+    """A listener that records events and the threads that delivered them."""
 
     def __init__(self):
         self.told, self.threads, self.closed = [], set(), 0
@@ -45,7 +45,7 @@ class Memory(Listener):
 
 
 class Blocked(Memory):
-    """Holds at its first event until `gate` is set."""
+    """A listener that blocks at its first event until `gate` is set."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class Blocked(Memory):
 
 
 class Raising(Memory):
-    """Fails at every event from a given number on."""
+    """A listener that raises at every event from a given number."""
 
     def __init__(self, at=1, in_close=False):
         super().__init__()
@@ -97,7 +97,7 @@ def test_a_slow_listener_holds_nobody_and_what_it_missed_is_one_warning():
     outlet = ListenerThread(listener, warnings.append, size=10)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
-    for number in range(100):  # would wait for ever here
+    for number in range(100):  # without the limit this would block forever
         outlet.put(step(number))
     listener.gate.set()
     outlet.close(WAIT)
@@ -288,7 +288,7 @@ def test_ending_does_not_wait_and_what_is_queued_is_delivered():
     outlet = ListenerThread(listener, warnings.append, size=3)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
-    for number in range(3):  # it is full
+    for number in range(3):  # the queue is full
         outlet.put(step(number))
     outlet.end()
     listener.gate.set()

@@ -1,6 +1,6 @@
-"""One run with all that a run may have: what it leaves, and what changes no bit of it.
+"""Tests of one run with every feature: its files, and options that change no bit.
 
-Tests of the default suite compare runs of the same programs, so they need no optimizations of XLA.
+Tests of the default suite compare runs of identical programs, so they need no optimizations of XLA.
 """
 
 import json
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, compiled_once):
-    """A run with everything in it: the model that was given, the result, the directory."""
+    """Return the given model, the result and the directory of a run with every feature."""
     directory, model = tmp_path_factory.mktemp("trained") / "run", Net()
     builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=3)
     return model, build_net(builder, model).fit(shuffled(rows=ROWS), valid_data(9)), directory
@@ -120,7 +120,7 @@ def test_the_model_that_comes_back(trained):
 
 def test_the_model_that_was_given_is_untouched(trained):
     given, _, _ = trained
-    assert model_bits(given) == model_bits(Net())  # its arrays can still be read, so none was donated
+    assert model_bits(given) == model_bits(Net())  # the arrays are readable, so none was donated
     assert not given.norm.use_running_average
     assert not given.drop.deterministic
 
@@ -129,7 +129,7 @@ def test_the_model_that_was_given_is_untouched(trained):
 
 
 def looked_at(info, model):
-    model.out.kernel[...] = jnp.zeros_like(model.out.kernel[...])  # cannot reach the run
+    model.out.kernel[...] = jnp.zeros_like(model.out.kernel[...])  # does not reach the run
     return {"step": info.step}
 
 
@@ -161,17 +161,17 @@ def test_data_that_streams_gives_the_bits_of_data_on_the_device(tmp_path, traine
 
 @pytest.mark.parametrize("what", some(["seed", "order", "model"], {"seed"}))
 def test_what_should_change_training_does(tmp_path, trained, what):
-    """The comparison of the tests above notices a difference."""
+    """The control of the tests above: the comparison notices a difference."""
     learner = build_net(quiet(tmp_path / "run").num_epochs(3).seed(int(what == "seed")), Net(int(what == "model")))
     result = learner.fit(shuffled(9 if what == "order" else 3, ROWS), valid_data(9))
     assert model_bits(result.model) != model_bits(trained[1].model)
 
 
-# Each model, with and without a loop by the choice of `fit`; a default run of the line is cut in tests/test_loop.py.
+# Each model, with and without a loop by the choice of `fit`; tests/test_loop.py cuts a default run of the linear model.
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "accumulate"), [("mlp", 3), ("cnn", 1), ("cnn", 3), ("transformer", 1)])
 def test_steps_per_dispatch_change_no_bit(tmp_path, kind, accumulate):
-    """Of the model, and of every step."""
+    """Compare the model and the values of every step."""
 
     def left(k):
         option = {} if k is None else {"steps_per_dispatch": (k,)}

@@ -1,8 +1,8 @@
-"""Nothing that lies in a run's directory, and no name, makes a run do what its user did not ask for.
+"""Check that no file in a run's directory, and no name, makes a run execute code or write elsewhere.
 
-What single files are refused for is tested where they are read: `tests/data/test_npz.py`,
-`tests/runs/test_log_cutting.py`, `tests/runs/test_appended.py`, `tests/runs/test_journal.py`,
-`tests/training/files/test_directory.py`, `tests/cli/configs/test_overrides.py`.
+Rejections of single files are tested with their readers: `tests/data/test_npz.py`, `tests/runs/test_log_cutting.py`,
+`tests/runs/test_appended.py`, `tests/runs/test_journal.py`, `tests/training/files/test_directory.py`,
+`tests/cli/configs/test_overrides.py`.
 """
 
 import ast
@@ -43,30 +43,31 @@ LOADERS = ("CFullLoader", "CLoader", "CUnsafeLoader", "FullLoader", "Loader", "U
 NUMPY = ("load", "read_array", "save", "savez", "savez_compressed", "write_array")
 HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "find_class")
 
-# Why each is right: the first names come from a config, which is trusted, all other modules are constants, and one
+# Why each is safe: the first names come from a config, which is trusted, all other modules are constants, and one
+# pickles an exception within the process, as `multiprocessing` would.
 # pickles an exception of the process's own, as `multiprocessing` would.
 ALLOWED = {
-    "__init__.py: importlib.import_module",  # of what is public, and of modules in here
+    "__init__.py: importlib.import_module",  # public names, and modules of this package
     "cli/configs/importing.py: importlib.import_module",
     "cli/main.py: importlib.import_module",
     "data/pipeline.py: multiprocessing.reduction",
-    "data/sources/numpy_files.py: __reduce__",  # these travel to worker processes by their paths
+    "data/sources/numpy_files.py: __reduce__",  # travel to worker processes as paths
     "data/sources/database.py: __reduce__",
     "data/sources/text_files.py: __setstate__",
-    "errors.py: __reduce__",  # an error of a worker process is made by its own class, of its message and code
+    "errors.py: __reduce__",  # a worker process rebuilds the error from its class, message and code
     "training/definition.py: __reduce__",  # refuses to be pickled
-    "util/discovery.py: importlib.import_module",  # of modules in one of our packages
-    "util/optional.py: importlib.import_module",  # packages of extras, by constants
-    "cli/beside.py: subprocess",  # runs `learner fit` beside the live view, with the words of the command
+    "util/discovery.py: importlib.import_module",  # modules in one of our packages
+    "util/optional.py: importlib.import_module",  # packages of extras, constants
+    "cli/beside.py: subprocess",  # runs `learner fit` beside the live view, with the arguments of the command
     "util/slurm.py: subprocess",  # asks squeue for the end of the job, with constants and a number
     "training/files/run_metadata.py: subprocess",  # asks git for the commit, with constants
-    "distributed/process_group.py: ctypes",  # holds objects of JAX's for ever; it calls nothing that a file names
+    "distributed/process_group.py: ctypes",  # keeps JAX's objects alive; no file determines what it calls
 }
 
 
 def findings(tree):
-    """What in a module could run code that a file names."""
-    names = {}  # what a name stands for, as far as imports say it
+    """Return the calls in a module that could run code named by a file."""
+    names = {}  # full names by local names, according to imports
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             whole = {alias.name.split(".")[0]: alias.name.split(".")[0] for alias in node.names if not alias.asname}
@@ -99,7 +100,7 @@ def _modules(names):
 
 
 def _path(node, names):
-    """`numpy.load` of `np.load`; empty for what is not a dotted name."""
+    """Return `numpy.load` for `np.load`; empty for anything but a dotted name."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     inner = _path(node.value, names) if isinstance(node, ast.Attribute) else ""
@@ -184,7 +185,7 @@ def test_harmless_code_is_not_found():
 
 
 class Canary:
-    """What makes a directory when it is unpickled."""
+    """An object that creates a directory when it is unpickled."""
 
     def __init__(self, place):
         self.place = str(place)
@@ -195,7 +196,7 @@ class Canary:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """A place where something appears when a pickle is loaded, or a module is imported that only data name."""
+    """A directory where a file appears when a pickle is loaded, or a module is imported that only data name."""
     place = tmp_path / "made"
     modules = tmp_path / "modules"
     modules.mkdir()
@@ -220,7 +221,7 @@ def resumed(directory):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run that was stopped inside of its second epoch."""
+    """A run that was stopped within its second epoch."""
     directory = tmp_path_factory.mktemp("finished") / "run"
     interrupter = Interrupter()
     builder = quiet(directory, saves=True).with_file_checkpointer(every_steps=4, keep_last=5).num_epochs(2)
@@ -237,7 +238,7 @@ def run(finished, tmp_path):
 
 
 def attempt(directory):
-    """Goes on with a run that is not as it was: how that ends is told by other tests."""
+    """Resume a changed run and ignore its errors, which other tests check."""
     with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
         return resumed(directory).fit(batches(), batches())
     return None
@@ -245,7 +246,7 @@ def attempt(directory):
 
 @pytest.mark.full
 def test_a_run_as_it_was_goes_on(run):
-    """So what follows comes as far as reading what was changed."""
+    """The control: the tests below get as far as reading the changed file."""
     assert attempt(run).summary["steps"] == 3 * STEPS
 
 
@@ -294,7 +295,7 @@ def test_pickles_and_modules_beside_the_items_are_not_loaded(run, made):
 
 
 def kinds_of_files(directory):
-    """Return a file of each kind of a checkpoint."""
+    """Return a file of each kind in a checkpoint."""
     files = [path for place in ("", "state", "progress") for path in (directory / place).rglob("*") if path.is_file()]
     kinds = {path.parent.name if path.parent.name == "d" else path.name: path for path in files}
     return [path.relative_to(directory) for path in kinds.values()]
@@ -314,7 +315,7 @@ print("read", len(sys.argv[2:]))
 
 @pytest.mark.full
 def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, made):
-    """In a process of its own: where Orbax fails it leaves reads behind, which complain at some later time."""
+    """Run in a separate process: after failures Orbax leaves reads behind, which raise at some later time."""
     payload, runs = pickle.dumps(Canary(made)), []
     for number, file in enumerate(kinds_of_files(newest(finished))):
         runs.append(shutil.copytree(finished, tmp_path / str(number)))
@@ -394,7 +395,7 @@ def test_a_checkpoint_cannot_shorten_files_elsewhere(run, tmp_path, path):
 
 
 def test_a_linked_split_does_not_lead_a_resumed_run_elsewhere(run, tmp_path):
-    """The lines after the checkpoint would be cut there, and others written."""
+    """Otherwise the lines after the checkpoint would be cut there, and others written."""
     (run / "train").rename(tmp_path / "outside")
     with (tmp_path / "outside/epoch-2/Loss.log").open("a") as file:
         file.write("0.5,4\n")
@@ -462,7 +463,7 @@ def test_odd_names_that_are_all_right_stay_below_the_directory(tmp_path):
     assert {f"custom/epoch-1/{name.replace(' ', '_')}.log" for name in names} <= written
     assert {f"valid-{name.replace(' ', '_')}/epoch-1/Loss.log" for name in splits} <= written
     assert read_history(tmp_path / "run") == result.history
-    build_line(quiet(tmp_path / "run", overwrite=True)).fit(batches())  # and the next run knows them as its own
+    build_line(quiet(tmp_path / "run", overwrite=True)).fit(batches())  # the next run accepts the names as its own
     assert set(logs_of(tmp_path / "run")) == {"train/epoch-1/Loss.log"}
 
 
@@ -474,7 +475,7 @@ def test_archives_of_objects_are_not_unpickled(tmp_path, made):
 
     np.savez(tmp_path / "a.npz", x=np.array([Canary(made)], object))
     with np.load(tmp_path / "a.npz", allow_pickle=True) as content:
-        assert content["x"].dtype == object  # NumPy runs it, if it is let
+        assert content["x"].dtype == object  # NumPy would unpickle it if allowed
     assert made.exists()
     made.rmdir()
     with raises_code("npz-unreadable"):
@@ -484,7 +485,7 @@ def test_archives_of_objects_are_not_unpickled(tmp_path, made):
 
 @pytest.mark.full
 def test_a_resumed_run_is_the_same_beside_what_others_left(run, finished, tmp_path):
-    """What does not belong to the run is neither read nor removed."""
+    """Files that do not belong to the run are neither read nor removed."""
     (run / "train/epoch-9").mkdir()
     others = ["evil.pkl", "train/notes.txt", "checkpoint/readme.txt", "downloads/epoch-3/a.log"]
     for name in others:

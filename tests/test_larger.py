@@ -1,4 +1,4 @@
-"""Models that are larger than a device: nothing of them is anywhere whole, from the first array to the last."""
+"""Tests of models that are larger than a device: no array is complete on any device at any time."""
 
 import functools
 import importlib
@@ -31,7 +31,7 @@ SMALL = 16_000  # bytes: biases, metrics, a batch
 
 
 class Wide(nnx.Module):
-    """4 MB of parameters, in few arrays."""
+    """A model with 4 MB of parameters in few arrays."""
 
     def __init__(self, outputs=512, seed=0):
         rngs = nnx.Rngs(seed)
@@ -60,7 +60,7 @@ def build(directory, strategy, model=Wide, **options):
 
 
 def bytes_on(arrays):
-    """By device, the bytes of these arrays there. An array shares its memory with the views of its parts."""
+    """Return the bytes of these arrays by device. An array shares its memory with the views of its parts."""
     sizes = {}
     for x in arrays:
         for shard in x.addressable_shards:
@@ -69,7 +69,7 @@ def bytes_on(arrays):
 
 
 class Since:
-    """Arrays that live and did not when it was made, or last began."""
+    """Arrays that live now and did not at the last start."""
 
     def __init__(self):
         self.begin()
@@ -87,7 +87,7 @@ def made_since():
 
 
 def is_eighth(held, whole):
-    """Whether it is what a device has of so many bytes that are split."""
+    """Return True if `size` is a device's part of `total` split bytes."""
     return whole / 8 <= held <= whole / 8 + SMALL
 
 
@@ -107,7 +107,7 @@ def test_a_model_of_a_function_is_created_in_parts(tmp_path, made_since):
     memory = program.lower(*given).compile().memory_analysis()
     assert memory.argument_size_in_bytes < SMALL
     assert is_eighth(memory.output_size_in_bytes, STATE)
-    # Random bits and what becomes of them, for every array at once, and none of it whole.
+    # random bits and arrays computed from them, for all parameters at once, none of them complete
     assert memory.temp_size_in_bytes < PARAMETERS / 2
     whole = leaves_of(nnx.as_pure(nnx.state(Wide(), nnx.Param)))
     for name, x in leaves_of(state.params).items():
@@ -166,7 +166,7 @@ def test_another_runs_arrays_are_split_as_they_come(tmp_path, made_since):
 
 @pytest.fixture
 def restored(monkeypatch, made_since):
-    """Each restored item, the sizes of the parts of its arrays, and what lived on each device at that time."""
+    """Each restored item, the sizes of the parts of its arrays, and the bytes on each device at that time."""
     seen = []
 
     def restore(store, step, items):
@@ -197,10 +197,10 @@ def test_restoring_creates_one_state_and_all_of_it_is_split(tmp_path, restored, 
 
 @pytest.mark.full
 def test_a_new_optimizer_is_split_too(tmp_path, restored, made_since):
-    """Its state is that of the parameters that were restored."""
+    """The state belongs to the restored parameters."""
 
     def keeping(lr):
-        """Remembers the parameters that it began with."""
+        """Record the initial parameters."""
         inner = optax.adam(lr)
         return optax.GradientTransformation(
             lambda params: {"inner": inner.init(params), "first": jax.tree.map(jnp.copy, params)},
@@ -252,7 +252,7 @@ def test_trained_states_and_programs_take_an_eighth(tmp_path):
     assert STATE <= 8 * program.arguments <= STATE + 4 * 2**20 + 8 * SMALL  # with the buffer of batches
     assert is_eighth(program.aliased, STATE)
     assert program.outputs - program.aliased < SMALL
-    # The parameters put together, their gradients, and what is sent of these: never the optimizer's state.
+    # Gathered parameters, their gradients, and buffers to send them: never the optimizer's state.
     assert program.temporaries < 3 * PARAMETERS + SMALL
 
 
@@ -276,7 +276,7 @@ def test_a_step_takes_the_place_of_the_state_before_it(tmp_path, monkeypatch, ma
         old = {id(x): x for x in runner._state.moving}
         values = original(runner, tally, dispatch)
         jax.block_until_ready(runner.leaves)
-        states = [x for x in made_since() if x.shape in shapes]  # and no batches
+        states = [x for x in made_since() if x.shape in shapes]  # without batches
         seen.append((len(old), sum(x.is_deleted() for x in old.values()), bytes_on(states)))
         return values
 
@@ -351,19 +351,19 @@ TOPOLOGIES = {
     **{f"fsdp-{n}": functools.partial(lambda n, kind: Sharded(rules=fsdp(1), devices=n), n) for n in (2, 8)},
     "model": lambda kind: Sharded({"data": 2, "model": 2}, KINDS[kind].rules, devices=4),
 }
-CROSSINGS = [  # each topology once as the first and once as the second, in turn with either model
+CROSSINGS = [  # each topology once as the first and once as the second, alternating between the models
     (before, tuple(TOPOLOGIES)[(number + 4) % len(TOPOLOGIES)], *(("cnn", 6) if number % 2 else ("mlp", 8)))
     for number, before in enumerate(TOPOLOGIES)
 ]
 CROSSED = ("fsdp-2", "single", "mlp", 6)
 
 
-# Adam would make steps of the last bits where a gradient is zero, as that of a bias before BatchNorm is.
+# Adam would make steps from the last bits of zero gradients, such as those of a bias before BatchNorm.
 MOMENTUM = functools.partial(optax.sgd, momentum=0.5)
 
 
 def run(directory, kind, strategy, stop=None, **more):
-    """Two epochs of six steps, or one, or less than two that somebody else's code ends."""
+    """Train two epochs of six steps, one, or a part that a user's code ends."""
     if stop == 6:
         more["epochs"] = 1
     elif stop is not None:
@@ -399,7 +399,7 @@ def test_resume_other_device_count(tmp_path, before, after, kind, stop):
     assert left.log.count(text) == 1
 
 
-@pytest.mark.full  # by default: to the last bits on one device
+@pytest.mark.full  # by default, resuming to the bit is tested on one device
 @pytest.mark.parametrize(
     ("name", "stop"), [("replicated-3", 8), ("sharded-8", 8), ("fsdp-2", 8), ("fsdp-2", 6), ("model", 8)]
 )

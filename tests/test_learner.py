@@ -1,4 +1,4 @@
-"""Training end to end: what `fit` returns and leaves, for every kind of data and length."""
+"""End-to-end tests of training: results and files of `fit`, for every kind of data and length."""
 
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ ragged = functools.partial(batches, rows=ROWS)
 
 
 class ByHand:
-    """The line, trained with gradient descent in NumPy's float64."""
+    """The linear model, trained with gradient descent in NumPy's float64."""
 
     def __init__(self):
         self.w, self.b = np.zeros((3, 1)), np.zeros(1)
@@ -60,7 +60,9 @@ class ByHand:
         return np.mean((batch["x"] @ self.w + self.b - batch["t"]) ** 2)
 
     def step(self, parts, rate=RATE):
-        """One step over micro-batches, as if they were one batch. The loss before it, and how many rows."""
+        """Perform one step over micro-batches, as if they were one batch. Return the loss before it, and the number of
+        rows.
+        """
         batch = {k: np.concatenate([part[k] for part in parts]).astype(np.float64) for k in ("x", "t")}
         loss, error = self.loss(batch), batch["x"] @ self.w + self.b - batch["t"]
         rows = len(error)
@@ -157,7 +159,7 @@ def test_a_function_that_makes_the_model_and_data_given_to_build(tmp_path):
 def test_one_epoch_without_validation_and_no_second_fit(tmp_path):
     learner = build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_best=1))
     result = learner.fit(batches())
-    assert result.summary["epochs"] == 1  # by default
+    assert result.summary["epochs"] == 1  # the default
     assert set(result.history) == {"train/Loss"}
     assert {path.split("/")[0] for path in logs_of(tmp_path / "run")} == {"train"}
     before = tree_of(tmp_path)
@@ -170,14 +172,14 @@ def test_one_epoch_without_validation_and_no_second_fit(tmp_path):
 
 
 class Unsized:
-    """An iterable that does not know its length."""
+    """An iterable without a length."""
 
     def __iter__(self):
         return iter(ragged())
 
 
 class Sized:
-    """What other libraries' loaders look like."""
+    """An iterable with a length, like other libraries' loaders."""
 
     def __iter__(self):
         return iter(ragged())
@@ -431,7 +433,7 @@ def test_the_pure_functions_train_the_same_model(tmp_path):
 
 @pytest.mark.full
 def test_many_rates_at_once(tmp_path):
-    """A program is pure in its state, so a `vmap` trains several rates."""
+    """A program is pure in its state, so `vmap` trains several rates at once."""
     learner = build_line(quiet(tmp_path / "run"), RATE)
     rates = np.float32([0.01, RATE])
     state = learner.init()
@@ -447,7 +449,7 @@ def test_many_rates_at_once(tmp_path):
 
 
 class Thoughtful(Learner):
-    """Its loop says something between the dispatches, and is that of `fit` otherwise."""
+    """A learner whose loop logs a value between dispatches, and otherwise equals that of `fit`."""
 
     def loop(self, run):
         run.catch_up()
@@ -464,7 +466,7 @@ class Thoughtful(Learner):
 
 @pytest.mark.full
 def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
-    """Its numbers are logged at their steps, and all else is what it would have been; it is resumed like any other."""
+    """Its values are logged at their steps, all else equals the usual run, and it can be resumed."""
     plain = build_line(quiet(tmp_path / "plain", saves=True).num_epochs(2)).fit(batches(), batches(8))
     for epochs in (1, 2):
         builder = quiet(tmp_path / "own", saves=True).num_epochs(epochs).learner_class(Thoughtful).resume()
@@ -488,7 +490,7 @@ def test_the_repr_of_a_learner_is_short(tmp_path):
 
 
 def test_a_notebook_shows_the_model(tmp_path):
-    """Data that can be read once is not read, and nothing is computed."""
+    """Data that can be read only once is not read, and nothing is computed."""
     learner = build_line(quiet(tmp_path / "run"), train=iter([]))
     content = learner._repr_html_()
     rows = [re.findall("<t[hd][^>]*>([^<]*)<", row) for row in content.split("<tr>")]

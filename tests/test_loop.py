@@ -1,4 +1,4 @@
-"""The loop itself: it never waits for the device, compiles everything once, and nobody that listens can hold it."""
+"""Tests of the training loop: it never waits for the device, compiles everything once, and no listener blocks it."""
 
 import errno
 import itertools
@@ -39,7 +39,7 @@ from learner.training.run import Run
 from learner.util import executables
 from tests.support.codes import raises_code
 
-WAIT = 60  # seconds after which something that should have happened is said to hang
+WAIT = 60  # seconds after which a missing event counts as a hang
 ROWS, SIZE, RATE = 22, 4, 0.05  # 5 full batches and one of 2 rows
 ArrayImpl = type(jnp.zeros(()))
 
@@ -54,7 +54,7 @@ def linear(model, batch):
 
 
 def convolution(model, batch):
-    """The same function, as a convolution of width 3 without padding."""
+    """Compute the linear model as a convolution of width 3 without padding."""
     made = jax.lax.conv_general_dilated(
         batch["x"][:, :, None], model["w"][:, :, None], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
     )
@@ -62,7 +62,7 @@ def convolution(model, batch):
 
 
 class Order(CollectingMetric):
-    """Depends on every row and on its place."""
+    """A metric that depends on every row and its position."""
 
     name, fields, higher_is_better = "Order", ("targets",), True
 
@@ -100,9 +100,10 @@ def build(made, step=linear, lr=RATE):
 
 
 class Reads:
-    """Notes every read of a device value, and every wait for one, with its thread.
+    """Record every read of a device value, and every wait for one, with its thread.
 
-    NumPy's functions are watched as well: on a CPU an array is memory, which they read past all of the array's methods.
+    NumPy's functions are watched as well: on a CPU an array is memory, which they read without calling the array's
+    methods.
     """
 
     METHODS = ("__array__", "__buffer__", "__float__", "__int__", "__bool__", "__index__", "__format__", "__iter__")
@@ -138,8 +139,8 @@ class Reads:
         return [name for where, name in self.seen if where is thread]
 
 
-OF_STATE = {"stage", "_threefry_seed", "all_parts", "_same"}  # the root key, the state, and what places a batch
-COMPILED = []  # the names of all programs that were compiled so far, in any thread; JAX takes no listener back
+OF_STATE = {"stage", "_threefry_seed", "all_parts", "_same"}  # the root key, the state, and programs that place a batch
+COMPILED = []  # the names of all compiled programs, in any thread; JAX cannot remove listeners
 
 
 def _compiled(event, seconds, fun_name="?", **_):
@@ -151,13 +152,13 @@ jax.monitoring.register_event_duration_secs_listener(_compiled)
 
 
 class Watched:
-    """A fit whose loop runs under the transfer guard, and what else it did.
+    """A fit whose loop runs under the transfer guard, with recorded reads and compilations.
 
     Attributes:
       result: of `fit`.
-      compiled: how often each program was compiled, for each epoch and for what came after. The first epoch includes
-        those that are compiled in the background from before it, but not those of the first state.
-      reads: of device values by the loop's thread.
+      compiled: number of compilations of each program, for each epoch and for the time after. The first epoch includes
+        programs compiled in the background before it, but not those of the first state.
+      reads: reads of device values by the loop's thread.
       all_reads: by every thread.
     """
 
@@ -169,7 +170,7 @@ class Watched:
             marks.append(len(COMPILED))
 
         def compile_in_background(runner, feeders, *args):
-            def marked():  # behind the first feeder, with what every split needs
+            def marked():  # after the first feeder, with everything that each split needs
                 for split, feeder in feeders:
                     if not marks:
                         marks.append(len(COMPILED))
@@ -180,7 +181,7 @@ class Watched:
         def loop(run):
             with Reads() as reads, jax.transfer_guard("disallow"):
                 reason = inner_loop(run)
-                run.reporter.wait()  # still watched: it reads what was dispatched last
+                run.reporter.wait()  # still watched: it reads the last dispatch
             marks.append(len(COMPILED))
             self.reads, self.all_reads = reads.of(threading.current_thread()), reads.seen
             return reason
@@ -198,7 +199,7 @@ class Watched:
 
 
 def by_hand(accumulate, epochs, rows=ROWS):
-    """Gradient descent on the joined batches, in float64: the parameters, and the loss before each step."""
+    """Return the parameters and the loss before each step, by gradient descent on the joined batches in float64."""
     data, w, losses = arrays(rows), np.zeros((3, 1)), []
     size = SIZE * accumulate
     for _ in range(epochs):
@@ -210,7 +211,7 @@ def by_hand(accumulate, epochs, rows=ROWS):
 
 
 def column(directory, split, epoch, name):
-    """The values of a metric's file, and its last line."""
+    """Return the values of a metric's file, and its last line."""
     lines = (directory / split / f"epoch-{epoch}" / f"{name}.log").read_text().splitlines()
     return [float(line.split(",")[0]) for line in lines[:-1]], lines[-1]
 
@@ -219,8 +220,8 @@ def column(directory, split, epoch, name):
 
 EPOCHS = 3
 LOOPED = ["train", "train_tail", "valid", "valid_tail"]  # the loop, and the ragged batch
-SHAPES = ["valid_tail", "valid_tail"]  # a stream without loops has one program per shape: full and ragged batches
-MODES = {  # data, micro-batches per step, step, and the programs that are compiled
+SHAPES = ["valid_tail", "valid_tail"]  # without loops, a stream has one program per shape: full and ragged batches
+MODES = {  # data, micro-batches per step, step, and the compiled programs
     "resident": (loader, 1, linear, LOOPED),
     "resident, accumulation": (loader, 3, linear, LOOPED),
     "stream": (as_batches, 1, linear, LOOPED),
@@ -240,8 +241,9 @@ MODES = {  # data, micro-batches per step, step, and the programs that are compi
         ["begin", "add_tail", "add_tail", "finish", *SHAPES],
     ),
 }
-VALUES = 1  # and the values of a split at its end: both splits have the same metrics, so they share the program
-QUICK = ("stream, accumulation", "resident, no loop, accumulation")  # others watch a loop over resident data below
+VALUES = 1  # plus the values of a split at its end: both splits have the same metrics, so they share the program
+# further tests below watch a loop over resident data
+QUICK = ("stream, accumulation", "resident, no loop, accumulation")
 
 
 @pytest.fixture(
@@ -261,7 +263,7 @@ def fit(request, tmp_path_factory):
 
 
 def test_the_loop_runs_under_the_transfer_guard_and_reads_nothing(fit):
-    """The guard is around all of the loop: it would have raised."""
+    """The transfer guard covers the whole loop, and would have raised."""
     assert fit.result.stopped_by == "num_epochs"
     assert fit.reads == []
     assert {thread.name for thread, _ in fit.all_reads} == {"learner-reporter"}
@@ -371,7 +373,7 @@ def test_a_read_in_the_loop_would_be_noticed_however_it_is_made(tmp_path, monkey
         if noticed:
             return
         for name, read in WAYS.items():
-            value = run.runner.copy(run.runner.state.lr_scale)  # of its own: an array keeps what was read of it
+            value = run.runner.copy(run.runner.state.lr_scale)  # a copy: an array caches the value read from it
             with Reads() as reads:
                 read(value)
             noticed[name] = bool(reads.of(threading.current_thread()))
@@ -394,7 +396,7 @@ def test_a_transfer_in_the_loop_would_raise(tmp_path, monkeypatch, careless):
 
 
 def test_a_second_compilation_would_be_counted(tmp_path):
-    """Batches of another length in the third epoch. `fit` looks at the first one of the first epoch beforehand."""
+    """Batches of another length in the third epoch. `fit` reads the first one of the first epoch beforehand."""
     wide = {name: values[:8] for name, values in arrays().items()}
     epochs = iter([as_batches(), as_batches(), as_batches(wide, 8)])
     watched = Watched(build(builder(tmp_path / "run", num_epochs=3)), lambda: next(epochs))
@@ -406,13 +408,13 @@ def test_a_second_compilation_would_be_counted(tmp_path):
 
 
 def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_nothing_either(tmp_path):
-    """Hooks may read; the loop around them does not. What they need is compiled once."""
+    """Hooks may read; the loop around them does not. The programs that they need are compiled once."""
     hooked = []
     made = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(keep_last=1).num_epochs(3)
     made.valid_every(2).every(3, lambda info, model: hooked.append(("every", info.step)))
     made.on_epoch_end(lambda info, model: hooked.append(("epoch", info.epoch)) or {"hooks": len(hooked)})
     made.early_stopping(MetricEarlyStopping("valid/Loss", patience=50))
-    plateau = ReduceOnPlateau(RATE, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)  # at every validation
+    plateau = ReduceOnPlateau(RATE, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)  # reduces at every validation
     watched = Watched(build(made, lr=plateau), loader(), loader())
     assert watched.reads == []
     assert hooked == [
@@ -425,7 +427,7 @@ def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_
 
 
 class WildPace(StepTimeEstimator):
-    """A clock that says something else each time."""
+    """A clock that returns a different step time at each call."""
 
     _steps = itertools.cycle([3, 1, 5, 2, 32])
 
@@ -434,7 +436,7 @@ class WildPace(StepTimeEstimator):
 
 
 def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
-    """Validations, hooks and saves in the middle of epochs, and dispatches of 1 to 32 steps as the clock has it."""
+    """Compare validations, hooks and saves within epochs, and dispatches of 1 to 32 steps depending on the clock."""
     plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
     made = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
     made.valid_every(2).every(3, lambda info, model: None)
@@ -451,7 +453,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch):
-    """The training batches are so large that two fit into a buffer, those of validation are many and small."""
+    """Only two of the large training batches fit into a buffer; the validation batches are many and small."""
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 2 * feed_module.bytes_of(as_batches()[0]))
     monkeypatch.setattr(learner.training.setup.preparation.StepTimeEstimator, "steps", lambda self, kind: 32)
     learner_ = build(builder(tmp_path / "run", num_epochs=2))
@@ -481,7 +483,7 @@ def test_an_endless_iterator_trains_for_so_many_steps(tmp_path):
 
 
 def test_an_exhausted_generator_is_an_error_in_epoch_2(tmp_path):
-    """After all of epoch 1, which stays logged."""
+    """Epoch 1 completes and stays logged."""
     with raises_code("data-exhausted", "epoch 2"):
         build(builder(tmp_path / "run", num_steps=9)).fit(batch for batch in as_batches())
     assert column(tmp_path / "run", "train", 1, "Loss")[1].endswith(",final")
@@ -505,7 +507,7 @@ def test_what_a_loader_raises_surfaces_with_its_own_traceback(tmp_path):
     assert "broken_loader" in [frame.name for frame in traceback.extract_tb(info.tb)]
     assert isinstance(memory.events[-1], RunFailed)
     assert "the cable was pulled" in (tmp_path / "run" / "experiment.log").read_text()
-    assert (tmp_path / "run" / "train" / "epoch-1" / "Loss.log").read_text().count("\n") == 2  # one is looked ahead
+    assert (tmp_path / "run" / "train" / "epoch-1" / "Loss.log").read_text().count("\n") == 2  # one batch is prefetched
 
 
 def test_evaluate_uses_every_batch_of_an_iterator(tmp_path):
@@ -529,7 +531,7 @@ def test_everything_runs_on_the_device_that_was_chosen(tmp_path):
 
 
 class Blocked(Listener):
-    """Holds at its first event, as a server that does not answer."""
+    """A listener that blocks at its first event, as with a server that does not answer."""
 
     def __init__(self):
         self.gate, self.entered, self.gave_up = threading.Event(), threading.Event(), False
@@ -540,7 +542,7 @@ class Blocked(Listener):
 
 
 class Hanging(Blocked):
-    """Never comes back."""
+    """A listener that never returns."""
 
 
 class Raising(Listener):
@@ -549,7 +551,7 @@ class Raising(Listener):
 
 
 def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_path, monkeypatch):
-    """The loop ends while two of three listeners have not come back from their first event."""
+    """The loop ends before two of three listeners have returned from their first event."""
     close = ListenerThread.close
     monkeypatch.setattr(
         learner.training.files.run_outputs,
@@ -615,7 +617,7 @@ def test_a_listener_that_fails_at_the_last_event_is_a_warning_to_all_others(tmp_
 
 @pytest.mark.full
 def test_a_full_disk_ends_the_run_with_its_own_error(tmp_path, monkeypatch):
-    """The files are part of the run. Afterwards no thread of it is left."""
+    """The files are part of the run. Afterwards none of its threads is left."""
     memory, steps = MemoryLogger(), RunFiles.steps
 
     def full(files, split, epoch, values, weights):

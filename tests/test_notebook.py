@@ -1,4 +1,4 @@
-"""The notebook of the examples, run as Jupyter runs it."""
+"""Run the notebook of the examples as Jupyter does."""
 
 import json
 from pathlib import Path

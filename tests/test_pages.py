@@ -1,7 +1,8 @@
-"""The pages of the site: their code runs as it stands, and their links lead somewhere.
+"""Run the code of the site's pages as it is, and check their links.
 
-`python` is run, in order, and prints the `text` that follows it; `py` is other libraries' code, and is not. A `yaml`
-with a directory is a config, which commands call by its name; others are parts of one. Commands are `sh`, and are run.
+`python` is run, in order, and prints the `text` that follows it; `py` is code of other libraries, and is not run. A
+`yaml` block with a directory is a config, which commands refer to by its name; others are parts of one. `sh` blocks are
+commands, and are run.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ EVERY = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 ROOTS = ("index.md", "getting-started.md", "installation.md", "population.md", "troubleshooting.md")
 FOLDERS = ("howto/", "explanations/", "coming-from/")
 PAGES = [name for name in EVERY if name.startswith(FOLDERS) or name in ROOTS]
-FAST = ("index.md",)  # the others are run by `pytest -m full`
+FAST = ("index.md",)  # `pytest -m full` runs the others
 COMMANDS = ("sh", "bash")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -59,9 +60,9 @@ def run_command(line):
 
 
 def check_part(text):
-    """A part of a config is what the builder takes."""
+    """Check that the builder accepts a part of a config."""
     builder = LearnerBuilder("unused")
-    # Objects are made, and a bucket would be asked for: the store of this process takes its place.
+    # Objects are made, and a bucket would be opened: the store of this process replaces it.
     for key, value in yaml.safe_load(text.replace("s3://", "memory://")).items():
         if key in OBJECTS:
             recipe(value, key, names_for(key), **OBJECTS[key]).make()
@@ -72,7 +73,7 @@ def check_part(text):
 
 
 def config_name(blocks):
-    """The name by which commands call the config of a page."""
+    """Return the name by which commands refer to a page's config."""
     return re.search(r"learner [\w-]+ ([\w.]+\.yaml)", "".join(code for kind, code in blocks if kind in COMMANDS))[1]
 
 
@@ -88,7 +89,7 @@ def test_the_code_of(name, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    if not any(kind == "text" for kind, _ in blocks):  # no numbers are shown: two epochs run the same code
+    if not any(kind == "text" for kind, _ in blocks):  # without output to compare, two epochs run the same code
         num_epochs = LearnerBuilder.num_epochs
         monkeypatch.setattr(LearnerBuilder, "num_epochs", lambda builder, n: num_epochs(builder, min(n, 2)))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -97,7 +98,7 @@ def test_the_code_of(name, tmp_path, monkeypatch):
             if kind == "python":
                 _, printed = printed_by(lambda code=code: exec(compile(code, f"a block of {name}", "exec"), vars(page)))
                 if "print(" in code and following == "text":
-                    assert printed == shown or printed.endswith(f"\n{shown}")  # after what a run shows
+                    assert printed == shown or printed.endswith(f"\n{shown}")  # after the run's output
             elif kind == "yaml" and code.startswith("directory:"):
                 Path(config_name(blocks)).write_text(code)
             elif kind == "yaml":
@@ -108,7 +109,7 @@ def test_the_code_of(name, tmp_path, monkeypatch):
 
 
 def test_the_code_can_be_read():
-    """And a block is of a kind that is known, so that none is left out."""
+    """Every block is of a known kind, so that none is skipped."""
     kinds = {"python", "py", "text", "yaml", "json", "rust", *COMMANDS}
     for name, kind, code in ((page, *block) for page in EVERY for block in blocks_of(page)):
         assert kind in kinds, name
@@ -119,7 +120,7 @@ def test_the_code_can_be_read():
 
 
 def anchors_of(page):
-    """As GitHub makes them, and the site."""
+    """Return a page's anchors, as GitHub and the site make them."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
@@ -139,7 +140,7 @@ def test_links_lead_somewhere():
 
 
 def test_every_page_of_a_folder_is_in_its_list():
-    """Both in the table and in the navigation. A page `errors-data` is in the list of the page `errors`."""
+    """Both the table and the navigation list it. A page `errors-data` is in the list of the page `errors`."""
     listed = 0
     for folder in (*FOLDERS, "reference/"):
         names = {name.removeprefix(folder) for name in EVERY if name.startswith(folder)}

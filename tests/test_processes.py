@@ -1,4 +1,4 @@
-"""Several processes train one run: the numbers of one process, one directory, one checkpoint, one end."""
+"""Tests of runs of several processes: the numbers of one process, one directory, one checkpoint, one end."""
 
 import json
 import re
@@ -21,7 +21,7 @@ ABORTED = -6
 
 
 def processes(directory, count, devices=1, timeout=100, **options):
-    """Return how each of the processes of a run ended. They share compiled programs with the runs before."""
+    """Return the results of a run's processes. They share compiled programs with earlier runs."""
     given = ["localhost:{port}", "{count}", "{index}", directory, "mlp", words(options)]
     cache = {
         "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
@@ -31,12 +31,12 @@ def processes(directory, count, devices=1, timeout=100, **options):
 
 
 def words(options):
-    """JSON, as what fills in the port leaves it alone."""
+    """Return JSON that stays unchanged when the port is filled in."""
     return json.dumps(options).replace("{", "{{").replace("}", "}}")
 
 
 def trained(directory, count, expect=0, **options):
-    """Return the last line of each process of a run of several, as a dict."""
+    """Return the last line of each of several processes, as a dict."""
     ended = processes(directory, count, timeout=240, **options)
     codes = [process.code for process in ended]
     expected = [expect] * count
@@ -50,7 +50,7 @@ def last_line(process):
 
 
 def alone(directory, **options):
-    """Return what the same run leaves in one process, which is this one."""
+    """Return the results of the run in one process, which is this one."""
     train("none", 0, 0, directory, "mlp", options)
     return left(directory)
 
@@ -61,7 +61,7 @@ def left(directory, index=0):
 
 
 def close(a, b, rtol=1e-4, atol=2e-5):
-    """Adam divides by what may be rounding noise."""
+    """Compare with a tolerance: Adam divides by what may be rounding noise."""
     assert a.keys() == b.keys()
     for name in a:
         np.testing.assert_allclose(b[name], a[name], rtol=rtol, atol=atol, err_msg=name)
@@ -82,7 +82,7 @@ def one(tmp_path_factory, compiled_once):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, compiled_once):
-    """Two epochs of two processes with two devices each, and their last lines."""
+    """Return two epochs of two processes with two devices each, and their last lines."""
     directory = tmp_path_factory.mktemp("two") / "run"
     return directory, trained(directory, 2, devices=2, accumulate=4, epochs=2)
 
@@ -107,7 +107,7 @@ BEST = {"keep_last": 1, "keep_best": 1, "every_epochs": 100, "monitor": "valid/L
 
 @pytest.mark.full
 def test_processes_keep_the_best_epoch_together(tmp_path):
-    """The loss falls, so that an early epoch is the best where more is better."""
+    """The loss decreases, so that with mode="max" an early epoch is the best."""
     trained(tmp_path / "run", 2, accumulate=4, epochs=4, save=BEST)
     best = 1 + int(np.argmax(load_checkpoint(tmp_path / "run", "latest").history["valid/Loss"]))
     assert best < 4
@@ -132,7 +132,7 @@ def test_the_first_process_alone_writes_and_the_others_have_a_log(two):
 
 @pytest.mark.full
 def test_more_processes_resume_from_its_checkpoint(one, two, tmp_path):
-    """Three processes, which also split the model, make the third epoch of what two have begun."""
+    """Three processes, which also split the model, train the third epoch after two of two processes."""
     directory = two[0]
     ends = trained(directory, 3, accumulate=4, epochs=3, resume=True, rules="fsdp")
     assert [each["steps"] for each in ends] == [6] * 3
@@ -177,7 +177,7 @@ def test_all_leave_at_the_same_step_whoever_has_the_reason(tmp_path, options, co
 
 @pytest.mark.full
 def test_sigterm_one_of_n_processes(tmp_path):
-    """Stopped by SIGTERM to one of two inside an epoch, and resumed by one: as if nothing had happened."""
+    """SIGTERM stops one of two processes within an epoch, and one process resumes: the numbers are unchanged."""
     expected = alone(tmp_path / "one")
     directory = tmp_path / "run"
     trained(directory, 2, expect=143, at={"process": 1, "step": 2, "what": "SIGTERM"})
@@ -186,7 +186,7 @@ def test_sigterm_one_of_n_processes(tmp_path):
 
 @pytest.mark.full
 def test_sigterm_while_a_logger_closes_ends_all(tmp_path):
-    """The run is over, and the script would go on without it."""
+    """The run has ended, and the script would continue without the signal."""
     ended = processes(tmp_path / "run", 2, epochs=1, at={"process": 0, "step": "close", "what": "SIGTERM"})
     assert [process.code for process in ended] == [143, 143]
     assert saved_steps(tmp_path / "run") == [6]
@@ -194,7 +194,7 @@ def test_sigterm_while_a_logger_closes_ends_all(tmp_path):
 
 @pytest.mark.full
 def test_one_that_fails_ends_the_others_with_its_error(tmp_path):
-    """They save no best epoch without it."""
+    """The others save no best epoch without the failed process."""
     directory = tmp_path / "run"
     ended = processes(directory, 3, epochs=500, save=BEST, at={"process": 1, "step": 20, "what": "raise"})
     assert all(process.code not in (0, None) for process in ended)
@@ -236,7 +236,7 @@ def test_a_process_that_fails_before_fit_ends_the_others(tmp_path):
 
 @pytest.mark.full
 def test_a_process_that_returns_before_fit_ends_the_others(tmp_path):
-    """JAX holds the one that has returned until the other ends."""
+    """JAX blocks the process that returned until the other ends."""
     at = {"process": 1, "what": "exit early"}
     ended_soon(tmp_path / "run", "process 1 ended before the run did", "", at=at)
 
@@ -250,7 +250,7 @@ def test_a_metric_that_fails_in_one_process_ends_the_others(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("lengths", [[5, 3], [3, 5]])
 def test_data_that_ends_earlier_in_one_process_ends_all(tmp_path, lengths):
-    """Those that read the data find it, or the processes at their next meeting. Both name where the data ended."""
+    """The processes that read the data report it, or all at their next meeting. Both name the end of the data."""
     short = lengths.index(3)
     ended = rf"process {short} ended after 3 batches of pass 1|process {short} at 'the end of the train data after 3 "
     for process in ended_soon(tmp_path / "run", "", "", lengths=lengths):
@@ -268,7 +268,7 @@ EVALUATIONS = {
 @pytest.mark.full
 @pytest.mark.parametrize(("options", "cause"), EVALUATIONS.values(), ids=EVALUATIONS)
 def test_processes_that_do_not_evaluate_the_same_end(tmp_path, options, cause):
-    """Without a word they would wait for each other's devices for ever, or count the rows of one alone."""
+    """Without the check they would wait for each other's devices forever, or count the rows of one process only."""
     first, _ = ended_soon(tmp_path / "run", "", "", evaluate=True, **options)
     assert first.code == 2, f"{first.code}\n{first.out}\n{first.err[-3000:]}"
     assert cause in last_line(first)["error"]
@@ -285,7 +285,7 @@ def test_processes_that_predict_other_rows_end(tmp_path, lengths):
 
 @pytest.mark.full
 def test_models_that_differ_in_a_value_are_refused(tmp_path):
-    """Nothing but a constant inside of the programs differs."""
+    """Only a constant within the programs differs."""
     differ = "programs.hashes.train is "
     ended_soon(tmp_path / "run", differ, differ, dropouts=[0.1, 0.3])
     assert not (tmp_path / "run").exists()
@@ -293,7 +293,7 @@ def test_models_that_differ_in_a_value_are_refused(tmp_path):
 
 @pytest.mark.full
 def test_data_that_differ_in_a_value_are_refused(tmp_path):
-    """Each process reads all rows and keeps its own, of which nothing else would tell."""
+    """Each process reads all rows and keeps its own, so nothing else would detect the difference."""
     differ = "data.train.values"
     ended_soon(tmp_path / "run", differ, differ, lengths=[5, 5], data_seeds=[1, 2])
     assert not (tmp_path / "run").exists()
@@ -301,7 +301,7 @@ def test_data_that_differ_in_a_value_are_refused(tmp_path):
 
 @pytest.mark.full
 def test_first_values_and_loaders_that_differ_are_refused(tmp_path):
-    """Each process makes its own replica of a model and reads its own rows: nothing else would tell."""
+    """Each process makes its own replica of a model and reads its own rows: nothing else would detect a difference."""
     ended = ended_soon(tmp_path / "run", "", "", shifts=[0.0, 1.0], data_seeds=[1, 2])
     for process in ended:
         assert "hash of the first values is " in last_line(process)["error"]
@@ -311,14 +311,14 @@ def test_first_values_and_loaders_that_differ_are_refused(tmp_path):
 
 @pytest.mark.full
 def test_frozen_values_of_a_model_that_differ_are_refused(tmp_path):
-    """Such as pretrained weights that one process has not loaded."""
+    """For example pretrained weights that one process has not loaded."""
     differ = "hash of the first values is "
     ended_soon(tmp_path / "run", differ, differ, shifts=[0.0, 1.0], freeze="^out", object=True)
 
 
 @pytest.mark.full
 def test_checkpoints_of_all_processes_and_of_one_are_kept_alike(tmp_path):
-    """Three processes are stopped, one resumes, and three go on: each save that was due is there at the end."""
+    """Three processes are stopped, one resumes, and three resume again: every save exists at the end."""
     directory, save = tmp_path / "run", {"every_steps": 4, "keep_last": 99}
     trained(directory, 3, expect=143, epochs=500, save=save, at={"process": 2, "step": 9, "what": "SIGTERM"})
     stopped = saved_steps(directory)[-1]
@@ -343,7 +343,7 @@ def test_metric_keys_differ_per_process(tmp_path):
 
 @pytest.mark.full
 def test_data_of_each_process_of_its_own(tmp_path):
-    """Each has its part of every batch in memory: the numbers are those of the whole batches."""
+    """Each process has its part of every batch in memory: the numbers are those of the whole batches."""
     options = {"rows": 120, "batch": 24, "own": True}
     expected = alone(tmp_path / "one", **options)
     trained(tmp_path / "run", 2, **options)
@@ -400,7 +400,7 @@ def model(rngs):
 
 @pytest.mark.full
 def test_a_command_that_is_interrupted_before_it_trains_ends_the_others(tmp_path):
-    """JAX would hold it until the others are lost, and then abort it."""
+    """JAX would hold the interrupted process until the others are lost, and then abort it."""
     config = tmp_path / "digits.yaml"
     (tmp_path / "interrupted.py").write_text(MODEL)
     config.write_text(re.sub("model: .*", "model: interrupted.model", CONFIG))

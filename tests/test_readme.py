@@ -34,7 +34,7 @@ def commands(document):
 
 @contextlib.contextmanager
 def output():
-    """What is printed meanwhile; on standard error nothing is, but for what `learner evaluate` says of configs."""
+    """Return printed output; standard error is empty but for the warning of `learner evaluate` about configs."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield out
@@ -43,7 +43,7 @@ def output():
 
 
 def command(*words):
-    """What a command prints."""
+    """Return the output of a command."""
     with output() as out:
         assert main(words) == 0
     return out.getvalue()
@@ -51,7 +51,7 @@ def command(*words):
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_a_user(tmp_path_factory, compiled_once):
-    """In a new directory with the configs and the examples, and with the settings of JAX that users have."""
+    """Work in a new directory with the configs and the examples, and with JAX's default settings."""
     place = tmp_path_factory.mktemp("readme")
     for name in ("configs", "examples"):
         (place / name).symlink_to(ROOT / name)
@@ -63,14 +63,14 @@ def _as_a_user(tmp_path_factory, compiled_once):
 
 @pytest.fixture(scope="module")
 def screen():
-    """What the first command of the README prints on a terminal, and then leaves."""
+    """Return the terminal's screen, and the directory, after the README's first command."""
     words = shlex.split(commands(README)[0].split("&& ")[1])
     return command(*words[1:], "--renderer=RichRenderer")
 
 
 @pytest.fixture(scope="module")
 def python():
-    """All Python of the README, run in order: its names, and what each block shows and printed."""
+    """Run all Python of the README in order, and return its names, and the shown and printed output of each block."""
     names, shown = {"__name__": "readme"}, []
     for number, (language, code) in enumerate(BLOCKS):
         if language != "python":

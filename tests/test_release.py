@@ -1,4 +1,4 @@
-"""The files of a release agree with the package."""
+"""Check that the files of a release agree with the package."""
 
 import subprocess
 import tomllib

@@ -1,4 +1,4 @@
-"""Runs that resume for longer, and from an older checkpoint."""
+"""Tests of runs that resume for longer, and from an older checkpoint."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.mark.full
 def test_more_epochs_than_saves(tmp_path):
-    """The last checkpoint of the short run was made only because it ended: it does not outlive the longer one."""
+    """The last checkpoint of the short run exists only because the run ended: it is removed in the longer one."""
     make = lambda name, n: quiet(tmp_path / name).num_epochs(n).with_file_checkpointer(every_epochs=2)  # noqa: E731
     build_line(make("run", 3)).fit(shuffled())
     assert saved_steps(tmp_path / "run") == [12, 18]
@@ -50,7 +50,7 @@ def test_more_steps(tmp_path):
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory, compiled_once):
-    """A run of five epochs with all its checkpoints; the first is the best, as the highest loss is."""
+    """A run of five epochs with all its checkpoints; the first is the best, as mode="max" prefers the highest loss."""
     directory = tmp_path_factory.mktemp("five") / "run"
     result = fit_five(quiet(directory))
     return directory, all_of(directory, result), tree_of(directory)
@@ -121,7 +121,7 @@ def test_going_back_and_stopping_there_leaves_a_run_to_resume(copy, five):
 
 @pytest.mark.full
 def test_going_back_without_saving(copy, five):
-    """The newer checkpoints belong to a history that is gone: they may not stay beside the new one."""
+    """The newer checkpoints belong to a discarded history: they must not remain next to the new one."""
     builder = quiet(copy).checkpoint(epoch=2).num_epochs(3).with_file_checkpointer(None)
     build_line(builder).fit(shuffled(), valid_data())
     assert saved_steps(copy) == [6, 12]
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_a_run_that_is_not_there(tmp_path, asked):
 
 @pytest.fixture
 def rbg():
-    """Random keys of another implementation, as `JAX_DEFAULT_PRNG_IMPL=rbg` makes them everywhere."""
+    """Use random keys of another implementation, as `JAX_DEFAULT_PRNG_IMPL=rbg` does."""
     before = jax.config.jax_default_prng_impl
     jax.config.update("jax_default_prng_impl", "rbg")
     yield
@@ -181,7 +181,7 @@ def test_random_keys_of_another_implementation(tmp_path, rbg, where):
 
 @pytest.mark.full
 def test_a_model_of_other_random_keys_than_the_run(tmp_path, rbg):
-    """Its streams are those of the run's root key."""
+    """The model's streams use the run's root key."""
     model = Net()
     jax.config.update("jax_default_prng_impl", "threefry2x32")
     result = build_net(quiet(tmp_path / "run"), model).fit(shuffled())

@@ -1,4 +1,4 @@
-"""The formulas of docs/scaling.md are what XLA says of the programs that it compiles."""
+"""Compare the formulas of docs/scaling.md with XLA's numbers for compiled programs."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ RULES = {
     r"up\.bias": "model",
     r"down\.kernel": "model",
 }
-SMALL = 300  # bytes: of losses, norms, metrics, counters
+SMALL = 300  # bytes: losses, norms, metrics, counters
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def projection(monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What XLA says of a step.
+    """XLA's numbers for a step.
 
     Attributes:
       arguments, temporaries: bytes on a device.
       sent: bytes that each device sends, by the kind of collective, in a ring.
-      shapes: of the arrays that each kind is about.
+      shapes: of the arrays of each kind of collective.
     """
 
     arguments: int
@@ -62,7 +62,7 @@ def on_one_device(projection, size, rows):
 
 
 def compiled(projection, strategy, size, rows):
-    """Compile a step of Adam on the transformer of the benchmarks, with a batch of this many rows."""
+    """Compile a step of Adam on the transformer of the benchmarks, with a batch of `rows` rows."""
     transformer = importlib.import_module("benchmarks.workloads").Transformer
     model = transformer(nnx.Rngs(0), size.width, size.blocks, size.length, size.kinds)
     assert sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param))) == size.parameters
@@ -82,7 +82,7 @@ def step(model, batch):
 
 
 def collectives(text):
-    """What each device sends, by the kind of collective, and the shapes of the arrays."""
+    """Return the bytes that each device sends, by the kind of collective, and the shapes of the arrays."""
     sent, shapes = {}, {}
     pattern = r" = (\S+|\(.*?\)) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\((.*)"
     for result, kind, rest in re.findall(pattern, text):
@@ -96,7 +96,7 @@ def collectives(text):
 
 
 def group_size(text):
-    """How many devices take part, in each of the ways that XLA writes it."""
+    """Return the number of participating devices, for each notation of XLA."""
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
         return len(listed[1].split(","))
     if strided := re.search(r"replica_groups=\[\d+,(\d+)\]", text):
@@ -115,7 +115,7 @@ def test_groups_of_four_are_read(text):
 
 
 def check(measured, cost, rows, size):
-    """State and what is sent to the byte, but for the batch and a few numbers; temporaries to a tenth."""
+    """Compare state and communication exactly, but for the batch and a few numbers; temporaries within a tenth."""
     batch = 2 * rows * size.length * 4
     assert 0 <= measured.arguments - cost.state - batch <= SMALL
     assert 0 <= sum(measured.sent.values()) - cost.sent <= SMALL
@@ -163,7 +163,7 @@ def test_tensor_parallelism(projection, size, n, m):
 @pytest.mark.full
 @pytest.mark.parametrize("change", [{}, {"width": 256, "kinds": 512}, {"length": 128, "blocks": 3}], ids=str)
 def test_activations_of_a_row(projection, size, change):
-    """What a row adds."""
+    """Measure the memory that one more row adds."""
     other = dataclasses.replace(size, **change)
     few, many = (on_one_device(projection, other, rows).temporaries for rows in (16, 32))
     assert (many - few) / 16 == pytest.approx(other.model(0).row, rel=0.1)

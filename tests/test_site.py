@@ -1,4 +1,6 @@
-"""The site is built without a warning and without a network, has all public names, and needs nothing from elsewhere."""
+"""Tests of the site: it builds without warnings or network, documents all public names, and loads nothing from
+elsewhere.
+"""
 
 import doctest
 import html.parser
@@ -34,7 +36,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def part_of_docs(name):
-    """A module beside `conf.py`."""
+    """Return a module next to `conf.py`."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -84,7 +86,7 @@ def test_what_overrides_a_method_of_a_base_class_has_no_entry_of_its_own():
 
 
 class Page(html.parser.HTMLParser):
-    """What a page links to, what it loads, and its anchors."""
+    """The links, the loaded resources and the anchors of a page."""
 
     LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
     LOADS |= {"embed": "src", "object": "data", "use": "href"}
@@ -112,14 +114,14 @@ def is_elsewhere(link):
 
 
 def loads_of_style(text):
-    """What a style sheet loads; pictures that are part of it are not."""
+    """Return the resources that a style sheet loads, without embedded pictures."""
     found = re.findall(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""", text)
     return [link for pair in found for link in pair if link and not link.startswith("data:")]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Built once, as CONTRIBUTING says, in a process that cannot open a connection."""
+    """Build the site once, as in CONTRIBUTING, in a process that cannot open a connection."""
     out, trees = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("trees")
     words = [sys.executable, "-c", NO_NETWORK, "-W", "--keep-going", "-q", "-b", "html", "-d", trees, DOCS, out]
     ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
@@ -202,7 +204,7 @@ def test_no_page_loads_anything_from_elsewhere(site, pages):
 
 @pytest.mark.full
 def test_docstrings_are_rendered_and_not_shown_as_they_are_written(site):
-    """Sections are lists, code is code, and no backtick, star or section's name is left over."""
+    """Sections are lists, code is code, and no backtick, star or section name remains."""
     text = (site / "reference" / "learner.html").read_text(encoding="utf-8")
     assert "Parameters" in text
     for path in (site / "reference").glob("*.html"):

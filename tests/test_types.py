@@ -1,4 +1,4 @@
-"""What a type checker knows of the model."""
+"""Tests of the types that a type checker infers."""
 
 import subprocess
 import sys
