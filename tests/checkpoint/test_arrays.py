@@ -1,4 +1,4 @@
-"""Reading and writing the arrays of checkpoints."""
+"""Tests of reading and writing the arrays of checkpoints."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import textwrap
 
 
 def test_a_failed_read_reports_its_error_alone(tmp_path):
-    """In a process of its own, as tasks and threads of Orbax report to what is global there, when they like."""
+    """Run in a separate process, as tasks and threads of Orbax report to global handlers at any time."""
     code = """
     import gc, pathlib, sys
     import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The best snapshot of a run, until it is written."""
+"""Tests of the best snapshot of a run, until it is written."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def test_it_is_popped_once():
     assert best.pop() is kept
     assert best.pop() is None
     assert not best.is_pending()
-    assert not best.improves(0.5)  # it is about to be written
+    assert not best.improves(0.5)  # while it is about to be written
 
 
 def test_one_that_could_not_be_written_is_held_again():
@@ -109,7 +109,7 @@ def test_few_copies_of_a_large_state_wait_at_once(state_bytes, copies):
     def full():
         raise FullError
 
-    with pytest.raises(FullError):  # rather than to wait for a worker that has failed
+    with pytest.raises(FullError):  # rather than waiting for a worker that has failed
         best.reserve(full)
     best.offer("copy")
     with best.candidate():

@@ -1,4 +1,4 @@
-"""Checkpoints of loops by hand: any tree comes back to the bit, what is damaged is noticed, a few are kept."""
+"""Tests of checkpoints of hand-written loops: trees restore to the bit, damage is detected, a few are kept."""
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from tests.support.runs import bits, build_line, quiet
 
 
 def state(fill):
-    """Everything that a loop may carry."""
+    """Return every kind of state that a loop may have."""
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(fill))
     return {
         "model": model,
@@ -49,7 +49,7 @@ def test_everything_comes_back(directory):
     assert isinstance(restored.state["model"], nnx.Linear)
     assert [restored.state[name] for name in ("count", "best", "seen")] == [7, 7 / 3, True]
     assert type(restored.state["seen"]) is bool
-    assert restored.state["name"] == "run 1"  # no number: it is the one that was given
+    assert restored.state["name"] == "run 1"  # not a number: the given value
     assert jax.random.key_data(restored.state["key"]).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
 
 
@@ -67,7 +67,7 @@ def test_arrays_of_numpy_come_back_as_they_were(directory):
     assert isinstance(new.pop("w"), jax.Array)
     kind = lambda x: (type(x), x.dtype, x.shape, x.tobytes())  # noqa: E731
     assert {name: kind(x) for name, x in new.items()} == {name: kind(x) for name, x in saved.items()}
-    new["ids"][0] = 1  # as a replay buffer is written to
+    new["ids"][0] = 1  # as code writes to a replay buffer
 
 
 def test_a_train_state_and_an_equinox_model_come_back(directory, tmp_path):

@@ -1,4 +1,4 @@
-"""A train state as items, and back."""
+"""Tests of the conversion of a train state to items, and back."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tests.support.runs import bits
 
 
 def state_of(fill):
-    """A state with leaves of every kind, under names that are not names of files."""
+    """Return a state with leaves of every kind, under names that are not file names."""
     leaf = lambda *shape, dtype=jnp.float32: jnp.full(shape, fill, dtype)  # noqa: E731
     return TrainState(
         step=leaf(dtype=jnp.int32),

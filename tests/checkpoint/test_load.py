@@ -1,4 +1,4 @@
-"""Checkpoints outside their run: for use as they are, for custom loops, and as the start of another run."""
+"""Tests of checkpoints outside their run: loaded models, custom loops, and the start of another run."""
 
 import json
 import os
@@ -52,7 +52,7 @@ SOME = [
 
 
 def damage(directory, step, name="state/_METADATA"):
-    """Turns one bit of a file of a checkpoint."""
+    """Flip one bit of a file of a checkpoint."""
     path = directory / "checkpoint" / str(step) / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -71,7 +71,7 @@ def train(builder, case, epochs=2):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, compiled_once):
-    """A run of each kind of model, and its result; not to be changed."""
+    """Return a run of each kind of model, and its result. Tests do not change them."""
     found = {}
 
     def of(case):
@@ -85,7 +85,7 @@ def trained(tmp_path_factory, compiled_once):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory, compiled_once):
-    """A run of three epochs whose second one is the best; its model stays as it was, its optimizer counts."""
+    """A run of three epochs whose second one is the best; its model does not change, its optimizer counts."""
     directory = tmp_path_factory.mktemp("three") / "run"
     build_line(saving(directory), 0.0, optax.adam).fit(batches(), scripted(0.5625, 0.25, 1.0))
     return directory
@@ -93,7 +93,7 @@ def three(tmp_path_factory, compiled_once):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, compiled_once):
-    """A run of one epoch of the line."""
+    """A run of one epoch of the linear model."""
     directory = tmp_path_factory.mktemp("one") / "run"
     build_line(saving(directory, 1), 0.1).fit(batches())
     return directory
@@ -196,7 +196,7 @@ def test_the_model_may_be_a_function_that_makes_it(net):
 
 @pytest.mark.full
 def test_a_model_of_which_only_a_part_was_trained(net, tmp_path):
-    """Its other parameters were carried; where a parameter stood is not a difference."""
+    """Its other parameters were carried; a parameter's place in the state is not a difference."""
     directory = tmp_path / "run"
     learner = saving(directory, 1).build(Net(), optax.sgd, 0.1, trainable=lambda path, x: path.startswith("out"))
     result = learner.fit(batches())
@@ -319,7 +319,7 @@ def test_a_format_that_is_no_number(three_copied, version):
 
 
 def test_what_no_item_is(three_copied):
-    """With checksums to match."""
+    """With matching checksums."""
     progress = json.loads((three_copied / "checkpoint/18/progress/metadata").read_text())
     (three_copied / "checkpoint/18/state/_METADATA").write_text("[]")
     tamper(three_copied, 18, progress)
@@ -410,7 +410,7 @@ def test_a_run_begins_with_the_model_of_another(trained, tmp_path, case):
 @pytest.mark.parametrize("name", some(["nnx", "linen", "equinox", "dict"], {"linen"}))
 @pytest.mark.full
 def test_fine_tuning_of_the_head_alone(trained, tmp_path, name):
-    """Parameters that were trained are carried now; all of them are there all the same."""
+    """Parameters that were trained are carried now; all of them still exist."""
     case = KINDS[name]
     directory, before = trained(case)
     builder = quiet(tmp_path / "new").initial_from(directory, "latest")
@@ -423,7 +423,7 @@ def test_fine_tuning_of_the_head_alone(trained, tmp_path, name):
 
 
 def test_it_is_trained_from_there(net, tmp_path):
-    """A first step of the new run is one of the pure function on the other's parameters."""
+    """The first step of the new run is one of the pure function on the other's parameters."""
     messages = Messages()
     builder = quiet(tmp_path / "new").num_steps(1).initial_from(net, "latest").metric_loggers(messages)
     learner = builder.build(Net(seed=8), optax.sgd, 0.1)
@@ -530,7 +530,7 @@ def test_the_checkpoint_of_a_part_is_loaded_there(one, tmp_path, partial):
 
 
 class Around(nnx.Module):
-    """A net inside of another model."""
+    """A net within another model."""
 
     def __init__(self, seed=1, head=3):
         self.encoder = Net(seed)
@@ -545,7 +545,7 @@ def renamed(directory, source, *rules, **options):
 
 
 def test_a_model_begins_as_the_part_of_another(net, tmp_path):
-    """All arrays, also the statistics, and none of the new model's numbers."""
+    """All arrays, including statistics, are loaded, and none of the new model's values remain."""
     learner = renamed(tmp_path / "new", net, ("^", "encoder.")).num_steps(1).build(Around(), optax.sgd, 0.1)
     state, loaded = learner.init(), load_checkpoint(net, "latest")
     for part in ("params", "model_state"):
@@ -704,7 +704,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(one, tm
     result = build_line(saving(tmp_path / "new", 1).resume().initial_from(source), lr=0.0).fit(batches())
     assert bits(result.model) == bits(load_checkpoint(source, "latest").params)
     learner = build_line(saving(tmp_path / "new", 2).resume().initial_from(source), lr=0.0)
-    learner.init()  # reads it; the run has a checkpoint of its own now
+    learner.init()  # reads it; the run has its own checkpoint now
     learner.fit(batches())
     assert log_of(tmp_path / "new").count("took 2 of 2 arrays") == 1
 

@@ -1,4 +1,4 @@
-"""A member of a population as a run by itself: what its checkpoints hold, and what its run does from there."""
+"""Tests of a population's member as a separate run: the contents of its checkpoints, and resuming from them."""
 
 import itertools
 import shutil
@@ -50,7 +50,7 @@ def population(directory, epochs=3, lr=(0.01, 0.1), build_lr=0.1, configure=lamb
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, compiled_once):
-    """Four epochs of the rates 3 and 0.05, all of whose checkpoints are kept."""
+    """Return four epochs of the rates 3 and 0.05, with all checkpoints."""
     return population(tmp_path_factory.mktemp("saved") / "run", 4, (3.0, 0.05))
 
 
@@ -67,7 +67,7 @@ def losses(result):
 
 @pytest.mark.full
 def test_rates_that_a_plateau_has_lowered(tmp_path):
-    """The loss of the rate 1 does not improve, so that its rate is lower when it resumes, with its patience used."""
+    """The loss of the rate 1 does not improve, so that its rate is lower when it resumes, with partly used patience."""
 
     def plateau(rate=0.1):
         return ReduceOnPlateau(rate, "valid/Loss", factor=0.5, patience=0)
@@ -82,7 +82,7 @@ def test_rates_that_a_plateau_has_lowered(tmp_path):
 
 
 def test_early_stopping_counts_on(tmp_path):
-    """The rate 0 never improves on its first loss: it ends after the third epoch, the first by itself."""
+    """The rate 0 never improves on its first loss: it ends after the third epoch, the first one as a separate run."""
 
     def stopping(builder):
         return builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2))
@@ -105,8 +105,8 @@ def test_the_rate_of_a_member_is_a_factor_of_a_schedule(tmp_path):
 
 @pytest.mark.full
 def test_numbers_that_exploit_has_changed(tmp_path):
-    """After the first epoch, the rate 1 continues as the other member, with half of its rate and its momentum, of which
-    a warning tells: the optimizer of the run by itself needs it.
+    """After the first epoch, the rate 1 continues as the other member, with half of its rate and its momentum. A
+    warning reports the momentum: the optimizer of the separate run needs it.
     """
 
     def exploit(builder):
@@ -143,7 +143,9 @@ def test_a_member_that_is_not_finite_does_not_resume(tmp_path):
 
 
 def test_the_best_is_that_of_the_member(tmp_path):
-    """The losses of a high rate rise, so that its best checkpoint is its first, and that of the mean is another one."""
+    """The losses of a high rate increase, so that its best checkpoint is its first, and that of the mean is another
+    one.
+    """
     high, low = population(tmp_path / "run", 4, (3.0, 0.05))
     first = int(np.argmin(losses(high))) + 1
     assert first != int(np.argmin(losses(low))) + 1 == 4
@@ -175,7 +177,7 @@ def test_several_processes_resume_a_member_only_after_one_has(tmp_path):
     for count, code in ((1, None), (2, "resume-member-processes")):
         plan = types.SimpleNamespace(processes=types.SimpleNamespace(count=count))
         assert getattr(member_problem(progress, plan), "code", None) == code
-    assert member_problem({}, None) is None  # of a run that has checkpoints of its own
+    assert member_problem({}, None) is None  # of a run that has its own checkpoints
 
 
 def damage(directory, step):
@@ -194,7 +196,7 @@ def starts_of(directory):
 
 
 def test_a_damaged_checkpoint_of_the_population(tmp_path):
-    """The run resumes from the one before it, and a checkpoint that is named is refused."""
+    """The run resumes from the previous one, and rejects a damaged checkpoint requested by name."""
     member = population(tmp_path / "run", 3)[1]
     damage(tmp_path / "run", 18)
     with pytest.raises(DamagedError):
@@ -214,7 +216,7 @@ def test_an_older_checkpoint_that_is_damaged_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("key", ["members", "monitor", None])
 def test_a_progress_that_no_population_has_written(tmp_path, key):
-    """With checksums that fit: it is an error that says so, and others are read."""
+    """With matching checksums: it raises a described error, and other checkpoints are read."""
     member = population(tmp_path / "run", 3)[1]
     progress = progress_of(tmp_path / "run", 18)
     changed = [] if key is None else {name: value for name, value in progress.items() if name != key}
@@ -226,7 +228,7 @@ def test_a_progress_that_no_population_has_written(tmp_path, key):
 
 @pytest.mark.parametrize("saves", [{"keep_last": 9}, None], ids=["saved", "not saved"])
 def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
-    """Where the member resumes from an older one: its logs after it are kept, as those of any run."""
+    """If the member resumes from an older one, its later logs are kept, as in any run."""
     member = population(tmp_path / "run", 3)[1]
     if saves is None:
         builder = quiet(member.directory).metrics(Accuracy()).num_epochs(2).checkpoint(1)
@@ -242,7 +244,7 @@ def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
 
 @pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3))])
 def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, saved, number):
-    """Before its checkpoint has its name. The next start copies all, the best among them."""
+    """Before its checkpoint has its name. The next start copies everything, including the best."""
     directory, values = copied(saved, tmp_path)
     best = 6 * (int(np.argmin(values)) + 1)
     name, calls = DiskPlace._name, itertools.count(1)
@@ -299,7 +301,9 @@ def test_a_new_population_replaces_members_that_have_resumed(tmp_path):
 
 @pytest.mark.full
 def test_an_order_of_its_own(tmp_path):
-    """That of the seed of the member, also inside an epoch; the order of the builder's seed is refused there."""
+    """The order depends on the seed of the member, also within an epoch; the order of the builder's seed is rejected
+    there.
+    """
 
     def rows(seed):
         return DataLoaderBuilder().batch_size(4).shuffle(seed).build(arrays(22))
@@ -353,7 +357,7 @@ def test_a_member_that_has_ended_is_at_its_own_step(tmp_path):
 @pytest.mark.parametrize("split", [None, "test"])
 @pytest.mark.parametrize("removed", [1, 2, 4])
 def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, saved, split, removed):
-    """Another one is read in its place, as long as there is one."""
+    """Another one is read instead, as long as one exists."""
     directory, values = copied(saved, tmp_path)
     builder = builder_in(directory, 4).checkpoint(epoch="latest")
     evaluator = Evaluator(builder.build(line(3, 3), optax.sgd, 3.0, **PLACE).definition)

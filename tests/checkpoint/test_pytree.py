@@ -1,4 +1,4 @@
-"""Trees of arrays as Orbax writes and reads them."""
+"""Tests of trees of arrays that Orbax writes and reads."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def test_orbax_describes_it_as_its_own(tmp_path):
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(tmp_path / "theirs", ocp.args.Composite(state=ocp.args.PyTreeSave(TREE)))
     ours, theirs = (json.loads((tmp_path / place / "state" / "_METADATA").read_text()) for place in ("ours", "theirs"))
-    scalar = str(("model", "params", "w%2F"))  # Orbax has a type of its own for scalars of NumPy
+    scalar = str(("model", "params", "w%2F"))  # Orbax has its own type for NumPy scalars
     assert theirs["tree_metadata"][scalar]["value_metadata"].pop("value_type") == "scalar"
     assert ours["tree_metadata"][scalar]["value_metadata"].pop("value_type") == "np.ndarray"
     assert ours == theirs
@@ -62,7 +62,7 @@ def test_every_kind_of_number(tmp_path, kind):
 
 
 def test_an_array_on_several_devices_has_a_chunk_of_each(tmp_path):
-    """Replicas are written once, and any other topology can read it."""
+    """Replicas are written once, and any other topology can read the array."""
     mesh = jax.make_mesh((2, 4), ("x", "y"), devices=jax.devices()[:8])
     spec = jax.sharding.PartitionSpec("y")
     numbers = np.arange(48, dtype=np.float32).reshape(8, 6)
@@ -78,13 +78,13 @@ def test_an_array_on_several_devices_has_a_chunk_of_each(tmp_path):
 
 
 def test_zeros_are_stored_too(tmp_path):
-    """Orbax takes a chunk that is missing for a damaged file."""
+    """Orbax treats a missing chunk as a damaged file."""
     write_pytree(tmp_path / "c", "state", {"w": np.zeros((2, 2), np.float32)})
     np.testing.assert_array_equal(restored(tmp_path / "c")["w"], np.zeros((2, 2)))
 
 
 def test_a_small_tree_is_one_file_of_data(tmp_path):
-    """A commit for each batch of arrays that happens to be ready would make up to two files of each array."""
+    """Committing every batch of arrays that happens to be ready would write up to two files per array."""
     tree = {f"w{n}": np.ones((4, 100), np.float32) for n in range(20)}
     for number in range(10):
         write_pytree(tmp_path / str(number), "state", tree)
@@ -133,7 +133,7 @@ for number in range(7):
 
 @pytest.mark.full
 def test_on_a_full_disk_nothing_is_written_any_more_once_it_has_failed(tmp_path):
-    """Writes that are still queued would make files anew in a directory that is being removed."""
+    """Queued writes would create files anew in a directory that is being removed."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("a process may not have file systems of its own here (unshare -rm)")
     inside = 'mount -t tmpfs -o size=120M none "$1" && exec "$2" -c "$3" "$1"'

@@ -1,4 +1,4 @@
-"""Orbax's calls leave the logging of the process as it was."""
+"""Check that calls of Orbax leave the process's logging unchanged."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ absl = pytest.importorskip("absl.logging")
 
 @contextlib.contextmanager
 def bare_root():
-    """The root logger without handlers, as it is in a script; pytest's own are put back afterwards."""
+    """The root logger without handlers, as in a script; pytest's handlers are restored afterwards."""
     root, level, handlers = logging.root, logging.root.level, logging.root.handlers
     root.handlers = []
     try:

@@ -1,4 +1,4 @@
-"""Models in files of their own beside the checkpoints of a run."""
+"""Tests of model files next to the checkpoints of a run."""
 
 import io
 import logging
@@ -93,7 +93,7 @@ def test_missing_parts_are_recorded_later(tmp_path):
 
 
 def test_in_full_precision_it_is_the_model_to_the_bit(tmp_path):
-    """Statistics and random streams too; inside of an epoch it is named by the step."""
+    """Includes statistics and random streams. Within an epoch, the file is named by the step."""
     builder = saving(tmp_path / "run", 1, SafetensorsRecorder(), every_steps=4, every_epochs=1)
     result = builder.build(Net(), optax.adam, 1e-2).fit(batches())
     assert recorded(tmp_path / "run") == ["model-1.safetensors", "model-step-4.safetensors"]
@@ -106,7 +106,7 @@ def test_in_full_precision_it_is_the_model_to_the_bit(tmp_path):
 
 @pytest.mark.full
 def test_a_resumed_run_records_the_missing_models(tmp_path):
-    """The process was killed between a checkpoint and its model; or the first part of the run recorded none."""
+    """The process was killed between a checkpoint and its model, or the first part of the run recorded none."""
     build_line(saving(tmp_path / "run", 2)).fit(batches())
     (tmp_path / "run/checkpoint/model-2.mpk.gz").unlink()
     (tmp_path / "run/checkpoint/model-2.mpk.gz.partial").write_bytes(b"cut off")
@@ -127,7 +127,7 @@ def test_going_back_sets_the_models_aside_too(tmp_path):
 
 
 def test_a_model_that_cannot_be_recorded(tmp_path, caplog):
-    """Its checkpoint is complete in either case, and nothing of the file is left."""
+    """Its checkpoint is complete in either case, and no part of the file remains."""
     overflowing = lambda lr: optax.sgd(1e9)  # noqa: E731
     with raises_code("record-precision-too-low", precision="half") as caught:
         saving(tmp_path / "run", 2).build(line(), overflowing, 0.1, train_step=line_step).fit(batches()[:1])
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_be_recorded_is_refused_before_training(tmp_path):
 
 
 class Builder:
-    """Keeps what `with_file_checkpointer` is called with."""
+    """Record the arguments of `with_file_checkpointer`."""
 
     def with_file_checkpointer(self, **given):
         self.given = given
@@ -198,7 +198,7 @@ def test_the_files_of_a_checkpoint(tmp_path):
 
 
 def test_places_that_are_no_directories():
-    """As `gs://...` is: a file appears when it is closed."""
+    """`gs://...`, for example: a file appears when it is closed."""
 
     class Place:
         def open(self, mode):

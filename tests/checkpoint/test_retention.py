@@ -1,4 +1,4 @@
-"""When checkpoints are made and which stay."""
+"""Tests of when checkpoints are saved and which are kept."""
 
 import math
 
@@ -80,7 +80,7 @@ def test_due_when_any_of_them_is():
 
 
 def scores(*values):
-    """Checkpoints of steps 10, 20, ... at the ends of epochs 1, 2, ..."""
+    """Return checkpoints of steps 10, 20, ... at the ends of epochs 1, 2, ..."""
     return {10 * i: (i, value) for i, value in enumerate(values, 1)}
 
 
@@ -119,7 +119,7 @@ numbers = st.one_of(st.none(), st.just(NAN), st.integers(0, 3).map(float))
     higher=st.booleans(),
 )
 def test_nothing_that_should_stay_is_ever_removed_too_early(values, last, best, every, higher):
-    """What stays when checkpoints come one by one is what stays when one chooses among all that ever were."""
+    """Keeping checkpoints one by one gives the same set as choosing among all of them."""
     retention = Retention(last, best, every, higher)
     everything, on_disk = {}, {}
     for epoch, value in enumerate(values, 1):

@@ -1,4 +1,4 @@
-"""The thread that saves."""
+"""Tests of the thread that saves."""
 
 import threading
 import traceback
@@ -28,7 +28,7 @@ def request(*steps, answered=True, **further):
 
 
 class Store:
-    """Takes what it is given, when it is allowed to."""
+    """A store that saves when it is released."""
 
     def __init__(self):
         self.saved = []
@@ -178,7 +178,7 @@ def test_a_request_without_an_answer_is_dropped(store, saver, done, fail):
 
 
 def test_waiting_for_answered_saves_does_not_wait_for_the_others(store, saver, queue, done):
-    """The thread that answers waits here when the disk is full: it would wait for itself."""
+    """The thread that answers waits here when the disk is full: otherwise it would wait for itself."""
     submit(saver, 1)
     assert store.begun.acquire(timeout=30)
     pending = request(2, answered=False)
@@ -209,7 +209,7 @@ def test_a_loop_that_waits_for_room_hears_of_other_errors(store, saver, monkeypa
 
 
 def test_the_longest_save_is_measured_from_its_request(store, saver, monkeypatch):
-    """The answer may take a while, and a stop has to wait for that, too."""
+    """The answer may take a while, and a stop has to include that time."""
     now = [100.0]
     stub = types.SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
     for module in ("saver", "save_queue"):

@@ -1,4 +1,4 @@
-"""Checkpoints on disk."""
+"""Tests of checkpoints on disk."""
 
 import collections
 import dataclasses
@@ -42,7 +42,7 @@ SMALL = {"model": {"params": {"w": np.float32([1, 2])}, "model_state": {}}}
 
 @pytest.fixture
 def opened():
-    """Opens stores, and closes them at the end."""
+    """Yield a function that opens stores, and close them."""
     stores = []
 
     def open_store(directory, retention=None):
@@ -84,7 +84,7 @@ def test_a_path_with_dots(tmp_path, opened, parent):
     store = opened(directory, ALL)
     save(store, 3)
     assert store.path(3) == directory / "3"  # as it was given
-    written = tmp_path / ("far" if parent == "link" else "") / "c"  # as the system reads the path
+    written = tmp_path / ("far" if parent == "link" else "") / "c"  # as the system resolves the path
     assert steps_in(written) == [3]
     assert bits(opened(written).restore(3, SMALL)) == bits(SMALL)
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_a_stop_passes(tmp_path, opened):
 
 @pytest.fixture
 def three(tmp_path, opened):
-    """Saved at the ends of epochs 1 and 3 and inside of epoch 2; the best is that of epoch 1."""
+    """Return checkpoints at the ends of epochs 1 and 3 and within epoch 2; the best is that of epoch 1."""
     store = opened(tmp_path / "c", ALL)
     save(store, 6, 1, 0.25, higher_is_better=False)
     save(store, 10, higher_is_better=False)
@@ -206,7 +206,7 @@ def test_the_best_by_a_metric_that_should_be_high(tmp_path, opened):
 
 
 def test_the_best_by_a_former_monitor_stays_until_there_is_one_by_the_new(tmp_path, opened):
-    """A run that resumes with another monitor, of another direction, may be stopped before that has a value."""
+    """A run that resumes with another monitor, of another direction, may be stopped before the monitor has a value."""
     by_loss = {"monitor": "valid/Loss", "higher_is_better": False}
     by_accuracy = {"monitor": "valid/Accuracy", "higher_is_better": True}
     store = opened(tmp_path / "c", Retention(1, 1, None, False))
@@ -292,7 +292,7 @@ THEIRS = [
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_what_has_the_name_of_a_checkpoint_and_is_none_stays(tmp_path, opened, name):
-    """Also where it is in the way of a save, which names it; the checkpoints that were there before stay, too."""
+    """Even if it blocks a save, whose error names it; existing checkpoints are kept, too."""
     place = tmp_path / "c"
     save(opened(place, ALL), 18)
     (place / name).parent.mkdir(parents=True)
@@ -403,7 +403,7 @@ def test_unserializable_state(tmp_path, opened):
 
 
 def damages():
-    """Ways to damage a file."""
+    """Return ways to damage a file."""
     return {
         "truncated": lambda p: p.write_bytes(p.read_bytes()[:-1]),
         "emptied": lambda p: p.write_bytes(b""),

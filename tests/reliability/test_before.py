@@ -1,9 +1,9 @@
-"""Runs of earlier versions of the code resume to the bit.
+"""Check that runs of earlier versions of the code resume to the bit.
 
-The fixture `run-dyadic.tar.gz` is a run that was stopped inside of its second epoch, with the values of the same run
-without the interruption. Its numbers are dyadic fractions of few bits (whole data, rates and masks), which float32
-computes without rounding: so the bits are equal on every machine. Written anew by `python test_before.py` (only with
-the code that the fixture is to stand for).
+The fixture `run-dyadic.tar.gz` is a run that was stopped within its second epoch, with the values of the uninterrupted
+run. Its numbers are dyadic fractions of few bits (integer data, rates and masks), which float32 computes without
+rounding, so the bits are equal on every machine. `python test_before.py` writes it anew; use the version of the code
+that the fixture represents.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The best epoch is kept, however rarely a run saves."""
+"""Check that the best epoch is kept, however rarely a run saves."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ from tests.support.stopped import CrashError, all_of, same, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-LOSSES = 1.77, 1.3, math.nan, 1.3, 2.29, 1.63  # of two best epochs the first counts, and NaN is none
+LOSSES = 1.77, 1.3, math.nan, 1.3, 2.29, 1.63  # of two equally good epochs the first is best, and NaN never is
 
 
 def constant_step(model, batch):
@@ -52,7 +52,7 @@ def build(builder, valid_step=constant_step):
 
 
 def models_of(builder):
-    """The model at the end of each epoch, while the builder's run trains."""
+    """Record the model at the end of each epoch, while the builder's run trains."""
     models = {}
     builder.on_epoch_end(lambda info, model: models.__setitem__(info.epoch, model_bits(model)))
     return models
@@ -83,7 +83,9 @@ def test_the_best_may_be_the_last_and_is_written_once(tmp_path):
 
 
 def test_the_best_is_there_whenever_a_checkpoint_is(tmp_path):
-    """A run that is killed goes on from the newest, and trains again all that could be better than the best on disk."""
+    """A killed run resumes from the newest checkpoint, and repeats all training that could be better than the best on
+    disk.
+    """
     builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=1, every_epochs=3).num_epochs(6)
     build(builder).fit(shuffled(), scripted(math.nan, 1.3, 3.8, 1.2, 2.29, 1.63))
     assert saves_of(tmp_path / "run") == [2 * STEPS, 3 * STEPS, 4 * STEPS, 6 * STEPS]
@@ -130,7 +132,7 @@ def test_a_validation_inside_an_epoch_may_be_the_best(tmp_path):
 
 
 class OftenBest:
-    """The rate is the greatest in the first epoch, so that it is the best; momentum and random inputs go on."""
+    """The rate is highest in the first epoch, so that it is the best; momentum and random inputs continue."""
 
     every_epochs = 100
 
@@ -147,7 +149,7 @@ class OftenBest:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, compiled_once):
-    """The directory of a run that nothing ended early, and all that it left."""
+    """Return the directory of an uninterrupted run, and all its results."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     return directory, all_of(directory, OftenBest().fit(OftenBest().build(directory)))
 
@@ -166,7 +168,7 @@ def test_checkpoints_of_a_complete_run(whole, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("step", [STEPS, STEPS + 2])
 def test_a_run_that_is_stopped_has_its_best_and_resumes_to_the_bit(tmp_path, whole, step):
-    """A run that fails has its best, too, and that is tested by default."""
+    """A run that fails also has its best epoch, which is tested by default."""
     directory, kind = tmp_path / "run", OftenBest()
     kind.fit(stopping_at(kind.build(directory), step))
     assert saved_steps(directory) == sorted({STEPS, step})
@@ -226,7 +228,7 @@ def test_a_last_epoch_whose_hook_fails_is_saved_again_once_it_does_not(tmp_path)
 
 
 def test_a_model_that_a_hook_has_changed_is_not_changed_twice(tmp_path):
-    """The copy would have the change of the first hook, which a run that resumes from it calls again."""
+    """The copy must not contain the change of the first hook, which a run that resumes from it calls again."""
     directory, kind = tmp_path / "run", OftenBest()
 
     def crash(info, model):
@@ -238,7 +240,7 @@ def test_a_model_that_a_hook_has_changed_is_not_changed_twice(tmp_path):
 
 
 class FailsAtTheThird(CollectingMetric):
-    """Ends the worker."""
+    """A metric that ends the reporter with an error."""
 
     name = "Third"
     higher_is_better = True
@@ -296,7 +298,7 @@ def test_a_best_that_could_not_be_written_is_written_at_the_end(tmp_path, monkey
 
 
 def test_the_memory_of_the_device_is_given_back(tmp_path, monkeypatch):
-    """As on an accelerator, whose memory is not the host's: the state waits on the host."""
+    """As on an accelerator, whose memory is separate from the host's: the waiting state is on the host."""
     moved, to_host = [], learner.checkpoint.best.Snapshot.to_host
 
     def moving(self):
@@ -332,7 +334,7 @@ def test_restore_best_makes_the_best_model_the_result(tmp_path):
 
 
 def test_a_run_with_restore_best_resumes_from_its_last_step(tmp_path):
-    """Also from a stop inside an epoch, and once it has ended; the result is the best so far."""
+    """Also after a stop within an epoch, and once the run has ended; the result is the best epoch so far."""
     straight = build(quiet(tmp_path / "straight", saves=True).num_epochs(6))
     straight.fit(shuffled(), scripted(*LOSSES))
     run = tmp_path / "run"
@@ -344,7 +346,7 @@ def test_a_run_with_restore_best_resumes_from_its_last_step(tmp_path):
     models = models_of(builder)
     result = build(stopping_at(builder, 2 * STEPS + 3)).fit(shuffled(), scripted(*LOSSES))
     assert model_bits(result.model) == models[2]
-    for _ in range(2):  # the second one has nothing to train
+    for _ in range(2):  # the second time, nothing is left to train
         result = build(begun(6)).fit(shuffled(), scripted(*LOSSES[2:]))
         assert (model_bits(result.model), result.best_epoch) == (models[2], 2)
     assert checkpoint_bits(run, 6 * STEPS) == checkpoint_bits(tmp_path / "straight", 6 * STEPS)
@@ -383,7 +385,7 @@ kind.fit(kind.build(sys.argv[1]).on_epoch_end(kill))
 
 
 class SavedRarely(OftenBest):
-    """Every second epoch; the best is the first."""
+    """Save every second epoch; the first epoch is the best."""
 
     every_epochs = 2
 
@@ -393,7 +395,7 @@ class SavedRarely(OftenBest):
 
 @pytest.mark.full
 def test_a_run_that_is_killed_ends_with_the_best_of_all(tmp_path):
-    """The best was written before the newest, so that nothing that could be the best is lost."""
+    """The best epoch is written before the newest, so that a kill loses no candidate."""
     tests = Path(__file__).parents[1]
     paths = [tests / "reliability", Path(learner.__file__).parents[1]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}

@@ -1,4 +1,4 @@
-"""Going on with a run when something is not as it was: right, or one error that says what differs."""
+"""Tests of resuming when something has changed: the change applies, or one error lists all differences."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def log_of(directory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, compiled_once):
-    """A run of one epoch, and one that stopped inside its second."""
+    """A run of one epoch, and one that stopped within its second."""
     directory = tmp_path_factory.mktemp("runs")
     build_line(saving(directory / "one", 1)).fit(batches(), valid_data())
     build_line(stopping_at(saving(directory / "inside"), STEPS + 2)).fit(batches(), valid_data())
@@ -59,12 +59,12 @@ def one_epoch(runs, tmp_path):
 
 @pytest.fixture
 def inside(runs, tmp_path):
-    """A run that stopped inside its second epoch."""
+    """A run that stopped within its second epoch."""
     return shutil.copytree(runs / "inside", tmp_path / "run")
 
 
 def by_hand(*rates):
-    """SGD over an epoch for each rate."""
+    """Train with SGD, one epoch for each rate."""
     params = line()
     for rate in rates:
         for batch in batches():
@@ -82,7 +82,7 @@ def by_hand(*rates):
     ids=["schedule", "plateau"],
 )
 def test_another_rate_and_seed_count_from_here_on(one_epoch, lr, second):
-    """The keys are those of the run."""
+    """The random keys remain those of the run."""
     result = build_line(saving(one_epoch).seed(5).resume(), lr).fit(batches(), valid_data())
     expected = by_hand(0.05, second)
     for name in ("w", "b"):
@@ -101,7 +101,7 @@ def test_from_a_plateau_to_a_float(tmp_path):
 
 @pytest.mark.parametrize("name", some(["jax", "device", "machine"], {"device"}))
 def test_another_version_or_machine(one_epoch, name):
-    """The one warning: the rate is the same as before."""
+    """The only warning: the rate is unchanged."""
     progress = progress_of(one_epoch, 6)
     progress["made_on"][name] = "another"
     tamper(one_epoch, 6, progress)
@@ -132,7 +132,7 @@ def test_other_metrics_inside_an_epoch(inside):
 
 @pytest.mark.full
 def test_other_metrics_inside_an_epoch_that_are_allowed(inside):
-    """Those of the epoch are over the rest of it, and nothing else changes."""
+    """The epoch's values cover the rest of the epoch, and nothing else changes."""
     result = build_line(saving(inside).metrics(LastRow()).resume(allow="metrics")).fit(batches(), valid_data())
     whole = build_line(saving(inside.parent / "whole")).fit(batches(), valid_data())
     assert model_bits(result.model) == model_bits(whole.model)
@@ -141,7 +141,7 @@ def test_other_metrics_inside_an_epoch_that_are_allowed(inside):
 
 
 def test_a_checkpoint_inside_an_epoch_whose_metrics_shared_no_state(tmp_path):
-    """Before metrics with equal keys shared a state, each had its own."""
+    """In earlier versions, each metric had its own state; later, metrics with equal keys share one."""
     metrics = R2(), ExplainedVariance()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PairMetric, "state_key", None)
@@ -187,7 +187,7 @@ def test_another_optimizer_that_is_allowed(one_epoch):
 
 @pytest.mark.full
 def test_early_stopping_goes_by_the_metric(tmp_path):
-    """Another one was added before it."""
+    """Another metric was added before the monitored one."""
     make = lambda n: saving(tmp_path / "run", n).valid_every(steps=STEPS)  # noqa: E731
     build_line(make(2).early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=3))).fit(
         batches(), valid_data()
@@ -196,7 +196,7 @@ def test_early_stopping_goes_by_the_metric(tmp_path):
     builder.early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=3))
     result = build_line(builder.resume()).fit(batches(), valid_data())
     assert result.stopped_by.startswith("early stopping: valid/Loss has not improved")
-    assert result.summary["epochs"] == 4  # the first validation is the best, and three are waited for
+    assert result.summary["epochs"] == 4  # the first validation is the best, and the patience is three
 
 
 LOST = {"train/epoch-2/Loss.log": "resume-log-changed", "journal.jsonl": "resume-log-changed"}
@@ -255,7 +255,7 @@ def test_progress_that_no_run_has_written(inside, what):
 
 
 def test_what_is_in_flight_claims_no_more_than_it_holds(inside):
-    """A header of zarr or OCDBT says what memory is to be taken."""
+    """Headers of zarr and OCDBT determine how much memory is allocated."""
     import orbax.checkpoint as ocp
 
     place = inside / "checkpoint" / str(STEPS + 2)

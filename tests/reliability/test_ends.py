@@ -1,4 +1,4 @@
-"""Runs that are stopped at their very end, in the validation that is the last one, or in a save."""
+"""Tests of runs that stop at their very end, in the last validation, or in a save."""
 
 import multiprocessing
 import os
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 class Valid:
-    """Validation data; the `nth` reading stops the run before its second batch."""
+    """Validation data that stops the run before the second batch of its `nth` reading."""
 
     def __init__(self, interrupter=None, nth=0):
         self.interrupter, self.nth, self.readings = interrupter, nth, 0
@@ -55,7 +55,7 @@ def run(directory, options, valid=None, interrupter=None, **further):
 
 
 def stopped_in(directory, options, nth, splits=None):
-    """A run whose validation data is read for the `nth` time when it is stopped."""
+    """Return a run that was stopped while its validation data was read for the `nth` time."""
     interrupter = Interrupter()
     valid = Valid(interrupter, nth)
     result = run(directory, options, valid if splits is None else splits(valid), interrupter)
@@ -76,7 +76,7 @@ STEPWISE = {
 @pytest.mark.full
 @pytest.mark.parametrize("where", some(STEPWISE, {"in an epoch's own"}))
 def test_a_stop_in_the_last_validation(tmp_path, where):
-    """The run that goes on makes it whole, and ends like one that was not stopped."""
+    """The resumed run repeats the whole validation, and ends like an uninterrupted run."""
     options, nth = STEPWISE[where]
     stopped_in(tmp_path / "run", options, nth)
     result = run(tmp_path / "run", options)
@@ -101,7 +101,7 @@ def test_stopped_in_the_same_validation_again(tmp_path):
 )
 @pytest.mark.full
 def test_a_stop_in_the_second_of_two_splits(tmp_path, options):
-    """The first one is not made again."""
+    """The first split is not validated again."""
     stopped_in(tmp_path / "run", options, 1, lambda valid: {"a": Valid(), "b": valid})
     both = lambda: {"a": Valid(), "b": Valid()}  # noqa: E731
     result = run(tmp_path / "run", options, both())
@@ -127,8 +127,8 @@ def test_killed_before_the_summary_at_the_end_of_an_epoch(tmp_path):
 
 @pytest.mark.full
 def test_stopped_at_the_last_step_and_killed_before_the_summary(tmp_path):
-    """The step is complete, its end is not: the validation and the epoch's line come when the run resumes. A run that
-    was killed after its last save and before `summary.json` ends again with the same.
+    """The step is complete, its end is not: the validation and the epoch's line are written on resuming. A run killed
+    after its last save and before `summary.json` ends again with identical results.
     """
     options = lambda b: b.num_steps(STEPS + 2)  # noqa: E731
     result = run(tmp_path / "run", lambda b: stopping_at(options(b), STEPS + 2))
@@ -143,14 +143,14 @@ def test_stopped_at_the_last_step_and_killed_before_the_summary(tmp_path):
 
 @pytest.fixture
 def handlers():
-    """SIGTERM has its own handler again afterwards."""
+    """Restore the handler of SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
 def test_sigterm_in_the_last_save(tmp_path, monkeypatch, handlers):
-    """The run has ended, and the program is told all the same."""
+    """The run has ended, and the program still receives the signal."""
     save = CheckpointStore.save
 
     def pressed(self, step, items, progress):
@@ -170,7 +170,7 @@ def test_sigterm_in_the_last_save(tmp_path, monkeypatch, handlers):
 
 @pytest.mark.full
 def test_the_best_of_a_run_that_is_extended(tmp_path):
-    """It was saved only because the run ended there."""
+    """The last epoch was saved only because the run ended there."""
     make = lambda n: quiet(tmp_path / "run").num_epochs(n).with_file_checkpointer(keep_last=1, every_epochs=9).resume()  # noqa: E731
     build_line(make(1), 0.05).fit(batches(), valid_data())
     build_line(make(2), 5.0).fit(batches(), valid_data())
@@ -194,7 +194,7 @@ def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_logs_that_were_allowed_are_healed(tmp_path):
-    """The next start needs no allowance."""
+    """The next resumption needs no allowance."""
     build_line(stopping_at(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(), STEPS + 2)).fit(shuffled())
     log = tmp_path / "run" / "train" / "epoch-2" / "Loss.log"
     text = log.read_text()
@@ -206,11 +206,11 @@ def test_logs_that_were_allowed_are_healed(tmp_path):
     build_line(builder(STEPS + 4)).fit(shuffled())
     lines = log.read_text().splitlines()
     assert lines[0] == text.splitlines()[0]
-    assert [line.split(",")[1] for line in lines] == ["4", "4", "4", "final"]  # one of the first two was lost
+    assert [line.split(",")[1] for line in lines] == ["4", "4", "4", "final"]  # one of the first two lines was lost
 
 
 def test_foreign_directories_stay(tmp_path):
-    """Directories with numbers for names, where checkpoints are to go."""
+    """Directories named by numbers, where checkpoints would be written."""
     (tmp_path / "mine" / "10").mkdir(parents=True)
     (tmp_path / "mine" / "10" / "thesis.txt").write_text("x")
     for overwrite in (False, True):
@@ -222,7 +222,7 @@ def test_foreign_directories_stay(tmp_path):
 
 @pytest.mark.full
 def test_checkpoints_on_another_disk(tmp_path):
-    """What is newer is set aside there, too."""
+    """Newer checkpoints are set aside on that disk, too."""
     elsewhere = tempfile.mkdtemp(dir="/dev/shm")
     try:
         builder = lambda: quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(directory=elsewhere)  # noqa: E731
@@ -253,7 +253,7 @@ def from_workers(missing=None):
 @pytest.mark.parametrize("ends", ["by an error", pytest.param("as it should", marks=pytest.mark.full)])
 @pytest.mark.full
 def test_workers_end_with_the_run(tmp_path, ends):
-    """Their errors come with the lines that raised, and the number of the item."""
+    """Errors of worker processes include the lines that raised, and the number of the item."""
     builder = quiet(tmp_path / "run").num_epochs(2)
     if ends == "as it should":
         assert build_line(builder).fit(from_workers(), from_workers()).summary["steps"] == 12

@@ -1,4 +1,4 @@
-"""One fault in each place where a run calls somebody else's code."""
+"""Raise one exception in each place where a run calls a user's code."""
 
 import io
 import sys
@@ -37,7 +37,7 @@ SAVED = 4  # the step of the checkpoint before the fault, which comes at step 5 
 
 
 class Fault:
-    """Raises at one place of a run, once `armed`."""
+    """Raise at one place of a run, once `armed`."""
 
     def __init__(self, where=None, error=None):
         self.where, self.error, self.armed = where, error, False
@@ -88,7 +88,7 @@ class OwnCount(HostMetric):
     def __init__(self, fault):
         self.fault, self.steps = fault, 0
 
-    def __deepcopy__(self, memo):  # each split has one of its own, and all the same fault
+    def __deepcopy__(self, memo):  # each split has its own copy, and all share the fault
         return OwnCount(self.fault)
 
     def update(self, steps, seconds):
@@ -98,7 +98,7 @@ class OwnCount(HostMetric):
 
     def compute(self):
         self.fault.reached("host metric compute")
-        return float(self.steps > 0)  # how many there were is not in a checkpoint
+        return float(self.steps > 0)  # a checkpoint does not contain the number of steps
 
     def reset(self):
         self.fault.reached("host metric reset")
@@ -128,7 +128,7 @@ class OwnRenderer(RichRenderer):
 
 
 class Data:
-    """Batches of an iterator; the fault is in the second epoch, or in the second validation."""
+    """Batches of an iterator. The fault is in the second epoch, or in the second validation."""
 
     def __init__(self, fault, where, size):
         self.fault, self.where, self.size, self.passes = fault, where, size, 0
@@ -145,10 +145,10 @@ class Data:
 
 
 def build(directory, fault, memory, out, resume=False):
-    """A run that has something of the user's own everywhere."""
+    """Return a run with a user's object in every place."""
 
     def train_step(model, batch):
-        fault.reached("train step")  # while it is traced: for the last batch, which has fewer rows
+        fault.reached("train step")  # while the step is traced: for the last batch, which has fewer rows
         if fault.where == "train step on the device":
             jax.debug.callback(on_the_device, batch["x"].shape[0] < 4)
         return line_step(model, batch)
@@ -194,7 +194,7 @@ def undisturbed(tmp_path_factory, compiled_once):
     return left_by(directory)
 
 
-FATAL = {  # and the function that raises it; `compute` of a traced metric runs before the first step alone
+FATAL = {  # places by the function that raises there; `compute` of a traced metric runs only before the first step
     "loader": "load",
     "validation data": "load",
     "train step": "train_step",
@@ -231,7 +231,7 @@ def test_exception_in_each_hook(tmp_path, undisturbed, where):
     log = (directory / "experiment.log").read_text()
     assert f"in the {where}" in log
 
-    # Nothing is left open: the logs, the threads, the terminal.
+    # Nothing is left: open logs, threads, changes of the terminal.
     assert memory.closed
     assert isinstance(memory.events[-1], RunEnded if where in HARMLESS else RunFailed)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("learner")]
@@ -252,11 +252,11 @@ def test_exception_in_each_hook(tmp_path, undisturbed, where):
 
 
 def ends_with(error, where, fit, directory):
-    """What comes out is the error itself, and what was done before it is written."""
+    """Check that the user's exception is raised, and that everything before it is written."""
     with pytest.raises(Exception, match=f"in the {where}") as caught:
         fit()
     frames = [frame.name for frame in traceback.extract_tb(caught.tb)]
-    if where == "train step on the device":  # the device knows texts only
+    if where == "train step on the device":  # the device transmits only the message
         assert isinstance(caught.value, jax.errors.JaxRuntimeError)
         assert f"in {FATAL[where]}\n" in str(caught.value)
     else:

@@ -1,4 +1,4 @@
-"""Checkpoint files that are cut off, damaged, or cannot be written."""
+"""Tests of checkpoint files that are truncated, damaged, or cannot be written."""
 
 import os
 import shutil
@@ -72,8 +72,8 @@ FILES = ("manifest.json", "progress/metadata", "state/manifest.ocdbt")
     ("name", "how"), some([*zip(FILES, DAMAGES, strict=True), (FILES[0], "deleted")], {(FILES[1], "flipped")})
 )
 def test_truncate_each_file(copy, four, name, how):
-    """`resume` starts from the checkpoint before, warns, and ends like a run that was never damaged. That each damage
-    to each file is found, is tested in `test_store.py`.
+    """`resume` starts from the previous checkpoint, warns, and ends like an undamaged run. `test_store.py` checks that
+    every damage to every file is detected.
     """
     DAMAGES[how](copy / "checkpoint" / "18" / name)
     build(copy, 4).fit(shuffled(), valid_data())
@@ -89,7 +89,7 @@ def test_truncate_each_file(copy, four, name, how):
 
 @pytest.mark.parametrize("asked", [{"epoch": 3}, {"step": 18}, {"epoch": "latest"}])
 def test_flip_one_byte(copy, asked):
-    """A checkpoint that was asked for by name is not replaced by another."""
+    """A checkpoint requested by name is not replaced by another."""
     flip(copy / "checkpoint" / "18" / "state" / "_METADATA")
     before = tree_of(copy)
     learner = build_line(quiet(copy).num_epochs(4).with_file_checkpointer(keep_last=3).checkpoint(**asked))
@@ -112,7 +112,7 @@ def test_all_of_them_are_damaged(copy):
 
 
 def test_the_best_model_of_those_that_are_left(copy):
-    """The losses fall, so that the newest is the best."""
+    """The losses decrease, so that the newest is the best."""
     best = build(copy).fit(shuffled(), valid_data()).best_model
     flip(copy / "checkpoint" / "18" / "state" / "_METADATA")
     second = build(copy, 3).fit(shuffled(), valid_data())
@@ -123,11 +123,11 @@ def test_the_best_model_of_those_that_are_left(copy):
 # -- a disk that is full, read-only or gone ----------------------------------------------------------------------------
 
 INSIDE = 'mount -t tmpfs -o size=2M tmpfs "$1" && "$3" "$4" "$1/run" "$5" "$6"; code=$?; cp -a "$1/." "$2"; exit $code'
-SECONDS = 120  # within which a process has to end
+SECONDS = 120  # timeout of a process
 
 
 def on_a_small_disk(tmp_path, policy, what):
-    """Return what a run printed, in a process and on a file system of its own; its directory is copied to `run`."""
+    """Return the output of a run in a separate process with its own file system; its directory is copied to `run`."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("a process may not have file systems of its own here (unshare -rm)")
     support = Path(__file__).parents[1] / "support"
@@ -151,7 +151,7 @@ def on_a_small_disk(tmp_path, policy, what):
 
 
 def is_whole(directory, steps):
-    """Only these checkpoints are there, and nothing of another; they load, and the run goes on from the newest."""
+    """Check that only these checkpoints exist, that they load, and that the run resumes from the newest."""
     assert sorted(int(path.name) for path in (directory / "checkpoint").iterdir()) == steps
     store = CheckpointStore(directory / "checkpoint")
     for step in steps:
@@ -196,8 +196,8 @@ def goes_wrong(tmp_path, policy, what):
 
 @pytest.mark.parametrize("policy", some(["raise", "warn"], ()))
 def test_disk_full(tmp_path, policy):
-    """The policy decides what becomes of the run; the checkpoint before is intact, and nothing of the failed one is
-    left.
+    """The policy decides how the run continues; the previous checkpoint is intact, and no file of the failed one
+    remains.
     """
     goes_wrong(tmp_path, policy, "full")
 
@@ -206,11 +206,11 @@ def test_disk_full(tmp_path, policy):
     "what", some(["nearly full", "nearly full, and nobody looks"], {"nearly full, and nobody looks"})
 )
 def test_disk_that_is_nearly_full(tmp_path, what):
-    """There is room for the logs as soon as a checkpoint that has none is removed, which is at once."""
+    """The logs have space as soon as a checkpoint without space is removed, which is at once."""
     output, directory = on_a_small_disk(tmp_path, "warn", what), tmp_path / "run"
     assert output == "num_epochs\n"
     assert [path.name for path in (directory / "checkpoint").iterdir()] == ["6"]
-    for step, text in zip((12, 18, 24, 30, 30), warnings_of(directory), strict=True):  # the last one is tried again
+    for step, text in zip((12, 18, 24, 30, 30), warnings_of(directory), strict=True):  # the last one is retried
         assert f"the checkpoint of step {step} could not be written to " in text
         assert "No space left on device" in text
     assert len(journal_of(directory)) > 5
@@ -219,7 +219,7 @@ def test_disk_that_is_nearly_full(tmp_path, what):
 
 @pytest.mark.full
 def test_disk_full_for_the_logs_too(tmp_path):
-    """Logs are a part of the run: it ends, whatever the policy for checkpoints, and can go on when there is room."""
+    """Logs are a part of the run: it ends, whatever the policy for checkpoints, and can resume when there is space."""
     output, directory = on_a_small_disk(tmp_path, "raise", "full for the logs too"), tmp_path / "run"
     assert "No space left on device" in output
     assert not (directory / "summary.json").exists()
@@ -248,7 +248,7 @@ def test_readonly_dir_from_the_start(tmp_path):
 
 
 class Remover:
-    """Removes a directory at a step, once `saves` checkpoints are complete."""
+    """Remove a directory at a step, once `saves` checkpoints are complete."""
 
     def __init__(self, directory, step, saves):
         self.directory, self.step, self.saves, self.told = directory, step, saves, Told()
@@ -272,7 +272,7 @@ class Remover:
     ids=["before a save", "before a log", "before the first log"],
 )
 def test_dir_deleted_mid_run(tmp_path, options, step, saves, code):
-    """It is an error soon, and no directory appears anew with a part of the run."""
+    """The run raises soon, and creates no directory with a part of the run."""
     builder = quiet(tmp_path / "run").num_epochs(9)
     if options is not None:
         builder.with_file_checkpointer(**options)
@@ -283,12 +283,12 @@ def test_dir_deleted_mid_run(tmp_path, options, step, saves, code):
 
 @pytest.mark.full
 def test_dir_deleted_mid_run_of_the_checkpoints(tmp_path):
-    """The policy decides, as it does about full disks."""
+    """The policy decides, as for full disks."""
     remover = Remover(tmp_path / "run" / "checkpoint", 8, 1)
     result = remover.fit(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer().on_save_error("warn"))
     assert result.stopped_by == "num_epochs"
     texts = warnings_of(tmp_path / "run")
-    for step, text in zip((12, 18, 18), texts, strict=True):  # the last one is tried again at the end
+    for step, text in zip((12, 18, 18), texts, strict=True):  # the last one is retried at the end
         assert f"the checkpoint of step {step} could not be written" in text
         assert "run/checkpoint was removed while the run was training" in text
     assert not (tmp_path / "run" / "checkpoint").exists()

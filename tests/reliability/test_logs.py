@@ -1,4 +1,4 @@
-"""Logs: what a kill takes, what a line costs, what they look like."""
+"""Tests of logs: losses after a kill, cost per line, and format."""
 
 import contextlib
 import io
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 # -- a kill ------------------------------------------------------------------------------------------------------------
 
-PASSES, EPOCHS = 67, 3  # of the batches in an epoch: 402 steps, so that step 1000 is in the middle of the third
-EACH, MOST = 0.003, 0.5  # seconds of the files' clock in a step, and those that may be lost
+PASSES, EPOCHS = 67, 3  # 67 batches in an epoch: 402 steps, so that step 1000 is in the middle of the third
+EACH, MOST = 0.003, 0.5  # seconds of the files' clock per step, and seconds that may be lost
 
 PROGRAM = f"""
 import os, signal, sys
@@ -46,7 +46,7 @@ build_line(builder).fit(batches() * {PASSES})
 
 
 def lines_of(text):
-    """The numbers in a metric file; each of its lines is whole."""
+    """Return the values of a metric file, whose lines must all be complete."""
     assert text.endswith("\n")
     lines = [line.split(",") for line in text.splitlines()]
     return [(float(value), weight if weight == "final" else float(weight)) for value, weight in lines]
@@ -54,7 +54,7 @@ def lines_of(text):
 
 @pytest.mark.full
 def test_kill9_log_loss(tmp_path, capsys):
-    """A process that is killed after 1000 steps loses the lines of half a second, and torn lines harm nobody."""
+    """A process killed after 1000 steps loses at most the lines of half a second, and torn lines do no harm."""
     build = lambda name: quiet(tmp_path / name).num_epochs(EPOCHS).with_file_checkpointer()  # noqa: E731
     whole = build_line(build("whole")).fit(batches() * PASSES)
     environment = os.environ | {"PYTHONPATH": str(Path(learner.__file__).parents[1])}
@@ -92,7 +92,7 @@ def test_kill9_log_loss(tmp_path, capsys):
 
 
 def test_log_cost_linear(tmp_path, monkeypatch):
-    """100 000 rows of two metrics: each tenth of them costs the same, in bytes and in calls of the system."""
+    """Write 100 000 rows of two metrics: each tenth costs the same number of bytes and system calls."""
     calls, write, open_ = [], os.write, os.open
     monkeypatch.setattr(os, "write", lambda to, content: calls.append(len(content)) or write(to, content))
     monkeypatch.setattr(os, "open", lambda path, *rest: calls.append(str(path)) or open_(path, *rest))
@@ -123,7 +123,7 @@ def test_log_cost_linear(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_new_metric_midway(tmp_path):
-    """A number that a hook returns from step 8 on: files, journal, history and summary take it as it comes."""
+    """A hook returns a new value from step 8: files, journal, history and summary contain it."""
 
     def hook(info, model):
         return {"old": info.step, **({"new": -info.step} if info.step >= 8 else {})}
@@ -149,7 +149,7 @@ def test_new_metric_midway(tmp_path):
     assert "WARNING" not in (tmp_path / "run" / "experiment.log").read_text()
     shown = [line for line in out.getvalue().splitlines() if line.startswith("epoch ")]
     assert [("old" in line, "new" in line) for line in shown] == [(True, False), (True, True), (True, True)]
-    for stop in (6, 10):  # before there is one, and after
+    for stop in (6, 10):  # before the first value, and after it
         build_line(build(f"stopped at {stop}", stop)).fit(shuffled(rows=ROWS))
         build_line(build(f"stopped at {stop}").resume()).fit(shuffled(rows=ROWS))
         assert logs_of(tmp_path / f"stopped at {stop}") == logs
@@ -158,7 +158,7 @@ def test_new_metric_midway(tmp_path):
 
 @pytest.mark.parametrize("ends", ["well", "badly"])
 def test_not_a_tty(tmp_path, ends):
-    """Standard output to a file: a line for each epoch, and what is said about the whole run."""
+    """With standard output to a file: a line for each epoch, and the lines about the whole run."""
 
     def broken(info, model):
         if ends == "badly" and info.epoch == 20:

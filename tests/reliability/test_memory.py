@@ -1,4 +1,4 @@
-"""A device without room: a real exhaustion in each place where a run asks for memory."""
+"""Exhaust the device's memory in each place where a run allocates some."""
 
 import re
 import threading
@@ -40,13 +40,13 @@ BATCH_OF_4 = re.escape("4 rows (t: float32[4, 1], x: float32[4, 3], y: int32[4],
 
 
 def greedy(x):
-    """Zero, by way of 4 TiB: to sort numbers they must all be there."""
+    """Return zero, computed from 4 TiB: sorting numbers needs all of them in memory."""
     numbers = jnp.sort(jax.lax.iota(jnp.float32, 2**40) + x)
     return numbers[0] - numbers[0]
 
 
 def greedy_step(rows):
-    """The line, for which there is no room with batches of so many rows."""
+    """Return the linear model's output, which needs too much memory for batches of `rows` rows."""
 
     def step(model, batch):
         if batch["x"].shape[0] == rows:
@@ -65,7 +65,7 @@ def build(directory, train_step=line_step, valid_step=line_step, change=lambda b
 
 
 def fails(do, *data):
-    """The error of a run, which comes from the one of JAX and leaves nothing running."""
+    """Return the error of a run, which has JAX's error as its cause and leaves nothing running."""
     with raises_code("device-out-of-memory") as caught:
         do(*data)
     assert isinstance(caught.value, OutOfMemoryError)
@@ -76,7 +76,7 @@ def fails(do, *data):
 
 
 def resumes(directory):
-    """From the last checkpoint, with steps that have room, to the same end as a run that always had it."""
+    """Resume from the last checkpoint with steps that fit, and compare with a run that always did."""
     resumed = build_line(options(directory).resume()).fit(batches(rows=ROWS), batches(10, 20))
     assert resumed.stopped_by == "num_epochs"
     whole = build_line(options(directory.with_name("whole"))).fit(batches(rows=ROWS), batches(10, 20))
@@ -84,7 +84,7 @@ def resumes(directory):
 
 
 def test_oom_in_step(tmp_path):
-    """The last batch of an epoch, which has fewer rows: the checkpoint before it is whole."""
+    """The failing batch is the last of an epoch, which has fewer rows: the checkpoint before it is complete."""
     error = fails(build(tmp_path / "run", greedy_step(2)).fit, batches(rows=ROWS), batches(10, 20))
     assert error.part == "train"
     state = build(tmp_path / "other").init()
@@ -96,14 +96,14 @@ def test_oom_in_step(tmp_path):
     assert re.fullmatch(expected, str(error))
     log = (tmp_path / "run/experiment.log").read_text()
     assert str(error) in log
-    assert "JaxRuntimeError: RESOURCE_EXHAUSTED" in log  # and the whole of it
+    assert "JaxRuntimeError: RESOURCE_EXHAUSTED" in log  # in full
     assert journal_of(tmp_path / "run")[-1]["event"] == "error"
     assert saved_steps(tmp_path / "run") == [SAVED]
 
 
 @pytest.mark.full
 def test_in_validation(tmp_path):
-    """Of several splits it is the one that is named; the step before it is saved."""
+    """Of several splits, the failing one is named; the step before it is saved."""
     data = {"small": batches(8, 16), "large": batches(10, 20)}
     error = fails(build(tmp_path / "run", valid_step=greedy_step(10)).fit, batches(rows=ROWS), data)
     assert error.part == "valid-large"
@@ -115,7 +115,7 @@ def test_in_validation(tmp_path):
 
 
 def test_a_training_step_before_a_validation(tmp_path):
-    """Both are dispatched before anything is read, and what follows from a failed step fails by the same words."""
+    """Both are dispatched before anything is read, and everything after a failed step fails with its message."""
     change = lambda builder: builder.valid_every(steps=STEPS)  # noqa: E731
     run = build(tmp_path / "run", greedy_step(2), greedy_step(10), change)
     assert fails(run.fit, batches(rows=ROWS), batches(10, 20)).part == "train"
@@ -128,7 +128,7 @@ def test_a_validation_before_a_training_step(tmp_path):
 
 
 def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
-    """The loop may hear of it first."""
+    """The loop may receive the later failure first."""
     workers, failed = [], threading.Event()
 
     class Seen(Reporter):
@@ -165,7 +165,7 @@ def test_the_split_that_fails_first_is_named():
 
 @pytest.mark.parametrize("dispatch", [pytest.param(1, marks=pytest.mark.full), 40])
 def test_steps_that_are_added_up(tmp_path, dispatch):
-    """Micro-batches of data on the device, of which there is no buffer."""
+    """Micro-batches of resident data, which have no buffer."""
     change = lambda builder: builder.grads_accumulation(3).steps_per_dispatch(dispatch)  # noqa: E731
     error = fails(build(tmp_path / "run", greedy_step(4), change=change).fit, shuffled(), None)
     assert re.match(
@@ -175,7 +175,7 @@ def test_steps_that_are_added_up(tmp_path, dispatch):
 
 
 def test_while_compiling(tmp_path):
-    """Some compilers know it beforehand; the program of the last batch is compiled when it is needed."""
+    """Some compilers know the size beforehand; the program of the last batch is compiled when it is needed."""
 
     def step(model, batch):
         if batch["x"].shape[0] == 2:
@@ -188,7 +188,7 @@ def test_while_compiling(tmp_path):
 
 
 class Greedy(CollectingMetric):
-    """A metric that takes its rows to the device again."""
+    """A metric that copies its rows to the device again."""
 
     name = "Greedy"
     splits = ("valid",)
@@ -207,7 +207,7 @@ def test_in_a_metric(tmp_path):
 
 
 def test_in_the_copy_of_a_save(tmp_path, monkeypatch):
-    """The state of a run that has room for one of them."""
+    """The device has space for one state of the run."""
 
     def copied(tree):
         return jax.tree.map(lambda x: x + greedy(x.ravel()[0]) if x.dtype == jnp.float32 else jnp.copy(x), tree)
@@ -251,7 +251,7 @@ def test_batches_are_split():
 
 
 def test_buffers_of_an_explicit_size():
-    """Those that a run chooses have 64 MiB at most."""
+    """Buffers that a run chooses are limited to 64 MiB."""
     assert "steps_per_dispatch" not in advice(1, steps={"train": 16})
     assert advice(1, steps={"train": 17}).endswith(
         "Set a smaller number of steps_per_dispatch, or none: the buffers become smaller."

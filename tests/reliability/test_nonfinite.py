@@ -1,4 +1,4 @@
-"""Losses and gradients that are NaN or infinite."""
+"""Tests of NaN and infinite losses and gradients."""
 
 import math
 import threading
@@ -42,7 +42,7 @@ BAD = STEPS + 3  # the third step of the second epoch
 
 
 class Poisoned:
-    """Each epoch's batches, with a number that is not finite in those of some steps of the run."""
+    """The batches of each epoch, with a non-finite number in some steps of the run."""
 
     def __init__(self, *steps, value=math.nan):
         self.steps, self.value, self.epochs = steps, value, 0
@@ -60,8 +60,8 @@ def losses(directory, epoch):
 
 @pytest.mark.parametrize("dispatch", some([1, 4, 32], {32}))
 def test_nan_visible(tmp_path, dispatch):
-    """The step is named whatever was under way, its number is in the log as it was, nothing after it is, and the
-    checkpoint before it survives.
+    """The error names the step in any dispatch, its value is logged unchanged, nothing after it is, and the previous
+    checkpoint survives.
     """
     builder = quiet(tmp_path / "run", saves=True).num_epochs(5).steps_per_dispatch(dispatch)
     learner = build_line(builder.with_file_checkpointer(every_steps=4, keep_last=9))
@@ -121,7 +121,7 @@ def test_an_index_beyond_the_table_is_advised_with_the_range_of_the_data(tmp_pat
 
 @pytest.mark.full
 def test_resumed_from_before(tmp_path):
-    """With data that were mended the run ends like one that had them from the start."""
+    """With corrected data, the run ends like one whose data was always correct."""
 
     def fit(name, data):
         builder = quiet(tmp_path / name).num_epochs(3).with_file_checkpointer(every_steps=4).resume()
@@ -135,14 +135,14 @@ def test_resumed_from_before(tmp_path):
 
 
 def test_no_checkpoint_before_it(tmp_path):
-    """Also where the step is the last of its run."""
+    """Also if the step is the last of its run."""
     with raises_code("step-nonfinite", step=STEPS, checkpoint=None):
         build_line(quiet(tmp_path / "run", saves=True)).fit(Poisoned(STEPS))
     assert saved_steps(tmp_path / "run") == []
 
 
 def steep(model, batch):
-    """Finite everywhere; its gradient is not where the square root is at 0."""
+    """Return a finite loss whose gradient is infinite where the square root is at 0."""
     predictions = batch["x"] @ model["w"] + model["b"][None]
     return RegressionOutput(jnp.sqrt(jnp.abs(predictions)).mean(), predictions, batch["t"], jnp.float32(4))
 
@@ -158,7 +158,7 @@ def test_gradients_alone(tmp_path, accumulate):
 
 @pytest.mark.parametrize("value", some([math.nan, math.inf, -math.inf], {math.inf}))
 def test_stop(tmp_path, value):
-    """The result has the parameters before the step, whatever was in flight. Hooks hear of no later step."""
+    """The result has the parameters before the step, whatever was in flight. Hooks see no later step."""
     heard = []
     builder = quiet(tmp_path / "run").num_epochs(5).on_nonfinite("stop").with_file_checkpointer(every_steps=4)
     builder.every(1, lambda info, model: heard.append(info.step))
@@ -176,7 +176,7 @@ def test_stop(tmp_path, value):
 
 
 def by_hand(skipped, optimizer):
-    """The parameters of a loop that leaves the batches of some steps out."""
+    """Return the parameters of a loop that skips the batches of some steps."""
     params = line()
     state = optimizer.init(params)
     grad = jax.grad(lambda params, batch: line_step(params, batch).loss)
@@ -190,11 +190,11 @@ def by_hand(skipped, optimizer):
 
 @pytest.mark.parametrize("dispatch", some([1, 32], {32}))
 def test_skip(tmp_path, dispatch):
-    """Neither parameters nor momentum nor the optimizer's count notice the step; the run's count does."""
+    """The step affects neither parameters, momentum nor the optimizer's count; it counts as a step of the run."""
     bad = (2, 3, BAD)
     builder = quiet(tmp_path / "run", saves=True).num_epochs(3).on_nonfinite("skip", 3).steps_per_dispatch(dispatch)
     result = build_line(builder.metrics(GradientNorm()), 0.05, optax.adam).fit(Poisoned(*bad))
-    assert np.isfinite(result.history["train/Gradient Norm"]).all()  # of the steps that were made
+    assert np.isfinite(result.history["train/Gradient Norm"]).all()  # of the steps that were not skipped
     expected = by_hand(bad, optax.adam(0.05))
     for name in ("w", "b"):
         np.testing.assert_allclose(result.model[name], expected[name], rtol=2e-6)
@@ -202,7 +202,7 @@ def test_skip(tmp_path, dispatch):
     assert saved_steps(tmp_path / "run")[-1] == 3 * STEPS
     first = losses(tmp_path / "run", 1)
     assert [math.isnan(loss) for loss in first] == [False, True, True, False, False, False, False]
-    assert first[-1] == pytest.approx(np.nanmean(first[:-1]), rel=1e-6)  # batches of one size
+    assert first[-1] == pytest.approx(np.nanmean(first[:-1]), rel=1e-6)  # batches of equal size
     assert result.history["train/Loss"][0] == first[-1]
     warnings = [x for x in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARNING" in x]
     assert [f"the loss of step {step} is not finite" in x for step, x in zip(bad, warnings, strict=True)] == [True] * 3
@@ -283,12 +283,12 @@ def test_the_error_is_one_of_ours():
 
 
 def test_a_step_is_reported_once_however_far_the_loop_is(tmp_path, monkeypatch):
-    """Journal and listeners name the step that the error names, and not the one that the loop had come to."""
+    """Journal and listeners name the step that the error names, not the loop's current step."""
     third, read, acquire, calls = threading.Event(), step_reader.fetch, InFlightLimiter.acquire, []
 
     def taking_off(flight, *arguments):
         calls.append(arguments)
-        if len(calls) == 3:  # two steps are under way
+        if len(calls) == 3:  # two steps are in flight
             third.set()
         return acquire(flight, *arguments)
 
@@ -335,7 +335,7 @@ def test_an_epoch_in_which_no_row_counts_is_a_warning_once(tmp_path, kept):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_rows_of_skipped_steps_are_not_collected(tmp_path, accumulate):
-    """As in their other metrics: the values are those of a run without these steps."""
+    """As in other metrics: the values are those of a run without these steps."""
 
     def correlation(name, data):
         builder = quiet(tmp_path / name).grads_accumulation(accumulate).on_nonfinite("skip")
@@ -364,7 +364,7 @@ def breaking(lr):
 
 @pytest.mark.parametrize("policy", ["raise", "ignore"])
 def test_parameters_that_an_update_breaks_are_not_saved(tmp_path, policy):
-    """The run ends after that step: no later loss shows it."""
+    """The run ends after that step, as no later loss shows the fault."""
     builder = quiet(tmp_path, saves=True).num_steps(3).on_nonfinite(policy)
     result = build_line(builder.with_file_checkpointer(every_steps=1, keep_last=5), optimizer=breaking).fit(batches())
     assert result.stopped_by == "num_steps"

@@ -1,4 +1,4 @@
-"""Numbers that are right whatever the batches are, and that nothing changes which only looks on."""
+"""Check that values do not depend on the batches, and that observers do not change them."""
 
 import io
 
@@ -66,7 +66,7 @@ TOKENS = [
     4,
     0,
     2,
-]  # of each row; the third batch of 4 has none
+]  # by row; the third batch of 4 has none
 SEQUENCES = {
     "x": _rng.normal(size=(ROWS, LENGTH, 3)).astype(np.float32),
     "y": _rng.integers(0, 3, (ROWS, LENGTH)).astype(np.int32),
@@ -80,14 +80,14 @@ def row_step(model, batch):
 
 
 def token_step(model, batch):
-    """What does not count is NaN, so that it would be seen wherever it does."""
+    """Return the output for tokens; masked values are NaN, so that using one shows."""
     spoilt = jnp.where(batch["mask"] == 1, 0.0, jnp.nan)[..., None]
     logits = batch["x"] @ model["w"] + model["b"][None, None] + spoilt
     return SequenceOutput.from_logits(logits, batch["y"], batch["mask"])
 
 
 def cut(data, *sizes):
-    """The rows as batches of these sizes, the last size again and again."""
+    """Return the rows as batches of the given sizes; the last size repeats."""
     found, start = [], 0
     while start < len(data["x"]):
         size = sizes[min(len(found), len(sizes) - 1)]
@@ -97,7 +97,7 @@ def cut(data, *sizes):
 
 
 def log_probabilities(params, batch):
-    """Of the labels of what counts, in float64; and the inputs and gradients of each."""
+    """Return log-probabilities of the unmasked labels in float64, and the inputs and gradients of each."""
     keep = batch["mask"].astype(bool) if "mask" in batch else np.ones(batch["y"].shape, bool)
     x, y = np.float64(batch["x"][keep]), batch["y"][keep]
     logits = x @ np.float64(params["w"]) + np.float64(params["b"])
@@ -106,13 +106,13 @@ def log_probabilities(params, batch):
 
 
 def loss_of(params, batch):
-    """The mean over what counts, and how much that is."""
+    """Return the mean over unmasked tokens, and their number."""
     each = -log_probabilities(params, batch)[0]
     return (each.mean() if len(each) else np.nan), len(each)
 
 
 def descend(params, batch, rate):
-    """A step of gradient descent."""
+    """Perform a step of gradient descent."""
     _, x, delta = log_probabilities(params, batch)
     return {"w": params["w"] - rate * x.T @ delta / len(x), "b": params["b"] - rate * delta.sum(0) / len(x)}
 
@@ -122,7 +122,7 @@ def build(builder, step, lr=0.0):
 
 
 def column(directory, split, epoch, name="Loss"):
-    """The steps' values and weights, and the value of the epoch."""
+    """Return the steps' values and weights, and the value of the epoch."""
     *steps, last = [line.split(",") for line in logs_of(directory)[f"{split}/epoch-{epoch}/{name}.log"].splitlines()]
     assert last[1] == "final"
     return np.float64([value for value, _ in steps]), [float(weight) for _, weight in steps], float(last[0])
@@ -142,7 +142,7 @@ ODD = 21  # one row is left over by batches of 4, 5 and 20
     some([("batches", 4), *(("on the device", n) for n in (1, 4, 20, 21, 32))], {("on the device", 4)}),
 )
 def test_ragged_eval(tmp_path, size, form):
-    """Metrics over all rows are those of NumPy over all rows, however these are cut into batches."""
+    """Metrics over all rows equal NumPy's over all rows, for any batch sizes."""
     counts_each_row_once(quiet(tmp_path / "run"), form, size)
 
 
@@ -169,13 +169,13 @@ def counts_each_row_once(builder, form, size):
     }
     assert {key: history[f"valid/{key}"][-1] for key in expected} == pytest.approx(expected, rel=1e-6)
     assert learner.evaluate(FORMS[form](data, size)) == pytest.approx(expected, rel=1e-6)
-    if size in (4, 5, 20):  # the mean of the batches' means would be another number
+    if size in (4, 5, 20):  # the mean of the batches' means would differ
         assert abs(np.mean([loss_of(WEIGHTS, batch)[0] for batch in cut(data, size)]) - loss) > 1e-3
 
 
 @pytest.mark.parametrize(("form", "accumulate"), some([(f, n) for f in FORMS for n in (1, 4)], ()))
 def test_masked_loss_weight(tmp_path, form, accumulate):
-    """The mean of an epoch is over the tokens that count. A batch without any has no loss."""
+    """The mean of an epoch is over unmasked tokens. A batch without any has no loss."""
     learner = build(quiet(tmp_path / "run").grads_accumulation(accumulate), token_step)
     learner.fit(FORMS[form](SEQUENCES, 4), FORMS[form](SEQUENCES, 5))
     mean, tokens = loss_of(WEIGHTS, SEQUENCES)
@@ -186,7 +186,7 @@ def test_masked_loss_weight(tmp_path, form, accumulate):
         np.testing.assert_allclose(values, [loss for loss, _ in expected], rtol=1e-6)
         assert weights == [count for _, count in expected]
         assert final == pytest.approx(mean, rel=1e-6)
-        assert abs(np.nanmean(values) - mean) > 0.01  # the mean of the batches' means would be another number
+        assert abs(np.nanmean(values) - mean) > 0.01  # the mean of the batches' means would differ
     assert 0 in [batch["mask"].sum() for batch in cut(SEQUENCES, 4)]
 
 
@@ -198,7 +198,7 @@ def test_masked_loss_weight(tmp_path, form, accumulate):
     ],
 )
 def test_accumulation_equals_big_batch(tmp_path, step, data):
-    """22 rows in batches of 4, 4 of them a step: what one batch of 16 rows and one of 6 do, and what NumPy does."""
+    """22 rows in batches of 4, 4 of them per step, equal one batch of 16 rows and one of 6, and NumPy."""
     params, losses = WEIGHTS, []
     for batch in cut(data, 16, 6) * 2:
         losses.append(loss_of(params, batch))
@@ -220,14 +220,14 @@ def test_accumulation_equals_big_batch(tmp_path, step, data):
 
 
 def build_net(builder, **steps):
-    """Dropout, running statistics, a schedule, Adam's moments: the smallest thing that goes wrong shows."""
+    """Dropout, running statistics, a schedule, Adam's moments: the smallest disturbance shows."""
     builder.num_epochs(3).with_file_checkpointer().metrics(Accuracy()).metric_train(LearningRate())
     schedule = optax.cosine_decay_schedule(2e-2, 3 * STEPS)
     return builder.build(Net(), optax.adamw, schedule, **steps)
 
 
 def trained(directory, result):
-    """The bits of a training: each step's values, and all of the last state."""
+    """Return the bits of a training: each step's values, and the whole last state."""
     logs = {path: text for path, text in logs_of(directory).items() if path.startswith("train/")}
     (last,) = saved_steps(directory)[-1:]
     return model_bits(result.model), logs, checkpoint_bits(directory, last), last
@@ -235,9 +235,9 @@ def trained(directory, result):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, compiled_once):
-    """A run with a validation at the end of each epoch, and how many programs it compiles."""
+    """Return a run with a validation at the end of each epoch, and the number of programs that it compiles."""
     directory, counts = tmp_path_factory.mktemp("reference"), []
-    for name in ("first", "run"):  # JAX's own small functions are compiled by the first
+    for name in ("first", "run"):  # the first run compiles JAX's own small functions
         learner = build_net(quiet(directory / name))
         executables.clear()
         with CompileTimes() as compiled:
@@ -247,7 +247,7 @@ def reference(tmp_path_factory, compiled_once):
 
 
 def drawing_step(model, batch, rng):
-    """A validation that draws random numbers."""
+    """Return a validation output that draws random numbers."""
     noise = jax.random.normal(rng, batch["x"].shape, jnp.float32)
     return ClassificationOutput.from_logits(model(batch["x"] + noise), batch["y"])
 
@@ -277,7 +277,7 @@ class Deaf(MemoryLogger):
 
 
 class Steps(MetricLogger):
-    """Wants each value of each step."""
+    """A logger that needs every value of every step."""
 
     def __init__(self):
         self.logged = []
@@ -307,7 +307,7 @@ LOGGINGS = {
 
 @pytest.mark.parametrize("how", some(LOGGINGS, {"a bar"}))
 def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
-    """The same bits, and the same programs."""
+    """The bits and the compiled programs do not change."""
     learner = build_net(LOGGINGS[how](quiet(tmp_path / "run")))
     executables.clear()
     with CompileTimes() as compiled:

@@ -1,4 +1,4 @@
-"""Object stores as servers on this machine: `pip install "moto[server]" s3fs gcsfs gcp-storage-emulator`."""
+"""Tests of object stores with servers on this machine: `pip install "moto[server]" s3fs gcsfs gcp-storage-emulator`."""
 
 import base64
 import contextlib
@@ -38,17 +38,17 @@ from tests.support.codes import raises_code
 from tests.support.processes import ROOT, start
 from tests.support.runs import batches, build_line, logs_of, quiet, saved_steps
 
-pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # those of the servers and their libraries
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # warnings of the servers and their libraries
 
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """A bucket of S3."""
+    """Yield an S3 bucket."""
     server = pytest.importorskip("moto.server", reason="moto[server] is not installed")
     s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
     import boto3
 
-    s3fs.S3FileSystem.clear_instance_cache()  # they know the address of the server of the test before
+    s3fs.S3FileSystem.clear_instance_cache()  # they have the address of the previous test's server
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     names = {
@@ -115,7 +115,7 @@ def cloud():
 
 
 def names_in(address):
-    """Return the names of what is in a directory of the bucket."""
+    """Return the names in a directory of the bucket."""
     epath.backend.fsspec_backend.fs(address).invalidate_cache()  # another process may have written there
     return sorted(path.name for path in epath.Path(address).iterdir())
 
@@ -158,7 +158,7 @@ def cut_off(monkeypatch, function, number, error):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_save_that_was_cut_off_is_no_checkpoint_and_the_run_resumes(cloud, tmp_path, monkeypatch, number):
-    """All its arrays are there, but no manifest, as after a kill."""
+    """All its arrays exist, but no manifest, as after a kill."""
     whole = build_line(quiet(tmp_path / "whole").num_epochs(3)).fit(batches(), batches())
     address = f"{cloud}/cut-off-{number}"
     with monkeypatch.context() as patch:
@@ -255,7 +255,7 @@ def lost(cloud, step):
 
 
 def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeypatch):
-    """The pauses between tries go by without waiting; the tools of the store have pauses of their own."""
+    """The pauses between tries are skipped; the store's libraries have their own pauses."""
 
     def sleep(seconds):
         cloud.proxy.gone = False
@@ -268,7 +268,7 @@ def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeyp
 
 
 def test_a_store_that_is_silent_is_left_after_a_while(cloud, monkeypatch):
-    """Packets are lost, and no connection is broken. TensorStore's own patience is three seconds in these tests."""
+    """Packets are lost without breaking a connection. TensorStore's own timeout is three seconds in these tests."""
     written = ArrayFiles.save
 
     def silent(files, directory, items):
@@ -288,7 +288,7 @@ def warnings_of_tries(directory):
 
 def test_each_try_that_fails_is_a_warning_without_secrets(cloud, tmp_path, monkeypatch):
     monkeypatch.setattr(places, "AGAIN", Retries(2, sleep=lambda seconds: None))
-    for number in (2, 1):  # each counts the calls that the ones after it let through
+    for number in (2, 1):  # each counts the calls that the later ones pass on
         error = OSError(f"Forbidden: http://me:word@127.0.0.1/upload?upload_id=a1b2\nno {number}")
         cut_off(monkeypatch, "write_manifest", 2, error)
     seen = Messages()
@@ -306,7 +306,7 @@ def test_each_try_that_fails_is_a_warning_without_secrets(cloud, tmp_path, monke
 
 
 class Messages(Listener):
-    """Keeps the warnings of a run."""
+    """A listener that keeps the warnings of a run."""
 
     def __init__(self):
         self.texts = []
@@ -351,7 +351,7 @@ def broken(details=""):
 
 
 def test_a_slow_store_holds_no_step(cloud, tmp_path):
-    """Each way of a request takes a tenth of a second, and a save 26 requests, one after another."""
+    """Each direction of a request takes a tenth of a second, and a save makes 26 requests, one after another."""
     connections = {}
 
     def hook(info, model):
@@ -362,7 +362,7 @@ def test_a_slow_store_holds_no_step(cloud, tmp_path):
         fit(tmp_path / "run", f"{cloud}/slow", epochs=2, hook=hook)
     finally:
         cloud.proxy.delay = 0.0
-    assert connections[12] - connections[6] < 20  # the first save is far from complete when the last step is made
+    assert connections[12] - connections[6] < 20  # the first save is far from complete when the last step ends
     assert cloud.proxy.connections - connections[6] >= 40
     assert names_in(f"{cloud}/slow") == ["12", "6"]
 
@@ -417,7 +417,7 @@ def test_a_composite_object_is_read_and_a_directory_of_another_tool_left_out(clo
     filesystem.pipe({path: path.encode() for path in [*files, "bucket/listed/1/d/", "bucket/listed/10/other"]})
     find = filesystem.find
 
-    def composite(*arguments, **options):  # the server of these tests makes none
+    def composite(*arguments, **options):  # the tests' server creates none
         found = find(*arguments, **options)
         del found[files[0]]["md5Hash"]
         return found
@@ -465,7 +465,7 @@ def test_a_copy_on_a_disk_is_checked_by_the_checksums_of_the_store(cloud, tmp_pa
 
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_file_that_was_changed_is_found(cloud, is_old):
-    """Older manifests have the SHA-256 of all files, for which they are read."""
+    """Older manifests have the SHA-256 of all files, which requires reading them."""
     name = f"changed-{is_old}"
     save(cloud, name).close()
     directory = epath.Path(f"{cloud}/{name}/4")

@@ -1,4 +1,4 @@
-"""Runs in half precision: what a loss scale leaves in the logs and the checkpoints, and going on with it."""
+"""Tests of runs in half precision: the loss scale in logs and checkpoints, and resuming with it."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def scaled(start=2.0**15, every=2000):
 
 
 def large_step(model, batch):
-    """A line whose loss is a float16 number, and whose gradients are some hundreds."""
+    """Return a float16 loss whose gradients are several hundred."""
     predictions = batch["x"] @ model["w"] + model["b"][None]
     return RegressionOutput.from_predictions(predictions * 8, batch["t"] * 8)
 
@@ -54,13 +54,13 @@ def build_large(builder, lr=1e-3):
 
 
 def overflows(directory):
-    """The steps and scales that the log tells of."""
+    """Return the steps and scales of the overflows in the log."""
     lines = [text.split("gradients of step ")[1] for text in log_of(directory).splitlines() if "overflowed" in text]
     return [(int(text.split()[0]), int(text.split()[-1])) for text in lines]
 
 
 def by_hand(start, every, epochs, lr=1e-3):
-    """The parameters, the scale and the steps that overflowed, of a loop in plain JAX and optax."""
+    """Return the parameters, the scale and the overflowed steps of a loop in plain JAX and optax."""
     params, optimizer, scale, good, over = line(), optax.adam(lr), start, 0, []
     state = optimizer.init(params)
 
@@ -91,7 +91,9 @@ def by_hand(start, every, epochs, lr=1e-3):
 @pytest.mark.full
 @pytest.mark.parametrize("dispatch", some([1, 32], {32}))
 def test_a_run_with_overflows(tmp_path, dispatch):
-    """It is the loop by hand; each overflow is in the log, nothing of it is on the screen, and it is saved like any."""
+    """The run equals the hand-written loop. Each overflow is in the log, none is on the screen, and the run is saved as
+    usual.
+    """
     builder = quiet(tmp_path / "run", saves=True).num_epochs(3).precision(scaled(2.0**14, every=4))
     builder.steps_per_dispatch(dispatch).metrics(GradientNorm()).with_file_checkpointer(every_epochs=1, keep_last=9)
     result = build_large(builder).fit(batches(), valid_data())
@@ -115,7 +117,7 @@ def test_a_run_with_overflows(tmp_path, dispatch):
     some([(line, 1, STEPS + 3), (Net, 1, 2), (Net, 2, STEPS), (Net, 2, 5)], {(line, 1, STEPS + 3)}),
 )
 def test_resumed_to_the_bit(tmp_path, model, accumulate, stop):
-    """With the scale in the middle of going up or down, random inputs, dropout and statistics."""
+    """While the scale rises or falls, with random inputs, dropout and statistics."""
     steps = {} if model is Net else {"train_step": noisy_step, "valid_step": line_step}
 
     def builder(name):
@@ -135,7 +137,7 @@ def test_resumed_to_the_bit(tmp_path, model, accumulate, stop):
 
 
 def test_the_loss_of_a_step_that_overflows_counts(tmp_path):
-    """Its gradients alone are not finite, also for a run that skips steps whose loss is not."""
+    """Only its gradients are not finite, also in a run that skips steps with a non-finite loss."""
     histories = []
     for policy in ("raise", "skip"):
         builder = quiet(tmp_path / policy).num_epochs(2).precision(scaled(2.0**16)).on_nonfinite(policy)
@@ -149,14 +151,16 @@ def test_the_loss_of_a_step_that_overflows_counts(tmp_path):
 
 
 def huge(value):
-    """Batches of which the third is such that its gradients overflow in float16 whatever the scale is."""
+    """Return batches of which the third overflows float16 gradients at any scale."""
     rows = [{**batch} for batch in batches()]
     rows[2] = {**rows[2], "t": np.full_like(rows[2]["t"], value)}
     return rows
 
 
 def half_loss(model, batch):
-    """Its loss is finite where the gradients are not: `clip` holds the values, and passes gradients of 2¹⁵ times."""
+    """Return a loss that is finite where the gradients are not: `clip` bounds the values, and passes gradients of 2¹⁵
+    times.
+    """
     predictions = batch["x"] @ model["w"] + model["b"][None]
     loss = (predictions.astype(jnp.float32) * batch["t"].astype(jnp.float32)).mean()
     return RegressionOutput(loss, predictions, batch["t"], jnp.float32(4))
@@ -168,7 +172,7 @@ def build_half(builder):
 
 @pytest.mark.full
 def test_it_ends_once_the_scale_is_1(tmp_path):
-    """65 000 times inputs of up to 2 is more than float16 has, whatever is divided."""
+    """65 000 times inputs of up to 2 exceeds float16, at any scale."""
     assert np.abs(X[8:12]).max() > 1.2
     rows = [{**batch, "x": batch["x"] * 8} for batch in huge(65000.0)]
     builder = quiet(tmp_path / "run", saves=True).num_epochs(4).precision(scaled(4.0))
@@ -215,7 +219,7 @@ def test_it_is_in_the_log(tmp_path):
     [("float32", "bfloat16"), ("float32", "float16"), ("float16", "float32"), ("float16", scaled(8.0))],
 )
 def test_resumed_with_another(tmp_path, first, second):
-    """The log says so. A loss scale begins anew, or is left, or goes on."""
+    """The log reports the change. A loss scale starts anew, is dropped, or continues."""
 
     def saving(epochs):
         return quiet(tmp_path / "run").num_epochs(epochs).with_file_checkpointer(keep_last=9)
@@ -232,14 +236,14 @@ def test_resumed_with_another(tmp_path, first, second):
         checkpoint_bits(tmp_path / "run", n * STEPS)["optim"].get("['extra']['loss_scale.scale']") for n in (1, 2)
     ]
     assert (scales[1] is None) is (second in ("float32", "bfloat16"))
-    if first == "float16" and second != "float32":  # it had come down from 2**15
+    if first == "float16" and second != "float32":  # it had decreased from 2**15
         assert np.frombuffer(scales[1][2], np.float32) <= np.frombuffer(scales[0][2], np.float32)
         assert np.frombuffer(scales[1][2], np.float32) != 8
 
 
 @pytest.mark.full
 def test_a_run_of_before_there_was_a_choice(tmp_path):
-    """Its checkpoints say nothing of precision, and mean float32."""
+    """Its checkpoints do not contain a precision, and mean float32."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9)).fit(batches())
     progress = json.loads(json.dumps(progress_of(tmp_path / "run", STEPS)))
     assert progress["fingerprint"]["settings"].pop("precision") == "float32"
@@ -250,7 +254,7 @@ def test_a_run_of_before_there_was_a_choice(tmp_path):
 
 @pytest.mark.full
 def test_parameters_of_another_dtype_are_another_model(tmp_path):
-    """They are refused, as every array of another dtype is; `initial_from` takes them."""
+    """They are rejected like every array of another dtype; `initial_from` accepts them."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9)).fit(batches())
     kept = Policy(param="bfloat16", compute="bfloat16")
     with raises_code("resume-differs") as error:

@@ -1,4 +1,6 @@
-"""A checkpoint whose progress no run wrote, with checksums to match, is refused in words or makes no odds."""
+"""Check that a checkpoint whose progress no run wrote, with matching checksums, is rejected with an error or has no
+effect.
+"""
 
 import copy
 import functools
@@ -50,8 +52,8 @@ def fit(builder):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory, compiled_once):
-    """A run that was stopped inside its second epoch, its progress, and a function that returns the model of the run
-    without the stop.
+    """Return a run that was stopped within its second epoch, its progress, and a function that returns the model of the
+    uninterrupted run.
     """
     directory, interrupter = tmp_path_factory.mktemp("stopped") / "run", Interrupter()
     stop = lambda info, model: interrupter.stop("here") if info.step == 8 else None  # noqa: E731
@@ -67,7 +69,7 @@ def stopped(tmp_path_factory, compiled_once):
 
 
 def places(value, path=()):
-    """Every place inside a JSON value, of lists in the first two items and the last."""
+    """Yield every path within a JSON value; for lists, the first two items and the last."""
     if path:
         yield path
     listed = {*range(2), len(value) - 1} if isinstance(value, list) and value else ()
@@ -77,7 +79,7 @@ def places(value, path=()):
 
 
 def changed(value, path, odd):
-    """The value with something odd in a place, or with nothing there."""
+    """Return the value with another value at a path, or without it."""
     made = copy.deepcopy(value)
     *above, last = path
     inside = made
@@ -91,7 +93,7 @@ def changed(value, path, odd):
 
 
 def outcome(directory, progress, tmp_path):
-    """What became of the run: `"refused"`, or its model."""
+    """Return `"refused"`, or the model of the resumed run."""
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     shutil.copytree(directory, tmp_path / "run")
     tamper(tmp_path / "run", 8, progress)
@@ -118,7 +120,7 @@ def check(stopped, tmp_path, chosen):
     assert raw == []
 
 
-HARD = [  # each was an error of Python, NumPy or JAX
+HARD = [  # each of them raised an error of Python, NumPy or JAX before
     (("format",), "odd"),
     (("root_key",), [7]),
     (("position", "left"), None),

@@ -1,4 +1,4 @@
-"""Runs that were stopped anywhere resume to the bit, with everything written once."""
+"""Check that runs stopped anywhere resume to the bit, and write everything once."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ NAN = float("nan")
 
 
 class NetRun:
-    """Data that lives on the device, many steps in one loop, and early stopping with some of its patience used."""
+    """A run with resident data, many steps in one loop, and early stopping with partly used patience."""
 
     def build(self, directory, epochs=5):
         builder = quiet(directory).num_epochs(epochs).with_file_checkpointer(keep_last=2, keep_best=1)
@@ -65,8 +65,8 @@ class NetRun:
 
 
 class PlateauRun:
-    """Two optimizer steps an epoch (of four and of two micro-batches, the last one ragged), noise, and decisions inside
-    of epochs: the rate falls at each third validation, and the eighth ends the run.
+    """A run with two optimizer steps per epoch (of four and of two micro-batches, the last one ragged), noise, and
+    decisions within epochs: the rate decreases at each third validation, and the eighth ends the run.
     """
 
     def build(self, directory, epochs=9):
@@ -82,7 +82,7 @@ class PlateauRun:
 
 
 class SavingRun(EveryRun):
-    """Everything, saved after each step."""
+    """The run with every kind of state, saved after each step."""
 
     def build(self, directory, epochs=4):
         return super().build(directory, epochs, every_steps=1)
@@ -102,7 +102,7 @@ EVERY, LIGHT, PLATEAU, SAVING, KILLED = (KINDS[name] for name in ("every", "ligh
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, compiled_once):
-    """What each kind of run leaves that is not interrupted."""
+    """Return the results of each kind of run without interruption."""
     found = {}
 
     def of(kind):
@@ -115,7 +115,7 @@ def whole(tmp_path_factory, compiled_once):
 
 
 def stopped_and_resumed(directory, kind, *steps):
-    """The result of a run that was stopped after each of the steps."""
+    """Return the result of a run that was stopped after each of the steps."""
     for step in steps:
         stopped = kind.fit(stopping_at(kind.build(directory).resume(), step))
         assert (stopped.stopped_by, stopped.summary["steps"]) == ("interrupter: for the night", step)
@@ -128,7 +128,7 @@ def stopped_and_resumed(directory, kind, *steps):
 
 @pytest.mark.full
 def test_the_runs_have_what_they_say(whole):
-    """Otherwise the comparisons below would say little."""
+    """The control: without these properties, the comparisons below would prove little."""
     history = whole(EVERY)["history"]
     rows = [[int(row) for row in text.split()] for *_, text in history["train/Rows Seen"]]
     assert [sorted(seen) for seen in rows] == [list(range(21))] * 3
@@ -158,8 +158,8 @@ def test_resume_every_step(tmp_path, whole, kind, step):
 
 @pytest.mark.parametrize(("kind", "step"), some([("grain", step) for step in (2, STEPS, STEPS + 2)], ()))
 def test_resume_dropout_shuffle_augment(tmp_path, whole, kind, step):
-    """Grain draws by position; a loader whose generator goes on and on is in `test_resume_every_step`. A smaller run
-    over Grain's data is in `test_resume_iterable_source`.
+    """Grain draws by position; `test_resume_every_step` covers a loader with one continuing generator.
+    `test_resume_iterable_source` has a smaller run over Grain's data.
     """
     same(all_of(tmp_path / "run", stopped_and_resumed(tmp_path / "run", KINDS[kind], step)), whole(KINDS[kind]))
 
@@ -173,7 +173,7 @@ def test_the_steps_of_checkpoints_change_nothing(whole):
 @pytest.mark.full
 @pytest.mark.parametrize("step", [1, 2, STEPS, STEPS + 1, END])
 def test_a_crash_inside_an_epoch_loses_one_step(tmp_path, whole, step):
-    """The hook raises before the step is saved, the logs have it already."""
+    """The hook raises before the step is saved: the logs have it already."""
     directory = tmp_path / "run"
     with pytest.raises(CrashError):
         SAVING.fit(crashing_at(SAVING.build(directory), step))
@@ -182,7 +182,7 @@ def test_a_crash_inside_an_epoch_loses_one_step(tmp_path, whole, step):
 
 
 class Broken:
-    """Data that raise at one batch of one pass, which all count from 1."""
+    """Data that raise at one batch of one pass, both counted from 1."""
 
     def __init__(self, at_pass, at_batch):
         self.at, self.passes = (at_pass, at_batch), 0
@@ -201,8 +201,8 @@ class Broken:
 @pytest.mark.full
 @pytest.mark.parametrize("step", [1, 2, STEPS + 1, END])
 def test_resume_inside_accumulation_window(tmp_path, whole, step):
-    """The loader fails at the second micro-batch of a step. A run is saved between steps only: it goes on from the one
-    before, with the first micro-batch of the group, and no part of a gradient is kept.
+    """The loader fails at the second micro-batch of a step. A run is saved between steps only: it resumes from the
+    previous one, with the first micro-batch of the group, and keeps no part of a gradient.
     """
     directory = tmp_path / "run"
     epoch, group = divmod(step - 1, STEPS)
@@ -224,7 +224,7 @@ def test_resume_inside_accumulation_window(tmp_path, whole, step):
 
 @pytest.mark.parametrize(("number", "step"), some([(1, 2), (2, 3), (3, 4), (6, 9)], ()))
 def test_resume_inside_validation(tmp_path, whole, number, step):
-    """The second batch of the validation after a step fails: the step is made again, and the whole validation."""
+    """The second batch of the validation after a step fails: the step is repeated, and the whole validation."""
     directory = tmp_path / "run"
     broken = Broken(number, 2)
     with pytest.raises(CrashError):
@@ -236,7 +236,7 @@ def test_resume_inside_validation(tmp_path, whole, number, step):
 
 
 def test_stopping_again_before_an_interrupted_validation_begins(tmp_path):
-    """The checkpoint that is saved then has the logs up to the validation, which has not begun in this process."""
+    """The checkpoint saved then has the logs up to the validation, which has not started in this process."""
 
     def fit(directory, at=None, before=False):
         interrupter, data, given = Interrupter(), list(batches()), []
@@ -262,7 +262,7 @@ def test_stopping_again_before_an_interrupted_validation_begins(tmp_path):
 
 
 def kill(directory, step, call):
-    """A process of its own that kills itself inside of a save; its exit code."""
+    """Start a process that kills itself within a save, and return its exit code."""
     environment = os.environ | {
         "PYTHONPATH": str(Path(learner.__file__).parents[1]),
         "JAX_NUM_CPU_DEVICES": str(jax.device_count()),
@@ -273,7 +273,7 @@ def kill(directory, step, call):
     return subprocess.run([sys.executable, script, directory, str(step), call], env=environment, timeout=120).returncode
 
 
-CALLS = (  # of a save, in their order; `now` is its step, `then` that of the checkpoint before
+CALLS = (  # of a save, in order; `now` is its step, `then` that of the previous checkpoint
     "open {now}.saving",
     "os.fsync {now}.saving",
     "os.mkdir {now}.partial",
@@ -296,9 +296,10 @@ CALLS = (  # of a save, in their order; `now` is its step, `then` that of the ch
     "os.rmdir {then}.removed",
     "return .",
 )
-WRITTEN = CALLS.index("os.fsync {now}.partial/manifest.json")  # from this one on, the next process completes it
-COMPLETE = CALLS.index("os.rename {now}.partial") + 1  # from this one on
-MARKED = CALLS.index("os.remove {now}.saving")  # up to this one
+# from this call on, the next process completes the checkpoint
+WRITTEN = CALLS.index("os.fsync {now}.partial/manifest.json")
+COMPLETE = CALLS.index("os.rename {now}.partial") + 1  # from this call on, the checkpoint is complete
+MARKED = CALLS.index("os.remove {now}.saving")  # up to this call, the checkpoint is marked as being saved
 REMOVING = CALLS.index("os.rename {then}") + 1, CALLS.index("return .")
 
 
@@ -308,14 +309,14 @@ REMOVING = CALLS.index("os.rename {then}") + 1, CALLS.index("return .")
         [
             *((5, n) for n in range(len(CALLS))),
             *((1, n) for n in (0, 2, 11, 13, 15)),
-            *((KILLED.end, n) for n in range(WRITTEN, len(CALLS))),  # after which nothing is left to train or to save
+            *((KILLED.end, n) for n in range(WRITTEN, len(CALLS))),  # nothing is left to train or to save afterwards
         ],
         (),
     ),
 )
 def test_kill9_during_save(tmp_path, whole, step, point):
-    """Between two system calls. What is complete loads, what is not is seen by nobody, and the run goes on in another
-    process to the same bits.
+    """Kill between two system calls. Complete checkpoints load, incomplete ones are ignored, and another process
+    resumes to identical bits.
     """
     directory, call = tmp_path / "run", CALLS[point].format(now=step, then=step - 1)
     assert kill(directory, step, call) == -signal.SIGKILL
@@ -364,7 +365,7 @@ LOST = {
 
 @pytest.mark.parametrize("part", some(LOST, ()))
 def test_resume_negative_control(tmp_path, whole, part):
-    """The comparisons of the tests above fail when something is lost on purpose."""
+    """The comparisons of the tests above fail when state is lost on purpose."""
     directory = tmp_path / "run"
     EVERY.fit(stopping_at(EVERY.build(directory), 4))
     progress = progress_of(directory, 4)
@@ -389,7 +390,7 @@ def test_resume_negative_control_of_the_plateau(tmp_path, whole):
 @pytest.mark.parametrize(("kind", "steps"), some([("plateau", (1, 5)), ("every", (2, 4, 7))], {("plateau", (1, 5))}))
 @pytest.mark.full
 def test_resume_twice_and_more_epochs(tmp_path, whole, kind, steps):
-    """First as a run of two epochs; the schedule is that of the whole one."""
+    """First as a run of two epochs; the schedule is that of the whole run."""
     directory, run = tmp_path / "run", KINDS[kind]
     for step in steps:
         run.fit(stopping_at(run.build(directory, epochs=3 if step > steps[0] else 2).resume(), step))
@@ -448,7 +449,7 @@ FINISHED = {
 
 @pytest.mark.parametrize("how", some(FINISHED, {"num_steps inside of an epoch"}))
 def test_resume_finished_run(tmp_path, how, capsys):
-    """It returns at once, writes nothing and, unless it is to be silent, shows one line."""
+    """It returns at once, writes nothing and shows one line, unless it is silent."""
     make = lambda: FINISHED[how](quiet(tmp_path / "run").with_file_checkpointer())  # noqa: E731
     first = build_line(make()).fit(shuffled(), valid_data())
     before = tree_of(tmp_path)
@@ -486,7 +487,7 @@ def test_a_finished_run_warns_of_what_changed_since(tmp_path):
 
 
 def rates_in(directory):
-    """The rate that each step used, as it was logged."""
+    """Return the logged rate of each step."""
     logs = sorted((directory / "train").glob("epoch-*/Learning_Rate.log"))
     return [line.split(",")[0] for log in logs for line in log.read_text().splitlines() if not line.endswith("final")]
 
@@ -494,7 +495,7 @@ def rates_in(directory):
 @pytest.mark.parametrize("step", some([3, 4, 5, 6, 8], {4}))
 def test_resume_lr_off_by_one(tmp_path, step):
     """Steps 1 to 4 have the first rate, 5 to 8 the second, the others the third: also when the run is stopped before,
-    on or after a milestone, which step 6 is not but the end of an epoch.
+    on or after a milestone. Step 6 is no milestone but the end of an epoch.
     """
     schedule = optax.piecewise_constant_schedule(0.125, {4: 0.5, 8: 0.5})
     directory, rates = tmp_path / "run", ["0.125"] * 4 + ["0.0625"] * 4 + ["0.03125"] * 4
@@ -514,11 +515,11 @@ def test_resume_lr_off_by_one(tmp_path, step):
     np.testing.assert_allclose(resumed.model["b"], b, rtol=1e-5)
 
 
-@pytest.mark.full  # by default: patience that is used up in part, in `test_resume_every_step`
+@pytest.mark.full  # by default, `test_resume_every_step` covers partly used patience
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_resume_early_stopping(tmp_path, cut):
-    """The best loss is that of epoch 2; four worse ones in a row end the run with epoch 6, wherever it was stopped:
-    before the validation of that epoch.
+    """The best loss is that of epoch 2; four worse ones in a row end the run with epoch 6, wherever it was stopped,
+    including before the validation of that epoch.
     """
     losses, seen = [4.0, 1.0, 9.0, 4.0, 1.0, 16.0, 25.0], []
     without = [0, 0, 1, 2, 3, 4]
@@ -543,7 +544,7 @@ def test_resume_early_stopping(tmp_path, cut):
 
 @pytest.fixture
 def after_each_save(monkeypatch):
-    """The steps on disk after each save."""
+    """Return the steps on disk after each save."""
     found, save = [], CheckpointStore.save
 
     def saving(self, step, items, progress):
@@ -554,7 +555,7 @@ def after_each_save(monkeypatch):
     return found
 
 
-@pytest.mark.full  # by default: what stays of two epochs each in `test_best.py`, and of saves in `test_store.py`
+@pytest.mark.full  # by default, `test_best.py` covers retention over two epochs each, and `test_store.py` that of saves
 @pytest.mark.parametrize("cut", [None, 3])
 @pytest.mark.parametrize(
     ("options", "losses", "kept"),
@@ -586,7 +587,7 @@ def after_each_save(monkeypatch):
     ],
 )
 def test_retention_exact(tmp_path, after_each_save, options, losses, kept, cut):
-    """One step an epoch; the losses are scripted, as the rate is 0."""
+    """One step per epoch; the losses are scripted, as the rate is 0."""
     epochs = [len(losses)] if cut is None else [cut, len(losses)]
     done = 0
     for number in epochs:
@@ -600,7 +601,7 @@ def test_retention_exact(tmp_path, after_each_save, options, losses, kept, cut):
 
 @pytest.mark.full
 def test_resume_best_topk(tmp_path, after_each_save):
-    """What was among the best before a crash stays beside worse ones; nothing goes that is not the run's."""
+    """Checkpoints that were among the best before a crash stay next to worse ones; foreign files are not removed."""
     others = [tmp_path / "run" / "checkpoint" / "notes", tmp_path / "run" / "2", tmp_path / "checkpoint" / "1"]
 
     def make(crash):
@@ -624,7 +625,7 @@ def test_resume_best_topk(tmp_path, after_each_save):
 @pytest.mark.full
 @pytest.mark.parametrize("torn", some([False, True], {True}))
 def test_resume_logger_steps(tmp_path, whole, torn):
-    """The logs are ahead of the checkpoint: what is written again is written once."""
+    """The logs are ahead of the checkpoint: rewritten values appear once."""
     directory = tmp_path / "run"
     with pytest.raises(CrashError):
         PLATEAU.fit(crashing_at(PLATEAU.build(directory), 5))
@@ -701,7 +702,7 @@ def fit_first_column(builder, model=None, optimizer=momentum, data=None, accumul
 
 @pytest.fixture(scope="module")
 def stopped_at_2(tmp_path_factory, compiled_once):
-    """A run that stopped inside its first epoch."""
+    """Return a run that stopped within its first epoch."""
     directory = tmp_path_factory.mktemp("stopped") / "run"
     fit_first_column(stopping_at(quiet(directory), 2))
     return directory
@@ -709,7 +710,7 @@ def stopped_at_2(tmp_path_factory, compiled_once):
 
 @pytest.mark.parametrize("what", some(CHANGED, {"batch size"}))
 def test_resume_config_changed(tmp_path, stopped_at_2, what):
-    """One error lists all that differs, with both sides; nothing is touched."""
+    """One error lists all differences, with both values; nothing is written."""
     shutil.copytree(stopped_at_2, tmp_path / "run")
     before = tree_of(tmp_path)
     changes, differences = CHANGED[what]
@@ -726,7 +727,7 @@ def test_resume_config_changed(tmp_path, stopped_at_2, what):
 
 @pytest.mark.full
 def test_other_batches_from_the_end_of_an_epoch(tmp_path):
-    """The position has a meaning there whatever the batches are."""
+    """There, the position has a meaning whatever the batches are."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(1)).fit(batches())
     made = quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()
     assert build_line(made).fit(batches(3)).summary["steps"] == 6 + 8

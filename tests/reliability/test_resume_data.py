@@ -1,4 +1,4 @@
-"""Resuming inside an epoch with data of all kinds: to the bit, at the documented cost, or not at all."""
+"""Tests of resuming within an epoch with data of all kinds: to the bit, at the documented cost, or with an error."""
 
 import functools
 import json
@@ -36,7 +36,7 @@ ITEMS = [{name: x[i] for name, x in ARRAYS.items()} for i in range(ROWS)]
 
 
 class Shuffling:
-    """Shuffles and adds noise by one generator, which goes on from epoch to epoch. `made` counts batches."""
+    """Shuffle and add noise with one generator that continues from epoch to epoch. `made` counts batches."""
 
     def __init__(self, seed=5, size=SIZE):
         self.generator, self.size, self.made = np.random.default_rng(seed), size, 0
@@ -71,7 +71,7 @@ class ShufflingIterator:
 
 
 class LyingIterator(ShufflingIterator):
-    """Says where it will be after one more batch."""
+    """An iterator whose state is one batch ahead."""
 
     def get_state(self):
         state = super().get_state()
@@ -84,8 +84,8 @@ class Lying(Shuffling):
 
 
 class Drawing(Shuffling):
-    """Its iterators have no state, so only its generator tells an order. It draws once more when an epoch ends, as
-    PyTorch's samplers do.
+    """Iterators without a state, so that only the generator determines an order. It draws again at the end of an epoch,
+    as PyTorch's samplers do.
     """
 
     def __iter__(self):
@@ -94,7 +94,7 @@ class Drawing(Shuffling):
 
 
 def drawing():
-    """A function that shuffles when it is called, by a variable around it."""
+    """Return a function that shuffles when it is called, by a variable in its closure."""
     numbers = np.random.default_rng(5)
 
     def batches():
@@ -119,7 +119,7 @@ class Method:
 
 
 class Forgetful(Drawing):
-    """Cannot say where it is, nor show its generator."""
+    """Data without a position and without a visible generator."""
 
     def __init__(self):
         self.hidden, self.size, self.made = [np.random.default_rng(5)], SIZE, 0
@@ -130,7 +130,7 @@ class Forgetful(Drawing):
 
 
 class Generator:
-    """As `torch.Generator`."""
+    """A stand-in for `torch.Generator`."""
 
     def __init__(self, seed):
         self.manual_seed(seed)
@@ -159,7 +159,9 @@ class SequentialSampler:
 
 
 class TorchShuffled:
-    """As PyTorch's `DataLoader(shuffle=True, generator=generator)`, which draws a seed for its workers first."""
+    """A stand-in for PyTorch's `DataLoader(shuffle=True, generator=generator)`, which draws a seed for its workers
+    first.
+    """
 
     def __init__(self):
         self.generator = Generator(5)
@@ -180,7 +182,7 @@ class TorchShuffled:
 
 
 class DistributedSampler:
-    """Its order is a function of the epoch, which `set_epoch` sets."""
+    """A sampler whose order is a function of the epoch, which `set_epoch` sets."""
 
     epoch = 0
 
@@ -189,7 +191,7 @@ class DistributedSampler:
 
 
 class TorchTold:
-    """As PyTorch's `DataLoader` with such a sampler."""
+    """A stand-in for PyTorch's `DataLoader` with such a sampler."""
 
     def __init__(self):
         self.sampler = DistributedSampler()
@@ -201,7 +203,7 @@ class TorchTold:
 
 
 class TorchLike:
-    """As PyTorch's `DataLoader` with a fixed order: it has a length, and iterators without a state."""
+    """A stand-in for PyTorch's `DataLoader` with a fixed order: it has a length, and iterators without a state."""
 
     def __init__(self, seed=5):
         self.order, self.made, self.sampler = np.random.default_rng(seed).permutation(ROWS), 0, SequentialSampler()
@@ -246,20 +248,20 @@ def augmented():
 
 
 def mixture():
-    """Items of three sources, of which one begins again in each epoch, augmented below and above."""
+    """Return items of three sources, of which one repeats in each epoch, augmented before and after mixing."""
     sources = {"a": view(ITEMS[:3]).augment(jittered), "b": view(ITEMS[3:13]), "c": ITEMS[13:]}
     mixed = mix(sources, weights={"a": 2, "b": 1, "c": 3}, size=ROWS, seed=4)
     return DataLoaderBuilder().batch_size(SIZE).shuffle(1).build(mixed.augment(jittered))
 
 
 def resident_mixture(batcher=None, weights=(2, 1)):
-    """Arrays that live on the device, 14 rows, of which an epoch repeats some."""
+    """Return resident arrays of 14 rows, of which an epoch repeats some."""
     sources = [{name: x[:5] for name, x in ARRAYS.items()}, {name: x[5:14] for name, x in ARRAYS.items()}]
     return DataLoaderBuilder(batcher).batch_size(SIZE).shuffle(1).build(mix(sources, weights, size=ROWS, seed=4))
 
 
 def mixture_of_streams():
-    """The second epoch begins where the first one ended, in the middle of both."""
+    """Return a mixture whose second epoch starts where the first one ended, in the middle of both sources."""
     streams = {"a": lambda: iter(ITEMS), "b": view(ITEMS[:9])}
     return mix(streams, weights=[1, 2], size=ROWS, exhausted="repeat").batch(SIZE)
 
@@ -300,7 +302,7 @@ def fit(builder, data):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, compiled_once):
-    """What a run over each kind of data leaves that is not interrupted."""
+    """Return the results of uninterrupted runs over each kind of data."""
     found = {}
 
     def of(kind):
@@ -323,7 +325,8 @@ def some(kinds, chosen):
     return [pair if pair in chosen else pytest.param(*pair, marks=pytest.mark.full) for pair in pairs]
 
 
-# Inside the second epoch. By default a loader of ours; a foreign one with a state resumes in the test of other data.
+# Within the second epoch. By default a loader of this package; the test of other data resumes a foreign one with a
+# state.
 CHOSEN = {
     ("function's argument", 3),
     ("augmented", 5),
@@ -344,7 +347,7 @@ def test_resume_iterable_source(tmp_path, whole, kind, step):
     inside = step % STEPS * GROUP
     warned = warnings_of(directory)
     assert len(warned) == (kind == "mixture of streams" or (kind in SKIPS and inside > 0))
-    if kind == "mixture of streams":  # the rows of its function; those of its dataset are found
+    if kind == "mixture of streams":  # the rows of its function; those of its dataset are covered otherwise
         assert "the 'a' data (list_iterator)" in warned[0]
         return
     assert all(f"{inside} batches of epoch {1 + step // STEPS} are read again and dropped" in text for text in warned)
@@ -364,7 +367,7 @@ def test_resume_mixture_after_crash(tmp_path, whole, kind):
 
 
 def test_resume_mixture_of_other_weights(tmp_path):
-    """Positions inside of the epoch have another meaning then."""
+    """Positions within the epoch then have another meaning."""
     fit(stopping_at(build(tmp_path / "run"), 5), resident_mixture())
     with raises_code("resume-differs", "weights=[0.571428571, 0.428571429]"):
         fit(build(tmp_path / "run").resume(), resident_mixture(weights=(2, 1.5)))
@@ -379,7 +382,7 @@ def test_mixture_on_device_trains_like_streamed_mixture(tmp_path, whole):
 
 @pytest.mark.full
 def test_stopped_again_and_again(tmp_path, whole):
-    """Once before anything was trained: the position is still the one that was restored."""
+    """Once before anything was trained: the position is still the restored one."""
     directory, stopped = tmp_path / "run", Interrupter()
     fit(stopping_at(build(directory), 4), Shuffling())
     stopped.stop("at once")
@@ -400,7 +403,7 @@ def test_stopped_again_and_again(tmp_path, whole):
     ],
 )
 def test_each_epoch_has_an_order_of_its_own(whole, kind):
-    """Otherwise the comparisons above would say nothing about what goes on from epoch to epoch."""
+    """Otherwise the comparisons above would prove nothing about state that continues between epochs."""
     assert len({value for *_, value in whole(kind)["history"]["train/Last Row"]}) == 3
 
 
@@ -413,7 +416,7 @@ def test_an_order_that_nothing_keeps_is_warned_of_once(tmp_path):
 
 
 class Counting:
-    """Its order depends on how often it was read."""
+    """Data whose order depends on the number of reads."""
 
     reads = 0
 
@@ -423,7 +426,7 @@ class Counting:
 
 
 class InPlace(Shuffling):
-    """Its generator is found, and shuffles rows that are shuffled already."""
+    """Data whose visible generator shuffles rows that are already shuffled."""
 
     def __init__(self):
         super().__init__()
@@ -478,7 +481,7 @@ def test_the_liar_is_the_same_until_it_resumes(tmp_path, whole):
 
 
 def test_augmented_items_differ_from_epoch_to_epoch():
-    """Otherwise the comparisons above would say nothing about them."""
+    """Otherwise the comparisons above would prove nothing about augmentation."""
     epochs = [np.concatenate([batch["x"] for batch in augmented().epoch(epoch)]) for epoch in (1, 2)]
     assert not np.isin(epochs[0], epochs[1]).any()
 
@@ -489,7 +492,7 @@ MANY, READ, STOP = 60, [], 50  # batches, the rows that were read, the step afte
 
 
 class Counted:
-    """Says which rows are read."""
+    """A sequence that records which rows are read."""
 
     def __len__(self):
         return MANY * SIZE
@@ -584,7 +587,7 @@ def endless():
 
 
 class Counter:
-    """A one-shot iterator that can be put back."""
+    """A one-shot iterator that can be restored."""
 
     def __init__(self):
         self.number = 0
@@ -629,7 +632,7 @@ def test_a_state_that_cannot_be_stored_is_refused_before_training(tmp_path, monk
 
 
 class Shorter(Shuffling):
-    """One that has two batches, and no length."""
+    """Two batches without a length."""
 
     def __iter__(self):
         iterator = ShufflingIterator(self)

@@ -1,4 +1,4 @@
-"""Signals to a run: what is saved, what comes out, what is left behind."""
+"""Tests of signals to a run: the saved checkpoint, the raised error, and cleanup."""
 
 import os
 import re
@@ -34,7 +34,7 @@ from tests.support.stopped import some
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
-SECONDS = 60  # within which a process has to end
+SECONDS = 60  # timeout of a process
 
 
 def press(*numbers):
@@ -47,14 +47,14 @@ def at_step(step, do):
 
 
 def left_by(directory):
-    """All that a run wrote whose bits do not depend on when it was stopped."""
+    """Return everything that a run wrote whose bits do not depend on when it was stopped."""
     steps = saved_steps(directory)
     return logs_of(directory), numbers_of(directory), steps, checkpoint_bits(directory, steps[-1])
 
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Each test has Python's own handlers, whatever it leaves."""
+    """Start each test with Python's own handlers, and restore them."""
     defaults = {INT: signal.default_int_handler, TERM: signal.SIG_DFL, USR1: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
     yield defaults
@@ -66,7 +66,7 @@ def handlers():
 
 
 def started(phase, directory):
-    """`learner fit` in a process of its own that will wait in a phase."""
+    """Start `learner fit` as a separate process that pauses in a phase."""
     (directory / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     environment = os.environ | {
         "PYTHONPATH": str(Path(learner.__file__).parents[1]),
@@ -89,7 +89,7 @@ def undisturbed(tmp_path_factory):
     return left_by(directory / "run")
 
 
-PHASES = {  # and how many steps are made then, `None` where there is no run yet
+PHASES = {  # the completed steps at each phase, `None` before the run exists
     "import": None,
     "first_look": None,
     "compile": 1,
@@ -103,21 +103,21 @@ PHASES = {  # and how many steps are made then, `None` where there is no run yet
 
 
 def wait_until_here(process):
-    """Read the stages before the first step, and the line of the phase, which may stand behind one of them."""
+    """Read the stages before the first step, and the line of the phase, which may follow one of them."""
     while not (line := process.stdout.readline()).endswith("here\n"):
         assert line, "the process has ended"
 
 
 @pytest.mark.parametrize("phase", some(PHASES, ()))
 def test_sigterm_in(tmp_path, monkeypatch, undisturbed, phase):
-    """The command exits with 143, with a checkpoint of where it was, and goes on as if nothing had happened."""
+    """The command exits with 143 and a checkpoint of its position, and resumes to identical bits."""
     with started(phase, tmp_path) as process:
         wait_until_here(process)
         process.send_signal(TERM)
         if phase == "checkpoint":
-            assert process.stdout.readline() == "signalled\n"  # training is at step 5, the save of step 3 is not over
+            assert process.stdout.readline() == "signalled\n"  # training is at step 5, the save of step 3 is incomplete
             assert saved_steps(tmp_path / "run") == []
-        if phase not in ("data_wait", "validation"):  # data that never come are not waited for; everything else is
+        if phase not in ("data_wait", "validation"):  # missing data are not waited for; everything else is
             process.stdin.close()
         assert process.wait(SECONDS) == 143
         output = process.stdout.read(), process.stderr.read()
@@ -141,7 +141,7 @@ def test_sigterm_in(tmp_path, monkeypatch, undisturbed, phase):
 
 
 def ends_at_once(directory, numbers, error):
-    """The run is left where it stands, without a checkpoint of it, and goes on from the one before."""
+    """Check that the run ends at once, without another checkpoint, and resumes from the previous one."""
     builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=9)
     run = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(*numbers))))
     before = set(threading.enumerate())
@@ -152,7 +152,7 @@ def ends_at_once(directory, numbers, error):
     left = set(threading.enumerate()) - before
     for thread in left:
         if thread.name.startswith(THREADS):
-            thread.join(SECONDS)  # XLA cannot be interrupted, and nobody waits for it
+            thread.join(SECONDS)  # XLA cannot be interrupted, and the run does not wait for it
     assert not [thread.name for thread in left if thread.name.startswith("learner") and thread.is_alive()]
     going_on = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=9).resume()
     assert build_line(going_on).fit(shuffled()).stopped_by == "num_epochs"
@@ -167,7 +167,7 @@ def test_sigterm_twice(tmp_path, handlers):
 
 @pytest.mark.full
 def test_sigterm_twice_while_nothing_moves(tmp_path):
-    """A hook that never comes back: the second signal is the way out."""
+    """A hook never returns: the second signal ends the run."""
     with started("train", tmp_path) as process:
         wait_until_here(process)
         process.send_signal(TERM)
@@ -182,7 +182,7 @@ def test_sigterm_twice_while_nothing_moves(tmp_path):
 
 @pytest.mark.full
 def test_sigterm_twice_while_the_disk_hangs(tmp_path, monkeypatch, undisturbed):
-    """The first one waits for the save; the second one does not."""
+    """The first signal waits for the save; the second one does not."""
     with started("checkpoint", tmp_path) as process:
         wait_until_here(process)
         process.send_signal(TERM)
@@ -207,7 +207,7 @@ def test_sigint_then_sigint(tmp_path, handlers):
 
 
 def test_sigint_notebook(tmp_path, handlers):
-    """The cell ends with the result so far, which can be used; the next one resumes."""
+    """The cell returns the result so far, which can be used; the next cell resumes."""
 
     def build(name):
         return quiet(tmp_path / name).num_epochs(4).with_file_checkpointer(keep_last=9)
@@ -221,14 +221,14 @@ def test_sigint_notebook(tmp_path, handlers):
     with pytest.raises(KeyboardInterrupt):
         press(INT)
     new = build_line(quiet(tmp_path / "new"))
-    assert stopped.evaluate(batches(8))["Loss"] < new.evaluate(batches(8))["Loss"]  # it has learnt something
+    assert stopped.evaluate(batches(8))["Loss"] < new.evaluate(batches(8))["Loss"]  # it has learned something
     resumed = build_line(build("run").resume()).fit(shuffled(), batches(8))
     assert (resumed.stopped_by, resumed.summary["steps"]) == ("num_epochs", 4 * STEPS)
     assert len(resumed.history["valid/Loss"]) == 4
 
 
 def test_handler_chaining_and_restore(tmp_path):
-    """Somebody else's handlers hear of the signals too, and are there again after whatever became of the run."""
+    """Other handlers also receive the signals, and are restored whatever happens to the run."""
     heard = []
     mine = {number: lambda n, frame: heard.append(n) for number in (INT, TERM, USR1)}
     for number, handler in mine.items():
