@@ -1,4 +1,4 @@
-"""What processes send to agree does not grow with their number, and is not sent at every step."""
+"""Check that the data that processes exchange to agree grows neither with their number nor with the number of steps."""
 
 import importlib
 from pathlib import Path
@@ -15,10 +15,10 @@ def agreement(monkeypatch):
 
 
 def test_messages_and_bytes_of_a_process_are_flat(agreement):
-    """20 dispatches of 50 ms make a meeting: a value is stored and a result is read."""
+    """20 dispatches of 50 ms share a meeting: a value is stored and a result is read."""
     few, many = (agreement.measure(count, dispatches=181) for count in (4, 32))
     assert few["meetings"] == many["meetings"] == 1.0
-    assert few["messages"] == pytest.approx(2.0, abs=0.5)  # more where a thread was late
+    assert few["messages"] == pytest.approx(2.0, abs=0.5)  # more if a thread was late
     assert many["messages"] <= 1.5 * few["messages"]
     assert many["bytes"] <= 1.5 * few["bytes"] < 600
     assert many["messages of process 0"] <= 12

@@ -1,4 +1,4 @@
-"""XLA's programs for TPUs, compiled where there is none: what docs/scaling.md says of them."""
+"""Compare XLA's programs for TPUs, compiled without a TPU, with docs/scaling.md."""
 
 import importlib
 import importlib.util
@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MLP = 4 * (64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)  # bytes of its parameters
-SPLIT = 4 * (64 * 128 + 128 * 128 + 128 * 10)  # of its matrices
-SMALL = 1000  # bytes: of losses, norms, metrics, counters
+SPLIT = 4 * (64 * 128 + 128 * 128 + 128 * 10)  # bytes of its matrices
+SMALL = 1000  # bytes: losses, norms, metrics, counters
 
 REDUCE_SCATTER = """\
 %all-reduce-scatter.3 (input_0: f32[64,128]) -> f32[64,16] {
@@ -47,7 +47,7 @@ def test_collectives_are_read_as_tpus_have_them(ahead):
 
 
 def test_asynchronous_collectives_have_their_arguments_in_their_shape(ahead):
-    """XLA for GPUs merges those of all arrays, whose shape is the pair of arguments and results."""
+    """XLA for GPUs merges the collectives of all arrays, whose shape is the pair of arguments and results."""
     start = " = ((f32[16], f32[16,64]), (f32[128], f32[128,64])) all-gather-start(%a, %b), channel_id=1, "
     sent, _ = ahead.collectives(start + "replica_groups=mesh['a'=8] {'a'}\n" + SCATTER_START)
     assert sent == {
@@ -59,7 +59,7 @@ def test_asynchronous_collectives_have_their_arguments_in_their_shape(ahead):
 
 @pytest.fixture(scope="module")
 def mlp(tmp_path_factory):
-    """The facts of the MLP's programs, from a process of its own: libtpu looks for TPUs once a process."""
+    """Return the properties of the MLP's programs, from a separate process: libtpu looks for TPUs once per process."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip('libtpu is not installed: pip install "libtpu==0.0.42.*"')
     path = tmp_path_factory.mktemp("ahead") / "facts.json"
@@ -86,4 +86,4 @@ def test_bytes_are_those_of_the_formulas(mlp, accumulate):
     assert mlp[f"mlp, SingleDevice, {accumulate}, train"]["sent"] == {}
     split = mlp[f"mlp, Sharded, fsdp, {accumulate}, train"]["sent"]
     assert split["all-gather"] == split["reduce-scatter"] == SPLIT * 7 / 8
-    assert split["all-reduce"] <= 4 * SMALL  # of biases and small things
+    assert split["all-reduce"] <= 4 * SMALL  # biases and small arrays

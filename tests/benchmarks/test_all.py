@@ -1,4 +1,4 @@
-"""All benchmarks in one file, also if one of them fails or time runs out."""
+"""Tests of the benchmark of everything, also if a part fails or time runs out."""
 
 import json
 import subprocess

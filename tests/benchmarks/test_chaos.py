@@ -1,4 +1,4 @@
-"""Runs that are killed leave what the undisturbed one leaves; and what would be wrong is told."""
+"""Tests of the chaos benchmark: killed runs equal the undisturbed run, and differences are reported."""
 
 import importlib
 import itertools
@@ -18,7 +18,7 @@ EPOCHS = 10  # 30 steps, saved after 15, 16 and 30
 
 @pytest.fixture(scope="module")
 def benchmarks():
-    """Imports a module of the benchmarks, which are not part of the package."""
+    """Return a module of the benchmarks, which are not part of the package."""
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.syspath_prepend(str(ROOT))
         yield lambda name: importlib.import_module(f"benchmarks.{name}")
@@ -26,7 +26,7 @@ def benchmarks():
 
 @pytest.fixture(scope="module")
 def whole(benchmarks, tmp_path_factory):
-    """The directory of a small run that was made here, in no process of its own."""
+    """The directory of a small run that was trained in this process."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     benchmarks("victim").train(directory, 0, EPOCHS)
     return directory
@@ -34,7 +34,7 @@ def whole(benchmarks, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(benchmarks, tmp_path_factory):
-    """The place where the run was made by a process that nobody disturbed, and what it left there."""
+    """Return the directory of a run by an undisturbed process, and its facts."""
     chaos = benchmarks("chaos")
     work = tmp_path_factory.mktemp("chaos")
     return work, chaos.Chaos(work, chaos.own_run(epochs=EPOCHS)).undisturbed()
@@ -55,7 +55,7 @@ def test_a_run_that_is_killed_leaves_what_the_undisturbed_one_leaves(benchmarks,
 
 @pytest.mark.full
 def test_what_is_wrong_is_told(benchmarks, undisturbed):
-    """The run goes on with other data, without its checkpoints, and as if it had saved none."""
+    """The run resumes with other data, without its checkpoints, and with a journal without saves."""
     chaos, (work, left) = benchmarks("chaos"), undisturbed
 
     def commands(directory):
@@ -167,7 +167,9 @@ def test_moments(benchmarks):
 
 
 def test_directories_of_checkpoints_are_told_apart(benchmarks, tmp_path):
-    """An unfinished one that was removed and made again is another; a complete one only loses files as it goes."""
+    """An incomplete directory that was removed and created again is another one; a complete one only loses files while
+    it is removed.
+    """
     seen = benchmarks("chaos").seen
     assert seen(tmp_path / "nothing") == {}
     (tmp_path / "8").mkdir()

@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints runs, and its numbers are what it says they are."""
+"""Tests of the checkpoint benchmark and its numbers."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ PAIRS = {"with", "without", "work", "held", "next", "stretched"}
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """Imports a module of the benchmarks, which are not part of the package."""
+    """Return a module of the benchmarks, which are not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     with jax.numpy_dtype_promotion("standard"):  # optax.adamw mixes int32 and float32
         yield lambda name: importlib.import_module(f"benchmarks.{name}")
@@ -76,7 +76,8 @@ def test_the_report(benchmarks):
         "time to resume, s": "0.5 (0.25 to 0.75)",
     }.items():
         assert f"  {label:<52} {numbers}" in lines
-    assert not any("goal < 3" in line for line in stall.report("500 MB", [first]))  # it is of a save every 50 steps
+    # the goal is for a save every 50 steps
+    assert not any("goal < 3" in line for line in stall.report("500 MB", [first]))
 
 
 @pytest.mark.full

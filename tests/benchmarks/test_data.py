@@ -1,4 +1,4 @@
-"""The benchmark of loaders runs, both sides give the same rows, and its ratios are what it says they are."""
+"""Tests of the loader benchmark: both sides return equal rows, and ratios are computed correctly."""
 
 import importlib
 from pathlib import Path
@@ -11,13 +11,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def data(monkeypatch):
-    """The module, which is not part of the package."""
+    """Return the module, which is not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.data")
 
 
 def rows_of(epochs):
-    """All rows of an epoch, in an order of their own."""
+    """Return all rows of an epoch, sorted."""
     batches = list(epochs())
     flat = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     rows = np.concatenate([x.reshape(len(x), -1).astype(np.float64) for x in flat.values()], axis=1)

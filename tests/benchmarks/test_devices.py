@@ -1,4 +1,4 @@
-"""The benchmark of several devices runs, both sides train alike, and its ratios are what it says they are."""
+"""Tests of the benchmark of several devices: both sides train alike, and ratios are computed correctly."""
 
 import importlib
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """Imports a module of the benchmarks, which are not part of the package."""
+    """Return a module of the benchmarks, which are not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     with jax.numpy_dtype_promotion("standard"):  # optax.adamw mixes int32 and float32
         yield lambda name: importlib.import_module(f"benchmarks.{name}")
@@ -42,7 +42,7 @@ def test_loops_by_hand_train_as_one_device_does(benchmarks, kind, feed):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
 def test_learner_trains_the_same_on_any_number_of_devices(benchmarks, kind):
-    """Its order of rows is another one than by hand."""
+    """Its order of rows differs from the hand-written loop's."""
     ours = losses(benchmarks, kind, "learner", devices=2)
     np.testing.assert_allclose(ours, losses(benchmarks, kind, "learner"), rtol=1e-4)
     assert ours.shape == (3, 2)

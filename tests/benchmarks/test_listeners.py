@@ -1,4 +1,4 @@
-"""The benchmark of listeners runs, and its numbers are what it says they are."""
+"""Tests of the listener benchmark and its numbers."""
 
 import importlib
 import json
@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """Imports a module of the benchmarks, which are not part of the package."""
+    """Return a module of the benchmarks, which are not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     with jax.numpy_dtype_promotion("standard"):  # optax.adamw mixes int32 and float32
         yield lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 def test_the_report(benchmarks):
-    """Speeds are ratios within a round: of the opponent's time to the one's."""
+    """Speeds are ratios within a round: the opponent's time divided by the run's."""
     first = {name: {"seconds": seconds} for name, seconds in (("none", 0.04), ("files", 0.05), ("rich", 0.08))}
     first |= {"JsonLines": {"seconds": 0.1}, "20 metrics": {"seconds": 0.16}}
     second = {**first, "rich": {"seconds": 0.04}}
@@ -40,7 +40,7 @@ def test_the_report(benchmarks):
 
 @pytest.mark.parametrize(("variant", "least", "most"), [("files", 20, 40), ("JsonLines", 120, 150), ("Csv", 35, 50)])
 def test_what_a_step_costs(benchmarks, variant, least, most):
-    """A line of JSON has some 130 bytes, a row of a table 40, two lines of the run's own files 27."""
+    """A line of JSON has about 130 bytes, a row of a table 40, two lines of the run's own files 27."""
     child = benchmarks("listeners_child")
     measured = child.cost(child.Case("cost", variant, steps=1000, every=None if variant == "files" else 1))
     assert least < measured["bytes"] < most

@@ -1,4 +1,4 @@
-"""The benchmark runs, its opponents do the same work, and its ratios are what it says they are."""
+"""Tests of the overhead benchmark: its opponents do equal work, and ratios are computed correctly."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """Imports a module of the benchmarks, which are not part of the package."""
+    """Return a module of the benchmarks, which are not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     with jax.numpy_dtype_promotion("standard"):  # optax.adamw and flax's pooling mix int32 and float32
         yield lambda name: importlib.import_module(f"benchmarks.{name}")

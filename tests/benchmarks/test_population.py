@@ -1,4 +1,4 @@
-"""The benchmark of populations trains the same members in each way."""
+"""Tests of the population benchmark."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark of records runs, and its numbers are what it says they are."""
+"""Tests of the benchmark of records and its numbers."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark of one save."""
+"""Tests of the benchmark of one save."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The benchmarks of what surrounds the steps, and the table of the README."""
+"""Tests of the benchmarks of startup and of long runs, and of the README's table."""
 
 import importlib
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """Imports a module of the benchmarks, which are not part of the package."""
+    """Return a module of the benchmarks, which are not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
     return lambda name: importlib.import_module(f"benchmarks.{name}")
 
@@ -83,7 +83,7 @@ def test_the_command_measures_in_processes():
 
 
 def test_the_report_of_a_long_run(benchmarks):
-    """The last tenth against the second, from rows of epoch, CPU seconds, wall seconds and MiB."""
+    """Compare the last tenth with the second, from rows of epoch, CPU seconds, wall seconds and MiB."""
     rows = [[0, 5, 10, 90], [10, 7, 12, 100], [20, 7.1, 12.2, 101], [30, 7.3, 12.5, 104]]
     lines = benchmarks("long_runs").report("epochs", {"rows": rows, "left": [7, 2_500_000]})
     assert [" ".join(line.split()) for line in lines[1:]] == [
@@ -105,7 +105,7 @@ def test_a_long_run_is_measured_in_ten_parts(benchmarks):
 
 
 def test_the_table_of_the_readme(benchmarks):
-    """The opponent is the loop by hand with the lowest median, and what is lost is bold."""
+    """The opponent is the hand-written loop with the lowest median, and cells where learner loses are bold."""
     readme = benchmarks("readme")
 
     def rounds(*seconds, peak=100):

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes are what its schemas allow, and their commands train one run as pods would."""
+"""Check the Kubernetes manifests against its schemas, and train one run with their commands, as pods would."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def test_the_indexed_job_fits_the_schemas_of_kubernetes():
 
 
 def test_the_jobset_fits_the_schemas_of_jobset_and_of_kubernetes():
-    """Models that are generated from JobSet's schema drop fields that it does not know."""
+    """Models generated from JobSet's schema drop unknown fields."""
     schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed")
     job, (jobset,) = job_in("jobset.yaml")
@@ -104,7 +104,7 @@ class Pods:
         words = [*container["command"], *container["args"], *self.options]
         words = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in words]
         words = [word.replace(f"={mount['mountPath']}/", f"={self.place}/") for word in words]
-        # As kubelet sets them. No token of a service account is there: most clusters mount none for such pods.
+        # As kubelet sets them. There is no token of a service account: most clusters mount none for such pods.
         variables = {
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
             "KUBERNETES_SERVICE_PORT": "443",
@@ -121,7 +121,7 @@ class Pods:
         return (self.place / f"pod-{index}.log").read_text()
 
     def have_succeeded(self):
-        """Replace the pods that have failed, and return True once all have ended with 0."""
+        """Replace the failed pods, and return True once all have ended with 0."""
         for index, pod in enumerate(self.running):
             if pod.poll() is not None and len(self.codes[index]) < 20 and 0 not in self.codes[index]:
                 self.codes[index].append(pod.returncode)

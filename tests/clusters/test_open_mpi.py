@@ -1,4 +1,4 @@
-"""`mpirun` connects the processes of a run: JAX finds them in Open MPI's variables."""
+"""Check that `mpirun` connects the processes of a run: JAX finds them in Open MPI's variables."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Ray Train runs the example in two workers, and starts them again after the loss of one."""
+"""Check that Ray Train runs the example in two workers, and restarts them after the loss of one."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.clusters import ROOT, SETTINGS, epochs_of, wait_for
 from tests.support.runs import journal_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(find_spec("ray") is None, reason="ray[train] is not installed")]
-EPOCHS, STEPS = 40, 23  # of an epoch: 1437 rows in batches of 64
+EPOCHS, STEPS = 40, 23  # an epoch: 1437 rows in batches of 64
 
 
 def workers_of(driver):
@@ -28,7 +28,7 @@ def workers_of(driver):
 
 def test_a_worker_that_dies_is_started_again_and_the_run_resumes(tmp_path):
     run = tmp_path / "run"
-    # No dashboard, and no statistics for Ray's makers.
+    # No dashboard, and no usage statistics.
     environment = {**os.environ, **SETTINGS, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, ROOT / "examples" / "clusters" / "ray_train.py", tmp_path, str(EPOCHS)]
     with (tmp_path / "log").open("w+") as log:
@@ -47,5 +47,5 @@ def test_a_worker_that_dies_is_started_again_and_the_run_resumes(tmp_path):
     assert journal_of(run)[-1]["step"] == EPOCHS * STEPS
     assert "sharded over 2 devices" in (run / "experiment.log").read_text()
     (copy,) = [path.parent for path in (tmp_path / "ray").rglob("journal.jsonl")]
-    assert str(copy) in (tmp_path / "log").read_text()  # as the path of Ray's checkpoint
+    assert str(copy) in (tmp_path / "log").read_text()  # the path of Ray's checkpoint
     assert load_checkpoint(copy, "latest").step == EPOCHS * STEPS

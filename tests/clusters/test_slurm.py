@@ -1,4 +1,4 @@
-"""SLURM with two virtual nodes on this machine runs, stops and continues a job as its documentation shows."""
+"""Check that SLURM with two virtual nodes on this machine runs, stops and continues a job as documented."""
 
 import os
 import re
@@ -46,7 +46,7 @@ class Cluster:
         return ended.stdout
 
     def script(self, action, *words):
-        """Run slurm.sh. A file for its output: daemons would keep a pipe open."""
+        """Run slurm.sh. Its output goes to a file: daemons would keep a pipe open."""
         with tempfile.TemporaryFile("w+") as output:
             subprocess.run(
                 [SLURM, action, *words, self.place], env=self.environment, stdout=output, stderr=output, check=True
@@ -59,7 +59,7 @@ class Cluster:
         return int(self.run("sbatch", "--parsable", "--time=10", output, *sbatch, job, *fit))
 
     def facts(self, job):
-        """Return what `scontrol` shows of a job, by name."""
+        """Return the properties of a job from `scontrol`, by name."""
         return dict(re.findall(r"(\w+)=(\S+)", self.run("scontrol", "show", "job", job)))
 
     def wait(self, job, *states, restarts=0):
@@ -70,8 +70,8 @@ class Cluster:
         return wait_for(arrived, explain=lambda: f"{self.facts(job)}")
 
     def restart_now(self, job):
-        """Start a requeued job, which SLURM would hold back for two minutes: not at once, as its nodes refuse a job
-        whose credential is of the second in which they revoked the one before.
+        """Start a requeued job, which SLURM would hold back for two minutes. Its nodes reject a job whose credential is
+        of the second in which they revoked the previous one, so wait for that.
         """
         self.wait(job, "PENDING", restarts=1)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now+4")
@@ -127,7 +127,7 @@ def test_a_signal_requeues_the_job_which_continues_to_the_same_bits(cluster, by_
 
 
 def test_the_signal_before_the_time_limit_requeues_the_job(cluster, tmp_path):
-    """SLURM sends it up to a minute early, so that the job has had from 30 to 90 seconds."""
+    """SLURM sends it up to a minute early, so that the job ran for 30 to 90 seconds."""
     run = tmp_path / "run"
     job = cluster.submit(run, ENDLESS, sbatch=["--time=2", "--signal=TERM@30"])
     facts = cluster.wait(job, "PENDING", restarts=1)
@@ -174,7 +174,7 @@ print(json.dumps([result.stopped_by, result.summary["steps"]]), flush=True)
 
 
 def test_a_run_ends_before_the_time_limit_of_its_job(cluster, tmp_path):
-    """A minute less a twentieth: the job is over by itself after 57 seconds."""
+    """A minute less a twentieth: the job ends by itself after 57 seconds."""
     run, program = tmp_path / "run", tmp_path / "limited.py"
     program.write_text(LIMITED)
     srun = f"--wrap=srun {sys.executable} {program} {run}"
@@ -195,7 +195,7 @@ def variables_of(process):
 
 
 def kill_node(cluster, job, index):
-    """Kill the daemon of a node, and of its task of a job the process and its daemon, as a power cut does."""
+    """Kill the daemon of a node, and a job's process and its daemon, as a power failure does."""
     names = {"SLURM_JOB_ID": str(job), "SLURM_PROCID": str(index)}
     (task,) = [
         process

@@ -1,4 +1,4 @@
-"""The configs that come with the package, in a clone and in a wheel."""
+"""Tests of the configs in the package, in a clone and in a wheel."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Every example trains, shortened, and does what it says."""
+"""Train a shortened version of every example, and check its results."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ from tests.support.runs import model_bits
 from tests.support.stopped import some
 
 ROOT = Path(__file__).parents[2]
-WITH_CONFIG = {  # by config: how it is shortened on the command line, and the example by its arguments
+WITH_CONFIG = {  # by config: arguments that shorten it on the command line, and the example with its arguments
     "digits": (["--num_epochs=1"], {"num_epochs": 1}),
     "digits_cnn": (["--num_epochs=1"], {"num_epochs": 1}),
     "regression": (["--num_epochs=2"], {"num_epochs": 2}),
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture(autouse=True)
 def as_a_user(tmp_path, monkeypatch):
-    """In an empty directory beside the examples, with the settings of JAX that users have."""
+    """Work in an empty directory next to the examples, with JAX's default settings."""
     for name in ("configs", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -131,13 +131,13 @@ def test_the_generator_finds_the_circle():
     assert min(errors) < 0.12
     points = module.apply(result.model["generator"], jax.random.normal(jax.random.key(7), (500, module.NOISE)))
     angles = np.arctan2(points[:, 1], points[:, 0])
-    assert np.histogram(angles, bins=4, range=(-np.pi, np.pi))[0].min() > 25  # all around it
+    assert np.histogram(angles, bins=4, range=(-np.pi, np.pi))[0].min() > 25  # in all directions
     assert set(result.history) == {"train/Loss", "train/Critic Loss", "valid/Mean Absolute Error", "valid/Loss"}
 
 
 @pytest.mark.full
 def test_a_loop_by_hand_ends_with_the_bits_of_fit(capsys):
-    """It is stopped after an epoch, and goes on."""
+    """The loop is stopped after an epoch, and resumes."""
     module = example("custom_loop")
     module.main("runs/hand", num_epochs=1)
     printed = capsys.readouterr().out.splitlines()
@@ -269,7 +269,7 @@ def test_thin_matrices_learn_what_the_network_did_not_know():
     accuracy = adapted.history["valid/Accuracy"]
     assert accuracy[0] < 0.3
     assert accuracy[-1] > accuracy[0] + 0.3
-    for part in ("hidden", "out"):  # what the network knew is as it was
+    for part in ("hidden", "out"):  # the original parameters are unchanged
         for name in ("kernel", "bias"):
             one, other = (getattr(getattr(each.model, part), name)[...] for each in (base, adapted))
             np.testing.assert_array_equal(one, other)

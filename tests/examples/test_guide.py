@@ -1,4 +1,4 @@
-"""The guide is true: its scripts are what its README shows, and what they print comes out."""
+"""Tests of the guide: its scripts equal the code in its README, and print the output shown there."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,9 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A copy of the guide, with the settings that users have. Its modules are forgotten: they have common names."""
+    """Return a copy of the guide, with default settings. Its modules are removed afterwards, as they have common
+    names.
+    """
     shutil.copytree(GUIDE, tmp_path / "guide", ignore=shutil.ignore_patterns("__pycache__", "runs"))
     monkeypatch.chdir(tmp_path / "guide")
     monkeypatch.syspath_prepend(str(tmp_path / "guide"))
@@ -45,7 +47,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs a command of the README: its exit code, and what it printed on both streams."""
+    """Run a command of the README. Return its exit code, and its output on both streams."""
 
     def command(line):
         program, *words = shlex.split(line)
@@ -119,7 +121,7 @@ def test_the_batcher_scales_and_adds_a_channel(place):
 
 @pytest.mark.full
 def test_it_trains_on_the_files_of_mnist(place, run):
-    """Digits of scikit-learn, made as large as those of MNIST, in files as MNIST has them."""
+    """Digits of scikit-learn, enlarged to the size of MNIST's images, in files of MNIST's format."""
     for split, name, count in (("train", "train", 479), ("valid", "t10k", 64)):
         arrays = {key: array[:count] for key, array in digits(split).arrays.items()}
         images = np.pad((np.kron(arrays["image"], np.ones((3, 3))) * 255).astype(np.uint8), ((0, 0), (2, 2), (2, 2)))

@@ -1,4 +1,4 @@
-"""Every kind of model, and what has to hold for all of them: splitting, merging, modes, randomness, what is trained."""
+"""Tests of the adapters for every kind of model: splitting, merging, modes, randomness, trainable parameters."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ all_cases = pytest.mark.parametrize("case", all_but_slow())
 
 
 def pairwise(*names: str) -> Any:
-    """These by default, every other one in the full run."""
+    """Run these cases by default, the others in the full suite."""
     marks = lambda case: () if case.name in names else pytest.mark.full  # noqa: E731
     return pytest.mark.parametrize("case", [pytest.param(c, marks=marks(c), id=c.name) for c in CASES])
 
@@ -62,21 +62,21 @@ def step_of(case: Case, model: Any = None, trainable: Any = None) -> StepFunctio
 
 
 def one_step(step: StepFunctions, batch: Any = BATCH, state: Any = None, lr: float = 0.1) -> Any:
-    """The state after a step, compiled."""
+    """Return the state after a compiled step."""
     state = step.init(lr, 0) if state is None else state
     return jax.jit(lambda state, batch: step.unrolled_step(state, [batch])[0])(state, batch)
 
 
 @functools.cache
 def after_one_step(name: str) -> Any:
-    """The step of a case, the state before it and the state after."""
+    """Return the step of a case, the state before it and the state after."""
     step = step_of(next(case for case in CASES if case.name == name))
     state = step.init(0.1, 0)
     return step, state, one_step(step, state=state)
 
 
 def canonical(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """64-bit numbers are 32-bit ones on a device."""
+    """Convert 64-bit numbers to 32-bit ones, as devices do."""
     return {name: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)) for name, x in arrays.items()}
 
 
@@ -113,7 +113,7 @@ def test_rebuild_gives_a_new_model_of_the_same_type_in_eval_mode(case):
     assert made is not given
     assert case.in_eval(made)
     assert_equal_arrays(case.arrays(made), canonical(case.arrays(given)))
-    again = adapter_of(made)  # it can be trained again
+    again = adapter_of(made)  # the returned model can be trained again
     assert list(named_leaves(again.params)) == list(named_leaves(adapter.params))
 
 
@@ -140,7 +140,7 @@ def test_the_given_model_is_neither_changed_nor_donated(case, tmp_path):
     for _ in range(2):
         state, _ = step(state, BATCH)
     jax.jit(learner.valid_step)(state, BATCH)
-    assert_equal_arrays(case.arrays(given), before)  # a donated array could not be read
+    assert_equal_arrays(case.arrays(given), before)  # a donated array would be unreadable
     assert case.in_eval(given) == mode
     trained = learner.model_of(state)
     assert any(not np.array_equal(x, before[name]) for name, x in case.arrays(trained).items())
@@ -217,7 +217,7 @@ def test_evaluation_uses_the_running_statistics_and_no_dropout():
 
 
 def losses_with(step: StepFunctions, keys: list[Any]) -> list[float]:
-    """The train loss of the first step under each root key."""
+    """Return the train loss of the first step under each root key."""
     state = step.init(0.1, 0)
 
     @jax.jit
@@ -239,7 +239,7 @@ def test_random_masks_are_a_function_of_the_key(case):
 def test_random_masks_do_not_depend_on_the_streams_of_the_model():
     fresh, used = Everything(), Everything()
     used.drop.rngs = nnx.Rngs(99).dropout.fork()
-    used.drop(jnp.ones((2, 2)))  # counts
+    used.drop(jnp.ones((2, 2)))  # advances the stream's count
     assert losses_with(step_of(CASES[0], fresh), [KEY]) == losses_with(step_of(CASES[0], used), [KEY])
 
 
@@ -257,7 +257,7 @@ def test_masks_differ_from_step_to_step_and_from_micro_batch_to_micro_batch():
 
 
 class Noise(nnx.Module):
-    """Shows what its random streams draw."""
+    """A model that returns the numbers of its random streams."""
 
     def __init__(self):
         self.scale = nnx.Param(jnp.ones(()))
@@ -316,7 +316,7 @@ def test_a_linen_stream_that_is_missing_is_named_with_the_remedy():
 
 
 class Sowing(nn.Module):
-    """Sows its output, and has running statistics."""
+    """A module that sows its output, and has running statistics."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -342,7 +342,7 @@ def test_a_call_returns_what_a_linen_module_sows_and_keeps_its_statistics():
         "losses": [out.tolist()]
     }
     assert adapter.read(running)["collections"]["batch_stats"]["BatchNorm_0"]["mean"].tolist() == [1.0]  # half of 2
-    out, changed = running(X, train=True, mutable=["batch_stats"])  # as loops of flax have it
+    out, changed = running(X, train=True, mutable=["batch_stats"])  # as in loops of flax
     assert list(changed) == ["batch_stats"]
     assert adapter.read(running)["collections"]["batch_stats"]["BatchNorm_0"]["mean"].tolist() == [1.5]
     running = adapter.merge(adapter.params, adapter.model_state, KEY, train=False)
@@ -400,11 +400,11 @@ def test_a_predicate_sees_paths_and_arrays():
     adapter = adapter_of(Everything(), only_matrices)
     assert sorted(named_leaves(adapter.params)) == ["head.kernel", "layers.0.kernel"]
     assert seen["head.kernel"] == (3, 2)
-    assert "norm.mean" not in seen  # statistics are never asked about
+    assert "norm.mean" not in seen  # statistics are not passed to the predicate
 
 
 class Scale(nnx.Param):
-    """A kind of parameter of one's own."""
+    """A custom kind of parameter."""
 
 
 class Scaled(nnx.Module):
@@ -420,7 +420,7 @@ class Scaled(nnx.Module):
 
 
 class Offset(nnx.Variable):
-    """Not a parameter, unless trainable= says so."""
+    """No parameter, unless trainable= selects it."""
 
 
 LINEAR = ["linear.bias", "linear.kernel"]
@@ -461,7 +461,7 @@ def test_equinox_state_is_never_differentiated():
 
 
 class Adding(nnx.Module):
-    """A model whose step does something to its variables."""
+    """A model whose step changes its variables by `change`."""
 
     def __init__(self, change):
         self.scale, self.change = nnx.Param(jnp.ones(2)), change
@@ -524,7 +524,7 @@ class LinenAdding(nn.Module):
     def __call__(self, x, more):
         if more:
             self.variable("batch_stats", "extra", jnp.zeros, (2,))
-        self.sow("intermediates", "x", x)  # a collection that is not there is not asked for
+        self.sow("intermediates", "x", x)  # a missing collection is not requested
         return nn.BatchNorm(use_running_average=False)(nn.Dense(2)(x))
 
 
@@ -683,7 +683,7 @@ def numbers(tree: Any) -> list[np.ndarray]:
 
 
 def as_arrays(adapter: ModelAdapter) -> Any:
-    """NumPy's 64-bit numbers become 32-bit ones."""
+    """Convert NumPy's 64-bit numbers to 32-bit ones."""
     return jax.tree.map(jnp.asarray, (adapter.params, adapter.model_state))
 
 
@@ -739,7 +739,7 @@ def make_pair() -> dict[str, Any]:
 def test_functions_that_cannot_be_traced_are_called() -> None:
     rngs = nnx.Rngs(0)
     cases = {
-        "TraceContextError": lambda: nnx.Linear(2, 2, rngs=rngs),  # draws from a stream outside of it
+        "TraceContextError": lambda: nnx.Linear(2, 2, rngs=rngs),  # draws from a stream outside of the function
         "TracerArrayConversionError": lambda: {"w": np.asarray(jnp.ones(2)) * 2},
     }
     for error, make in cases.items():
@@ -769,7 +769,7 @@ class Graph(Holding, pytree=False):
 
 
 def test_arrays_in_containers_that_are_no_data_are_refused_by_nnx() -> None:
-    """As in a model that is passed itself: tracers that outlive their trace failed in the fingerprint of the run."""
+    """As for a model passed as an object: tracers that outlive their trace failed in the fingerprint of the run."""
     with pytest.raises(ValueError, match="static attribute 'pair'"):
         abstract_adapter(lambda: Holding(tuple))
     assert abstract_adapter(lambda: Graph(tuple))[0].fresh is not None

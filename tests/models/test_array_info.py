@@ -1,4 +1,4 @@
-"""What arrays a model has, and `model.json`."""
+"""Tests of the list of a model's arrays, and of `model.json`."""
 
 import json
 import os
@@ -37,7 +37,7 @@ NORM = {"norm.bias": ("params", True), "norm.scale": ("params", True)}
 
 
 def test_nnx():
-    """A shared parameter is there once; random streams are not."""
+    """A shared parameter is listed once; random streams are not."""
     assert kinds(told(Everything())) == NORM | {
         "head.bias": ("params", True),
         "head.kernel": ("params", True),
@@ -124,7 +124,7 @@ def test_a_model_that_is_not_made_yet_is_the_same():
 
 
 def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
-    """The same. A link that somebody put there is refused, and leads nowhere."""
+    """The contents are equal. A foreign link is rejected, and not followed."""
     place = tmp_path / "run" / "model.json"
     result = build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
     first = place.read_bytes()
@@ -154,7 +154,7 @@ def test_a_run_that_was_killed_early_has_it(tmp_path):
 
 
 def test_frozen_parts_and_dtypes_of_a_run(tmp_path):
-    """The dtypes are those that the run trains with."""
+    """The dtypes are those of training."""
     model = {name: x.astype(jnp.bfloat16) for name, x in line().items()}
     learner = (
         quiet(tmp_path / "run").precision("bfloat16").freeze("b").build(model, optax.sgd, 0.1, train_step=line_step)

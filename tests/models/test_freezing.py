@@ -1,4 +1,4 @@
-"""Parameters that are frozen: no gradients, no optimizer state, the same bits."""
+"""Tests of frozen parameters: no gradients, no optimizer state, unchanged bits."""
 
 import functools
 import re
@@ -26,7 +26,7 @@ def test_what_is_frozen_keeps_its_bits_and_has_no_state(tmp_path):
     before, after = (named_leaves(nnx.as_pure(nnx.state(m, nnx.Param))) for m in (model, result.model))
     same = {path for path in before if np.array_equal(before[path], after[path])}
     assert same == {"hidden.kernel", "hidden.bias", "norm.scale", "norm.bias"}
-    # The statistics of BatchNorm are not parameters: they go on.
+    # The statistics of BatchNorm are not parameters: they are updated.
     assert not np.array_equal(model.norm.mean[...], result.model.norm.mean[...])
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert "frozen: 24 parameters in 4 arrays" in log
@@ -107,7 +107,7 @@ def test_compiled_expressions(tmp_path):
 
 
 class Tied(nnx.Module):
-    """The head is the embedding again, and has a bias of its own."""
+    """The head is the embedding, and has its own bias."""
 
     def __init__(self):
         self.body = nnx.Linear(3, 3, rngs=nnx.Rngs(0))

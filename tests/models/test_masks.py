@@ -1,4 +1,4 @@
-"""Trees of booleans as the selection of parameters, for models of every library."""
+"""Tests of boolean trees that select parameters, for models of every library."""
 
 import jax
 import jax.numpy as jnp

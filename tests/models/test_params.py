@@ -1,4 +1,4 @@
-"""Parts of models by path, models with other numbers, and their modes."""
+"""Tests of parts of models by path, replaced parameters, and modes."""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ def test_what_was_taken_cannot_be_taken_again():
 
 @pytest.mark.parametrize("case", some(CASES, {CASES[2], CASES[5]}), ids=str)
 def test_parameters_are_put_into_a_model_again(case):
-    """All of them but one hundred more; the given model stays, and so does what is not a parameter."""
+    """Replace all parameters by their value plus one hundred; the given model and everything else stay unchanged."""
     model = case.make()
     before = {name: np.array(x) for name, x in case.arrays(model).items()}
     params = trainable_params(model)
@@ -117,7 +117,7 @@ def test_modes(case):
     has_modes = case.random or case.statistics
     evaluated = eval_mode(model)
     assert case.in_eval(evaluated)
-    if has_modes and case.name not in ("dict", "linen"):  # linen's are in train mode in a train step only
+    if has_modes and case.name not in ("dict", "linen"):  # linen models are in train mode only within a train step
         assert not case.in_eval(model)
     if case.name not in ("dict", "list"):
         assert not case.in_eval(train_mode(evaluated))

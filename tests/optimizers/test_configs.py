@@ -1,4 +1,4 @@
-"""Optimizers as fields of a `learner.Config`."""
+"""Tests of optimizers as fields of a `learner.Config`."""
 
 import jax
 import jax.numpy as jnp

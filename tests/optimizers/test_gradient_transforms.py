@@ -1,4 +1,4 @@
-"""Clipping, noise and what decays."""
+"""Tests of clipping, noise and weight decay."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def updates(optimizer):
         ({"tensor_norm": 12.0}, {"w": [6.0, -8.0], "b": [12.0]}),
         ({"value": 7.0}, {"w": [6.0, -7.0], "b": [7.0]}),
         ({"value": 8.0, "tensor_norm": 5.0}, {"w": [3.0, -4.0], "b": [5.0]}),
-        ({"adaptive": 2.0}, {"w": [6.0, -8.0], "b": [1.0]}),  # twice the norm of the parameter: 0.5 of b
+        ({"adaptive": 2.0}, {"w": [6.0, -8.0], "b": [1.0]}),  # twice the norm of the parameter: 0.5 for b
     ],
 )
 def test_clipping(limits, expected):

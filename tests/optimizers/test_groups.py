@@ -1,4 +1,4 @@
-"""Groups of parameters: what each is trained with, by hand."""
+"""Tests of parameter groups, with values by hand."""
 
 import re
 
@@ -156,7 +156,7 @@ def test_the_weight_decay_of_what_is_inside_another():
 
 
 def test_a_run_trains_each_group_at_its_rate(tmp_path):
-    """Against SGD by hand: `b` at a tenth of the rate."""
+    """Compare with SGD by hand: `b` at a tenth of the rate."""
     grouped = Groups(optax.sgd, [Group("^b$", lr=0.1)])
     start = {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1,))}
     result = quiet(tmp_path / "run").num_epochs(2).build(start, grouped, 0.05, train_step=line_step).fit(batches())

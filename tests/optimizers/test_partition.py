@@ -1,4 +1,4 @@
-"""Optimizers in groups, where each sees a part of the parameters."""
+"""Tests of optimizers in groups, each of which sees a part of the parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ ALL = {**{name: made(**NEEDED.get(name, {})) for name, made in OPTIMIZERS.items(
 SAMPLE = {"AdamW", "LBFGS", "Prodigy", "Sophia", "ScheduleFree", "Muon", *MORE}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # optax's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised within optax
 @pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.full) for n in ALL])
 def test_every_optimizer_of_optax_in_a_group_and_as_the_rest(name):
     in_group = Groups(optax.sgd, [Group("body", optimizer=ALL[name])])
@@ -45,7 +45,9 @@ def test_the_registry_has_all_of_them():
 
 
 def test_a_line_search_in_a_group_is_along_its_part(tmp_path):
-    """The line's weights by L-BFGS, its offset as it is: the least squares of what is left."""
+    """L-BFGS trains the weights, the bias stays as it is: the weights are the least-squares solution for the
+    residual.
+    """
     optimizer = Groups(optax.sgd, [Group("^w", lr=lambda step: 1.0, optimizer=optax.lbfgs)])
     start = {"w": jnp.zeros((3, 1)), "b": jnp.full((1,), 0.3)}
     builder = quiet(tmp_path / "run").num_epochs(12)
@@ -56,7 +58,7 @@ def test_a_line_search_in_a_group_is_along_its_part(tmp_path):
 
 
 def test_the_gradient_again_is_that_of_the_part(tmp_path):
-    """A step of SAM on the offset alone, by hand: up by 0.1 of its gradient, and down by that of there."""
+    """A step of SAM on the bias alone, by hand: up by 0.1 of its gradient, and down by the gradient there."""
 
     def sam(lr):
         return optax.contrib.sam(optax.sgd(lr), optax.sgd(0.1), opaque_mode=True)

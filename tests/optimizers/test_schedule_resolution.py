@@ -1,4 +1,4 @@
-"""Schedules of groups in runs, which tell them how long they are."""
+"""Tests of schedules of groups, which are resolved with the run's length."""
 
 import dataclasses
 
@@ -27,14 +27,14 @@ def grouped(lr, rest=optax.sgd, match="^b"):
 
 
 def constant_slope(model, batch):
-    """The gradient of everything is 1, so that the parameters are the sums of their rates, negative."""
+    """Return a loss with gradients of 1, so that parameters are the negative sums of their rates."""
     predictions = batch["x"] @ model["w"] * 0 + model["b"][None]
     output = RegressionOutput.from_predictions(predictions, batch["t"])
     return dataclasses.replace(output, loss=model["w"].sum() + model["b"].sum())
 
 
 def sums_of(builder, optimizer, lr=0.5, data=None):
-    """What `w[0]` and `b` have gone down by in a run."""
+    """Return the decrease of `w[0]` and `b` in a run."""
     learner = builder.build(line(), optimizer, lr, train_step=constant_slope)
     model = learner.fit(batches() if data is None else data).model
     return float(-model["w"][0, 0]), float(-model["b"][0])
@@ -58,11 +58,11 @@ def test_a_group_counts_with_the_length_of_the_run(tmp_path, set_length, lr, exp
     w, b = sums_of(set_length(quiet(tmp_path / "run")), Ema(Clipped(grouped(lr), norm=100.0), decay=0.0, warmup=False))
     assert b == pytest.approx(expected, rel=1e-5)
     steps = {12: 12, 4: 4}.get(round(w / 0.5))
-    assert steps is not None  # the rest has the run's rate
+    assert steps is not None  # the other parameters have the run's rate
 
 
 def test_a_step_that_is_left_out_counts_for_the_schedule(tmp_path):
-    """As for the run's own: the fourth step of six has half of the rate, whatever became of the others."""
+    """As for the run's schedule: the fourth step of six has half of the rate, whatever happened to the others."""
     data = batches()
     data[1] = {**data[1], "x": np.full_like(data[1]["x"], np.nan)}
 
@@ -123,7 +123,7 @@ def test_evaluating_needs_no_length(tmp_path):
 
 
 def test_the_range_test_has_a_length_of_its_own(tmp_path):
-    """In which groups are trained at their own rates."""
+    """In it, groups are trained at their own rates."""
     learner = build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN, match="^w"))
     losses = learner.find_lr([batches()[0]] * 4, lowest=1e-9, highest=1e-8, steps=4).losses
     assert len(losses) == 4

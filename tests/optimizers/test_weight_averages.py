@@ -1,4 +1,4 @@
-"""Averages of parameters: their values by hand, and that whoever evaluates has them."""
+"""Tests of averages of parameters: values by hand, and their use in evaluation."""
 
 import functools
 
@@ -24,7 +24,7 @@ RATE, STEPS = 0.05, 12
 
 
 def by_hand():
-    """The parameters after every step of SGD, two epochs of six batches."""
+    """Return the parameters after every step of SGD, two epochs of six batches."""
     w, b, left = np.zeros((3, 1)), np.zeros(1), []
     for _ in range(2):
         for first in range(0, 24, 4):
@@ -93,14 +93,14 @@ def test_the_average_is_evaluated_kept_and_read_again(tmp_path, case):
     for given in ({"optimizer": optimizer}, {}):
         loaded = load_checkpoint(tmp_path / "run", "latest", line(), **given)
         close(loaded.model, expected)
-        close(loaded.params, by_hand()[-1])  # by path there is what was trained
+        close(loaded.params, by_hand()[-1])  # by path, the trained parameters are returned
     assert bits(result.best_model) == bits(load_checkpoint(tmp_path / "run", "best", line()).model)
     other = build_line(quiet(tmp_path / "other").initial_from(tmp_path / "run", "latest"), RATE)
     close(other.fit(batches(rows=4)).model, after_one_more(expected))
 
 
 def after_one_more(params):
-    """SGD on the first batch."""
+    """Return the parameters after another SGD step on the first batch."""
     x, t = X[:4].astype(np.float64), T[:4].astype(np.float64)
     error = 2 * (x @ params["w"] + params["b"] - t) / 4
     return {"w": params["w"] - RATE * x.T @ error, "b": params["b"] - RATE * error.sum(0)}
@@ -130,7 +130,7 @@ def test_on_several_devices(tmp_path, strategy):
 
 
 def test_schedule_free_optimizers_are_evaluated_where_they_say(tmp_path):
-    """As `optax.contrib.schedule_free_eval_params` of a loop by hand."""
+    """As `optax.contrib.schedule_free_eval_params` in a hand-written loop."""
     make = functools.partial(optax.contrib.schedule_free_sgd, b1=0.9)
     result = build_line(options(tmp_path / "run"), RATE, make).fit(batches(), batches(24))
     optimizer, params = make(RATE), line()
@@ -192,7 +192,7 @@ def test_a_decay_near_1_is_not_rounded(warmup):
     average = Ema(optax.sgd, 0.99999, warmup)(1.0)
     params = {"w": jnp.zeros(1)}
     state = average.init(params)
-    count = state[1].count + 2_000_000  # steps, after the warm-up
+    count = state[1].count + 2_000_000  # steps, after the warmup
     state = state[0], state[1]._replace(count=count)
     _, state = average.update({"w": jnp.full(1, -1.0)}, state, params)
     np.testing.assert_allclose(state[1].averaged_params["w"], 1e-5 * np.ones(1), rtol=1e-6)
@@ -208,7 +208,7 @@ def test_a_decay_near_1_is_not_rounded(warmup):
         # Step 5 of 3, 5, 7 is skipped: the parameters are 3 after step 3, and 6 after step 7.
         (functools.partial(Swa, start=3, every=2), [0, 1, 2, 3, 5, 6], (3 + 6) / 2),
         (functools.partial(Ema, start=3, decay=0.5, warmup=False), [0, 2, 3, 4], (2 + 3 + 2 * 4) / 4),
-        # An optimizer that is new after step 100, with the parameters that it got: 0, 1, 2, 3.
+        # An optimizer that starts after step 100, with the parameters at that time: 0, 1, 2, 3.
         (functools.partial(Swa, start=1), [100, 101, 102], (0 + 1 + 2 + 3) / 4),
     ],
 )
