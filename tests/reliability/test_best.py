@@ -36,7 +36,7 @@ from tests.support.runs import (
     tree_of,
     valid_data,
 )
-from tests.support.stopped import CrashError, all_of, same, stopping_at
+from tests.support.stopped import CrashError, all_of, same, some, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -198,7 +198,7 @@ def test_a_run_that_fails_saves_its_best_first(tmp_path, whole):
     same(all_of(directory, kind.fit(kind.build(directory).resume())), whole)
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize("epoch", some([1, 2], {1}))
 def test_a_hook_that_fails_at_the_end_of_an_epoch_leaves_the_epoch(tmp_path, whole, epoch):
     """The first epoch is the best. A run that resumes from it calls the hook again."""
     directory, kind, called = tmp_path / "run", OftenBest(), []
