@@ -93,7 +93,6 @@ def test_no_two_replicas_have_the_same_masks_which_are_the_same_at_every_run(tmp
     np.testing.assert_array_equal(left[0], left[1])
     # One step from zero: the gradient of column 1 is a quarter of the mean of the masks, so it has eighths if each row
     # has its own mask, and is 0 or 1/4 if all rows share one.
-    # row has a mask of its own, and is 0 or 1/4 where all rows have the same.
     means = left[0][:, 1] * -4
     assert set(np.unique(means)) - {0.0, 1.0}
 

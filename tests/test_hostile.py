@@ -42,10 +42,10 @@ YAML = ("full_load", "full_load_all", "load", "load_all", "unsafe_load", "unsafe
 LOADERS = ("CFullLoader", "CLoader", "CUnsafeLoader", "FullLoader", "Loader", "UnsafeLoader")
 NUMPY = ("load", "read_array", "save", "savez", "savez_compressed", "write_array")
 HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "find_class")
+FIELDS = {ast.FunctionDef: "name", ast.Attribute: "attr", ast.Name: "id", ast.Constant: "value"}
 
 # Why each is safe: the first names come from a config, which is trusted, all other modules are constants, and one
 # pickles an exception within the process, as `multiprocessing` would.
-# pickles an exception of the process's own, as `multiprocessing` would.
 ALLOWED = {
     "__init__.py: importlib.import_module",  # public names, and modules of this package
     "cli/configs/importing.py: importlib.import_module",
@@ -68,7 +68,8 @@ ALLOWED = {
 def findings(tree):
     """Return the calls in a module that could run code named by a file."""
     names = {}  # full names by local names, according to imports
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    for node in nodes:
         if isinstance(node, ast.Import):
             whole = {alias.name.split(".")[0]: alias.name.split(".")[0] for alias in node.names if not alias.asname}
             names |= whole | {alias.asname: alias.name for alias in node.names if alias.asname}
@@ -76,14 +77,14 @@ def findings(tree):
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
             yield from _modules([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
-    for node in ast.walk(tree):
+    for node in nodes:
+        field = FIELDS.get(type(node))
+        if field and getattr(node, field) in HOOKS:
+            yield getattr(node, field)
         if isinstance(node, ast.Name) and node.id in BUILTINS:
             yield node.id
-        if isinstance(node, ast.Name | ast.Attribute):
-            yield from _risky(_path(node, names))
-        if isinstance(node, ast.FunctionDef | ast.Attribute | ast.Name | ast.Constant):
-            said = [getattr(node, field, None) for field in ("name", "attr", "id", "value")]
-            yield from (hook for hook in HOOKS if hook in said)
+        if isinstance(node, ast.Name | ast.Attribute) and (path := _path(node, names)):
+            yield from _risky(path)
         if isinstance(node, ast.Call):
             yield from _arrays(node, _path(node.func, names))
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
