@@ -67,9 +67,9 @@ class Client:
     def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
         """Return all pairs below a prefix."""
         with self._service.changed:
-            found = [(key, value) for key, value in self._service.values.items() if key.startswith(f"{prefix}/")]
-        self._count(prefix, sum(len(key) + len(value) for key, value in found))
-        return found
+            pairs = [(key, value) for key, value in self._service.values.items() if key.startswith(f"{prefix}/")]
+        self._count(prefix, sum(len(key) + len(value) for key, value in pairs))
+        return pairs
 
     def key_value_delete(self, prefix: str) -> None:
         """Remove a key and all below it."""
@@ -144,10 +144,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=COUNTS)
     parser.add_argument("--seconds", type=float, default=0.05, help="of a dispatch")
     options = parser.parse_args()
-    found = {count: measure(count, seconds=options.seconds) for count in options.processes}
+    measured = {count: measure(count, seconds=options.seconds) for count in options.processes}
     print("for each second of work")
-    print(f"| processes | {' | '.join(next(iter(found.values())))} |\n{'|---' * 6}|")
-    for count, numbers in found.items():
+    print(f"| processes | {' | '.join(next(iter(measured.values())))} |\n{'|---' * 6}|")
+    for count, numbers in measured.items():
         print(f"| {count} | {' | '.join(f'{number:.1f}' for number in numbers.values())} |")
 
 

@@ -167,7 +167,7 @@ def facts(program: Any, state: int = 0) -> Facts:
         memory.temp_size_in_bytes,
         state,
         sent,
-        {kind: len(each) for kind, each in shapes.items()},
+        {kind: len(of_kind) for kind, of_kind in shapes.items()},
         (len(copies), sum(copies)),
         (known, len(whiles) - known),
         [name for name in operations if name in HOST]
@@ -181,9 +181,10 @@ def bytes_of(shape: str) -> int:
     >>> bytes_of("f32[8,128]{1,0:T(8,128)}"), bytes_of("(bf16[2], pred[3])")
     (4096, 7)
     """
-    found = re.findall(r"\b([a-z]+)(\d*)[a-z\d]*\[([\d,]*)\]", shape)
+    arrays = re.findall(r"\b([a-z]+)(\d*)[a-z\d]*\[([\d,]*)\]", shape)
     return sum(
-        math.prod(int(axis) for axis in axes.split(",") if axis) * (int(bits or 8) // 8 or 1) for _, bits, axes in found
+        math.prod(int(axis) for axis in axes.split(",") if axis) * (int(bits or 8) // 8 or 1)
+        for _, bits, axes in arrays
     )
 
 
@@ -203,9 +204,9 @@ def collectives(text: str) -> tuple[dict[str, float], dict[str, list[str]]]:
     for line in text.splitlines():
         if line.startswith(("%", "ENTRY")):
             computation = line
-        if (found := pattern.search(line)) is None:
+        if (match := pattern.search(line)) is None:
             continue
-        result, kind, start, rest = found.groups()
+        result, kind, start, rest = match.groups()
         if start and kind != "all-reduce":
             result = outputs_of(result)
         if computation.startswith("%all-reduce-scatter"):
@@ -274,7 +275,7 @@ def workloads(rows: int) -> dict[str, tuple[Any, Any, dict[str, np.ndarray]]]:
 
 def strategies(devices: Sequence[Any], workload: str) -> dict[str, Any]:
     """Return the strategies for a workload, by name."""
-    found = {
+    by_name = {
         "SingleDevice": SingleDevice(devices[0]),
         "Replicated": Replicated(list(devices)),
         "Sharded": Sharded(devices=list(devices)),
@@ -282,17 +283,17 @@ def strategies(devices: Sequence[Any], workload: str) -> dict[str, Any]:
     }
     if workload == "transformer":
         mesh = {"data": len(devices) // 2, "model": 2}
-        found["Sharded, tensor"] = Sharded(mesh, TENSOR, devices=list(devices))
-    return found
+        by_name["Sharded, tensor"] = Sharded(mesh, TENSOR, devices=list(devices))
+    return by_name
 
 
-def line_of(found: Facts) -> str:
+def line_of(program: Facts) -> str:
     """Return a row of the table."""
-    sent = ", ".join(f"{found.collectives[kind]} {kind} {size / 1e3:.1f}" for kind, size in found.sent.items())
-    donated = f"{100 * min(1.0, found.donated / found.state):.0f} %" if found.state else ""
-    memory = " | ".join(f"{x / 1e6:.2f}" for x in (found.arguments, found.temporaries))
-    copies = f"{found.copies[0]} ({found.copies[1] / 1e6:.2f})"
-    return f"{memory} | {donated} | {sent} | {copies} | {found.loops[0]} + {found.loops[1]} | {len(found.host)}"
+    sent = ", ".join(f"{program.collectives[kind]} {kind} {size / 1e3:.1f}" for kind, size in program.sent.items())
+    donated = f"{100 * min(1.0, program.donated / program.state):.0f} %" if program.state else ""
+    memory = " | ".join(f"{x / 1e6:.2f}" for x in (program.arguments, program.temporaries))
+    copies = f"{program.copies[0]} ({program.copies[1] / 1e6:.2f})"
+    return f"{memory} | {donated} | {sent} | {copies} | {program.loops[0]} + {program.loops[1]} | {len(program.host)}"
 
 
 def main() -> None:
@@ -317,15 +318,15 @@ def main() -> None:
                 programs = compiled(model, step, batch, strategy, accumulate)
                 for kind in ("train", "valid"):
                     key = f"{workload}, {name}, {accumulate}, {kind}"
-                    everything[key] = found = facts(programs[kind], programs["state"] * (kind == "train"))
-                    print(f"| {key} | {line_of(found)} |", flush=True)
+                    everything[key] = program = facts(programs[kind], programs["state"] * (kind == "train"))
+                    print(f"| {key} | {line_of(program)} |", flush=True)
                     if options.text:
                         os.makedirs(options.text, exist_ok=True)
                         with open(f"{options.text}/{key.replace(', ', '-')}.txt", "w") as file:
                             file.write(programs[kind].as_text())
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({key: dataclasses.asdict(found) for key, found in everything.items()}, file, indent=1)
+            json.dump({key: dataclasses.asdict(program) for key, program in everything.items()}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -205,16 +205,16 @@ def _text(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-def differing(found: Facts, expected: Facts) -> dict[str, int]:
+def differing(actual: Facts, expected: Facts) -> dict[str, int]:
     """Return the number of differing bytes by name. A file that exists on one side differs in all of its bytes, and in
     at least one.
     """
     counts = {}
-    for name in sorted({*found, *expected}):
-        a, b = (np.frombuffer(side.get(name, b""), np.uint8) for side in (found, expected))
+    for name in sorted({*actual, *expected}):
+        a, b = (np.frombuffer(side.get(name, b""), np.uint8) for side in (actual, expected))
         both = min(len(a), len(b))
         count = int(np.count_nonzero(a[:both] != b[:both])) + max(len(a), len(b)) - both
-        if count or (name in found) != (name in expected):
+        if count or (name in actual) != (name in expected):
             counts[name] = max(count, 1)
     return counts
 

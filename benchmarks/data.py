@@ -202,8 +202,8 @@ def measure(pair: Pair, rounds: int, least: float = 0.25) -> tuple[list[float], 
         first = min(seconds(epochs, pair.rows) for epochs in (pair.ours, pair.bare, pair.bare, pair.ours))
         repeat = max(1, math.ceil(least / first))
         for number in range(rounds):
-            for epochs, found in sides[:: -1 if number % 2 else 1]:
-                found.append(seconds(epochs, pair.rows, repeat))
+            for epochs, times in sides[:: -1 if number % 2 else 1]:
+                times.append(seconds(epochs, pair.rows, repeat))
     finally:
         pair.close()
     return sides[0][1], sides[1][1]

@@ -106,14 +106,14 @@ def load_by_hand(path: Path) -> Arrays:
 
 def actions(model: Arrays, directory: Path, formats: Sequence[str]) -> dict[tuple[str, str, str], Do]:
     """Return all measured actions by format, direction and implementation."""
-    found: dict[tuple[str, str, str], Do] = {}
+    by_key: dict[tuple[str, str, str], Do] = {}
     for name in formats:
         ours, theirs = directory / f"ours{name}", directory / f"hand{name}"
-        found[name, "save", "ours"] = lambda path=ours: save_model(path, model)  # type: ignore[misc]
-        found[name, "save", "hand"] = lambda path=theirs: save_by_hand(path, model)  # type: ignore[misc]
-        found[name, "load", "ours"] = lambda path=ours: load_model(path, model)  # type: ignore[misc]
-        found[name, "load", "hand"] = lambda path=theirs: load_by_hand(path)  # type: ignore[misc]
-    return found
+        by_key[name, "save", "ours"] = lambda path=ours: save_model(path, model)  # type: ignore[misc]
+        by_key[name, "save", "hand"] = lambda path=theirs: save_by_hand(path, model)  # type: ignore[misc]
+        by_key[name, "load", "ours"] = lambda path=ours: load_model(path, model)  # type: ignore[misc]
+        by_key[name, "load", "hand"] = lambda path=theirs: load_by_hand(path)  # type: ignore[misc]
+    return by_key
 
 
 def timed(do: Do) -> tuple[float, float]:
@@ -138,8 +138,8 @@ def report(measured: list[Round], size: float) -> list[str]:
     lines = []
     for name, direction in dict.fromkeys((name, direction) for name, direction, _ in measured[0]):
         times = {who: [r[name, direction, who] for r in measured] for who in ("ours", "hand")}
-        for who, each in times.items():
-            lines.append(f"  {f'{name} {direction} {who}, MB/s':<48} {spread([size / wall for wall, _ in each])}")
+        for who, by_round in times.items():
+            lines.append(f"  {f'{name} {direction} {who}, MB/s':<48} {spread([size / wall for wall, _ in by_round])}")
         for index, what in enumerate(("time", "processor time")):
             ratios = [a[index] / b[index] for a, b in zip(times["ours"], times["hand"], strict=True)]
             lines.append(f"  {f'{name} {direction}: {what}, ours / hand':<48} {spread(ratios)}   goal <= {GOAL}")

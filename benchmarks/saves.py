@@ -84,7 +84,7 @@ def measure(save: Callable[[int], Path], step: int) -> tuple[float, float, int, 
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     finally:
         threading.Thread.start, os.fsync = start, fsync  # type: ignore[method-assign]
-    files = sum(each.is_file() for each in (path, *path.rglob("*")))
+    files = sum(entry.is_file() for entry in (path, *path.rglob("*")))
     remove = shutil.rmtree if path.is_dir() else os.remove
     remove(path)  # so that the next save has as much space
     return 1e3 * wall, 1e3 * cpu, counts["threads"], counts["fsync"], files

@@ -74,9 +74,9 @@ class Meter:
     def take(self) -> dict[str, Any]:
         """Return stages and the longest programs since the last call."""
         longest = sorted(getattr(self, "programs", {}).items(), key=lambda item: -item[1][1])[:MOST_PROGRAMS]
-        taken = {"stages": getattr(self, "stages", {}), "programs": longest}
+        totals = {"stages": getattr(self, "stages", {}), "programs": longest}
         self.stages, self.programs = {stage: [0, 0.0] for stage in STAGES}, dict[str, list[float]]()
-        return taken
+        return totals
 
 
 def measure(workload: str, name: str, devices: int, metrics: int, began: float) -> dict[str, Any]:
@@ -111,14 +111,14 @@ def measure(workload: str, name: str, devices: int, metrics: int, began: float) 
         case = dataclasses.replace(case, function=name == "function")
         _train(case, devices, metrics, first)
     meter.mark("end")
-    taken = [meter.take()]
+    readings = [meter.take()]
     if name in ("object", "function"):
         _train(dataclasses.replace(case, rate=2 * case.rate), devices, metrics, lambda: None)
         meter.mark("second run")
         first_run, second_run = meter.times["end"], meter.times["second run"]
         meter.times["second run"] = [b - a for a, b in zip(first_run, second_run, strict=True)]
-        taken.append(meter.take())
-    return {"times": meter.times, "runs": taken}
+        readings.append(meter.take())
+    return {"times": meter.times, "runs": readings}
 
 
 def _train(case: Any, devices: int, metrics: int, first: Callable[[], None]) -> None:

@@ -60,10 +60,10 @@ class Site(NamedTuple):
 def kinds(trees: dict[str, ast.Module]) -> set[str]:
     """Return the names of `LearnerError`, of its subclasses, and of `one_error`."""
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    found = {"LearnerError"}
+    names = {"LearnerError"}
     for _ in classes:
-        found |= {each.name for each in classes if found & {ast.unparse(base) for base in each.bases}}
-    return found | {"one_error", "Problem"}
+        names |= {node.name for node in classes if names & {ast.unparse(base) for base in node.bases}}
+    return names | {"one_error", "Problem"}
 
 
 @functools.cache
@@ -84,7 +84,7 @@ def pages() -> dict[Path, str]:
     coded = sorted({(s.code, s.template, s.module) for s in sites() if s.code})
     page_of = {prefix: name for name, prefixes in PAGES.items() for prefix in prefixes}
     tables: dict[str, dict[str, str]] = {name: {} for name in (*PAGES, OTHERS)}
-    for prefix, of_prefix in itertools.groupby(coded, key=lambda each: each[0].split("-")[0]):
+    for prefix, of_prefix in itertools.groupby(coded, key=lambda row: row[0].split("-")[0]):
         tables[page_of.get(prefix, OTHERS)][prefix] = _table(prefix, list(of_prefix))
     texts = {_path(name): "\n".join([TITLE.format(name), *tables[name].values()]) for name in tables}
     links = [f"| [{name}]({_path(name).name}) | {', '.join(f'`{p}-`' for p in tables[name])} |" for name in tables]
@@ -98,9 +98,9 @@ def _path(name: str) -> Path:
 
 def _table(prefix: str, coded: list[tuple[str, str, str]]) -> str:
     lines = [f"## {prefix}\n", "| Code | Message | Where |", "|---|---|---|"]
-    for code, rows in itertools.groupby(coded, key=lambda each: each[0]):
+    for code, rows in itertools.groupby(coded, key=lambda row: row[0]):
         _, templates, modules = zip(*rows, strict=True)
-        shown, places = (dict.fromkeys(map(_cell, each)) for each in (templates, modules))
+        shown, places = (dict.fromkeys(map(_cell, row)) for row in (templates, modules))
         lines.append(f"| `{code}` | {'<br>'.join(shown)} | {'<br>'.join(places)} |")
     return "\n".join([*lines, ""])
 
@@ -135,7 +135,7 @@ def _text(node: ast.expr) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=values):
-            return "".join(_text(each.value if isinstance(each, ast.FormattedValue) else each) for each in values)
+            return "".join(_text(part.value if isinstance(part, ast.FormattedValue) else part) for part in values)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _text(left) + _text(right)
         case ast.Name(id=name) | ast.Attribute(attr=name):

@@ -134,8 +134,8 @@ def _overrides(thing: Any) -> bool:
     function = getattr(thing, "fget", None) or getattr(thing, "__func__", thing)
     owner: Any = sys.modules.get(getattr(function, "__module__", None) or "")
     *names, name = getattr(function, "__qualname__", "").split(".")
-    for each in names:
-        owner = getattr(owner, each, None)
+    for part in names:
+        owner = getattr(owner, part, None)
     bases = owner.__mro__[1:] if isinstance(owner, type) else ()
     return any(name in vars(base) and base.__module__.startswith("learner") for base in bases)
 

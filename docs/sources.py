@@ -21,14 +21,14 @@ def linked(page: Path, docs: Path) -> dict[str, Path]:
     Raises:
       FileNotFoundError: a target does not exist.
     """
-    found = {}
+    targets = {}
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         target = (page.parent / link).resolve()
         if not target.is_relative_to(docs):
-            found[link] = target.relative_to(docs.parent)
+            targets[link] = target.relative_to(docs.parent)
             if not target.exists():
                 raise FileNotFoundError(f"{page} links to {link}, which is not there")
-    return found
+    return targets
 
 
 def _read(app: Any, docname: str, source: list[str]) -> None:
@@ -52,10 +52,12 @@ def _pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     for target in sorted(targets):
         place = docs.parent / target
         if place.is_dir():
-            files = sorted(each for each in place.iterdir() if each.suffix in LANGUAGES and each.name != "__init__.py")
+            files = sorted(
+                entry for entry in place.iterdir() if entry.suffix in LANGUAGES and entry.name != "__init__.py"
+            )
             listed = "".join(f'<li><a href="{target.name}/{f.name}.html">{html.escape(f.name)}</a></li>' for f in files)
             yield _page(target, f"<ul>{listed}</ul>")
-            yield from (_file(app, target / each.name, each) for each in files if target / each.name not in targets)
+            yield from (_file(app, target / entry.name, entry) for entry in files if target / entry.name not in targets)
         else:
             yield _file(app, target, place)
 

@@ -35,10 +35,10 @@ pytestmark = pytest.mark.accelerator
 
 @pytest.fixture(autouse=True)
 def device():
-    found = jax.devices()[0]
-    if found.platform == "cpu":
+    accelerator = jax.devices()[0]
+    if accelerator.platform == "cpu":
         pytest.skip("JAX finds no accelerator here, or was not asked for one: pytest -m accelerator")
-    return found
+    return accelerator
 
 
 @pytest.fixture

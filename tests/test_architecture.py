@@ -179,14 +179,14 @@ def test_nothing_unpickles_and_nothing_uses_the_network():
         "learner.loggers.secrets": {"urllib"},
         "learner.util.urls": {"urllib"},
     }
-    found = {}
+    used = {}
     for module, names in imports().items():
         if names := {name.split(".")[0] for name in names} & forbidden:
-            found[module] = names
+            used[module] = names
         nodes = ast.walk(trees()[module]) if "allow_pickle" in PATHS[module].read_text() else ()
         keywords = [node for node in nodes if isinstance(node, ast.keyword)]
         assert {ast.unparse(node) for node in keywords if node.arg == "allow_pickle"} <= {"allow_pickle=False"}, module
-    assert found == allowed
+    assert used == allowed
 
 
 def test_private_modules_of_jax_are_imported_in_one_file_and_when_they_are_needed():

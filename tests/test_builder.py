@@ -338,9 +338,9 @@ def test_every_exported_metric_can_be_registered(tmp_path):
     kinds = [kind for kind in exported if isinstance(kind, type)]
     kinds = [kind for kind in kinds if issubclass(kind, learner.metrics.MetricBase) and not inspect.isabstract(kind)]
     kinds.remove(learner.metrics.GPUUse)  # its package is not installed for tests
-    made = [metric for kind in kinds if (metric := MAKE.get(kind, functools.partial(made_of, kind))()).name]
-    assert len(made) > 6
-    quiet(tmp_path).metrics(*made)
+    instances = [metric for kind in kinds if (metric := MAKE.get(kind, functools.partial(made_of, kind))()).name]
+    assert len(instances) > 6
+    quiet(tmp_path).metrics(*instances)
 
 
 # -- build -------------------------------------------------------------------------------------------------------------

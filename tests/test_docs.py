@@ -43,7 +43,7 @@ def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, {})
-    found, expected = (re.findall(r"(\w+) (\d+) MB", each) for each in (printed.getvalue(), shown))
+    found, expected = (re.findall(r"(\w+) (\d+) MB", text) for text in (printed.getvalue(), shown))
     assert [name for name, _ in found] == [name for name, _ in expected]
     for (_, a), (_, b) in zip(found, expected, strict=True):
         assert abs(int(a) - int(b)) <= 0.2 * int(b) + 1
@@ -104,11 +104,11 @@ def test_the_optimizers_of_the_document(tmp_path):
         exec("\n".join(python), names)
     assert printed.getvalue() == "".join(shown)
     how = {"alone": True, "kind": "optimizer"}
-    said = recipe(yaml.safe_load(config[0])["optimizer"], "optimizer", names_for("optimizer"), **how).make()
-    for one, other in zip(said.groups, names["optimizer"].groups, strict=True):
+    configured = recipe(yaml.safe_load(config[0])["optimizer"], "optimizer", names_for("optimizer"), **how).make()
+    for one, other in zip(configured.groups, names["optimizer"].groups, strict=True):
         assert (one.match, one.weight_decay) == (other.match, other.weight_decay)
-    assert said.groups[2].lr == names["optimizer"].groups[2].lr
-    assert (said.optimizer.weight_decay, said.optimizer.weight_decay_on) == (0.01, "kernels")
+    assert configured.groups[2].lr == names["optimizer"].groups[2].lr
+    assert (configured.optimizer.weight_decay, configured.optimizer.weight_decay_on) == (0.01, "kernels")
 
 
 def test_the_sources_do_what_is_shown(tmp_path, monkeypatch):
@@ -149,14 +149,14 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
         archive.add(tmp_path / "0.cls", "0.cls")
         archive.add(tmp_path / "0.png", "0.png")
     blocks = [yaml.safe_load(b) for b in re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
-    found = [next(iter(source(block["train"], "train", 0).make())) for block in blocks]
-    assert [sorted(batch) for batch in found] == [
+    rows = [next(iter(source(block["train"], "train", 0).make())) for block in blocks]
+    assert [sorted(batch) for batch in rows] == [
         ["features", "label"],
         ["kind", "length"],
         ["image", "label"],
         ["image", "label"],
     ]
-    assert sorted(found[1]["kind"].tolist()) == [0, 1]
+    assert sorted(rows[1]["kind"].tolist()) == [0, 1]
 
 
 def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):
@@ -199,9 +199,9 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     assert [batch["text"].tolist() for batch in batches()] == [[0, 1, 2]]
     (rows,) = source(yaml.safe_load(packed)["train"], "train", 0).make().batch(4)
     assert (rows["text"].shape, rows["mask"].sum()) == ((2, 2048), 2700)
-    made = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
-    assert (made["train"].num_items(), len(made["train"]), made["valid"].num_items()) == (992, 31, 144)
-    assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)
+    loaders = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
+    assert (loaders["train"].num_items(), len(loaders["train"]), loaders["valid"].num_items()) == (992, 31, 144)
+    assert next(loaders["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)
 
 
 @pytest.mark.full
@@ -234,7 +234,7 @@ def test_the_code_of_loops_prints_what_is_shown(tmp_path, monkeypatch):
                     exec(compile(code, "a block of loops.md", "exec"), names)
                 shown = shown if following == "text" else ""
                 compared += bool(shown)
-                without = [re.sub(r"(?<=Accuracy )[\d.]+", "#", each) for each in (printed.getvalue(), shown)]
+                without = [re.sub(r"(?<=Accuracy )[\d.]+", "#", text) for text in (printed.getvalue(), shown)]
                 assert without[0] == without[1]
     assert compared == 6
     assert not (tmp_path / "runs" / "unused").exists()
@@ -268,8 +268,8 @@ def test_the_code_about_profiles_writes_them(tmp_path, monkeypatch):
         exec(code, {})
     assert printed.getvalue().startswith("steps 6 to 20: ")
     for place, steps in (("profile", [5, 20]), ("runs/profiled/profile", [10, 30])):
-        found = json.loads(Path(place, "profile.json").read_text())
-        assert [found["first"], found["last"]] == steps
+        profile = json.loads(Path(place, "profile.json").read_text())
+        assert [profile["first"], profile["last"]] == steps
 
 
 @pytest.mark.usefixtures("compiled_once")
@@ -403,7 +403,7 @@ def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
     builder = LearnerBuilder(tmp_path / "config")
     for config in (yaml.safe_load(code)["metric_loggers"] for kind, code in blocks if kind == "yaml"):
         option(LearnerBuilder, "metric_loggers", config, "", names_for("metric_loggers")).apply(builder)
-    assert [type(each).__name__ for each in builder._options.loggers] == ["JsonLines", "TensorBoard", "Webhook"]
+    assert [type(logger).__name__ for logger in builder._options.loggers] == ["JsonLines", "TensorBoard", "Webhook"]
     tabled = set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE))
     assert tabled == {*exports("learner.loggers", "learner.events.Listener")} - {"MetricLogger"}
 

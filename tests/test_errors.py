@@ -70,11 +70,11 @@ def test_codes_are_in_kebab_case():
 
 def test_one_message_has_one_code_in_a_part():
     """Messages that consist of values only belong to several faults."""
-    found = collections.defaultdict(set)
+    codes_of = collections.defaultdict(set)
     for site in documented().sites():
         if site.code and re.sub(r"\{\w*(\.\.\.)?\}", "", site.template).strip(" :;,"):
-            found[site.code.split("-")[0], site.template].add(site.code)
-    assert {template: codes for (_, template), codes in found.items() if len(codes) > 1} == {}
+            codes_of[site.code.split("-")[0], site.template].add(site.code)
+    assert {template: codes for (_, template), codes in codes_of.items() if len(codes) > 1} == {}
 
 
 def test_the_messages_are_those_of_the_snapshot():

@@ -24,7 +24,7 @@ def step(number):
     return StepsEnded(0.0, "train", 1, number, 1, number, None, number, {"Loss": ones}, ones, 0.1)
 
 
-def said(event):
+def field_of(event):
     """Return an event's distinguishing field."""
     return event.text if isinstance(event, Message) else str(event.step)
 
@@ -36,7 +36,7 @@ class Memory(Listener):
         self.told, self.threads, self.closed = [], set(), 0
 
     def on_event(self, event):
-        self.told.append(said(event))
+        self.told.append(field_of(event))
         self.threads.add(threading.current_thread())
 
     def close(self):
@@ -115,7 +115,7 @@ def test_a_listener_that_was_slow_is_told_again_once_it_has_room():
         outlet.put(step(number))
     listener.gate.set()
     caught_up = threading.Event()
-    last = lambda event: caught_up.set() if said(event) == "1" else None  # noqa: E731
+    last = lambda event: caught_up.set() if field_of(event) == "1" else None  # noqa: E731
     listener.on_event = lambda event: (Memory.on_event(listener, event), last(event))
     assert caught_up.wait(WAIT)
     outlet.put(message("last"))

@@ -126,8 +126,8 @@ def _arrays(call, path):
 
 def test_no_code_is_taken_from_data():
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-    found = {f"{module}: {finding}" for module, tree in trees.items() for finding in findings(tree)}
-    assert found == ALLOWED
+    calls = {f"{module}: {finding}" for module, tree in trees.items() for finding in findings(tree)}
+    assert calls == ALLOWED
 
 
 def test_each_of_them_would_be_found():
@@ -166,7 +166,7 @@ def test_each_of_them_would_be_found():
         ("unpickler.find_class = f", "find_class"),
         ("getattr(x, '__reduce__')", "__reduce__"),
     ]
-    assert [each for each, finding in snippets if finding not in set(findings(ast.parse(each)))] == []
+    assert [snippet for snippet, finding in snippets if finding not in set(findings(ast.parse(snippet)))] == []
 
 
 def test_harmless_code_is_not_found():
@@ -179,7 +179,7 @@ def test_harmless_code_is_not_found():
         "import os\nos.open(path)",
         "from importlib import metadata",
     ]
-    assert {each: set(findings(ast.parse(each))) for each in snippets} == {each: set() for each in snippets}
+    assert [snippet for snippet in snippets if set(findings(ast.parse(snippet)))] == []
 
 
 # -- what lies in a run's directory ------------------------------------------------------------------------------------
@@ -196,9 +196,9 @@ class Canary:
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def created(tmp_path, monkeypatch):
     """A directory where a file appears when a pickle is loaded, or a module is imported that only data name."""
-    place = tmp_path / "made"
+    place = tmp_path / "created"
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "canary.py").write_text(f"import os\nos.mkdir({str(place)!r})\n")
@@ -207,12 +207,12 @@ def made(tmp_path, monkeypatch):
     sys.modules.pop("canary", None)
 
 
-def test_the_canary_sings(made):
-    pickle.loads(pickle.dumps(Canary(made)))
-    assert made.exists()
-    made.rmdir()
+def test_the_canary_sings(created):
+    pickle.loads(pickle.dumps(Canary(created)))
+    assert created.exists()
+    created.rmdir()
     __import__("canary")
-    assert made.exists()
+    assert created.exists()
 
 
 def resumed(directory):
@@ -259,17 +259,17 @@ def newest(run):
     return run / "checkpoint/8"
 
 
-def test_what_a_checkpoint_names_is_not_imported(run, made):
-    command = f"!!python/object/apply:os.mkdir [{str(made)!r}]"
-    named = {"py/object": "canary.Thing", "class_path": "canary.Thing", "__reduce__": ["os.mkdir", [str(made)]]}
-    state = {"py/reduce": [{"py/type": "os.mkdir"}, [str(made)]], "best": 1.0, "without": 0, "seen": 1}
+def test_what_a_checkpoint_names_is_not_imported(run, created):
+    command = f"!!python/object/apply:os.mkdir [{str(created)!r}]"
+    named = {"py/object": "canary.Thing", "class_path": "canary.Thing", "__reduce__": ["os.mkdir", [str(created)]]}
+    state = {"py/reduce": [{"py/type": "os.mkdir"}, [str(created)]], "best": 1.0, "without": 0, "seen": 1}
     further = {"config": f"model: {command}\ntrain: {{class_path: canary.Thing}}\n", "early_stopping": [state]}
     changed_json(newest(run) / "progress/metadata", **named, **further, made_on=named)
     assert attempt(run) is not None
-    assert not made.exists()
+    assert not created.exists()
 
 
-def test_handlers_that_the_metadata_of_a_checkpoint_name_are_not_imported(run, made):
+def test_handlers_that_the_metadata_of_a_checkpoint_name_are_not_imported(run, created):
     replaced = 0
     for path in newest(run).rglob("*"):
         if path.name in ("_CHECKPOINT_METADATA", "_METADATA", "_sharding"):
@@ -280,11 +280,11 @@ def test_handlers_that_the_metadata_of_a_checkpoint_name_are_not_imported(run, m
             path.write_text(text)
     assert replaced == 2  # the handler, and the types of the leaves
     attempt(run)
-    assert not made.exists()
+    assert not created.exists()
 
 
-def test_pickles_and_modules_beside_the_items_are_not_loaded(run, made):
-    payload = pickle.dumps(Canary(made))
+def test_pickles_and_modules_beside_the_items_are_not_loaded(run, created):
+    payload = pickle.dumps(Canary(created))
     for place in [run, *(path for path in run.rglob("*") if path.is_dir())]:
         for name in ("evil.pkl", "checkpoint", "state.msgpack", "model.pickle"):
             if not (place / name).exists():
@@ -292,7 +292,7 @@ def test_pickles_and_modules_beside_the_items_are_not_loaded(run, made):
         for name in ("__init__.py", "sitecustomize.py", "conftest.py"):
             (place / name).write_text("import canary\n")
     attempt(run)
-    assert not made.exists()
+    assert not created.exists()
 
 
 def kinds_of_files(directory):
@@ -315,9 +315,9 @@ print("read", len(sys.argv[2:]))
 
 
 @pytest.mark.full
-def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, made):
+def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, created):
     """Run in a separate process: after failures Orbax leaves reads behind, which raise at some later time."""
-    payload, runs = pickle.dumps(Canary(made)), []
+    payload, runs = pickle.dumps(Canary(created)), []
     for number, file in enumerate(kinds_of_files(newest(finished))):
         runs.append(shutil.copytree(finished, tmp_path / str(number)))
         (newest(runs[-1]) / file).write_bytes(payload)
@@ -331,7 +331,7 @@ def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, mad
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"read {len(runs)}\n"
-    assert not made.exists()
+    assert not created.exists()
 
 
 @pytest.mark.parametrize(
@@ -345,8 +345,8 @@ def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, mad
         ),
     ],
 )
-def test_a_pickle_in_the_place_of_a_log_is_not_loaded(run, made, capsys, file):
-    (run / file).write_bytes(pickle.dumps(Canary(made)) + b"\n")
+def test_a_pickle_in_the_place_of_a_log_is_not_loaded(run, created, capsys, file):
+    (run / file).write_bytes(pickle.dumps(Canary(created)) + b"\n")
     with warnings.catch_warnings(action="ignore"):
         with contextlib.suppress(LearnerError):
             read_history(run)
@@ -354,15 +354,15 @@ def test_a_pickle_in_the_place_of_a_log_is_not_loaded(run, made, capsys, file):
         main(["resume", str(run)])
     attempt(run)
     assert "Traceback" not in capsys.readouterr().err
-    assert not made.exists()
+    assert not created.exists()
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate", "predict"])
-def test_tags_of_a_config_run_nothing(run, made, capsys, command):
+def test_tags_of_a_config_run_nothing(run, created, capsys, command):
     """A config names code by `class_path`, and the command warns that it trusts it; its YAML is plain nevertheless."""
     for tag in (
-        f"!!python/object/apply:os.mkdir [{made}]",
-        f"!!python/object/new:os.mkdir [{made}]",
+        f"!!python/object/apply:os.mkdir [{created}]",
+        f"!!python/object/new:os.mkdir [{created}]",
         "!!python/module:canary",
         "!!python/name:canary.Thing",
         "!!python/object:canary.Thing {}",
@@ -374,7 +374,7 @@ def test_tags_of_a_config_run_nothing(run, made, capsys, command):
         assert trusted == f"learner: {run}/config.yaml is trusted: the code that it names is imported and run now"
         assert refused.startswith(f"learner: the config file {run}/config.yaml is not YAML: ")
         assert "python/" in refused
-        assert not made.exists(), tag
+        assert not created.exists(), tag
 
 
 # -- positions and names that lead elsewhere ---------------------------------------------------------------------------
@@ -471,17 +471,17 @@ def test_odd_names_that_are_all_right_stay_below_the_directory(tmp_path):
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def test_archives_of_objects_are_not_unpickled(tmp_path, made):
+def test_archives_of_objects_are_not_unpickled(tmp_path, created):
     from learner.data.npz import read_npz
 
-    np.savez(tmp_path / "a.npz", x=np.array([Canary(made)], object))
+    np.savez(tmp_path / "a.npz", x=np.array([Canary(created)], object))
     with np.load(tmp_path / "a.npz", allow_pickle=True) as content:
         assert content["x"].dtype == object  # NumPy would unpickle it if allowed
-    assert made.exists()
-    made.rmdir()
+    assert created.exists()
+    created.rmdir()
     with raises_code("npz-unreadable"):
         read_npz(tmp_path / "a.npz")
-    assert not made.exists()
+    assert not created.exists()
 
 
 @pytest.mark.full

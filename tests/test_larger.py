@@ -170,11 +170,11 @@ def restored(monkeypatch, made_since):
     seen = []
 
     def restore(store, step, items):
-        found = original(store, step, items)
+        restored_items = original(store, step, items)
         held = bytes_on(made_since())
-        parts = [(x.size, {shard.data.size for shard in x.addressable_shards}) for x in jax.tree.leaves(found)]
-        seen.append((sorted(found), parts, held))
-        return found
+        parts = [(x.size, {shard.data.size for shard in x.addressable_shards}) for x in jax.tree.leaves(restored_items)]
+        seen.append((sorted(restored_items), parts, held))
+        return restored_items
 
     original = CheckpointStore.restore
     monkeypatch.setattr(CheckpointStore, "restore", restore)

@@ -78,11 +78,11 @@ def test_every_number_of_a_run_equals_the_same_loop_in_numpy(tmp_path):
     result = build_line(quiet(tmp_path / "run").num_epochs(3), RATE).fit(ragged(), ragged(9))
     model, logs = ByHand(), logs_of(tmp_path / "run")
     for epoch in (1, 2, 3):
-        made = [model.step([batch]) for batch in ragged()]
+        steps = [model.step([batch]) for batch in ragged()]
         values, weights, last = numbers_in(logs[f"train/epoch-{epoch}/Loss.log"])
-        np.testing.assert_allclose(values, [loss for loss, _ in made], rtol=1e-5)
-        assert weights.tolist() == [rows for _, rows in made] == [4, 4, 4, 4, 4, 2]
-        mean = sum(loss * rows for loss, rows in made) / ROWS
+        np.testing.assert_allclose(values, [loss for loss, _ in steps], rtol=1e-5)
+        assert weights.tolist() == [rows for _, rows in steps] == [4, 4, 4, 4, 4, 2]
+        mean = sum(loss * rows for loss, rows in steps) / ROWS
         np.testing.assert_allclose(float(last[0]), mean, rtol=1e-5)
         values, weights, last = numbers_in(logs[f"valid/epoch-{epoch}/Loss.log"])
         np.testing.assert_allclose(values, [model.loss(batch) for batch in ragged(9)], rtol=1e-5)
@@ -141,11 +141,11 @@ def test_the_epoch_of_a_metric_that_collects_sees_each_row_once_in_order(tmp_pat
 
 
 def test_a_function_that_makes_the_model_and_data_given_to_build(tmp_path):
-    made = []
+    calls = []
 
     def make():
-        made.append(line())
-        return made[-1]
+        calls.append(line())
+        return calls[-1]
 
     learner = quiet(tmp_path / "run").build(
         make, optax.sgd, RATE, batches(), batches(9), train_step=line_step, valid_step=line_step
@@ -153,7 +153,7 @@ def test_a_function_that_makes_the_model_and_data_given_to_build(tmp_path):
     expected, result = build_line(quiet(tmp_path / "given"), RATE).fit(batches(), batches(9)), learner.fit()
     assert bits(result.model) == bits(expected.model)
     assert result.history == expected.history
-    assert len(made) == 1
+    assert len(calls) == 1
 
 
 def test_one_epoch_without_validation_and_no_second_fit(tmp_path):
@@ -243,15 +243,15 @@ def test_validation_data_in_any_form(tmp_path, reference, kind):
 
 @pytest.mark.full
 def test_a_dataset_with_a_batch_size_is_shuffled_by_the_seed(tmp_path):
-    dataset, found = ArrayDataset(arrays()), []
+    dataset, models = ArrayDataset(arrays()), []
     for number, (seed, data) in enumerate(
         [(4, dataset), (4, DataLoaderBuilder().batch_size(BATCH).shuffle(4).build(dataset)), (5, dataset)]
     ):
         builder = quiet(tmp_path / str(number)).num_epochs(2).seed(seed).with_batch_size(BATCH)
-        found.append(model_bits(build_line(builder).fit(data, dataset).model))
+        models.append(model_bits(build_line(builder).fit(data, dataset).model))
         weights = numbers_in(logs_of(tmp_path / str(number))["valid/epoch-1/Loss.log"])[1]
         assert weights.tolist() == [4] * 6
-    assert found[0] == found[1] != found[2]
+    assert models[0] == models[1] != models[2]
 
 
 def test_several_validation_sets(tmp_path):
@@ -485,8 +485,8 @@ def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
 def test_the_repr_of_a_learner_is_short(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     assert repr(learner) == f"Learner(dict, 4 parameters, {str(tmp_path / 'run')!r})"
-    made = quiet(tmp_path / "run").build(lambda: line(), optax.sgd, 0.1, train_step=line_step)
-    assert repr(made) == repr(learner)
+    unmade = quiet(tmp_path / "run").build(lambda: line(), optax.sgd, 0.1, train_step=line_step)
+    assert repr(unmade) == repr(learner)
 
 
 def test_a_notebook_shows_the_model(tmp_path):

@@ -55,10 +55,10 @@ def linear(model, batch):
 
 def convolution(model, batch):
     """Compute the linear model as a convolution of width 3 without padding."""
-    made = jax.lax.conv_general_dilated(
+    output = jax.lax.conv_general_dilated(
         batch["x"][:, :, None], model["w"][:, :, None], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
     )
-    return RegressionOutput.from_predictions(made[:, :, 0], batch["y"])
+    return RegressionOutput.from_predictions(output[:, :, 0], batch["y"])
 
 
 class Order(CollectingMetric):
@@ -86,14 +86,14 @@ def as_batches(data=None, size=SIZE):
 
 
 def builder(directory, **options):
-    made = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None)
+    configured = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None)
     for name, value in options.items():
-        getattr(made, name)(value)
-    return made
+        getattr(configured, name)(value)
+    return configured
 
 
-def build(made, step=linear, lr=RATE):
-    return made.build({"w": np.zeros((3, 1), np.float32)}, optax.sgd, lr, train_step=step, valid_step=step)
+def build(builder, step=linear, lr=RATE):
+    return builder.build({"w": np.zeros((3, 1), np.float32)}, optax.sgd, lr, train_step=step, valid_step=step)
 
 
 # -- what is watched ---------------------------------------------------------------------------------------------------
@@ -254,9 +254,9 @@ QUICK = ("stream, accumulation", "resident, no loop, accumulation")
 def fit(request, tmp_path_factory):
     make, accumulate, step, programs = MODES[request.param]
     directory, memory = tmp_path_factory.mktemp("run") / "run", MemoryLogger()
-    made = builder(directory, num_epochs=EPOCHS, grads_accumulation=accumulate, metric_loggers=memory)
-    made.metrics(Order(), IterationSpeed())
-    watched = Watched(build(made, step), make(), make())
+    configured = builder(directory, num_epochs=EPOCHS, grads_accumulation=accumulate, metric_loggers=memory)
+    configured.metrics(Order(), IterationSpeed())
+    watched = Watched(build(configured, step), make(), make())
     watched.directory, watched.accumulate, watched.step, watched.programs = directory, accumulate, step, programs
     watched.memory = memory
     return watched
@@ -302,8 +302,8 @@ def test_a_convolution_on_a_cpu_runs_step_by_step_and_the_log_says_so(fit):
     log = (fit.directory / "experiment.log").read_text()
     slow = fit.step is convolution
     for split in ("train", "valid"):
-        said = "step by step, without a loop (it has a convolution" if slow else "up to 32 steps in one loop ("
-        assert f"dispatch of {split}: {said}" in log
+        expected = "step by step, without a loop (it has a convolution" if slow else "up to 32 steps in one loop ("
+        assert f"dispatch of {split}: {expected}" in log
     assert {"train", "valid"} & set(fit.compiled[0]) == (set() if slow else {"train", "valid"})
 
 
@@ -315,16 +315,16 @@ def test_the_log_counts_the_compilations(fit):
 
 def test_events_come_in_order_and_are_whole(fit):
     steps = -(-ROWS // (SIZE * fit.accumulate))
-    told = [event for event in fit.memory.events if not isinstance(event, Message | Compiling)]
-    assert isinstance(told[0], RunStarted)
-    assert isinstance(told[-1], RunEnded)
+    events = [event for event in fit.memory.events if not isinstance(event, Message | Compiling)]
+    assert isinstance(events[0], RunStarted)
+    assert isinstance(events[-1], RunEnded)
     position = 1
     for epoch in range(1, EPOCHS + 1):
-        assert told[position] == EpochStarted(told[position].time, epoch, steps)
+        assert events[position] == EpochStarted(events[position].time, epoch, steps)
         position += 1
         for split, count in (("train", steps), ("valid", 6)):
             done = 0
-            while isinstance(event := told[position], StepsEnded):
+            while isinstance(event := events[position], StepsEnded):
                 base = (epoch - 1) * steps if split == "train" else 0
                 assert (event.split, event.epoch, event.first) == (split, epoch, base + done + 1)
                 done += event.count
@@ -336,10 +336,10 @@ def test_events_come_in_order_and_are_whole(fit):
             assert isinstance(event, SplitEnded)
             assert (event.split, event.epoch, event.at_step) == (split, epoch, None)
             position += 1
-        assert isinstance(told[position], EpochEnded)
-        assert {key.split("/")[0] for key in told[position].values} == {"train", "valid"}
+        assert isinstance(events[position], EpochEnded)
+        assert {key.split("/")[0] for key in events[position].values} == {"train", "valid"}
         position += 1
-    assert position == len(told) - 1
+    assert position == len(events) - 1
     assert fit.memory.closed
 
 
@@ -410,12 +410,12 @@ def test_a_second_compilation_would_be_counted(tmp_path):
 def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_nothing_either(tmp_path):
     """Hooks may read; the loop around them does not. The programs that they need are compiled once."""
     hooked = []
-    made = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(keep_last=1).num_epochs(3)
-    made.valid_every(2).every(3, lambda info, model: hooked.append(("every", info.step)))
-    made.on_epoch_end(lambda info, model: hooked.append(("epoch", info.epoch)) or {"hooks": len(hooked)})
-    made.early_stopping(MetricEarlyStopping("valid/Loss", patience=50))
+    configured = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(keep_last=1).num_epochs(3)
+    configured.valid_every(2).every(3, lambda info, model: hooked.append(("every", info.step)))
+    configured.on_epoch_end(lambda info, model: hooked.append(("epoch", info.epoch)) or {"hooks": len(hooked)})
+    configured.early_stopping(MetricEarlyStopping("valid/Loss", patience=50))
     plateau = ReduceOnPlateau(RATE, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)  # reduces at every validation
-    watched = Watched(build(made, lr=plateau), loader(), loader())
+    watched = Watched(build(configured, lr=plateau), loader(), loader())
     assert watched.reads == []
     assert hooked == [
         (kind, n) for e in (1, 2, 3) for kind, n in (("every", 6 * e - 3), ("every", 6 * e), ("epoch", e))
@@ -438,10 +438,10 @@ class WildPace(StepTimeEstimator):
 def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
     """Compare validations, hooks and saves within epochs, and dispatches of 1 to 32 steps depending on the clock."""
     plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
-    made = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
-    made.valid_every(2).every(3, lambda info, model: None)
+    configured = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
+    configured.valid_every(2).every(3, lambda info, model: None)
     monkeypatch.setattr(learner.training.setup.preparation, "StepTimeEstimator", WildPace)
-    cut = build(made).fit(loader(), loader())
+    cut = build(configured).fit(loader(), loader())
     np.testing.assert_array_equal(np.asarray(cut.model["w"]), np.asarray(plain.model["w"]))
     for epoch in (1, 2, 3):
         for name in ("Loss", "Order"):
@@ -575,9 +575,9 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
         return reason
 
     monkeypatch.setattr(learner.learner, "loop", loop)
-    made = builder(tmp_path / "run", num_epochs=2)
+    configured = builder(tmp_path / "run", num_epochs=2)
     before = set(threading.enumerate())
-    result = build(made.metric_loggers(blocked, hanging, Raising(), memory)).fit(loader())
+    result = build(configured.metric_loggers(blocked, hanging, Raising(), memory)).fit(loader())
     hanging.gate.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT)

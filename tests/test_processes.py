@@ -40,7 +40,9 @@ def trained(directory, count, expect=0, **options):
     ended = processes(directory, count, timeout=240, **options)
     codes = [process.code for process in ended]
     expected = [expect] * count
-    assert codes == expected, "\n".join(f"{each.code}\n{each.out[-800:]}\n{each.err[-3000:]}" for each in ended)
+    assert codes == expected, "\n".join(
+        f"{process.code}\n{process.out[-800:]}\n{process.err[-3000:]}" for process in ended
+    )
     return [last_line(process) for process in ended]
 
 
@@ -92,9 +94,9 @@ def test_two_processes_leave_one_run_with_the_numbers_of_one(one, two):
     assert ends == [{"stopped_by": "num_epochs", "steps": 4}] * 2
     np.testing.assert_equal(left(directory, 0), left(directory, 1))
     expected = metric_logs(one[0])
-    found = metric_logs(directory)
-    assert found.keys() == {name for name in expected if "epoch-3" not in name}
-    for name, lines in found.items():
+    logs = metric_logs(directory)
+    assert logs.keys() == {name for name in expected if "epoch-3" not in name}
+    for name, lines in logs.items():
         values, of_one = ([line.split(",") for line in text] for text in (lines, expected[name]))
         assert [line[1:] for line in values] == [line[1:] for line in of_one]
         np.testing.assert_allclose(
@@ -135,7 +137,7 @@ def test_more_processes_resume_from_its_checkpoint(one, two, tmp_path):
     """Three processes, which also split the model, train the third epoch after two of two processes."""
     directory = two[0]
     ends = trained(directory, 3, accumulate=4, epochs=3, resume=True, rules="fsdp")
-    assert [each["steps"] for each in ends] == [6] * 3
+    assert [end["steps"] for end in ends] == [6] * 3
     close(one[1], left(directory, 2))
     assert saved_steps(directory) == [2, 4, 6]
     assert "processes: 2 -> 3" in (directory / "experiment.log").read_text()
@@ -333,11 +335,11 @@ def test_checkpoints_of_all_processes_and_of_one_are_kept_alike(tmp_path):
 def test_metric_keys_differ_per_process(tmp_path):
     """Processes of different runs raise before anything is created."""
     directory = tmp_path / "run"
-    for each in trained(directory, 2, expect=2, seeds=[0, 7], perplexity=1, betas=[0.9, 0.5]):
-        assert "the processes of the run differ in what they train:" in each["error"]
-        assert 'metrics.valid.2 is "Loss" in process 0; "Perplexity" in process 1' in each["error"]
-        assert "options.seed is 0 in process 0; 7 in process 1" in each["error"]
-        assert "programs.hashes.optimizer is" in each["error"]
+    for end in trained(directory, 2, expect=2, seeds=[0, 7], perplexity=1, betas=[0.9, 0.5]):
+        assert "the processes of the run differ in what they train:" in end["error"]
+        assert 'metrics.valid.2 is "Loss" in process 0; "Perplexity" in process 1' in end["error"]
+        assert "options.seed is 0 in process 0; 7 in process 1" in end["error"]
+        assert "programs.hashes.optimizer is" in end["error"]
     assert not directory.exists()
 
 

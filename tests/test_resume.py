@@ -97,10 +97,10 @@ def saved_in(directory):
 
 
 @pytest.mark.parametrize(
-    ("asked", "start"), [pytest.param({"step": 24}, 24, marks=pytest.mark.full), ({"epoch": "best"}, 6)]
+    ("requested", "start"), [pytest.param({"step": 24}, 24, marks=pytest.mark.full), ({"epoch": "best"}, 6)]
 )
-def test_from_a_step_or_from_the_best(copy, five, asked, start):
-    result = fit_five(quiet(copy).checkpoint(**asked))
+def test_from_a_step_or_from_the_best(copy, five, requested, start):
+    result = fit_five(quiet(copy).checkpoint(**requested))
     same(all_of(copy, result), five[1])
     assert journal_of(copy)[-1]["event"] == "end"
     assert [entry["step"] for entry in journal_of(copy) if entry["event"] == "start"] == [0, start]
@@ -129,19 +129,19 @@ def test_going_back_without_saving(copy, five):
 
 
 @pytest.mark.parametrize(
-    ("asked", "missing"), [({"epoch": 9}, "the end of epoch 9"), ({"step": 7}, "step 7")], ids=["epoch", "step"]
+    ("requested", "missing"), [({"epoch": 9}, "the end of epoch 9"), ({"step": 7}, "step 7")], ids=["epoch", "step"]
 )
-def test_a_checkpoint_that_is_not_there(copy, five, asked, missing):
+def test_a_checkpoint_that_is_not_there(copy, five, requested, missing):
     known = ", ".join(f"step {6 * epoch} (epoch {epoch})" for epoch in range(1, 6))
     with raises_code("checkpoint-not-found", name=missing, known=known):
-        fit_five(quiet(copy).checkpoint(**asked))
+        fit_five(quiet(copy).checkpoint(**requested))
     assert {path: content for path, (content, _) in tree_of(copy).items()} == {p: c for p, (c, _) in five[2].items()}
 
 
-@pytest.mark.parametrize("asked", [{"epoch": 1}, {"epoch": "best"}, {"step": 6}])
-def test_a_checkpoint_of_a_run_that_is_not_there(tmp_path, asked):
+@pytest.mark.parametrize("requested", [{"epoch": 1}, {"epoch": "best"}, {"step": 6}])
+def test_a_checkpoint_of_a_run_that_is_not_there(tmp_path, requested):
     with raises_code("resume-checkpoint-missing", place=str(tmp_path / "run")):
-        build_line(quiet(tmp_path / "run").checkpoint(**asked)).fit(batches())
+        build_line(quiet(tmp_path / "run").checkpoint(**requested)).fit(batches())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -115,8 +115,8 @@ def is_elsewhere(link):
 
 def loads_of_style(text):
     """Return the resources that a style sheet loads, without embedded pictures."""
-    found = re.findall(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""", text)
-    return [link for pair in found for link in pair if link and not link.startswith("data:")]
+    urls = re.findall(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""", text)
+    return [link for pair in urls for link in pair if link and not link.startswith("data:")]
 
 
 @pytest.fixture(scope="module")

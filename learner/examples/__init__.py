@@ -21,5 +21,5 @@ def bundled_config(path: str | os.PathLike[str]) -> Path | None:
     (None, None)
     """
     folder, _, name = os.fspath(path).rpartition("/")
-    known = {each.name: each for each in CONFIGS.glob("*.yaml")}
+    known = {config.name: config for config in CONFIGS.glob("*.yaml")}
     return known.get(name) if folder in ("configs", "./configs") else None

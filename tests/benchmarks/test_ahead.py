@@ -43,7 +43,7 @@ def test_collectives_are_read_as_tpus_have_them(ahead):
     """A reduce-scatter is an all-reduce with slices, and one channel is one collective."""
     sent, results = ahead.collectives(REDUCE_SCATTER)
     assert sent == {"reduce-scatter": 4 * 64 * 128 * 7 / 8, "all-gather": 4 * 128 * 128 * 7 / 8}
-    assert {kind: len(each) for kind, each in results.items()} == {"reduce-scatter": 1, "all-gather": 1}
+    assert {kind: len(shapes) for kind, shapes in results.items()} == {"reduce-scatter": 1, "all-gather": 1}
 
 
 def test_asynchronous_collectives_have_their_arguments_in_their_shape(ahead):
@@ -80,9 +80,9 @@ def test_the_whole_state_is_donated_and_nothing_moves_to_the_host(mlp):
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_bytes_are_those_of_the_formulas(mlp, accumulate):
     sent = {name: mlp[f"mlp, {name}, {accumulate}, train"]["sent"] for name in ("Replicated", "Sharded")}
-    for each in sent.values():
-        assert each.keys() == {"all-reduce"}
-        assert 0 <= each["all-reduce"] - 2 * MLP * 7 / 8 <= SMALL
+    for kinds in sent.values():
+        assert kinds.keys() == {"all-reduce"}
+        assert 0 <= kinds["all-reduce"] - 2 * MLP * 7 / 8 <= SMALL
     assert mlp[f"mlp, SingleDevice, {accumulate}, train"]["sent"] == {}
     split = mlp[f"mlp, Sharded, fsdp, {accumulate}, train"]["sent"]
     assert split["all-gather"] == split["reduce-scatter"] == SPLIT * 7 / 8

@@ -17,29 +17,31 @@ def test_one_file_has_what_each_part_measured(tmp_path, monkeypatch):
     commands = {"first": WRITES, "second": FAILS, "third": WRITES}
     monkeypatch.setattr(everything, "parts_of", lambda devices: {part: [part, "--quick"] for part in commands})
     monkeypatch.setattr(everything, "spawn", lambda command, platform: ["a device", 2])
-    run, asked = subprocess.run, []
+    run, words_of_parts = subprocess.run, []
 
     def replaced(command, cwd):
-        asked.append(command[3:])
+        words_of_parts.append(command[3:])
         part = Path(command[command.index("--json") + 1])
         return run([sys.executable, "-c", commands[part.stem], str(part)])
 
     monkeypatch.setattr(everything.subprocess, "run", replaced)
     with pytest.raises(SystemExit, match="second"):
         everything.main(["--json", str(tmp_path / "all.json"), "--platform", "cuda", "--rounds", "4"])
-    found = json.loads((tmp_path / "all.json").read_text())
-    assert (found["device"], found["devices"], found["left out"]) == ("a device", 2, [])
-    assert {part: (x["exit code"], x["measured"]) for part, x in found["parts"].items()} == {
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert (report["device"], report["devices"], report["left out"]) == ("a device", 2, [])
+    assert {part: (x["exit code"], x["measured"]) for part, x in report["parts"].items()} == {
         "first": (0, [1.5]),
         "second": (3, None),
         "third": (0, [1.5]),
     }
-    assert all(words[:3] == ["--quick", "--rounds", "4"] and words[-2:] == ["--platform", "cuda"] for words in asked)
+    assert all(
+        words[:3] == ["--quick", "--rounds", "4"] and words[-2:] == ["--platform", "cuda"] for words in words_of_parts
+    )
 
 
 def test_no_part_begins_after_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(everything, "spawn", lambda command, platform: ["a device", 1])
     with pytest.raises(SystemExit, match="left out"):
         everything.main(["--json", str(tmp_path / "all.json"), "--minutes", "-1", "--parts", "large", "saves"])
-    found = json.loads((tmp_path / "all.json").read_text())
-    assert (found["parts"], found["left out"]) == ({}, ["large", "saves"])
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert (report["parts"], report["left out"]) == ({}, ["large", "saves"])

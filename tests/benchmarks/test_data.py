@@ -25,7 +25,9 @@ def rows_of(epochs):
 
 
 def test_both_sides_give_the_same_rows(data):
-    pairs = data.in_memory(0.001) + [each for each in data.through_grain(0.01, [0]) if "augmented" not in each.name]
+    pairs = data.in_memory(0.001) + [
+        candidate for candidate in data.through_grain(0.01, [0]) if "augmented" not in candidate.name
+    ]
     assert len(pairs) == 8
     for pair in pairs:
         (ours, sizes), (bare, bare_sizes) = rows_of(pair.ours), rows_of(pair.bare)
@@ -34,7 +36,7 @@ def test_both_sides_give_the_same_rows(data):
 
 
 def test_both_sides_augment_alike(data):
-    (pair,) = [each for each in data.through_grain(0.01, [0]) if each.name == "small rows, augmented"]
+    (pair,) = [candidate for candidate in data.through_grain(0.01, [0]) if candidate.name == "small rows, augmented"]
     pixels = [np.concatenate([batch["image"] for batch in side()]) for side in (pair.ours, pair.bare)]
     assert pixels[0].shape == pixels[1].shape
     np.testing.assert_allclose(pixels[0].mean(), pixels[1].mean(), atol=0.02)

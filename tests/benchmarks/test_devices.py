@@ -54,8 +54,8 @@ def test_learner_trains_the_same_on_any_number_of_devices(benchmarks, kind):
 def test_the_hosts_work_is_measured(benchmarks, kind):
     child = benchmarks("devices_child")
     for who in ("learner", "hand"):
-        found = child.measure(child.Case("", kind, f"host {who}", devices=2, calls=3))["host"]
-        assert 1e-6 < found < 1
+        times = child.measure(child.Case("", kind, f"host {who}", devices=2, calls=3))["host"]
+        assert 1e-6 < times < 1
 
 
 def test_ratios(benchmarks):

@@ -59,4 +59,4 @@ def test_the_command_measures_in_processes(benchmarks, tmp_path):
         assert (f"\n  {'speed: ' + row.label:<52} " in done.stdout) == (row.name in only)
     measured = json.loads((tmp_path / "all.json").read_text())
     assert measured["costs"].keys() == {name for name in module.costs([300]) if name.startswith(only)}
-    assert all(each["us"] > 0 and each["bytes"] > 0 for each in measured["costs"].values())
+    assert all(cost["us"] > 0 and cost["bytes"] > 0 for cost in measured["costs"].values())

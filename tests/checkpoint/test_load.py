@@ -72,13 +72,13 @@ def train(builder, case, epochs=2):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, compiled_once):
     """Return a run of each kind of model, and its result. Tests do not change them."""
-    found = {}
+    runs = {}
 
     def of(case):
-        if case.name not in found:
+        if case.name not in runs:
             directory = tmp_path_factory.mktemp(case.name) / "run"
-            found[case.name] = directory, train(saving(directory), case)
-        return found[case.name]
+            runs[case.name] = directory, train(saving(directory), case)
+        return runs[case.name]
 
     return of
 
@@ -190,8 +190,8 @@ def test_names_that_are_no_names_of_files(tmp_path):
 
 @pytest.mark.full
 def test_the_model_may_be_a_function_that_makes_it(net):
-    made = load_checkpoint(net, "latest", Net).model
-    assert model_bits(made) == model_bits(load_checkpoint(net, "latest", Net()).model)
+    model = load_checkpoint(net, "latest", Net).model
+    assert model_bits(model) == model_bits(load_checkpoint(net, "latest", Net()).model)
 
 
 @pytest.mark.full

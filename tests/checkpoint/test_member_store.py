@@ -75,8 +75,8 @@ def test_rates_that_a_plateau_has_lowered(tmp_path):
     member = population(tmp_path / "run", 4, (0.001, 1.0), plateau())[1]
     resumed = builder_in(member.directory, 7).resume().build(line(3, 3), optax.sgd, plateau(1.0), **PLACE)
     whole = builder_in(tmp_path / "whole", 7).build(line(3, 3), optax.sgd, plateau(1.0), **PLACE)
-    found, expected = resumed.fit(shuffled(), shuffled()), whole.fit(shuffled(), shuffled())
-    np.testing.assert_allclose(losses(found), losses(expected), rtol=1e-5)
+    result, expected = resumed.fit(shuffled(), shuffled()), whole.fit(shuffled(), shuffled())
+    np.testing.assert_allclose(losses(result), losses(expected), rtol=1e-5)
     ours, theirs = (progress_of(place, 42)["plateau"] for place in (member.directory, tmp_path / "whole"))
     assert ours["rate"] == theirs["rate"] < 0.5
 
@@ -99,8 +99,8 @@ def test_the_rate_of_a_member_is_a_factor_of_a_schedule(tmp_path):
     alone = builder_in(member.directory, 4).resume().build(line(3, 3), optax.sgd, schedule, **PLACE)
     halved = lambda step: 0.5 * schedule(step)  # noqa: E731
     whole = builder_in(tmp_path / "whole", 4).build(line(3, 3), optax.sgd, halved, **PLACE)
-    found, expected = alone.fit(shuffled(), shuffled()), whole.fit(shuffled(), shuffled())
-    np.testing.assert_allclose(losses(found), losses(expected), rtol=1e-5)
+    result, expected = alone.fit(shuffled(), shuffled()), whole.fit(shuffled(), shuffled())
+    np.testing.assert_allclose(losses(result), losses(expected), rtol=1e-5)
 
 
 @pytest.mark.full
@@ -374,8 +374,8 @@ def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, sa
         with raises_code("checkpoint-missing"):
             evaluator.evaluate(shuffled(), split, *(["latest"] if split else []))
         return
-    found = evaluator.evaluate(shuffled(), split, *(["latest"] if split else []))
-    assert found["Loss"] == pytest.approx(values[3 - removed], rel=1e-5)
+    measured = evaluator.evaluate(shuffled(), split, *(["latest"] if split else []))
+    assert measured["Loss"] == pytest.approx(values[3 - removed], rel=1e-5)
 
 
 def test_a_rate_that_was_0_before_exploit(tmp_path):

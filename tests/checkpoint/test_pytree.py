@@ -55,10 +55,10 @@ def test_orbax_describes_it_as_its_own(tmp_path):
 def test_every_kind_of_number(tmp_path, kind):
     numbers = np.array([[0, 1, 1], [1, 0, 1]]).astype(jnp.dtype(kind))
     write_pytree(tmp_path / "c", "state", {"x": numbers, "one": numbers[0, 1]})
-    found = restored(tmp_path / "c")
-    assert found["x"].dtype == numbers.dtype
-    assert found["x"].tobytes() == numbers.tobytes()
-    assert found["one"].tobytes() == numbers[0, 1].tobytes()
+    arrays = restored(tmp_path / "c")
+    assert arrays["x"].dtype == numbers.dtype
+    assert arrays["x"].tobytes() == numbers.tobytes()
+    assert arrays["one"].tobytes() == numbers[0, 1].tobytes()
 
 
 def test_an_array_on_several_devices_has_a_chunk_of_each(tmp_path):
@@ -72,9 +72,9 @@ def test_an_array_on_several_devices_has_a_chunk_of_each(tmp_path):
     target = {"w": jax.ShapeDtypeStruct((8, 6), jnp.float32, sharding=other)}
     args = ocp.args.PyTreeRestore(target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
     with ocp.PyTreeCheckpointer() as checkpointer:
-        found = checkpointer.restore(tmp_path / "c" / "state", args=args)["w"]
-    assert found.sharding == other
-    np.testing.assert_array_equal(found, numbers)
+        array = checkpointer.restore(tmp_path / "c" / "state", args=args)["w"]
+    assert array.sharding == other
+    np.testing.assert_array_equal(array, numbers)
 
 
 def test_zeros_are_stored_too(tmp_path):

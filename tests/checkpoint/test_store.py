@@ -98,8 +98,8 @@ def test_a_path_with_a_backslash(tmp_path, opened):
 def test_restored_arrays_are_placed_as_requested(tmp_path, opened):
     opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
     device = jax.devices()[3]
-    asked = jax.device_put(SMALL, jax.sharding.SingleDeviceSharding(device))
-    restored = opened(tmp_path / "c").restore(6, asked)
+    template = jax.device_put(SMALL, jax.sharding.SingleDeviceSharding(device))
+    restored = opened(tmp_path / "c").restore(6, template)
     assert restored["model"]["params"]["w"].devices() == {device}
 
 
@@ -161,12 +161,12 @@ def test_metrics_in_flight(tmp_path, opened):
 )
 @pytest.mark.parametrize("reopened", [False, True], ids=["one store", "a new store for each"])
 def test_what_is_on_disk_after_each_save(tmp_path, opened, retention, scores, kept, reopened):
-    found, store = [], opened(tmp_path / "c", retention)
+    on_disk, store = [], opened(tmp_path / "c", retention)
     for epoch, score in enumerate(scores, 1):
         save(store, epoch, epoch, None if math.isnan(score) else score)
-        found.append(steps_in(tmp_path / "c"))
+        on_disk.append(steps_in(tmp_path / "c"))
         store = opened(tmp_path / "c", retention) if reopened else store
-    assert found == kept
+    assert on_disk == kept
     assert [entry.step for entry in store.entries] == kept[-1]
 
 
@@ -191,11 +191,11 @@ def three(tmp_path, opened):
 
 
 @pytest.mark.parametrize(
-    ("asked", "step"),
+    ("requested", "step"),
     [({"epoch": 1}, 6), ({"epoch": 3}, 18), ({"step": 10}, 10), ({"epoch": "latest"}, 18), ({"epoch": "best"}, 6)],
 )
-def test_find(three, asked, step):
-    assert three.find(**asked).step == step
+def test_find(three, requested, step):
+    assert three.find(**requested).step == step
 
 
 def test_the_best_by_a_metric_that_should_be_high(tmp_path, opened):
@@ -231,18 +231,21 @@ def test_without_any_score_the_best_is_the_newest(tmp_path, opened):
     assert store.find("best").step == 2
 
 
-@pytest.mark.parametrize("asked", [{"epoch": 2}, {"step": 7}])
-def test_what_is_not_there_is_an_error_with_what_is(three, tmp_path, asked):
-    name, known = "the end of epoch 2" if "epoch" in asked else "step 7", "step 6 (epoch 1), step 10, step 18 (epoch 3)"
+@pytest.mark.parametrize("requested", [{"epoch": 2}, {"step": 7}])
+def test_what_is_not_there_is_an_error_with_what_is(three, tmp_path, requested):
+    name, known = (
+        "the end of epoch 2" if "epoch" in requested else "step 7",
+        "step 6 (epoch 1), step 10, step 18 (epoch 3)",
+    )
     with raises_code("checkpoint-not-found", name=name, known=known) as error:
-        three.find(**asked)
+        three.find(**requested)
     assert str(tmp_path / "c") in str(error.value)
 
 
-@pytest.mark.parametrize("asked", [{"epoch": "latest"}, {"epoch": "best"}, {"epoch": 2}, {"step": 7}])
-def test_no_checkpoints_at_all(tmp_path, opened, asked):
+@pytest.mark.parametrize("requested", [{"epoch": "latest"}, {"epoch": "best"}, {"epoch": 2}, {"step": 7}])
+def test_no_checkpoints_at_all(tmp_path, opened, requested):
     with raises_code("checkpoint-missing", directory=str(tmp_path / "c")):
-        opened(tmp_path / "c").find(**asked)
+        opened(tmp_path / "c").find(**requested)
 
 
 def test_reading_changes_nothing(three, tmp_path, opened):
@@ -426,13 +429,13 @@ def test_damage_to_any_file_is_found_and_named(three, tmp_path, opened, how):
         content = path.read_bytes()
         damages()[how](path)
         store = opened(tmp_path / "c")
-        found = store.damaged.get(18) if 18 in store.steps and 18 in store.damaged else None
-        if found is None:
+        message = store.damaged.get(18) if 18 in store.steps and 18 in store.damaged else None
+        if message is None:
             with raises_code("checkpoint-damaged", step=18) as caught:
                 store.restore(18, SMALL)
-            found = str(caught.value)
-        assert path.relative_to(place).as_posix() in found
-        assert str(place) in found
+            message = str(caught.value)
+        assert path.relative_to(place).as_posix() in message
+        assert str(place) in message
         path.write_bytes(content)
     assert opened(tmp_path / "c").restore(18, SMALL).keys() == SMALL.keys()
 

@@ -18,12 +18,12 @@ EPOCHS, STEPS = 40, 23  # an epoch: 1437 rows in batches of 64
 
 def workers_of(driver):
     """Return the processes of the workers that Ray has started, oldest first."""
-    found = [
+    workers = [
         process
         for process in psutil.Process(driver.pid).children(recursive=True)
         if process.name().startswith("ray::RayTrain") and "Worker" in " ".join(process.cmdline())
     ]
-    return sorted(found, key=lambda process: process.create_time())
+    return sorted(workers, key=lambda process: process.create_time())
 
 
 def test_a_worker_that_dies_is_started_again_and_the_run_resumes(tmp_path):

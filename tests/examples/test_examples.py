@@ -103,7 +103,9 @@ def first_equinox():
 def test_the_transformer_is_the_same_where_it_is_split():
     module = example("charlm")
     strategy = Sharded({"data": 4, "model": 2}, [module.TENSOR_PARALLEL, fsdp()])
-    split, whole = (module.main(f"runs/{i}", 1, max_rows=64, strategy=each) for i, each in enumerate((strategy, None)))
+    split, whole = (
+        module.main(f"runs/{i}", 1, max_rows=64, strategy=option) for i, option in enumerate((strategy, None))
+    )
     assert split.history["valid/Loss"] == pytest.approx(whole.history["valid/Loss"], rel=1e-4)
 
 
@@ -187,10 +189,10 @@ def test_codes_without_labels_tell_digits_apart(monkeypatch):
         rows = digits(split).arrays
         codes[split] = np.asarray(result.model(rows["image"].reshape(-1, 64))), rows["label"]
     nearest = KNeighborsClassifier(1, algorithm="brute").fit(*codes["train"])
-    found = result.history["custom/Neighbours"]
-    assert found[-1] == pytest.approx(nearest.score(*codes["valid"]), abs=2 / 360)
-    assert len(found) == 2
-    assert found[-1] > 0.85
+    scores = result.history["custom/Neighbours"]
+    assert scores[-1] == pytest.approx(nearest.score(*codes["valid"]), abs=2 / 360)
+    assert len(scores) == 2
+    assert scores[-1] > 0.85
     assert {"train/Filled", "train/Together", "valid/Loss"} <= set(result.history)
     monkeypatch.setattr(module.SelfSupervisedLearner, "enough", 0.5)
     result = module.main("runs/stopped", num_epochs=2)
@@ -271,7 +273,7 @@ def test_thin_matrices_learn_what_the_network_did_not_know():
     assert accuracy[-1] > accuracy[0] + 0.3
     for part in ("hidden", "out"):  # the original parameters are unchanged
         for name in ("kernel", "bias"):
-            one, other = (getattr(getattr(each.model, part), name)[...] for each in (base, adapted))
+            one, other = (getattr(getattr(run.model, part), name)[...] for run in (base, adapted))
             np.testing.assert_array_equal(one, other)
     log = Path("runs/example/adapted/experiment.log").read_text()
     assert "2344 parameters in 4 arrays" in log

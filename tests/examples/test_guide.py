@@ -63,8 +63,8 @@ def run(monkeypatch, capsys):
         else:
             assert program == "learner"
             code = main(words)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return command
 

@@ -108,27 +108,27 @@ def test_rebuild_gives_a_new_model_of_the_same_type_in_eval_mode(case):
     given = case.make()
     adapter = adapter_of(given)
     state = StepFunctions.init(step_of(case, given), 0.1, 0)
-    made = adapter.rebuild(state.params, state.model_state)
-    assert type(made) is type(given)
-    assert made is not given
-    assert case.in_eval(made)
-    assert_equal_arrays(case.arrays(made), canonical(case.arrays(given)))
-    again = adapter_of(made)  # the returned model can be trained again
+    model = adapter.rebuild(state.params, state.model_state)
+    assert type(model) is type(given)
+    assert model is not given
+    assert case.in_eval(model)
+    assert_equal_arrays(case.arrays(model), canonical(case.arrays(given)))
+    again = adapter_of(model)  # the returned model can be trained again
     assert list(named_leaves(again.params)) == list(named_leaves(adapter.params))
 
 
 @all_cases
 def test_what_is_no_array_stays_as_it_was(case):
     adapter = adapter_of(case.make())
-    made = adapter.rebuild(adapter.params, adapter.model_state)
-    if isinstance(made, Everything):
-        assert (made.width, made.label, made.activation) == (3, "everything", nnx.tanh)
-    elif isinstance(made, EquinoxNet):
-        assert (made.name, made.activation) == ("net", jnp.tanh)
-    elif isinstance(made, dict):
-        assert made["keep"] == 0.8
-    elif isinstance(made, list):
-        assert made[2:] == [jnp.tanh, "affine", 2]
+    model = adapter.rebuild(adapter.params, adapter.model_state)
+    if isinstance(model, Everything):
+        assert (model.width, model.label, model.activation) == (3, "everything", nnx.tanh)
+    elif isinstance(model, EquinoxNet):
+        assert (model.name, model.activation) == ("net", jnp.tanh)
+    elif isinstance(model, dict):
+        assert model["keep"] == 0.8
+    elif isinstance(model, list):
+        assert model[2:] == [jnp.tanh, "affine", 2]
 
 
 @pairwise("nnx")
@@ -159,9 +159,9 @@ def test_a_number_of_python_is_no_array_of_a_module(wrap):
 def test_shared_parameters_stay_shared():
     step, _, after = after_one_step("nnx")
     assert "layers.1.kernel" not in named_leaves(step.adapter.params)
-    made = step.adapter.rebuild(after.params, after.model_state)
-    assert made.layers[0].kernel is made.layers[1].kernel
-    assert made.layers[0].bias is not made.layers[1].bias
+    model = step.adapter.rebuild(after.params, after.model_state)
+    assert model.layers[0].kernel is model.layers[1].kernel
+    assert model.layers[0].bias is not model.layers[1].bias
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ def retype_statistic(model):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "difference"),
     [
         (add_param, "new: extra"),
         (add_statistic, "new: extra"),
@@ -513,10 +513,10 @@ def retype_statistic(model):
         (retype_statistic, "old was float32[2] and became int32[2]"),
     ],
 )
-def test_a_step_that_changes_the_variables_is_an_error_that_names_them(change, said):
+def test_a_step_that_changes_the_variables_is_an_error_that_names_them(change, difference):
     with pytest.raises(LearnerError, match="a step changed") as error:
         one_step(step_of(CASES[0], Adding(change)))
-    assert said in str(error.value)
+    assert difference in str(error.value)
 
 
 class LinenAdding(nn.Module):
@@ -558,7 +558,7 @@ def other_shape(model, batch):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "difference"),
     [
         (more_leaves, "new: extra"),
         (fewer_leaves, "missing: n"),
@@ -567,14 +567,14 @@ def other_shape(model, batch):
         (lambda model, batch: [model["w"], model["n"]], "new: 0, 1"),
     ],
 )
-def test_a_step_that_returns_another_tree_is_an_error_that_names_it(change, said):
+def test_a_step_that_returns_another_tree_is_an_error_that_names_it(change, difference):
     def train(model, batch):
         return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"]), change(model, batch)
 
     case = dataclasses.replace(CASES[-2], step=train)
     with pytest.raises(LearnerError) as error:
         one_step(step_of(case, {"w": jnp.ones((3, 2)), "n": jnp.int32(0)}))
-    assert said in str(error.value)
+    assert difference in str(error.value)
 
 
 def test_one_array_in_two_places_of_a_pytree_is_an_error():
@@ -702,14 +702,14 @@ def test_what_is_made_inside_of_a_program_is_what_the_function_makes(case: Case)
     assert leaves
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
     assert adapter.fresh is not None
-    made = jax.jit(adapter.fresh)(jax.random.key(0))
+    state = jax.jit(adapter.fresh)(jax.random.key(0))
     assert len(calls) == 1
     assert adapter.note is None
-    assert list(named_leaves(made)) == list(named_leaves((expected.params, expected.model_state)))
-    for a, b in zip(numbers(made), numbers((expected.params, expected.model_state)), strict=True):
+    assert list(named_leaves(state)) == list(named_leaves((expected.params, expected.model_state)))
+    for a, b in zip(numbers(state), numbers((expected.params, expected.model_state)), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
-    whole = adapter.rebuild(*made)
+    whole = adapter.rebuild(*state)
     assert_equal_arrays(case.arrays(whole), case.arrays(expected.rebuild(*as_arrays(expected))))
     assert case.in_eval(whole)
     for a, b in zip(numbers(adapter.streams), numbers(expected.streams), strict=True):

@@ -24,7 +24,7 @@ from tests.support.small_models import CASES, Everything, make_dict, make_linen,
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def told(model, freeze=()):
+def info_of(model, freeze=()):
     adapter = adapter_of(model, trained_of(None, freeze) if freeze else None)
     return model_json(array_infos(adapter, adapter.params, adapter.model_state))
 
@@ -38,7 +38,7 @@ NORM = {"norm.bias": ("params", True), "norm.scale": ("params", True)}
 
 def test_nnx():
     """A shared parameter is listed once; random streams are not."""
-    assert kinds(told(Everything())) == NORM | {
+    assert kinds(info_of(Everything())) == NORM | {
         "head.bias": ("params", True),
         "head.kernel": ("params", True),
         "layers.0.bias": ("params", True),
@@ -53,7 +53,7 @@ def test_nnx():
 
 
 def test_linen_with_a_frozen_part():
-    content = told(make_linen(), ["^hidden"])
+    content = info_of(make_linen(), ["^hidden"])
     assert kinds(content) == NORM | {
         "head.bias": ("params", True),
         "head.kernel": ("params", True),
@@ -67,12 +67,12 @@ def test_linen_with_a_frozen_part():
 
 
 def test_equinox_and_its_state():
-    found = kinds(told(make_normed()))
-    assert {path: kind for path, kind in found.items() if path.startswith("0.")} == {
+    entries = kinds(info_of(make_normed()))
+    assert {path: kind for path, kind in entries.items() if path.startswith("0.")} == {
         f"0.{path}": ("params", True)
         for path in ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "head.weight", "head.bias")
     }
-    assert {kind for path, kind in found.items() if not path.startswith("0.")} == {("state", False)}
+    assert {kind for path, kind in entries.items() if not path.startswith("0.")} == {("state", False)}
 
 
 def test_equinox_without_a_state():
@@ -80,12 +80,12 @@ def test_equinox_without_a_state():
         w: jax.Array
         shift: jax.Array
 
-    found = kinds(told(Shifted(jnp.ones(2), jnp.arange(2))))
-    assert found == {"w": ("params", True), "shift": ("arrays", False)}
+    entries = kinds(info_of(Shifted(jnp.ones(2), jnp.arange(2))))
+    assert entries == {"w": ("params", True), "shift": ("arrays", False)}
 
 
 def test_a_tree_by_hand():
-    assert told(make_dict() | {"key": jax.random.key(0)}, ["head"]) == {
+    assert info_of(make_dict() | {"key": jax.random.key(0)}, ["head"]) == {
         "parameters": 9 + 3 + 6,
         "bytes": 4 * 18 + 4 + 8,
         "arrays": [
@@ -99,8 +99,8 @@ def test_a_tree_by_hand():
 
 
 def test_variables_of_nnx_inside_of_a_tree():
-    found = kinds(told({"norm": nnx.BatchNorm(2, rngs=nnx.Rngs(0)), "w": jnp.ones(2)}))
-    assert {path: kind for path, kind in found.items() if kind[0] != "params"} == {
+    entries = kinds(info_of({"norm": nnx.BatchNorm(2, rngs=nnx.Rngs(0)), "w": jnp.ones(2)}))
+    assert {path: kind for path, kind in entries.items() if kind[0] != "params"} == {
         "norm.mean.value": ("batch_stats", False),
         "norm.var.value": ("batch_stats", False),
     }
@@ -110,7 +110,7 @@ def test_variables_of_nnx_inside_of_a_tree():
     "case", [pytest.param(c, id=c.name, marks=[pytest.mark.full] * (c.name == "nnx_vmapped")) for c in CASES]
 )
 def test_every_array_is_there_once(case):
-    content = told(case.make())
+    content = info_of(case.make())
     paths = [row["path"] for row in content["arrays"]]
     expected = case.arrays(case.make())
     assert len(paths) == len(set(paths)) == len(expected)
@@ -120,7 +120,7 @@ def test_every_array_is_there_once(case):
 
 def test_a_model_that_is_not_made_yet_is_the_same():
     adapter, _ = abstract_adapter(Net)
-    assert model_json(array_infos(adapter, adapter.params, adapter.model_state)) == told(Net())
+    assert model_json(array_infos(adapter, adapter.params, adapter.model_state)) == info_of(Net())
 
 
 def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
@@ -128,7 +128,7 @@ def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
     place = tmp_path / "run" / "model.json"
     result = build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
     first = place.read_bytes()
-    assert json.loads(first) == told(line())
+    assert json.loads(first) == info_of(line())
     assert "model.json" in result.summary["artifacts"]
     os.remove(place)
     (tmp_path / "elsewhere").write_text("mine")

@@ -22,7 +22,7 @@ GRADS = jax.tree.map(jnp.float32, GRADS)
 
 
 @pytest.mark.parametrize(
-    ("chosen", "taken"),
+    ("chosen", "expected"),
     [
         (("conv1",), ["conv1.bias", "conv1.kernel"]),  # and nothing of conv10
         (("conv1.kernel",), ["conv1.kernel"]),
@@ -32,10 +32,10 @@ GRADS = jax.tree.map(jnp.float32, GRADS)
         (("conv1", "conv10", "head"), names(GRADS)),
     ],
 )
-def test_what_is_taken_and_the_rest_are_all(chosen, taken):
+def test_what_is_taken_and_the_rest_are_all(chosen, expected):
     part, rest = partition_params(GRADS, *chosen)
-    assert names(part) == taken
-    assert names(rest) == [name for name in names(GRADS) if name not in taken]
+    assert names(part) == expected
+    assert names(rest) == [name for name in names(GRADS) if name not in expected]
     both = {**named_leaves(part), **named_leaves(rest)}
     assert both == named_leaves(GRADS)
 

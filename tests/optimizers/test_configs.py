@@ -72,7 +72,7 @@ def test_it_is_the_optimizer_of_optax():
     params, grads = {"w": jnp.float32([1.0, 2.0])}, {"w": jnp.float32([0.1, -0.2])}
     ours, theirs = Training().optimizer(1e-3), optax.adamw(1e-3, weight_decay=1e-4)
     with jax.numpy_dtype_promotion("standard"):
-        updates = [each.update(grads, each.init(params), params)[0]["w"] for each in (ours, theirs)]
+        updates = [optimizer.update(grads, optimizer.init(params), params)[0]["w"] for optimizer in (ours, theirs)]
     np.testing.assert_array_equal(*updates)
 
 

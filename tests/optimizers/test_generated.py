@@ -65,18 +65,18 @@ def function(free: float, size: int, rate: jax.typing.ArrayLike = 1, mask: Any =
 
 
 def test_a_class_has_what_yaml_can_give_and_says_what_it_cannot():
-    made = make_class(function, "package.do_thing", Ours, {"free"}, {}, [("more", bool, False, "More of it.")])
-    thing = made(size=3)
-    assert issubclass(made, Ours)
-    assert made.__name__ == "DoThing"
+    cls = make_class(function, "package.do_thing", Ours, {"free"}, {}, [("more", bool, False, "More of it.")])
+    thing = cls(size=3)
+    assert issubclass(cls, Ours)
+    assert cls.__name__ == "DoThing"
     assert repr(thing) == "DoThing(size=3, rate=1, dtype=None, more=False)"
-    assert thing == made(size=3, rate=1)
+    assert thing == cls(size=3, rate=1)
     assert thing.function(0.5, 3) == (0.5, 3, 1, None, None)
-    assert made.__annotations__ == {"size": int, "rate": int | float, "dtype": str | None, "more": bool}
-    assert made.__doc__.startswith("Does a thing.\n\nThis is `package.do_thing`.\nA config cannot give mask")
-    assert "size: how large." in made.__doc__
-    assert "more: More of it." in made.__doc__
+    assert cls.__annotations__ == {"size": int, "rate": int | float, "dtype": str | None, "more": bool}
+    assert cls.__doc__.startswith("Does a thing.\n\nThis is `package.do_thing`.\nA config cannot give mask")
+    assert "size: how large." in cls.__doc__
+    assert "more: More of it." in cls.__doc__
     with pytest.raises(TypeError, match="size"):
-        made()
+        cls()
     with pytest.raises(AttributeError):
         thing.size = 4

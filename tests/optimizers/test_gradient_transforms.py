@@ -21,8 +21,8 @@ def optax_promotion():
 
 
 def updates(optimizer):
-    made = optimizer(jnp.float32(1.0))
-    changed, _ = made.update(GRADS, made.init(GRADS), {"w": jnp.array([30.0, 40.0]), "b": jnp.array([0.5])})
+    transform = optimizer(jnp.float32(1.0))
+    changed, _ = transform.update(GRADS, transform.init(GRADS), {"w": jnp.array([30.0, 40.0]), "b": jnp.array([0.5])})
     return {name: (-x).tolist() for name, x in changed.items()}
 
 
@@ -38,14 +38,14 @@ def updates(optimizer):
     ],
 )
 def test_clipping(limits, expected):
-    found = updates(Clipped(optax.sgd, **limits))
-    assert found["w"] == pytest.approx(expected["w"], rel=1e-5)
-    assert found["b"] == pytest.approx(expected["b"], rel=1e-5)
+    clipped = updates(Clipped(optax.sgd, **limits))
+    assert clipped["w"] == pytest.approx(expected["w"], rel=1e-5)
+    assert clipped["b"] == pytest.approx(expected["b"], rel=1e-5)
 
 
 def test_a_gradient_of_zeros_stays_so():
-    made = Clipped(optax.sgd, tensor_norm=1.0)(1.0)
-    assert made.update({"w": jnp.zeros(2)}, made.init({"w": jnp.zeros(2)}))[0]["w"].tolist() == [0.0, 0.0]
+    transform = Clipped(optax.sgd, tensor_norm=1.0)(1.0)
+    assert transform.update({"w": jnp.zeros(2)}, transform.init({"w": jnp.zeros(2)}))[0]["w"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_limits_that_are_none(limits, code, values):
 
 
 def test_noise_has_the_variance_that_was_asked_for_and_falls():
-    made = Noisy(optax.sgd, eta=0.25, gamma=2.0, seed=1)(1.0)
+    transform = Noisy(optax.sgd, eta=0.25, gamma=2.0, seed=1)(1.0)
     zeros = {"w": jnp.zeros(20_000)}
-    first, state = made.update(zeros, made.init(zeros))
-    second, _ = made.update(zeros, state)
+    first, state = transform.update(zeros, transform.init(zeros))
+    second, _ = transform.update(zeros, state)
     assert np.var(first["w"]) == pytest.approx(0.25, rel=0.05)
     assert np.var(second["w"]) == pytest.approx(0.25 / 4, rel=0.05)
     with raises_code("optimizer-noise-value", name="eta", value=-1):
@@ -83,8 +83,8 @@ def test_biases_and_norms_do_not_decay_in_stacked_layers_too():
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), one)
     expected = {"linear": {"kernel": True, "bias": False}, "norm": {"scale": False, "bias": False}}
     assert kernels(one) == kernels(stacked) == expected
-    made = optax.adamw(1.0, weight_decay=0.5, mask=kernels)
+    transform = optax.adamw(1.0, weight_decay=0.5, mask=kernels)
     zeros = jax.tree.map(jnp.zeros_like, one)
-    changed, _ = made.update(zeros, made.init(one), one)
+    changed, _ = transform.update(zeros, transform.init(one), one)
     np.testing.assert_allclose(changed["linear"]["kernel"], -0.5 * one["linear"]["kernel"])
     assert float(jnp.abs(changed["norm"]["scale"]).max()) == 0.0

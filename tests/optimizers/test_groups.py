@@ -26,10 +26,10 @@ PARAMS = {
 
 def updates(optimizer, rate=0.5, steps=1):
     with jax.numpy_dtype_promotion("standard"):
-        made = optimizer(jnp.float32(rate))
-        state = made.init(PARAMS)
+        transform = optimizer(jnp.float32(rate))
+        state = transform.init(PARAMS)
         for _ in range(steps):
-            changed, state = made.update(PARAMS, state, PARAMS)
+            changed, state = transform.update(PARAMS, state, PARAMS)
     return {path: float(x[0]) for path, x in named_leaves(changed).items()}
 
 
@@ -43,8 +43,8 @@ def test_factors_schedules_optimizers_and_decays_of_their_own():
             Group("conv2.kernel", optimizer=optax.adamw, weight_decay=0.0),
         ],
     )
-    found = updates(grouped)
-    assert found == pytest.approx(
+    moved = updates(grouped)
+    assert moved == pytest.approx(
         {
             "conv1.kernel": -1.0,
             "conv1.bias": -0.01,
@@ -142,8 +142,8 @@ def test_wrong_arguments(make, code, values):
 
 
 def test_a_compiled_expression():
-    found = updates(Groups(optax.sgd, [Group(re.compile("HEAD", re.IGNORECASE), lr=2.0), Group([re.compile("s$")])]))
-    assert (found["head.kernel"], found["conv1.bias"], found["conv1.kernel"]) == (-1.0, -0.5, -0.5)
+    moved = updates(Groups(optax.sgd, [Group(re.compile("HEAD", re.IGNORECASE), lr=2.0), Group([re.compile("s$")])]))
+    assert (moved["head.kernel"], moved["conv1.bias"], moved["conv1.kernel"]) == (-1.0, -0.5, -0.5)
 
 
 def test_weight_decay_of_an_optimizer_from_a_config():

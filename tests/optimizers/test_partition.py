@@ -25,7 +25,7 @@ MORE = {
     "backtracking": lambda lr: optax.chain(optax.sgd(lr), optax.scale_by_backtracking_linesearch(5)),
     "groups": lambda lr: Groups(optax.lbfgs, [Group("kernel")])(lr),
 }
-ALL = {**{name: made(**NEEDED.get(name, {})) for name, made in OPTIMIZERS.items()}, **MORE}
+ALL = {**{name: kind(**NEEDED.get(name, {})) for name, kind in OPTIMIZERS.items()}, **MORE}
 SAMPLE = {"AdamW", "LBFGS", "Prodigy", "Sophia", "ScheduleFree", "Muon", *MORE}
 
 
@@ -40,7 +40,7 @@ def test_every_optimizer_of_optax_in_a_group_and_as_the_rest(name):
 
 
 def test_the_registry_has_all_of_them():
-    assert all(isinstance(each, OptimizerConfig) for name, each in ALL.items() if name not in MORE)
+    assert all(isinstance(config, OptimizerConfig) for name, config in ALL.items() if name not in MORE)
     assert len(ALL) > 45
 
 
@@ -80,8 +80,8 @@ def test_arguments_beside_the_gradients_are_those_of_the_part():
         return updates, state
 
     watching = lambda lr: optax.GradientTransformationExtraArgs(lambda params: (), update)  # noqa: E731
-    made = Groups(optax.sgd, [Group("^b", optimizer=watching)])(1.0)
+    transform = Groups(optax.sgd, [Group("^b", optimizer=watching)])(1.0)
     params = {"b": jnp.float32(2), "w": jnp.float32(5)}
     value_fn = lambda p: p["b"] * p["w"]  # noqa: E731
-    made.update(params, made.init(params), params, grad=params, value_fn=value_fn, value=jnp.float32(0))
+    transform.update(params, transform.init(params), params, grad=params, value_fn=value_fn, value=jnp.float32(0))
     assert seen == [([2.0], 10.0)]

@@ -158,8 +158,8 @@ def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path)
     train(1)
     rates = [0.1 * (1 - step / 6) for step in range(6)] + [0.1 * (1 - step / 12) for step in range(6, 12)]
     assert train(2) == pytest.approx(sum(rates), rel=1e-5)
-    said = "the schedule of group 0 of the optimizer: Linear(first=0.1) in 6 steps -> Linear(first=0.1) in 12"
-    assert said in (tmp_path / "run" / "experiment.log").read_text()
+    change = "the schedule of group 0 of the optimizer: Linear(first=0.1) in 6 steps -> Linear(first=0.1) in 12"
+    assert change in (tmp_path / "run" / "experiment.log").read_text()
     state = load_checkpoint(tmp_path / "run", "latest", line(), optimizer=grouped(DOWN)).optimizer_state
     assert state is not None
 
@@ -167,8 +167,8 @@ def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path)
 def test_people_are_told_when_a_group_learns_nothing_to_the_end(tmp_path):
     memory = MemoryLogger()
     build_line(quiet(tmp_path / "run").metric_loggers(memory), optimizer=grouped(Cosine(0.1, over=4))).fit(batches())
-    (said,) = [event.text for event in memory.of(Message)]
-    assert said == (
+    (text,) = [event.text for event in memory.of(Message)]
+    assert text == (
         "group 0 of the optimizer: the schedule Cosine(first=0.1, over=4) ends after 4 of 6 steps; from there on the "
         "rate stays 0, so nothing is learned there"
     )
@@ -181,11 +181,11 @@ def test_groups_inside_of_groups_are_found():
     inner = grouped(DOWN)
     outer = Groups(Ema(inner), [Group("^w", lr=Linear(0.2), optimizer=Clipped(inner, norm=1.0))])
     assert schedules_of(outer) == {"group 0": Linear(0.2), "group 0, group 0": DOWN, "the rest, group 0": DOWN}
-    found, wrong = resolve_schedules(outer, RunLength(10))
+    resolved, wrong = resolve_schedules(outer, RunLength(10))
     assert wrong == []
-    assert repr(found.optimizer.optimizer.groups[0].lr) == "Linear(first=0.1) in 10 steps"
-    assert repr(found.groups[0].lr) == "Linear(first=0.2) in 10 steps"
-    assert repr(found.groups[0].optimizer.optimizer.groups[0].lr) == "Linear(first=0.1) in 10 steps"
+    assert repr(resolved.optimizer.optimizer.groups[0].lr) == "Linear(first=0.1) in 10 steps"
+    assert repr(resolved.groups[0].lr) == "Linear(first=0.2) in 10 steps"
+    assert repr(resolved.groups[0].optimizer.optimizer.groups[0].lr) == "Linear(first=0.1) in 10 steps"
 
 
 def test_what_waits_for_no_length_stays_as_it_is():

@@ -72,9 +72,9 @@ def options(directory, n=2, **more):
     return quiet(directory, saves=True, **more).num_epochs(n)
 
 
-def close(found, expected):
+def close(actual, expected):
     for name in ("w", "b"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", some(CASES, {"ema, warmed up"}))
@@ -150,9 +150,9 @@ def test_schedule_free_optimizers_are_evaluated_where_they_say(tmp_path):
 
 def test_a_group_may_be_averaged_alone():
     params = {"w": jnp.float32(1), "b": jnp.float32(1)}
-    made = Groups(optax.sgd, [Group("w", optimizer=Ema(optax.sgd, decay=0.75, warmup=False))])(1.0)
-    state = made.init(params)
-    updates, state = made.update({"w": jnp.float32(-4), "b": jnp.float32(-4)}, state, params)
+    transform = Groups(optax.sgd, [Group("w", optimizer=Ema(optax.sgd, decay=0.75, warmup=False))])(1.0)
+    state = transform.init(params)
+    updates, state = transform.update({"w": jnp.float32(-4), "b": jnp.float32(-4)}, state, params)
     params = optax.apply_updates(params, updates)
     assert {name: float(x) for name, x in eval_params(params, state).items()} == {"w": 2.0, "b": 5.0}
 
@@ -213,19 +213,19 @@ def test_a_decay_near_1_is_not_rounded(warmup):
     ],
 )
 def test_skipped_steps_count_as_they_do_in_schedules(make, steps, expected):
-    made = make(optax.sgd)(1.0)
+    transform = make(optax.sgd)(1.0)
     params = jnp.float32(0)
-    state = made.init(params)
+    state = transform.init(params)
     for step in steps:
-        updates, state = made.update(jnp.float32(-1), state, params, step=jnp.int32(step))
+        updates, state = transform.update(jnp.float32(-1), state, params, step=jnp.int32(step))
         params = params + updates
     np.testing.assert_allclose(state[1].averaged_params, expected, rtol=1e-6)
 
 
 def test_half_precision_is_averaged_in_float32():
-    made = Ema(optax.sgd, decay=0.5, warmup=False)(1.0)
+    transform = Ema(optax.sgd, decay=0.5, warmup=False)(1.0)
     params = {"w": jnp.bfloat16(1)}
-    state = made.init(params)
+    state = transform.init(params)
     assert state[1].averaged_params["w"].dtype == jnp.float32
     assert eval_params(params, state)["w"].dtype == jnp.bfloat16
 

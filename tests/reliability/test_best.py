@@ -403,6 +403,6 @@ def test_a_run_that_is_killed_ends_with_the_best_of_all(tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert saved_steps(tmp_path / "run") == [STEPS, 2 * STEPS]
     kind = SavedRarely()
-    found = all_of(tmp_path / "run", kind.fit(kind.build(tmp_path / "run").resume()))
-    same(found, all_of(tmp_path / "whole", kind.fit(kind.build(tmp_path / "whole"))))
-    assert found["checkpoints"] == [STEPS, 5 * STEPS]
+    resumed = all_of(tmp_path / "run", kind.fit(kind.build(tmp_path / "run").resume()))
+    same(resumed, all_of(tmp_path / "whole", kind.fit(kind.build(tmp_path / "whole"))))
+    assert resumed["checkpoints"] == [STEPS, 5 * STEPS]

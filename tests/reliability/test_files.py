@@ -87,12 +87,12 @@ def test_truncate_each_file(copy, four, name, how):
     assert [line["step"] for line in journal_of(copy) if line["event"] == "start"] == [0, 12]
 
 
-@pytest.mark.parametrize("asked", [{"epoch": 3}, {"step": 18}, {"epoch": "latest"}])
-def test_flip_one_byte(copy, asked):
+@pytest.mark.parametrize("requested", [{"epoch": 3}, {"step": 18}, {"epoch": "latest"}])
+def test_flip_one_byte(copy, requested):
     """A checkpoint requested by name is not replaced by another."""
     flip(copy / "checkpoint" / "18" / "state" / "_METADATA")
     before = tree_of(copy)
-    learner = build_line(quiet(copy).num_epochs(4).with_file_checkpointer(keep_last=3).checkpoint(**asked))
+    learner = build_line(quiet(copy).num_epochs(4).with_file_checkpointer(keep_last=3).checkpoint(**requested))
     with raises_code("checkpoint-damaged", step=18) as error:
         learner.fit(shuffled(), valid_data())
     assert isinstance(error.value, DamagedError)

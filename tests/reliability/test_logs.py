@@ -63,10 +63,10 @@ def test_kill9_log_loss(tmp_path, capsys):
     assert done.returncode == -signal.SIGKILL
 
     logs, expected = logs_of(run), {path: lines_of(text) for path, text in logs_of(tmp_path / "whole").items()}
-    found = {path: lines_of(text) for path, text in logs.items()}
+    lines = {path: lines_of(text) for path, text in logs.items()}
     for epoch in (1, 2):
-        assert found[f"train/epoch-{epoch}/Loss.log"] == expected[f"train/epoch-{epoch}/Loss.log"]
-    third = found["train/epoch-3/Loss.log"]
+        assert lines[f"train/epoch-{epoch}/Loss.log"] == expected[f"train/epoch-{epoch}/Loss.log"]
+    third = lines["train/epoch-3/Loss.log"]
     in_third = 1000 - 2 * PASSES * STEPS
     assert in_third - MOST / EACH - 1 <= len(third) <= in_third
     assert third == expected["train/epoch-3/Loss.log"][: len(third)]
@@ -111,9 +111,9 @@ def test_log_cost_linear(tmp_path, monkeypatch):
         f"{tmp_path}/train/epoch-1/{name}.log" for name in ("Loss", "Accuracy")
     ]
     written = [[call for call in cost if isinstance(call, int)] for cost in costs]
-    assert [sum(each) for each in written] == [2 * 10_000 * row] * 10  # each row once
+    assert [sum(part) for part in written] == [2 * 10_000 * row] * 10  # each row once
     in_half_a_second = 64 * MOST
-    assert {len(each) for each in written} <= {2 * int(1000 / in_half_a_second + n) for n in (0, 1)}
+    assert {len(part) for part in written} <= {2 * int(1000 / in_half_a_second + n) for n in (0, 1)}
     assert max(map(max, written)) <= (in_half_a_second + 1) * 10 * row
     assert (tmp_path / "train/epoch-1/Loss.log").stat().st_size == 100_000 * row
 

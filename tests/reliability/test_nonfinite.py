@@ -159,11 +159,11 @@ def test_gradients_alone(tmp_path, accumulate):
 @pytest.mark.parametrize("value", some([math.nan, math.inf, -math.inf], {math.inf}))
 def test_stop(tmp_path, value):
     """The result has the parameters before the step, whatever was in flight. Hooks see no later step."""
-    heard = []
+    steps = []
     builder = quiet(tmp_path / "run").num_epochs(5).on_nonfinite("stop").with_file_checkpointer(every_steps=4)
-    builder.every(1, lambda info, model: heard.append(info.step))
+    builder.every(1, lambda info, model: steps.append(info.step))
     result = build_line(builder).fit(Poisoned(BAD, value=value), valid_data())
-    assert heard == list(range(1, BAD))
+    assert steps == list(range(1, BAD))
     assert result.stopped_by == f"on_nonfinite: the loss of step {BAD} is not finite"
     assert result.summary["steps"] == BAD
     assert result.summary["epochs"] == 1
@@ -325,8 +325,8 @@ def test_an_epoch_in_which_no_row_counts_is_a_warning_once(tmp_path, kept):
 
     rows = [{**batch, "mask": np.zeros(len(batch["x"]), np.float32)} for batch in batches()]
     rows[2]["mask"][:kept] = 1
-    made = quiet(tmp_path / "run").num_epochs(3)
-    model = made.build(line(), optax.sgd, 0.1, train_step=masked).fit(rows).model
+    builder = quiet(tmp_path / "run").num_epochs(3)
+    model = builder.build(line(), optax.sgd, 0.1, train_step=masked).fit(rows).model
     warned = [x for x in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARNING" in x]
     assert len(warned) == (kept == 0)
     assert all("train" in text and "epoch 1" in text for text in warned)

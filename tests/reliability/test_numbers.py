@@ -88,12 +88,12 @@ def token_step(model, batch):
 
 def cut(data, *sizes):
     """Return the rows as batches of the given sizes; the last size repeats."""
-    found, start = [], 0
+    parts, start = [], 0
     while start < len(data["x"]):
-        size = sizes[min(len(found), len(sizes) - 1)]
-        found.append({name: values[start : start + size] for name, values in data.items()})
+        size = sizes[min(len(parts), len(sizes) - 1)]
+        parts.append({name: values[start : start + size] for name, values in data.items()})
         start += size
-    return found
+    return parts
 
 
 def log_probabilities(params, batch):
@@ -107,8 +107,8 @@ def log_probabilities(params, batch):
 
 def loss_of(params, batch):
     """Return the mean over unmasked tokens, and their number."""
-    each = -log_probabilities(params, batch)[0]
-    return (each.mean() if len(each) else np.nan), len(each)
+    losses = -log_probabilities(params, batch)[0]
+    return (losses.mean() if len(losses) else np.nan), len(losses)
 
 
 def descend(params, batch, rate):
@@ -318,5 +318,5 @@ def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
 @pytest.mark.full
 def test_what_should_change_training_would_be_noticed(tmp_path, reference):
     result = build_net(quiet(tmp_path / "run").seed(1)).fit(shuffled(rows=ROWS), valid_data(9))
-    found = trained(tmp_path / "run", result)
-    assert [a == b for a, b in zip(found, reference[0], strict=True)] == [False, False, False, True]
+    changed = trained(tmp_path / "run", result)
+    assert [a == b for a, b in zip(changed, reference[0], strict=True)] == [False, False, False, True]

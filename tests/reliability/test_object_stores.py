@@ -418,9 +418,9 @@ def test_a_composite_object_is_read_and_a_directory_of_another_tool_left_out(clo
     find = filesystem.find
 
     def composite(*arguments, **options):  # the tests' server creates none
-        found = find(*arguments, **options)
-        del found[files[0]]["md5Hash"]
-        return found
+        listing = find(*arguments, **options)
+        del listing[files[0]]["md5Hash"]
+        return listing
 
     monkeypatch.setattr(filesystem, "find", composite)
     stored = stored_files(epath.Path(f"{cloud}/listed/1"))
@@ -434,8 +434,8 @@ def test_a_composite_object_is_read_and_a_directory_of_another_tool_left_out(clo
 def test_orbax_alone_reads_it(cloud):
     save(cloud, "alone", 3.0).close()
     with ocp.PyTreeCheckpointer() as checkpointer:
-        found = checkpointer.restore(f"{cloud}/alone/4/state")
-    np.testing.assert_array_equal(found["model"]["params"]["w"], np.full((1000, 1000), 3.0))
+        state = checkpointer.restore(f"{cloud}/alone/4/state")
+    np.testing.assert_array_equal(state["model"]["params"]["w"], np.full((1000, 1000), 3.0))
 
 
 @pytest.mark.parametrize("name", ["lr=1%202", "a b", "ü::1"])

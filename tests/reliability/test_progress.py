@@ -80,16 +80,16 @@ def places(value, path=()):
 
 def changed(value, path, odd):
     """Return the value with another value at a path, or without it."""
-    made = copy.deepcopy(value)
+    mutated = copy.deepcopy(value)
     *above, last = path
-    inside = made
+    inside = mutated
     for key in above:
         inside = inside[key]
     if odd is GONE:
         del inside[last]
     else:
         inside[last] = odd
-    return made
+    return mutated
 
 
 def outcome(directory, progress, tmp_path):
@@ -139,8 +139,8 @@ HARD = [  # each of them raised an error of Python, NumPy or JAX before
 def test_malformed_progress_is_refused(stopped, tmp_path):
     directory, progress, resumed = stopped
     for path, odd in HARD:
-        found = outcome(directory, changed(progress, path, odd), tmp_path)
-        assert found == "refused" or found == resumed(), (path, odd)
+        ending = outcome(directory, changed(progress, path, odd), tmp_path)
+        assert ending == "refused" or ending == resumed(), (path, odd)
     assert outcome(directory, progress, tmp_path) != "refused"
 
 

@@ -103,13 +103,13 @@ EVERY, LIGHT, PLATEAU, SAVING, KILLED = (KINDS[name] for name in ("every", "ligh
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, compiled_once):
     """Return the results of each kind of run without interruption."""
-    found = {}
+    results = {}
 
     def of(kind):
-        if kind not in found:
+        if kind not in results:
             directory = tmp_path_factory.mktemp("whole") / "run"
-            found[kind] = all_of(directory, kind.fit(kind.build(directory)))
-        return found[kind]
+            results[kind] = all_of(directory, kind.fit(kind.build(directory)))
+        return results[kind]
 
     return of
 
@@ -371,8 +371,8 @@ def test_resume_negative_control(tmp_path, whole, part):
     progress = progress_of(directory, 4)
     LOST[part](progress, directory / "checkpoint" / "4")
     tamper(directory, 4, progress)
-    found, expected = all_of(directory, EVERY.fit(EVERY.build(directory).resume())), whole(EVERY)
-    assert found["history"] != expected["history"]
+    resumed, expected = all_of(directory, EVERY.fit(EVERY.build(directory).resume())), whole(EVERY)
+    assert resumed["history"] != expected["history"]
 
 
 @pytest.mark.full
@@ -380,8 +380,8 @@ def test_resume_negative_control_of_the_plateau(tmp_path, whole):
     directory = tmp_path / "run"
     PLATEAU.fit(stopping_at(PLATEAU.build(directory), 3))
     tamper(directory, 3, progress_of(directory, 3) | {"plateau": None})
-    found = all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume()))
-    assert found["history"] != whole(PLATEAU)["history"]
+    resumed = all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume()))
+    assert resumed["history"] != whole(PLATEAU)["history"]
 
 
 # -- again, and on -----------------------------------------------------------------------------------------------------
@@ -545,14 +545,14 @@ def test_resume_early_stopping(tmp_path, cut):
 @pytest.fixture
 def after_each_save(monkeypatch):
     """Return the steps on disk after each save."""
-    found, save = [], CheckpointStore.save
+    kept, save = [], CheckpointStore.save
 
     def saving(self, step, items, progress):
         save(self, step, items, progress)
-        found.append(sorted(int(p.name) for p in self.place.root.iterdir() if p.name.isdigit()))
+        kept.append(sorted(int(p.name) for p in self.place.root.iterdir() if p.name.isdigit()))
 
     monkeypatch.setattr(CheckpointStore, "save", saving)
-    return found
+    return kept
 
 
 @pytest.mark.full  # by default, `test_best.py` covers retention over two epochs each, and `test_store.py` that of saves
@@ -729,5 +729,5 @@ def test_resume_config_changed(tmp_path, stopped_at_2, what):
 def test_other_batches_from_the_end_of_an_epoch(tmp_path):
     """There, the position has a meaning whatever the batches are."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(1)).fit(batches())
-    made = quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()
-    assert build_line(made).fit(batches(3)).summary["steps"] == 6 + 8
+    builder = quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()
+    assert build_line(builder).fit(batches(3)).summary["steps"] == 6 + 8

@@ -303,13 +303,13 @@ def fit(builder, data):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, compiled_once):
     """Return the results of uninterrupted runs over each kind of data."""
-    found = {}
+    results = {}
 
     def of(kind):
-        if kind not in found:
+        if kind not in results:
             directory = tmp_path_factory.mktemp("whole") / "run"
-            found[kind] = all_of(directory, fit(build(directory), KINDS[kind]()))
-        return found[kind]
+            results[kind] = all_of(directory, fit(build(directory), KINDS[kind]()))
+        return results[kind]
 
     return of
 
@@ -355,9 +355,9 @@ def test_resume_mixture_after_crash(tmp_path, whole, kind):
     with pytest.raises(CrashError):
         fit(crashing_at(saving(), 5), KINDS[kind]())
     assert saved_steps(directory)[-1] == 4
-    found, expected = all_of(directory, fit(saving().resume(), KINDS[kind]())), whole(kind)
+    resumed, expected = all_of(directory, fit(saving().resume(), KINDS[kind]())), whole(kind)
     for part in ("model", "history", "logs", "state"):
-        assert found[part] == expected[part], part
+        assert resumed[part] == expected[part], part
 
 
 def test_resume_mixture_of_other_weights(tmp_path):
@@ -369,9 +369,9 @@ def test_resume_mixture_of_other_weights(tmp_path):
 
 def test_mixture_on_device_trains_like_streamed_mixture(tmp_path, whole):
     directory = tmp_path / "run"
-    found = all_of(directory, fit(build(directory), resident_mixture(stack)))
+    trained = all_of(directory, fit(build(directory), resident_mixture(stack)))
     for part in ("model", "history", "state"):
-        assert found[part] == whole("mixture of arrays")[part], part
+        assert trained[part] == whole("mixture of arrays")[part], part
 
 
 @pytest.mark.full
@@ -465,15 +465,15 @@ def test_the_same_batches_within_an_epoch_are_not(tmp_path):
 def test_a_state_that_lies_or_is_lost_would_be_noticed(tmp_path, whole, data, step):
     directory = tmp_path / "run"
     fit(stopping_at(build(directory), step), data())
-    found = all_of(directory, fit(build(directory).resume(), data()))
-    assert found["model"] != whole("own")["model"]
-    assert found["history"] != whole("own")["history"]
+    resumed = all_of(directory, fit(build(directory).resume(), data()))
+    assert resumed["model"] != whole("own")["model"]
+    assert resumed["history"] != whole("own")["history"]
 
 
 @pytest.mark.full
 def test_the_liar_is_the_same_until_it_resumes(tmp_path, whole):
-    found = all_of(tmp_path / "run", fit(build(tmp_path / "run"), Lying()))
-    assert found["model"] == whole("own")["model"]
+    trained = all_of(tmp_path / "run", fit(build(tmp_path / "run"), Lying()))
+    assert trained["model"] == whole("own")["model"]
 
 
 def test_augmented_items_differ_from_epoch_to_epoch():
@@ -546,10 +546,10 @@ class Heard(Listener):
 @pytest.mark.full
 def test_skipped_batches_are_reported_once_to_every_listener(tmp_path):
     fit(stopping_at(build(tmp_path / "run"), 2), TorchLike())
-    data, heard = TorchLike(), Heard()
-    fit(build(tmp_path / "run").renderer(heard).resume(), data)
+    data, listener = TorchLike(), Heard()
+    fit(build(tmp_path / "run").renderer(listener).resume(), data)
     assert data.made == 3 * len(data)  # each epoch is read from its start
-    (text,) = heard.texts
+    (text,) = listener.texts
     assert "(TorchLike) cannot be put back" in text
     assert "get_state and set_state" in text
     (line,) = warnings_of(tmp_path / "run")
@@ -616,8 +616,8 @@ def test_a_one_shot_iterator_with_a_state_resumes(tmp_path):
     builder = lambda name, steps: quiet(tmp_path / name).num_steps(steps).metrics(LastRow()).with_file_checkpointer()  # noqa: E731
     build_line(builder("run", 7)).fit(Counter())
     assert progress_of(tmp_path / "run", 7)["data"] == {"number": 7}
-    found = all_of(tmp_path / "run", build_line(builder("run", 16).resume()).fit(Counter()))
-    same(found, all_of(tmp_path / "whole", build_line(builder("whole", 16)).fit(Counter())))
+    resumed = all_of(tmp_path / "run", build_line(builder("run", 16).resume()).fit(Counter()))
+    same(resumed, all_of(tmp_path / "whole", build_line(builder("whole", 16)).fit(Counter())))
 
 
 def test_a_state_that_cannot_be_stored_is_refused_before_training(tmp_path, monkeypatch):

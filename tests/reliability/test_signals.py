@@ -229,8 +229,8 @@ def test_sigint_notebook(tmp_path, handlers):
 
 def test_handler_chaining_and_restore(tmp_path):
     """Other handlers also receive the signals, and are restored whatever happens to the run."""
-    heard = []
-    mine = {number: lambda n, frame: heard.append(n) for number in (INT, TERM, USR1)}
+    received = []
+    mine = {number: lambda n, frame: received.append(n) for number in (INT, TERM, USR1)}
     for number, handler in mine.items():
         signal.signal(number, handler)
 
@@ -241,7 +241,7 @@ def test_handler_chaining_and_restore(tmp_path):
     assert fit("saved", lambda: press(USR1)).stopped_by == "num_epochs"
     assert fit("interrupted", lambda: press(INT)).stopped_by == "ctrl-c"
     assert fit("terminated", lambda: press(TERM)).stopped_by == "sigterm"
-    assert heard == [USR1, INT, TERM]
+    assert received == [USR1, INT, TERM]
     with pytest.raises(ZeroDivisionError):
         fit("failed", lambda: 1 / 0)
     inside, ends = [], []
@@ -257,7 +257,7 @@ def test_handler_chaining_and_restore(tmp_path):
     assert inside == [mine]
     assert {number: signal.getsignal(number) for number in mine} == mine
     press(INT, TERM, USR1)
-    assert heard[3:] == [INT, TERM, USR1]
+    assert received[3:] == [INT, TERM, USR1]
 
 
 LONG_STEP = """

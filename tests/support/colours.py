@@ -23,7 +23,7 @@ def linear(colour):
 
 def contrast(one, other):
     """Return the contrast ratio of WCAG 2."""
-    first, second = sorted(float(linear(each) @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
+    first, second = sorted(float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (one, other))
     return (second + 0.05) / (first + 0.05)
 
 

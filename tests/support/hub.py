@@ -91,11 +91,11 @@ class Hub:
             return 404, {}, {"X-Error-Code": "RevisionNotFound"}
         files = self.files[commit]
         if what == "preupload":
-            modes = [{"path": each["path"], "uploadMode": "regular"} for each in json.loads(body)["files"]]
-            return 200, {"files": [{**each, "shouldIgnore": False} for each in modes]}, {}
+            modes = [{"path": entry["path"], "uploadMode": "regular"} for entry in json.loads(body)["files"]]
+            return 200, {"files": [{**entry, "shouldIgnore": False} for entry in modes]}, {}
         if what == "commit":
             lines = [json.loads(line) for line in body.splitlines()]
-            new = {each["value"]["path"]: each["value"]["content"] for each in lines if each["key"] == "file"}
+            new = {entry["value"]["path"]: entry["value"]["content"] for entry in lines if entry["key"] == "file"}
             commit = self._commit({**files, **{name: base64.b64decode(text) for name, text in new.items()}})
             branches[revision] = commit
             url = f"{self.endpoint}/{repository}/commit/{commit}"

@@ -46,8 +46,8 @@ def refusal(function, *arguments):
 def seconds(function, *arguments):
     """Return a call's duration, and the message of its failure."""
     before = time.monotonic()
-    said = refusal(function, *arguments)
-    return time.monotonic() - before, said
+    message = refusal(function, *arguments)
+    return time.monotonic() - before, message
 
 
 def store():

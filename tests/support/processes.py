@@ -27,8 +27,8 @@ def free_port():
     """Return a port where no process listens, and that the system does not assign meanwhile."""
     while True:
         port = random.randrange(20_000, 32_000)
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("localhost", port))
+        with socket.socket() as bound, contextlib.suppress(OSError):
+            bound.bind(("localhost", port))
             return port
 
 
@@ -70,8 +70,8 @@ def together(commands, devices=1, timeout=120, **environment):
                     )
             codes = [process.wait(max(0.1, end - time.monotonic())) for process in running]
         except subprocess.TimeoutExpired as error:
-            said = "\n".join(f"-- {path.name}\n{path.read_text()[-3000:]}" for pair in files for path in pair)
-            raise AssertionError(f"the processes did not end within {timeout} s\n{said}") from error
+            output = "\n".join(f"-- {path.name}\n{path.read_text()[-3000:]}" for pair in files for path in pair)
+            raise AssertionError(f"the processes did not end within {timeout} s\n{output}") from error
         finally:
             for process in running:
                 process.kill()

@@ -29,15 +29,15 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self.codes = b""
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        made = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": path, **environment}
+        settings = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": path, **environment}
         for name in ("COLUMNS", "LINES", "NO_COLOR"):  # would describe another terminal
-            made.pop(name, None)
+            settings.pop(name, None)
         self._end, inner = os.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(inner)
         streams = {"stdin": inner, "stdout": inner, "stderr": inner}
         command = [sys.executable, "-m", "learner", *words]
-        self._process = subprocess.Popen(command, env=made, start_new_session=True, **streams)
+        self._process = subprocess.Popen(command, env=settings, start_new_session=True, **streams)
         self._inner = inner
 
     def wait_for(self, *texts):

@@ -156,8 +156,8 @@ def tree_of(directory):
 
 def logs_of(directory):
     """Return the text of every metric file, by path."""
-    found = Path(directory).glob("*/epoch-*/*.log")
-    return {p.relative_to(directory).as_posix(): p.read_text() for p in found}
+    paths = Path(directory).glob("*/epoch-*/*.log")
+    return {p.relative_to(directory).as_posix(): p.read_text() for p in paths}
 
 
 def journal_of(directory):

@@ -13,12 +13,12 @@ def together(readers, name, count):
       name: the array to read.
       count: number of processes.
     """
-    found = []
+    values = []
     for batches in itertools.zip_longest(*readers):
         parts = [reader.part() if callable(reader.part) else reader.part for reader in readers]
         rows = [np.asarray(batch[name]).tolist() for batch in batches]
         assert parts in ([True] * count, [False] * count)
-        assert len({len(each) for each in rows}) == 1
+        assert len({len(row) for row in rows}) == 1
         assert parts[0] or rows == [rows[0]] * count
-        found.append(list(itertools.chain.from_iterable(rows)) if parts[0] else rows[0])
-    return found
+        values.append(list(itertools.chain.from_iterable(rows)) if parts[0] else rows[0])
+    return values

@@ -37,6 +37,6 @@ def assert_shown(shown, printed):
     for line in shown.splitlines():
         if line == "...":
             continue
-        found = next((other for other in rest if shape_of(other) == shape_of(line)), None)
-        assert found is not None, f"{line!r} is not (or not there) in:\n{printed}"
-        assert fractions_of(found) == pytest.approx(fractions_of(line), rel=0.3, abs=0.05)
+        match = next((other for other in rest if shape_of(other) == shape_of(line)), None)
+        assert match is not None, f"{line!r} is not (or not there) in:\n{printed}"
+        assert fractions_of(match) == pytest.approx(fractions_of(line), rel=0.3, abs=0.05)

@@ -44,11 +44,11 @@ def all_of(directory, result):
     }
 
 
-def same(found, expected):
+def same(actual, expected):
     """Compare results part by part, so that a failure names the part."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for part, value in expected.items():
-        assert found[part] == value, part
+        assert actual[part] == value, part
 
 
 def some(cases, chosen):

@@ -83,5 +83,7 @@ class Terminal:
         shown = [line.rstrip() for line in self.screen.display]
         while shown and not shown[-1]:
             shown.pop()
-        gone = ["".join(row[x].data for x in range(self.screen.columns)).rstrip() for row in self.screen.history.top]
-        return [*gone, *shown]
+        scrolled = [
+            "".join(row[x].data for x in range(self.screen.columns)).rstrip() for row in self.screen.history.top
+        ]
+        return [*scrolled, *shown]

@@ -25,7 +25,7 @@ def read(directory):
     for path in sorted(path for path in Path(directory).iterdir() if path.is_file()):
         for event in events_of(path):
             if event.HasField("session_log") and event.session_log.status == SessionLog.START:
-                kept = [each for each in kept if each.step < event.step or not each.HasField("summary")]
+                kept = [earlier for earlier in kept if earlier.step < event.step or not earlier.HasField("summary")]
             kept.append(event)
     return kept
 
@@ -41,17 +41,17 @@ def values(directory):
 
 def scalars(directory):
     """Return `(step, value)` pairs in order, for each split and tag (`train/step/Loss`)."""
-    found = {}
+    series = {}
     for tag, event, value in values(directory):
         if value.HasField("simple_value"):
-            found.setdefault(tag, []).append((event.step, value.simple_value))
-    return found
+            series.setdefault(tag, []).append((event.step, value.simple_value))
+    return series
 
 
 def texts(directory):
     """Return the newest text of each tag."""
-    found = {}
+    newest = {}
     for tag, _, value in values(directory):
         if value.metadata.plugin_data.plugin_name == "text":
-            found[tag.removesuffix("/text_summary")] = value.tensor.string_val[0].decode()
-    return found
+            newest[tag.removesuffix("/text_summary")] = value.tensor.string_val[0].decode()
+    return newest

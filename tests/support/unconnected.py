@@ -22,10 +22,10 @@ def say(name, *arguments, **named):
 
 say("no cluster")
 say("unreachable", f"localhost:{free_port()}", 2, 1, timeout=0.2)
-with socket.socket(socket.AF_INET6) as taken:
+with socket.socket(socket.AF_INET6) as bound:
     port = free_port()
-    taken.bind(("::", port))
-    taken.listen()
+    bound.bind(("::", port))
+    bound.listen()
     say("taken", f"localhost:{port}", 2, 0, timeout=1)
 init_distributed(f"localhost:{port}", 1, 0)
 print(json.dumps(["in the end", [hosts().index, hosts().count]]))

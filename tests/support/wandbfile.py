@@ -14,7 +14,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 def records(path):
     """Return the records of a file."""
-    content, position, whole, found = Path(path).read_bytes(), HEADER, b"", []
+    content, position, whole, complete = Path(path).read_bytes(), HEADER, b"", []
     assert content[:4] == b":W&B"
     while position + HEADER <= len(content):
         left = BLOCK - position % BLOCK
@@ -29,35 +29,35 @@ def records(path):
         position += HEADER + length
         whole = part if kind in (FULL, FIRST) else whole + part
         if kind in (FULL, LAST):
-            found.append(Record.FromString(whole))
-    return found
+            complete.append(Record.FromString(whole))
+    return complete
 
 
 def read(directory):
     """Return the ids, rows, configs, summaries and logs of all starts of a run, in order."""
-    told = {"ids": [], "rows": [], "config": {}, "summary": {}, "exits": [], "logs": [], "artifacts": []}
+    contents = {"ids": [], "rows": [], "config": {}, "summary": {}, "exits": [], "logs": [], "artifacts": []}
     paths = Path(directory).glob("wandb/offline-run-*/*.wandb")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):  # file names are precise to the second only
         for record in records(path):
             kind = record.WhichOneof("record_type")
             if kind == "run":
-                told["ids"].append(record.run.run_id)
-                told["config"] |= _items(record.run.config.update)
+                contents["ids"].append(record.run.run_id)
+                contents["config"] |= _items(record.run.config.update)
             elif kind == "config":
-                told["config"] |= _items(record.config.update)
+                contents["config"] |= _items(record.config.update)
             elif kind == "history":
-                told["rows"].append(_items(record.history.item))
+                contents["rows"].append(_items(record.history.item))
             elif kind == "summary":
-                told["summary"] |= _items(record.summary.update)
+                contents["summary"] |= _items(record.summary.update)
             elif kind == "output_logger":
-                told["logs"].append(record.output_logger.line)
+                contents["logs"].append(record.output_logger.line)
             elif kind == "artifact":
                 names = [entry.path for entry in record.artifact.manifest.contents]
                 aliases = set(record.artifact.aliases) - {"latest"}  # added by wandb
-                told["artifacts"].append((record.artifact.type, aliases, sorted(names)))
+                contents["artifacts"].append((record.artifact.type, aliases, sorted(names)))
             elif kind == "exit":
-                told["exits"].append(record.exit.exit_code)
-    return told
+                contents["exits"].append(record.exit.exit_code)
+    return contents
 
 
 def files(directory):
