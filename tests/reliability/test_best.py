@@ -109,6 +109,7 @@ def test_early_stopping_has_the_same_best(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == 2
 
 
+@pytest.mark.full  # by default, test_store.py changes the monitor
 def test_the_best_by_another_monitor_is_not_that_of_the_first(tmp_path):
     def fit(epochs, monitor, *losses):
         builder = quiet(tmp_path / "run").metrics(MeanAbsoluteError()).num_epochs(epochs).resume()

@@ -326,7 +326,7 @@ def some(kinds, chosen):
 
 
 # Within the second epoch. By default a loader of this package; the test of other data resumes a foreign one with a
-# state, and the test after a crash resumes mixtures.
+# state, and the test after a crash resumes a mixture of arrays.
 CHOSEN = {("function's argument", 3), ("augmented", 5), ("mixture of streams", 5)}
 
 
@@ -347,7 +347,7 @@ def test_resume_iterable_source(tmp_path, whole, kind, step):
     assert all(f"{inside} batches of epoch {1 + step // STEPS} are read again and dropped" in text for text in warned)
 
 
-@pytest.mark.parametrize("kind", ["mixture", "mixture of arrays"])
+@pytest.mark.parametrize("kind", [pytest.param("mixture", marks=pytest.mark.full), "mixture of arrays"])
 def test_resume_mixture_after_crash(tmp_path, whole, kind):
     """In the middle of the second epoch, with logs that are ahead of the newest checkpoint."""
     directory = tmp_path / "run"
@@ -389,8 +389,8 @@ def test_stopped_again_and_again(tmp_path, whole):
     "kind",
     [
         "own",
-        "mixture",
         "mixture of arrays",
+        pytest.param("mixture", marks=pytest.mark.full),
         pytest.param("random generator", marks=pytest.mark.full),
         pytest.param("PyTorch's random generator", marks=pytest.mark.full),
         pytest.param("PyTorch's set_epoch", marks=pytest.mark.full),

@@ -30,6 +30,11 @@ def train(coordinator, count, index, directory, kind, given):
 
     if count:
         init_distributed(coordinator, count, index, heartbeat=given.pop("heartbeat", 100.0))
+    at = given.get("at") or {}
+    if at.get("process") == index and at["what"] == "raise early":
+        raise ValueError("there is no such data on this machine")
+    if at.get("process") == index and at["what"] == "exit early":
+        sys.exit(0)
 
     import jax
     import numpy as np
@@ -75,13 +80,8 @@ def train(coordinator, count, index, directory, kind, given):
 
     options = {"accumulate": 1, "epochs": 2, "batch": 24, "rows": 125, "rules": None, "lr": 0.2, **given}
     case = spread.KINDS[kind]
-    at = options.get("at") or {}
-    if at.get("process") == index and at["what"] == "raise early":
-        raise ValueError("there is no such data on this machine")
     if at.get("process") == index and at["what"] == "manifest":
         killed_in(places, "write_manifest", at["number"])
-    if at.get("process") == index and at["what"] == "exit early":
-        sys.exit(0)
 
     def hook(info, model):
         if at.get("process") != index or at.get("step") != info.step:
