@@ -49,7 +49,7 @@ def cpu():
         pytest.skip("JAX_PLATFORMS leaves out the CPU, which the numbers are compared with")
 
 
-def test_the_numbers_are_those_of_the_cpu(tmp_path, device, cpu):
+def test_numbers_equal_those_of_the_cpu(tmp_path, device, cpu):
     """Train with SGD: Adam makes a full step from a gradient of rounding noise, such as a bias's before BatchNorm."""
     left = []
     with jax.default_matmul_precision("highest"):
@@ -102,13 +102,13 @@ def test_memory_is_reported(device):
     assert after["bytes_limit"] > after["bytes_in_use"] >= before["bytes_in_use"] + array.nbytes
 
 
-def test_a_device_without_room_says_so(device):
+def test_exhausted_device_memory_is_reported(device):
     too_many = device.memory_stats()["bytes_limit"] // 4 + 2**20
     with pytest.raises(OutOfMemoryError, match=r"out of memory in training\. The device says: "), OomContext("train"):
         jax.jit(lambda: jnp.ones(too_many, jnp.float32))().block_until_ready()
 
 
-def test_a_run_goes_on_to_the_bit(tmp_path):
+def test_run_resumes_to_the_bit(tmp_path):
     make = lambda name, n: quiet(tmp_path / name, saves=True).num_epochs(n)  # noqa: E731
     build_net(make("run", 2)).fit(shuffled(), valid_data())
     result = build_net(make("run", 4).resume()).fit(shuffled(), valid_data())
@@ -117,7 +117,7 @@ def test_a_run_goes_on_to_the_bit(tmp_path):
 
 
 @pytest.mark.parametrize("dispatch", [1, 4])
-def test_the_bits_do_not_depend_on_the_dispatch(tmp_path, dispatch):
+def test_bits_do_not_depend_on_the_dispatch(tmp_path, dispatch):
     left = []
     for count in (32, dispatch):
         builder = quiet(tmp_path / str(count)).num_epochs(3).steps_per_dispatch(count)
@@ -170,7 +170,7 @@ def test_a_batch_that_does_not_fit_is_split(tmp_path, device):
     assert any(f"each in {parts} parts" in log for parts in (2, 4, 8))
 
 
-def test_a_line_is_found(tmp_path):
+def test_linear_fit_equals_least_squares(tmp_path):
     """The expected values are those of `numpy.linalg.lstsq`."""
     with jax.default_matmul_precision("highest"):
         result = build_line(quiet(tmp_path / "run").num_epochs(200), lr=0.1).fit(shuffled())

@@ -90,7 +90,7 @@ def upward(module, names):
     return [name for name in names if part_of(name) != part_of(module) and row_of(name) >= row_of(module)]
 
 
-def test_the_root_is_a_front_door():
+def test_root_has_few_modules():
     assert {path.stem for path in ROOT.glob("*.py")} == {
         "__init__",
         "__main__",
@@ -126,7 +126,7 @@ def test_the_picture_shows_these_packages():
     assert len(re.findall(r"[\w`./]*[A-Za-z][\w`./-]*", page)) <= 700
 
 
-def test_an_upward_import_would_be_found():
+def test_upward_import_is_detected():
     tree = ast.parse("def f():\n    from learner import builder\n    from learner.cli.main import main\n")
     names = [name for name, _ in imported(tree)]
     assert upward("learner.training.run", names) == ["learner.builder", "learner.cli.main"]
@@ -135,7 +135,7 @@ def test_an_upward_import_would_be_found():
     ]
 
 
-def test_no_two_modules_need_each_other():
+def test_imports_of_modules_have_no_cycle():
     """A package stands for its `__init__`, which only has the names of its modules."""
     graph = {module: own_imports(module) for module in PATHS}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
@@ -151,7 +151,7 @@ def parts_graph(package, imports):
     return graph
 
 
-def test_no_two_parts_of_a_package_need_each_other():
+def test_imports_of_packages_have_no_cycle():
     """Folders count as one part, so that each package can be read from top to bottom."""
     graph = {module: own_imports(module) for module in PATHS}
     for package in {module.rpartition(".")[0] for module in PATHS} - {"", "learner"}:
@@ -162,7 +162,7 @@ def test_no_two_parts_of_a_package_need_each_other():
         graphlib.TopologicalSorter(parts_graph("a", circle)).prepare()
 
 
-def test_steps_and_metrics_know_no_files_no_threads_and_no_clock():
+def test_steps_and_metrics_import_no_files_threads_or_clocks():
     outside = {"io", "logging", "os", "pathlib", "queue", "random", "shutil", "socket", "subprocess", "tempfile"}
     outside |= {"threading", "time", "multiprocessing", "asyncio", "datetime"}
     for module in PATHS:
@@ -189,7 +189,7 @@ def test_nothing_unpickles_and_nothing_uses_the_network():
     assert used == allowed
 
 
-def test_private_modules_of_jax_are_imported_in_one_file_and_when_they_are_needed():
+def test_private_modules_of_jax_are_imported_lazily_in_one_file():
     """A renamed module in JAX must not break `import learner`."""
     private = {
         module
@@ -251,7 +251,7 @@ def test_imports_load_only_what_they_need():
     assert by_catalogs & {*HEAVY} == set()
 
 
-def test_commands_that_read_the_files_of_runs_do_without_jax():
+def test_commands_that_only_read_runs_do_not_import_jax():
     """The control comes last: training needs JAX."""
     commands = ("runs", "watch", "fit")
     program = "import sys\n" + "".join(f"import learner.cli.{name}; print('jax' in sys.modules)\n" for name in commands)
@@ -275,7 +275,7 @@ def test_type_checkers_and_programs_see_equal_names():
         learner.Lerner  # noqa: B018
 
 
-def test_this_would_be_noticed():
+def test_heavy_import_is_detected():
     (names,) = loaded_by("import rich")
     assert names & {*HEAVY} == {"rich"}
 
@@ -307,7 +307,7 @@ def public(tree):
                     yield f"{node.name}.{inner.name}", inner
 
 
-def test_public_names_are_one_sorted_list_of_what_is_there():
+def test_public_names_are_sorted():
     parts = (
         "data",
         "data.sources",

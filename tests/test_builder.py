@@ -265,19 +265,19 @@ def test_each_option_returns_the_builder(tmp_path):
             assert getattr(builder, name)(*arguments) is builder
 
 
-def test_a_wrong_value_is_refused_at_once(tmp_path):
+def test_wrong_value_is_rejected_at_once(tmp_path):
     for name, arguments, code, fields in REFUSED:
         with named_case(f"{name}{arguments}"), raises_code(code, **fields):
             getattr(LearnerBuilder(tmp_path / "run"), name)(*arguments)
 
 
 @pytest.mark.parametrize("directory", ["", None, 3])
-def test_a_value_that_is_no_directory(directory):
+def test_invalid_directory_is_rejected(directory):
     with raises_code("builder-directory-type"):
         LearnerBuilder(directory)
 
 
-def test_it_shows_what_was_set():
+def test_repr_shows_set_options():
     assert repr(LearnerBuilder("runs/a")) == "LearnerBuilder('runs/a')"
     builder = LearnerBuilder("runs/a").num_epochs(3).with_batch_size(8).metrics(TopKAccuracy(5))
     assert repr(builder) == "LearnerBuilder('runs/a', num_epochs=3, with_batch_size=8, metrics=['Top-5 Accuracy'])"
@@ -300,7 +300,7 @@ def test_options_write_nothing(tmp_path):
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_there_once(tmp_path):
+def test_loss_is_registered_once(tmp_path):
     builder = quiet(tmp_path / "run").metrics(Loss()).metric_train(LearningRate())
     result = build_line(builder).fit(batches(), valid_data())
     assert set(result.history) == {"train/Loss", "train/Learning Rate", "valid/Loss"}
@@ -312,7 +312,7 @@ def test_one_split_takes_several_metrics(tmp_path):
     assert [m.name for m in builder._options.valid_metrics] == ["Words"]
 
 
-def test_metrics_go_where_they_have_a_meaning_and_texts_are_not_plotted(tmp_path):
+def test_metrics_run_on_meaningful_splits_and_texts_are_not_plotted(tmp_path):
     memory = MemoryLogger()
     learner = build_line(quiet(tmp_path / "run").metrics(LearningRate(), Words()).metric_loggers(memory))
     result = learner.fit(batches(), valid_data())
@@ -448,7 +448,7 @@ USUAL = {"model": line(), "optimizer": optax.sgd, "lr": 0.1, "train_step": line_
 
 
 @pytest.mark.parametrize("what", BUILDS)
-def test_a_wrong_part_is_named(tmp_path, what):
+def test_wrong_argument_of_build_is_named(tmp_path, what):
     given, parts = BUILDS[what]
     # a valid build creates everything that any build creates
     quiet(tmp_path / "right").build(**{**USUAL, "lr": lambda step: 0.1})
@@ -468,20 +468,20 @@ def test_the_name_of_an_option_in_other_libraries_has_a_hint(tmp_path, name, opt
         getattr(LearnerBuilder(tmp_path), name)
 
 
-def test_another_name_has_no_hint(tmp_path):
+def test_unknown_name_has_no_hint(tmp_path):
     with pytest.raises(AttributeError, match=r"no attribute 'callbacks'$"):
         LearnerBuilder(tmp_path).callbacks(3)
     assert not hasattr(LearnerBuilder(tmp_path), "__wrapped__")
 
 
-def test_a_rate_left_out_is_named_as_any_other_wrong_part(tmp_path):
+def test_missing_learning_rate_is_reported_with_other_problems(tmp_path):
     with raises_code("learning-rate-value", "build(model, optimizer, lr)"):
         quiet(tmp_path / "run").build(line(), optax.sgd, train_step=line_step)
     with raises_code("optimizer-type", "already built", "build(model, optimizer, lr)"):
         quiet(tmp_path / "run").build(line(), optax.sgd(0.1), train_step=line_step)
 
 
-def test_all_that_is_wrong_is_one_error(tmp_path):
+def test_all_problems_are_one_error(tmp_path):
     (tmp_path / "file").write_text("mine")
     builder = quiet(tmp_path / "file" / "run")
     with pytest.raises(LearnerError) as error:
@@ -499,12 +499,12 @@ def test_updates_have_no_accumulation(tmp_path):
         builder.build(line(), None, 0.1, update=lambda state, batch, lr, rng: (state, None))
 
 
-def test_an_update_without_a_rate_is_told_that_it_may_ignore_one(tmp_path):
+def test_update_without_learning_rate_suggests_ignoring_it(tmp_path):
     with raises_code("learning-rate-value", "build(model, None, lr, update=fn), or 0.0 if fn ignores it"):
         quiet(tmp_path / "run").build(line(), update=lambda state, batch, lr, rng: (state, None))
 
 
-def test_a_rate_of_zero_is_one(tmp_path):
+def test_learning_rate_of_zero_is_accepted(tmp_path):
     assert isinstance(build_line(quiet(tmp_path / "run"), 0.0), Learner)
 
 
@@ -529,7 +529,7 @@ def test_linen_needs_parameters():
 # -- one builder, several learners -------------------------------------------------------------------------------------
 
 
-def test_a_builder_changed_later_changes_no_learner(tmp_path):
+def test_later_changes_of_a_builder_do_not_affect_learners(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2)
     learner = build_line(builder)
     calls = []

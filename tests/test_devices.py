@@ -53,7 +53,7 @@ def on_one_device(kind, accumulate, batch, dropout=0.0):
 
 
 @pytest.mark.parametrize(("strategy", "kind", "accumulate", "batch"), cases())
-def test_the_numbers_are_those_of_one_device(tmp_path, strategy, kind, accumulate, batch):
+def test_numbers_equal_those_of_one_device(tmp_path, strategy, kind, accumulate, batch):
     one = on_one_device(kind, accumulate, batch)
     chosen = STRATEGIES[strategy](kind)
     other = train(tmp_path / "run", kind, chosen, accumulate, batch)
@@ -67,19 +67,19 @@ def test_the_numbers_are_those_of_one_device(tmp_path, strategy, kind, accumulat
 
 @pytest.mark.parametrize(("kind", "count"), [("mlp", 2), ("cnn", 8)])
 @pytest.mark.full
-def test_random_masks_are_those_of_one_device_where_programs_see_all_rows(tmp_path, kind, count):
+def test_random_masks_equal_those_of_one_device_if_programs_see_all_rows(tmp_path, kind, count):
     other = train(tmp_path / "run", kind, Sharded(rules=fsdp(1), devices=first(count)), 4, dropout=0.5)
     same_numbers(on_one_device(kind, 4, 24, dropout=0.5), other)
 
 
 @pytest.mark.full
-def test_random_masks_of_replicas_are_their_own_and_the_same_at_every_run(tmp_path):
+def test_random_masks_differ_between_replicas_and_are_reproducible(tmp_path):
     one, two = (train(tmp_path / str(i), "mlp", Replicated(first(2)), dropout=0.5) for i in range(2))
     same_numbers(one, two, 0, 0)
     assert not np.allclose(one.steps["Loss"], on_one_device("mlp", 1, 24, dropout=0.5).steps["Loss"], rtol=1e-3)
 
 
-def test_no_two_replicas_have_the_same_masks_which_are_the_same_at_every_run(tmp_path):
+def test_masks_of_replicas_differ_and_are_reproducible(tmp_path):
     def step(model, batch, rng):
         kept = jax.random.bernoulli(rng, 0.5, batch["x"].shape)
         return ClassificationOutput.from_logits(kept.astype("float32") @ model["w"], batch["y"])
@@ -99,7 +99,7 @@ def test_no_two_replicas_have_the_same_masks_which_are_the_same_at_every_run(tmp
 
 @pytest.mark.full  # by default, the tests above use SGD on two devices, which hides it as little
 @pytest.mark.parametrize("make", [lambda: Replicated(first(4)), lambda: Sharded(rules=fsdp(1))], ids=["pmap", "fsdp"])
-def test_gradients_are_those_of_jax_on_the_batch(tmp_path, make):
+def test_gradients_equal_those_of_jax_on_the_batch(tmp_path, make):
     """SGD shows an average of averages or a sum that is averaged again; Adam would hide both."""
     data = labelled((5, 5, 1), 24, 5)
     model = Cnn(0.0)
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_jax_on_the_batch(tmp_path, make):
 
 
 @pytest.mark.full
-def test_without_synchronised_statistics_each_device_has_those_of_its_rows(tmp_path):
+def test_unsynchronised_statistics_are_those_of_each_devices_rows(tmp_path):
     """By hand: the running mean moves by a tenth of the way to the mean of the devices' means, which is the mean of the
     batch; the running variance to the mean of their variances, which is less than the batch's.
     """
@@ -174,7 +174,7 @@ def test_linens_batch_norm_is_synchronised_too(tmp_path):
         pytest.param(np.repeat([0, 1], 12), id="0 to 1", marks=pytest.mark.full),
     ],
 )
-def test_weights_that_differ_between_devices_count_through_the_statistics_of_all(tmp_path, weights):
+def test_weights_that_differ_between_devices_reach_all_statistics(tmp_path, weights):
     """The rows of one device contribute to the statistics of the others, so their gradients do, too."""
 
     def step(model, batch):
@@ -209,7 +209,7 @@ class Weighted:
 
 
 @pytest.mark.full
-def test_what_is_infinite_in_the_state_of_a_model_stays_so(tmp_path):
+def test_infinite_values_of_model_state_are_kept(tmp_path):
     """An attention mask, for example. The batches have several shapes, so that micro-batches are added one by one."""
 
     class Net(nnx.Module):
@@ -231,7 +231,7 @@ def test_what_is_infinite_in_the_state_of_a_model_stays_so(tmp_path):
 
 
 @pytest.mark.full
-def test_update_steps_where_programs_see_all_rows(tmp_path):
+def test_update_functions_if_programs_see_all_rows(tmp_path):
     def update(model, batch, lr, rng):
         def loss(w):
             return ((batch["x"] @ w - 1) ** 2).mean()

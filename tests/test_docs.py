@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "reliability.md").read_text()
 
 
-def test_every_test_that_is_named_exists():
+def test_named_tests_exist():
     code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
     defined = set(re.findall(r"def (test_\w+)\(", code)) | {path.name for path in (ROOT / "tests").rglob("*.py")}
     named = set(re.findall(r"`(?:tests/)?(?:\w+/)*(test_\w+(?:\.py)?)(?:\[\w+\])?`", DOCUMENT))
@@ -34,7 +34,7 @@ def test_every_test_that_is_named_exists():
 
 
 @pytest.mark.full
-def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
+def test_printed_memory_is_about_that_shown(tmp_path, monkeypatch):
     """Compare approximately: other versions of XLA share buffers differently."""
     text = (ROOT / "docs" / "precision.md").read_text()
     (code,), (shown,) = (
@@ -50,7 +50,7 @@ def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_the_schedules_that_are_shown(tmp_path, monkeypatch):
+def test_shown_schedules(tmp_path, monkeypatch):
     """The Python prints the output shown, the config builds the same schedule, and no schedule is missing."""
     import yaml
 
@@ -159,7 +159,7 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     assert sorted(rows[1]["kind"].tolist()) == [0, 1]
 
 
-def test_the_code_about_data_gives_what_is_shown(tmp_path, monkeypatch):
+def test_code_about_data_prints_what_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
@@ -240,7 +240,7 @@ def test_the_code_of_loops_prints_what_is_shown(tmp_path, monkeypatch):
     assert not (tmp_path / "runs" / "unused").exists()
 
 
-def test_links_of_loops_lead_somewhere():
+def test_links_of_loops_exist():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "docs" / "loops.md").read_text())
     assert len(links) >= 7
     for link in links:
@@ -273,7 +273,7 @@ def test_the_code_about_profiles_writes_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_the_checks_that_are_shown(tmp_path, monkeypatch):
+def test_shown_checks(tmp_path, monkeypatch):
     """The Python prints the output shown, and the table has every check."""
     from learner.diagnostics.check_result import QUESTIONS
 
@@ -326,7 +326,7 @@ def test_the_configs_of_metrics_can_be_read():
         option(LearnerBuilder, name, value, name, names_for(name)).apply(builder)
 
 
-def test_every_metric_is_in_the_table_by_its_name():
+def test_table_has_every_metric():
     """The table and the catalog have the same metrics, with their names and an arrow for their direction."""
     import inspect
 
@@ -476,7 +476,7 @@ def test_the_keys_of_watching_are_in_the_table():
 
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.full
-def test_the_overview_of_a_run_is_what_is_shown(tmp_path, monkeypatch):
+def test_overview_prints_what_is_shown(tmp_path, monkeypatch):
     text = (ROOT / "docs" / "summary.md").read_text()
     code, shown = (
         re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "text")

@@ -16,7 +16,7 @@ from learner.models.base import NothingToTrainError
 from tests.support.codes import MESSAGES, documented, messages, raises_code
 
 
-def test_one_problem_is_told_as_it_is():
+def test_single_problem_keeps_its_message():
     assert str(one_error(["the rate is -1"], code="learner-unbuildable")) == "the rate is -1"
 
 
@@ -34,7 +34,7 @@ def test_several_problems_are_counted_and_numbered():
     ]
 
 
-def test_wrong_input_is_a_value_error_of_its_own_kind():
+def test_learner_error_is_a_value_error():
     error = one_error(["x"], code="learner-unbuildable")
     assert type(error) is LearnerError
     assert isinstance(error, ValueError)
@@ -88,7 +88,7 @@ def test_the_pages_of_errors_are_up_to_date():
     assert set(errors.REFERENCE.glob("errors*.md")) == set(pages)
 
 
-def test_errors_travel():
+def test_errors_can_be_pickled():
     for error in (
         LearnerError("the rate is -1", code="optimizer-rate-value", value=-1),
         OutOfMemoryError("no room", "train", code="device-out-of-memory", needed=3),

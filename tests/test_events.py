@@ -79,7 +79,7 @@ def texts(count):
     return [str(number) for number in range(count)]
 
 
-def test_a_listener_is_told_everything_in_order_in_its_own_thread_and_closed_there():
+def test_listener_gets_events_in_order_in_its_thread():
     listener, warnings = Memory(), []
     outlet = ListenerThread(listener, warnings.append)
     for number in range(500):
@@ -92,7 +92,7 @@ def test_a_listener_is_told_everything_in_order_in_its_own_thread_and_closed_the
     assert not thread.is_alive()
 
 
-def test_a_slow_listener_holds_nobody_and_what_it_missed_is_one_warning():
+def test_slow_listener_blocks_no_sender_and_warns_once():
     listener, warnings = Blocked(), []
     outlet = ListenerThread(listener, warnings.append, size=10)
     outlet.put(message("first"))
@@ -106,7 +106,7 @@ def test_a_slow_listener_holds_nobody_and_what_it_missed_is_one_warning():
     assert warnings == ["Blocked was too slow: 90 events were not shown to it"]
 
 
-def test_a_listener_that_was_slow_is_told_again_once_it_has_room():
+def test_slow_listener_gets_events_again_once_its_queue_has_space():
     listener, warnings = Blocked(), []
     outlet = ListenerThread(listener, warnings.append, size=2)
     outlet.put(message("first"))
@@ -124,7 +124,7 @@ def test_a_listener_that_was_slow_is_told_again_once_it_has_room():
     assert warnings == ["Blocked was too slow: 3 events were not shown to it"]
 
 
-def test_a_slow_listener_misses_steps_but_not_how_the_run_ended():
+def test_slow_listener_misses_steps_but_not_the_end():
     listener, warnings = Blocked(), []
     outlet = ListenerThread(listener, warnings.append, size=4)
     outlet.put(message("first"))
@@ -166,7 +166,7 @@ def test_a_listener_that_raises_is_detached_with_one_warning_and_still_closed(at
     )
 
 
-def test_the_line_of_the_error_of_a_listener_is_in_the_warning_and_its_traceback_in_the_log():
+def test_warning_has_the_failing_line_and_log_has_the_traceback():
     class Told(Raising):
         secrets = ("such bar",)
 
@@ -184,7 +184,7 @@ def test_the_line_of_the_error_of_a_listener_is_in_the_warning_and_its_traceback
     assert text.endswith("ValueError: no ***")
 
 
-def test_what_a_detached_listener_misses_is_not_a_second_warning():
+def test_detached_listener_warns_once():
     listener, warnings, warned = Raising(), [], threading.Event()
     outlet = ListenerThread(listener, lambda text: (warnings.append(text), warned.set()), size=2)
     outlet.put(message(0))
@@ -197,7 +197,7 @@ def test_what_a_detached_listener_misses_is_not_a_second_warning():
 
 
 @pytest.mark.parametrize("fails_before", [True, False])
-def test_a_listener_that_cannot_close_is_one_warning(fails_before):
+def test_listener_that_fails_to_close_warns_once(fails_before):
     listener, warnings = Raising(1 if fails_before else 99, in_close=True), []
     outlet = ListenerThread(listener, warnings.append)
     outlet.put(message(0))
@@ -207,7 +207,7 @@ def test_a_listener_that_cannot_close_is_one_warning(fails_before):
     assert warning.startswith(f"Raising failed and is detached; training continues: {error} (")
 
 
-def test_who_waits_for_long_is_told_for_whom(monkeypatch):
+def test_long_wait_names_the_listener(monkeypatch):
     monkeypatch.setattr(events, "QUIET_SECONDS", 0.01)
     listener, warnings = Blocked(), []
     outlet = ListenerThread(listener, lambda text: (warnings.append(text), listener.gate.set()))
@@ -219,7 +219,7 @@ def test_who_waits_for_long_is_told_for_whom(monkeypatch):
 
 
 @pytest.mark.parametrize("queued", [0, 2, 150], ids=["nothing queued", "full", "overfull"])
-def test_a_hanging_listener_is_left_behind(queued):
+def test_hanging_listener_is_abandoned(queued):
     listener, warnings = Blocked(), []
     outlet = ListenerThread(listener, warnings.append, size=2)
     outlet.put(message("first"))
@@ -236,7 +236,7 @@ def test_a_hanging_listener_is_left_behind(queued):
     assert not outlet._thread.is_alive(), "it ends when it comes back"
 
 
-def test_outlets_do_not_wait_for_each_other():
+def test_listeners_close_in_parallel():
     blocked, memory = Blocked(), Memory()
     outlets = [ListenerThread(blocked, pytest.fail), ListenerThread(memory, pytest.fail)]
     for number in range(20):
@@ -263,7 +263,7 @@ def test_put_after_close_does_nothing():
 EVENTS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
 
 
-def test_events_are_values_with_a_time_that_nobody_can_change():
+def test_events_are_immutable_and_have_a_time():
     for kind in EVENTS:
         with named_case(kind):
             fields = [field.name for field in dataclasses.fields(kind)]

@@ -49,7 +49,7 @@ def trained(tmp_path_factory, compiled_once):
     return model, build_net(builder, model).fit(shuffled(rows=ROWS), valid_data(9)), directory
 
 
-def test_the_files(trained):
+def test_files_of_a_run(trained):
     _, _, directory = trained
     paths = {path for path in tree_of(directory) if not path.startswith("checkpoint/")}
     logs = {
@@ -87,7 +87,7 @@ def test_history_journal_and_files_agree(trained):
     assert [(line["epoch"], line["step"]) for line in numbers_of(directory)] == [(1, 6), (2, 12), (3, 18)]
 
 
-def test_the_journal_tells_the_run(trained):
+def test_journal_has_start_epochs_saves_and_end(trained):
     _, _, directory = trained
     entries = journal_of(directory)
     events = [entry["event"] for entry in entries]
@@ -107,7 +107,7 @@ def test_the_summary_is_the_file(trained):
     assert result.summary["metrics"]["valid/Loss"]["best"]["value"] == best
 
 
-def test_the_model_that_comes_back(trained):
+def test_result_model(trained):
     given, result, _ = trained
     assert type(result.model) is Net
     assert result.model is not given
@@ -118,7 +118,7 @@ def test_the_model_that_comes_back(trained):
     assert np.array_equal(result.model(X[:5]), result.model(X[:5]))
 
 
-def test_the_model_that_was_given_is_untouched(trained):
+def test_given_model_is_unchanged(trained):
     given, _, _ = trained
     assert model_bits(given) == model_bits(Net())  # the arrays are readable, so none was donated
     assert not given.norm.use_running_average
@@ -143,7 +143,7 @@ BESIDES = {
 
 
 @pytest.mark.parametrize("what", some(BESIDES, {"hooks, no checkpoints and no log"}))
-def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what):
+def test_observers_change_no_bit_of_training(tmp_path, trained, what):
     builder = BESIDES[what](quiet(tmp_path / "run").num_epochs(3))
     result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
     _, reference, directory = trained
@@ -154,13 +154,13 @@ def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what):
 
 
 @pytest.mark.full
-def test_data_that_streams_gives_the_bits_of_data_on_the_device(tmp_path, trained):
+def test_streamed_data_gives_the_bits_of_resident_data(tmp_path, trained):
     result = build_net(quiet(tmp_path / "run").num_epochs(3)).fit(streamed(rows=ROWS), valid_data(9))
     assert model_bits(result.model) == model_bits(trained[1].model)
 
 
 @pytest.mark.parametrize("what", some(["seed", "order", "model"], {"seed"}))
-def test_what_should_change_training_does(tmp_path, trained, what):
+def test_seed_order_and_model_change_training(tmp_path, trained, what):
     """The control of the tests above: the comparison notices a difference."""
     learner = build_net(quiet(tmp_path / "run").num_epochs(3).seed(int(what == "seed")), Net(int(what == "model")))
     result = learner.fit(shuffled(9 if what == "order" else 3, ROWS), valid_data(9))
@@ -182,7 +182,7 @@ def test_steps_per_dispatch_change_no_bit(tmp_path, kind, accumulate):
     assert {k: left(k) == default for k in (1, 5)} == {1: True, 5: True}
 
 
-def test_integers_of_four_bits_are_state_of_a_model(tmp_path):
+def test_four_bit_integers_are_model_state(tmp_path):
     """Quantized weights with a scale that is trained. XLA packs them where steps run in a loop."""
     data = {"x": X[:8], "y": X[:8] @ np.float32([0.5, -1, 1.5])}
 

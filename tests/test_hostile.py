@@ -124,13 +124,13 @@ def _arrays(call, path):
             yield f"{path} without allow_pickle=False"
 
 
-def test_no_code_is_taken_from_data():
+def test_no_code_is_loaded_from_data():
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
     calls = {f"{module}: {finding}" for module, tree in trees.items() for finding in findings(tree)}
     assert calls == ALLOWED
 
 
-def test_each_of_them_would_be_found():
+def test_risky_code_is_detected():
     snippets = [
         *((f"import {name}", name.split(".")[0]) for name in (*PICKLES, *RUNS)),
         ("def f():\n    from pickle import loads as read", "pickle"),
@@ -169,7 +169,7 @@ def test_each_of_them_would_be_found():
     assert [snippet for snippet, finding in snippets if finding not in set(findings(ast.parse(snippet)))] == []
 
 
-def test_harmless_code_is_not_found():
+def test_harmless_code_is_accepted():
     snippets = [
         "import re\nre.compile(text)",
         "strategy.compile(program)",
@@ -207,7 +207,7 @@ def created(tmp_path, monkeypatch):
     sys.modules.pop("canary", None)
 
 
-def test_the_canary_sings(created):
+def test_unpickling_is_detected(created):
     pickle.loads(pickle.dumps(Canary(created)))
     assert created.exists()
     created.rmdir()
@@ -246,7 +246,7 @@ def attempt(directory):
 
 
 @pytest.mark.full
-def test_a_run_as_it_was_goes_on(run):
+def test_unchanged_run_resumes(run):
     """The control: the tests below get as far as reading the changed file."""
     assert attempt(run).summary["steps"] == 3 * STEPS
 
@@ -269,7 +269,7 @@ def test_what_a_checkpoint_names_is_not_imported(run, created):
     assert not created.exists()
 
 
-def test_handlers_that_the_metadata_of_a_checkpoint_name_are_not_imported(run, created):
+def test_handlers_named_in_checkpoint_metadata_are_not_imported(run, created):
     replaced = 0
     for path in newest(run).rglob("*"):
         if path.name in ("_CHECKPOINT_METADATA", "_METADATA", "_sharding"):
@@ -315,7 +315,7 @@ print("read", len(sys.argv[2:]))
 
 
 @pytest.mark.full
-def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, created):
+def test_pickle_in_place_of_a_checkpoint_file_is_not_loaded(finished, tmp_path, created):
     """Run in a separate process: after failures Orbax leaves reads behind, which raise at some later time."""
     payload, runs = pickle.dumps(Canary(created)), []
     for number, file in enumerate(kinds_of_files(newest(finished))):
@@ -345,7 +345,7 @@ def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, cre
         ),
     ],
 )
-def test_a_pickle_in_the_place_of_a_log_is_not_loaded(run, created, capsys, file):
+def test_pickle_in_place_of_a_log_is_not_loaded(run, created, capsys, file):
     (run / file).write_bytes(pickle.dumps(Canary(created)) + b"\n")
     with warnings.catch_warnings(action="ignore"):
         with contextlib.suppress(LearnerError):
@@ -454,7 +454,7 @@ def test_a_number_of_a_hook_cannot_have_such_a_name(tmp_path, name):
 
 
 @pytest.mark.full
-def test_odd_names_that_are_all_right_stay_below_the_directory(tmp_path):
+def test_odd_valid_names_stay_below_the_directory(tmp_path):
     names = ["~", "-rf", "$HOME", "a:b", "*", "Größe 5", "con", "é" * 100, "a..b", "%2e%2e%2f"]
     builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: dict.fromkeys(names, 1.0))
     splits = {name: batches() for name in ["", *names[:-3], ".."]}
@@ -485,7 +485,7 @@ def test_archives_of_objects_are_not_unpickled(tmp_path, created):
 
 
 @pytest.mark.full
-def test_a_resumed_run_is_the_same_beside_what_others_left(run, finished, tmp_path):
+def test_foreign_files_do_not_affect_a_resumed_run(run, finished, tmp_path):
     """Files that do not belong to the run are neither read nor removed."""
     (run / "train/epoch-9").mkdir()
     others = ["evil.pkl", "train/notes.txt", "checkpoint/readme.txt", "downloads/epoch-3/a.log"]

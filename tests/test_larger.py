@@ -99,7 +99,7 @@ def all_have_an_eighth(arrays, whole):
 
 
 @pytest.mark.full
-def test_a_model_of_a_function_is_created_in_parts(tmp_path, made_since):
+def test_model_from_a_function_is_created_in_parts(tmp_path, made_since):
     learner = build(tmp_path / "run", Sharded(rules=fsdp()))
     state = learner.definition.init_placed()
     assert all_have_an_eighth(made_since(), STATE)
@@ -114,7 +114,7 @@ def test_a_model_of_a_function_is_created_in_parts(tmp_path, made_since):
         np.testing.assert_array_equal(x, whole[name])
 
 
-def test_a_model_that_is_given_is_split_with_all_that_follows_it(tmp_path, made_since):
+def test_given_model_is_split_with_its_state(tmp_path, made_since):
     learner = build(tmp_path / "run", Sharded(rules=fsdp()), Wide())
     made_since.begin()
     state = learner.definition.init_placed()
@@ -123,7 +123,7 @@ def test_a_model_that_is_given_is_split_with_all_that_follows_it(tmp_path, made_
 
 
 @pytest.mark.full
-def test_numbers_that_are_not_finite_are_found_in_parts(tmp_path):
+def test_nonfinite_numbers_are_detected_in_parts(tmp_path):
     def broken():
         model = Wide()
         model.out.kernel[...] = model.out.kernel[...].at[3, 5].set(jnp.nan)
@@ -148,7 +148,7 @@ def test_a_function_that_creates_it_unsplit_is_logged(tmp_path):
 
 
 @pytest.mark.full
-def test_another_runs_arrays_are_split_as_they_come(tmp_path, made_since):
+def test_arrays_of_another_run_are_split_when_loaded(tmp_path, made_since):
     build(tmp_path / "one", SingleDevice(), seed=(1,)).fit(data())
     first = load_checkpoint(tmp_path / "one", "latest").params
     made_since.begin()
@@ -182,7 +182,7 @@ def restored(monkeypatch, made_since):
 
 
 @pytest.mark.full
-def test_restoring_creates_one_state_and_all_of_it_is_split(tmp_path, restored, made_since):
+def test_restoring_creates_one_split_state(tmp_path, restored, made_since):
     options = {"with_file_checkpointer": (), "num_epochs": (1,)}
     build(tmp_path / "run", SingleDevice(), Wide(), **options).fit(data())
     made_since.begin()
@@ -269,7 +269,7 @@ EVERYWHERE = {
     ("name", "accumulate"),
     some([("fsdp", 1), ("single", 2), ("replicated", 1), ("sharded", 2), ("fsdp", 2), ("model", 2)], {("fsdp", 1)}),
 )
-def test_a_step_takes_the_place_of_the_state_before_it(tmp_path, monkeypatch, made_since, name, accumulate):
+def test_step_reuses_the_memory_of_the_state(tmp_path, monkeypatch, made_since, name, accumulate):
     seen = []
 
     def stepped(runner, tally, dispatch):
@@ -425,7 +425,7 @@ def test_checkpoints_without_a_strategy_resume(tmp_path):
 
 
 @pytest.mark.full
-def test_checkpoints_of_what_is_split_may_lie_elsewhere(tmp_path):
+def test_checkpoints_of_split_models_may_be_elsewhere(tmp_path):
     make = lambda: Sharded(rules=fsdp(1))  # noqa: E731
     whole = run(tmp_path / "whole", "mlp", make())
     elsewhere = {"with_file_checkpointer": {"directory": str(tmp_path / "elsewhere")}}

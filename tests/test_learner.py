@@ -116,7 +116,7 @@ def test_a_hand_written_loop_of_the_same_steps_has_the_same_bits(tmp_path):
     np.testing.assert_array_max_ulp(np.asarray(result.model["w"]), np.asarray(params["w"]), maxulp=10)
 
 
-def test_the_rate_that_each_step_used_is_logged(tmp_path):
+def test_learning_rate_of_each_step_is_logged(tmp_path):
     schedule = optax.linear_schedule(0.1, 0.01, 9)
     builder = quiet(tmp_path / "run").num_epochs(2).metric_train(LearningRate())
     build_line(builder, schedule).fit(batches(), batches())
@@ -225,7 +225,7 @@ MOST = {"unsized iterable", "loader of arrays"}
 
 
 @pytest.mark.parametrize("kind", some(DATA, MOST))
-def test_the_same_batches_in_any_form_give_the_same_run(tmp_path, reference, kind):
+def test_form_of_the_data_does_not_change_the_run(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2))
     result = learner.fit(DATA[kind](), ragged(9))
     assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
@@ -307,7 +307,7 @@ def test_num_steps_counts_optimizer_steps(tmp_path):
 
 
 @pytest.mark.parametrize(("epochs", "steps", "ended_by"), [(2, 50, "num_epochs"), (9, 7, "num_steps")])
-def test_epochs_and_steps_whichever_comes_first(tmp_path, epochs, steps, ended_by):
+def test_run_ends_at_the_earlier_of_epochs_and_steps(tmp_path, epochs, steps, ended_by):
     result = build_line(quiet(tmp_path / "run").num_epochs(epochs).num_steps(steps)).fit(batches())
     assert result.stopped_by == ended_by
     assert result.summary["steps"] == min(epochs * STEPS, steps)
@@ -319,7 +319,7 @@ def test_a_one_shot_iterator_is_one_epoch(tmp_path):
     assert len(result.history["valid/Loss"]) == 1
 
 
-def test_a_generator_loses_no_batch_to_a_fit_that_is_refused(tmp_path):
+def test_rejected_fit_consumes_no_batch_of_a_generator(tmp_path):
     data = (batch for batch in batches())
     with raises_code("learner-valid-every-without-data"):
         build_line(quiet(tmp_path / "refused").valid_every(steps=1)).fit(data)
@@ -356,7 +356,7 @@ def test_validation_without_epochs(tmp_path):
 # -- numbers that are none ---------------------------------------------------------------------------------------------
 
 
-def test_a_nan_is_seen_and_the_checkpoint_before_it_stays(tmp_path):
+def test_nan_raises_and_keeps_the_previous_checkpoint(tmp_path):
     spoilt = [dict(batch) for batch in batches()]
     epochs = iter([batches(), batches(), spoilt, spoilt])
     spoilt[2]["t"] = np.full_like(spoilt[2]["t"], np.nan)
@@ -393,13 +393,13 @@ def test_predict_refuses_integers_that_the_device_would_wrap(tmp_path):
         list(build_line(quiet(tmp_path / "run")).predict([batch]))
 
 
-def test_an_evaluation_that_is_impossible_is_no_training(tmp_path):
+def test_impossible_evaluation_does_not_train(tmp_path):
     learner = build_line(quiet(tmp_path / "run").metrics(Accuracy(), AUROC()))
     with raises_code("learner-untrainable", "this cannot be evaluated, 2 problems"):
         learner.evaluate(batches(8))
 
 
-def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):
+def test_evaluate_before_training_uses_the_given_model(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     assert learner.evaluate(batches(8)) == {"Loss": pytest.approx(np.mean(T.astype(np.float64) ** 2), rel=1e-5)}
     assert list(tmp_path.iterdir()) == []
@@ -407,7 +407,7 @@ def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):
 
 
 @pytest.mark.parametrize("start", some(["resume", "best", "epoch"], {"best"}))
-def test_evaluate_looks_at_the_checkpoint_that_was_asked_for(tmp_path, start):
+def test_evaluate_uses_the_requested_checkpoint(tmp_path, start):
     builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
     history = build_line(builder, 0.3).fit(batches(), batches(8)).history["valid/Loss"]
     builder = quiet(tmp_path / "run")
@@ -465,7 +465,7 @@ class Thoughtful(Learner):
 
 
 @pytest.mark.full
-def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
+def test_learner_with_a_custom_loop(tmp_path):
     """Its values are logged at their steps, all else equals the usual run, and it can be resumed."""
     plain = build_line(quiet(tmp_path / "plain", saves=True).num_epochs(2)).fit(batches(), batches(8))
     for epochs in (1, 2):

@@ -298,7 +298,7 @@ def test_collected_rows_are_all_there_in_order(fit):
         np.testing.assert_allclose(fit.result.history[f"{split}/Order"], [expected] * EPOCHS, rtol=1e-5)
 
 
-def test_a_convolution_on_a_cpu_runs_step_by_step_and_the_log_says_so(fit):
+def test_convolution_on_a_cpu_runs_step_by_step_and_is_logged(fit):
     log = (fit.directory / "experiment.log").read_text()
     slow = fit.step is convolution
     for split in ("train", "valid"):
@@ -313,7 +313,7 @@ def test_the_log_counts_the_compilations(fit):
     assert int(line.split("INFO")[1].split()[0]) >= fit.compiled[0].total()
 
 
-def test_events_come_in_order_and_are_whole(fit):
+def test_events_are_ordered_and_complete(fit):
     steps = -(-ROWS // (SIZE * fit.accumulate))
     events = [event for event in fit.memory.events if not isinstance(event, Message | Compiling)]
     assert isinstance(events[0], RunStarted)
@@ -365,7 +365,7 @@ if hasattr(ArrayImpl, "__buffer__"):  # Python 3.12
     WAYS |= {"np.float32": np.float32, "np.isfinite": np.isfinite}
 
 
-def test_a_read_in_the_loop_would_be_noticed_however_it_is_made(tmp_path, monkeypatch):
+def test_reads_in_the_loop_are_detected(tmp_path, monkeypatch):
     noticed, check = {}, Run.check
 
     def reading(run):
@@ -395,7 +395,7 @@ def test_a_transfer_in_the_loop_would_raise(tmp_path, monkeypatch, careless):
         Watched(build(builder(tmp_path / "run", num_epochs=1)), loader())
 
 
-def test_a_second_compilation_would_be_counted(tmp_path):
+def test_second_compilation_is_counted(tmp_path):
     """Batches of another length in the third epoch. `fit` reads the first one of the first epoch beforehand."""
     wide = {name: values[:8] for name, values in arrays().items()}
     epochs = iter([as_batches(), as_batches(), as_batches(wide, 8)])
@@ -407,7 +407,7 @@ def test_a_second_compilation_would_be_counted(tmp_path):
 # -- everything that cuts an epoch -------------------------------------------------------------------------------------
 
 
-def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_nothing_either(tmp_path):
+def test_validations_hooks_saves_and_schedulers_within_epochs_read_nothing(tmp_path):
     """Hooks may read; the loop around them does not. The programs that they need are compiled once."""
     hooked = []
     configured = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(keep_last=1).num_epochs(3)
@@ -472,7 +472,7 @@ def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch
 # -- data of every kind ------------------------------------------------------------------------------------------------
 
 
-def test_an_endless_iterator_trains_for_so_many_steps(tmp_path):
+def test_endless_iterator_trains_for_the_given_steps(tmp_path):
     def endless():
         while True:
             yield as_batches()[0]
@@ -490,13 +490,13 @@ def test_an_exhausted_generator_is_an_error_in_epoch_2(tmp_path):
     assert len(column(tmp_path / "run", "train", 1, "Loss")[0]) == 6
 
 
-def test_where_it_is_known_before_nothing_is_trained(tmp_path):
+def test_too_short_data_is_rejected_before_training(tmp_path):
     with raises_code("data-read-once", "num_epochs is 2", split="train"):
         build(builder(tmp_path / "run", num_epochs=2)).fit(batch for batch in as_batches())
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_loader_raises_surfaces_with_its_own_traceback(tmp_path):
+def test_loader_errors_keep_their_traceback(tmp_path):
     def broken_loader():
         yield from as_batches()[:3]
         raise OSError("the cable was pulled")
@@ -519,7 +519,7 @@ def test_evaluate_uses_every_batch_of_an_iterator(tmp_path):
 # -- another device ----------------------------------------------------------------------------------------------------
 
 
-def test_everything_runs_on_the_device_that_was_chosen(tmp_path):
+def test_everything_runs_on_the_chosen_device(tmp_path):
     device = jax.devices()[3]
     watched = Watched(build(builder(tmp_path / "run", num_epochs=2, devices=[device])), loader(), as_batches())
     assert watched.result.model["w"].devices() == {device}
@@ -550,7 +550,7 @@ class Raising(Listener):
         raise ValueError("no such bar")
 
 
-def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_path, monkeypatch):
+def test_blocking_or_failing_listeners_do_not_delay_training(tmp_path, monkeypatch):
     """The loop ends before two of three listeners have returned from their first event."""
     close = ListenerThread.close
     monkeypatch.setattr(
@@ -597,7 +597,7 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     assert "Hanging hangs and was left behind" in warnings
 
 
-def test_a_listener_that_fails_at_the_last_event_is_a_warning_to_all_others(tmp_path, monkeypatch):
+def test_failure_at_the_last_event_warns_all_other_listeners(tmp_path, monkeypatch):
     closing, close = threading.Event(), learner.training.files.run_outputs._close
     monkeypatch.setattr(learner.training.files.run_outputs, "_close", lambda *args: (closing.set(), close(*args)))
 

@@ -80,7 +80,7 @@ def config_name(blocks):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in PAGES])
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.full
-def test_the_code_of(name, tmp_path, monkeypatch):
+def test_code_of_page(name, tmp_path, monkeypatch):
     blocks = blocks_of(name)
     if not any(kind in ("python", "yaml", *COMMANDS) for kind, _ in blocks):
         return
@@ -130,7 +130,7 @@ def links_of(name):
     return re.findall(r"\]\((?!https?:)([^)\s]+)\)", (DOCS / name).read_text())
 
 
-def test_links_lead_somewhere():
+def test_links_exist():
     anchors = functools.cache(anchors_of)
     for name, link in ((page, link) for page in EVERY for link in links_of(page)):
         path, _, anchor = link.partition("#")
@@ -139,7 +139,7 @@ def test_links_lead_somewhere():
         assert not anchor or anchor in anchors(target), (name, link)
 
 
-def test_every_page_of_a_folder_is_in_its_list():
+def test_folder_lists_have_every_page():
     """Both the table and the navigation list it. A page `errors-data` is in the list of the page `errors`."""
     listed = 0
     for folder in (*FOLDERS, "reference/"):

@@ -89,7 +89,7 @@ def two(tmp_path_factory, compiled_once):
     return directory, trained(directory, 2, devices=2, accumulate=4, epochs=2)
 
 
-def test_two_processes_leave_one_run_with_the_numbers_of_one(one, two):
+def test_two_processes_write_one_run_with_the_numbers_of_one(one, two):
     directory, ends = two
     assert ends == [{"stopped_by": "num_epochs", "steps": 4}] * 2
     np.testing.assert_equal(left(directory, 0), left(directory, 1))
@@ -117,7 +117,7 @@ def test_processes_keep_the_best_epoch_together(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == best
 
 
-def test_the_first_process_alone_writes_and_the_others_have_a_log(two):
+def test_only_the_first_process_writes_but_for_logs(two):
     directory, _ = two
     events = [line["event"] for line in journal_of(directory)]
     assert sorted(events) == ["end", "epoch", "epoch", "save", "save", "start"]
@@ -133,7 +133,7 @@ def test_the_first_process_alone_writes_and_the_others_have_a_log(two):
 
 
 @pytest.mark.full
-def test_more_processes_resume_from_its_checkpoint(one, two, tmp_path):
+def test_more_processes_resume_the_run(one, two, tmp_path):
     """Three processes, which also split the model, train the third epoch after two of two processes."""
     directory = two[0]
     ends = trained(directory, 3, accumulate=4, epochs=3, resume=True, rules="fsdp")
@@ -164,7 +164,7 @@ STOPS = {  # each is the reason of one process, or of all
 
 @pytest.mark.full
 @pytest.mark.parametrize(("options", "code", "reason"), STOPS.values(), ids=STOPS)
-def test_all_leave_at_the_same_step_whoever_has_the_reason(tmp_path, options, code, reason):
+def test_all_processes_stop_at_one_step_for_any_reason_of_one(tmp_path, options, code, reason):
     directory = tmp_path / "run"
     trained(directory, 2, expect=code, **{"epochs": 3, **options})
     steps = []
@@ -195,7 +195,7 @@ def test_sigterm_while_a_logger_closes_ends_all(tmp_path):
 
 
 @pytest.mark.full
-def test_one_that_fails_ends_the_others_with_its_error(tmp_path):
+def test_failing_process_ends_the_others_with_its_error(tmp_path):
     """The others save no best epoch without the failed process."""
     directory = tmp_path / "run"
     ended = processes(directory, 3, epochs=500, save=BEST, at={"process": 1, "step": 20, "what": "raise"})
@@ -207,7 +207,7 @@ def test_one_that_fails_ends_the_others_with_its_error(tmp_path):
 
 
 @pytest.mark.full
-def test_one_that_is_killed_ends_the_others(tmp_path):
+def test_killed_process_ends_the_others(tmp_path):
     directory = tmp_path / "run"
     first, second = processes(directory, 2, epochs=500, at={"process": 1, "step": 20, "what": "SIGKILL"}, heartbeat=10)
     assert second.code == -9
@@ -251,7 +251,7 @@ def test_a_metric_that_fails_in_one_process_ends_the_others(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("lengths", [[5, 3], [3, 5]])
-def test_data_that_ends_earlier_in_one_process_ends_all(tmp_path, lengths):
+def test_shorter_data_of_one_process_ends_all(tmp_path, lengths):
     """The processes that read the data report it, or all at their next meeting. Both name the end of the data."""
     short = lengths.index(3)
     ended = rf"process {short} ended after 3 batches of pass 1|process {short} at 'the end of the train data after 3 "
@@ -269,7 +269,7 @@ EVALUATIONS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize(("options", "cause"), EVALUATIONS.values(), ids=EVALUATIONS)
-def test_processes_that_do_not_evaluate_the_same_end(tmp_path, options, cause):
+def test_processes_with_different_evaluations_end(tmp_path, options, cause):
     """Without the check they would wait for each other's devices forever, or count the rows of one process only."""
     first, _ = ended_soon(tmp_path / "run", "", "", evaluate=True, **options)
     assert first.code == 2, f"{first.code}\n{first.out}\n{first.err[-3000:]}"
@@ -278,7 +278,7 @@ def test_processes_that_do_not_evaluate_the_same_end(tmp_path, options, cause):
 
 @pytest.mark.full
 @pytest.mark.parametrize("lengths", [[5, 3], [3, 5]])
-def test_processes_that_predict_other_rows_end(tmp_path, lengths):
+def test_processes_with_different_predictions_end(tmp_path, lengths):
     short = lengths.index(3)
     for process in ended_soon(tmp_path / "run", "", "", predict=True, rules="fsdp", lengths=lengths):
         cause = rf"process {short} ended after 3 batches|process {short} at 'the end of the given data after 3 batches'"
@@ -344,7 +344,7 @@ def test_metric_keys_differ_per_process(tmp_path):
 
 
 @pytest.mark.full
-def test_data_of_each_process_of_its_own(tmp_path):
+def test_data_per_process(tmp_path):
     """Each process has its part of every batch in memory: the numbers are those of the whole batches."""
     options = {"rows": 120, "batch": 24, "own": True}
     expected = alone(tmp_path / "one", **options)

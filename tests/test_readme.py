@@ -129,7 +129,7 @@ def test_the_commands_of_the_command_line_page_run():
 
 
 @pytest.mark.full
-def test_the_python_prints_what_is_shown(python):
+def test_python_prints_what_is_shown(python):
     _, shown = python
     assert len(shown) == 1
     for text, printed in shown:
@@ -144,7 +144,7 @@ def test_the_command_and_the_python_end_with_the_same_numbers(screen, python):
         np.testing.assert_allclose(ours[key], values, rtol=1e-4, err_msg=key)
 
 
-def test_links_lead_somewhere():
+def test_links_exist():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert len(links) >= 4
     for link in links:

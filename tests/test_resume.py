@@ -106,14 +106,14 @@ def test_from_a_step_or_from_the_best(copy, five, requested, start):
     assert [entry["step"] for entry in journal_of(copy) if entry["event"] == "start"] == [0, start]
 
 
-def test_from_the_latest_of_a_finished_run(copy, five):
+def test_from_the_latest_checkpoint_of_a_finished_run(copy, five):
     result = fit_five(quiet(copy).checkpoint(epoch="latest"))
     same(all_of(copy, result), five[1])
     assert tree_of(copy).keys() == five[2].keys()
 
 
 @pytest.mark.full
-def test_going_back_and_stopping_there_leaves_a_run_to_resume(copy, five):
+def test_run_that_stops_after_rewinding_can_resume(copy, five):
     fit_five(stopping_at(quiet(copy).checkpoint(epoch=2), 15))
     assert saved_steps(copy) == [6, 12, 15]
     same(all_of(copy, fit_five(quiet(copy).resume())), five[1])
@@ -131,7 +131,7 @@ def test_going_back_without_saving(copy, five):
 @pytest.mark.parametrize(
     ("requested", "missing"), [({"epoch": 9}, "the end of epoch 9"), ({"step": 7}, "step 7")], ids=["epoch", "step"]
 )
-def test_a_checkpoint_that_is_not_there(copy, five, requested, missing):
+def test_missing_checkpoint(copy, five, requested, missing):
     known = ", ".join(f"step {6 * epoch} (epoch {epoch})" for epoch in range(1, 6))
     with raises_code("checkpoint-not-found", name=missing, known=known):
         fit_five(quiet(copy).checkpoint(**requested))
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_is_not_there(copy, five, requested, missing):
 
 
 @pytest.mark.parametrize("requested", [{"epoch": 1}, {"epoch": "best"}, {"step": 6}])
-def test_a_checkpoint_of_a_run_that_is_not_there(tmp_path, requested):
+def test_checkpoint_of_a_missing_run(tmp_path, requested):
     with raises_code("resume-checkpoint-missing", place=str(tmp_path / "run")):
         build_line(quiet(tmp_path / "run").checkpoint(**requested)).fit(batches())
     assert list(tmp_path.iterdir()) == []
@@ -180,7 +180,7 @@ def test_random_keys_of_another_implementation(tmp_path, rbg, where):
 
 
 @pytest.mark.full
-def test_a_model_of_other_random_keys_than_the_run(tmp_path, rbg):
+def test_model_with_other_random_keys_than_the_run(tmp_path, rbg):
     """The model's streams use the run's root key."""
     model = Net()
     jax.config.update("jax_default_prng_impl", "threefry2x32")

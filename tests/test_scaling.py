@@ -180,7 +180,7 @@ def test_the_large_model(projection):
     assert "\n".join(lines) in document, "python -m benchmarks.projection prints another table than docs/scaling.md has"
 
 
-def test_the_flags_of_xla_that_are_named_exist():
+def test_named_xla_flags_exist():
     document = (ROOT / "docs" / "scaling.md").read_text()
     flags = sorted(set(re.findall(r"`--(xla_gpu_\w+=\w+)`", document)))
     assert len(flags) > 4
@@ -191,6 +191,6 @@ def test_the_flags_of_xla_that_are_named_exist():
 
 
 @pytest.mark.parametrize("name", ["learner.sbatch", "jobset.yaml"])
-def test_the_page_shows_the_files_that_are_run(name):
+def test_page_shows_the_example_files(name):
     content = (ROOT / "examples" / "clusters" / name).read_text()
     assert f"\n{content}```\n" in (ROOT / "docs" / "scaling.md").read_text()

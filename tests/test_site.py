@@ -72,7 +72,7 @@ def test_docstrings_become_restructured_text():
             assert PLAIN.rst(text) == expected
 
 
-def test_what_overrides_a_method_of_a_base_class_has_no_entry_of_its_own():
+def test_overriding_methods_have_no_entry():
     from learner.metrics import Accuracy, Metric
     from learner.steps.outputs import SequenceOutput
 
@@ -153,7 +153,7 @@ def test_every_public_name_has_an_entry_in_the_reference(site):
 
 
 @pytest.mark.full
-def test_pages_of_the_reference_have_a_size_to_read(site):
+def test_reference_pages_have_a_readable_size(site):
     sizes = {path.name: path.stat().st_size for path in (site / "reference").glob("*.html")}
     assert {name: size for name, size in sizes.items() if size > 300_000} == {}
 
@@ -203,7 +203,7 @@ def test_no_page_loads_anything_from_elsewhere(site, pages):
 
 
 @pytest.mark.full
-def test_docstrings_are_rendered_and_not_shown_as_they_are_written(site):
+def test_docstrings_are_rendered(site):
     """Sections are lists, code is code, and no backtick, star or section name remains."""
     text = (site / "reference" / "learner.html").read_text(encoding="utf-8")
     assert "Parameters" in text
@@ -214,7 +214,7 @@ def test_docstrings_are_rendered_and_not_shown_as_they_are_written(site):
         assert re.findall(r"`|\\\*|~\w+\.|\b(?:Args|Attributes|Type):$", shown, re.MULTILINE) == [], path.name
 
 
-def test_what_would_be_loaded_is_noticed():
+def test_external_resources_are_detected():
     page = Page(
         '<a href="http://a.org"></a><img src="//b.org/x.png"><link rel="stylesheet" href="https://c.org/d.css">'
     )

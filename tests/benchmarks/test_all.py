@@ -12,7 +12,7 @@ from benchmarks import all as everything
 FAILS, WRITES = "import sys; sys.exit(3)", "import sys, pathlib; pathlib.Path(sys.argv[-1]).write_text('[1.5]')"
 
 
-def test_one_file_has_what_each_part_measured(tmp_path, monkeypatch):
+def test_file_has_the_measurements_of_each_part(tmp_path, monkeypatch):
     """The parts are processes that write a number, or fail."""
     commands = {"first": WRITES, "second": FAILS, "third": WRITES}
     monkeypatch.setattr(everything, "parts_of", lambda devices: {part: [part, "--quick"] for part in commands})
@@ -39,7 +39,7 @@ def test_one_file_has_what_each_part_measured(tmp_path, monkeypatch):
     )
 
 
-def test_no_part_begins_after_the_time(tmp_path, monkeypatch):
+def test_no_part_starts_after_the_time_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(everything, "spawn", lambda command, platform: ["a device", 1])
     with pytest.raises(SystemExit, match="left out"):
         everything.main(["--json", str(tmp_path / "all.json"), "--minutes", "-1", "--parts", "large", "saves"])

@@ -41,7 +41,7 @@ def undisturbed(benchmarks, tmp_path_factory):
 
 
 @pytest.mark.full
-def test_a_run_that_is_killed_leaves_what_the_undisturbed_one_leaves(benchmarks, undisturbed):
+def test_killed_run_equals_the_undisturbed_one(benchmarks, undisturbed):
     chaos, (work, left) = benchmarks("chaos"), undisturbed
     assert {"checkpoint/30: progress", "train/epoch-1/Order.log", "summary.json"} < left.facts.keys()
     killed = chaos.Chaos(work, chaos.own_run(epochs=EPOCHS))
@@ -54,7 +54,7 @@ def test_a_run_that_is_killed_leaves_what_the_undisturbed_one_leaves(benchmarks,
 
 
 @pytest.mark.full
-def test_what_is_wrong_is_told(benchmarks, undisturbed):
+def test_differences_are_reported(benchmarks, undisturbed):
     """The run resumes with other data, without its checkpoints, and with a journal without saves."""
     chaos, (work, left) = benchmarks("chaos"), undisturbed
 
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_told(benchmarks, undisturbed):
 
 
 @pytest.mark.full
-def test_a_process_that_fails_is_told(benchmarks, tmp_path):
+def test_failing_process_is_reported(benchmarks, tmp_path):
     chaos = benchmarks("chaos")
     failing = chaos.Chaos(tmp_path, lambda directory: ["learner", "resume", str(tmp_path / "no run")])
     failing.run({}, [chaos.Moment(0.0)])
@@ -126,7 +126,7 @@ NUMBERS = '"values": {"train/Accuracy": '
         ("journal.jsonl", NUMBERS, f"{NUMBERS}-", {"history", "journal.jsonl: numbers"}),
     ],
 )
-def test_a_changed_file_is_seen(benchmarks, copied, path, old, new, names):
+def test_changed_file_is_detected(benchmarks, copied, path, old, new, names):
     chaos = benchmarks("chaos")
     expected = chaos.facts(copied)
     changed(copied / path, old, new)
@@ -134,7 +134,7 @@ def test_a_changed_file_is_seen(benchmarks, copied, path, old, new, names):
 
 
 @pytest.mark.full
-def test_missing_and_unfinished_checkpoints_are_seen(benchmarks, copied):
+def test_missing_and_incomplete_checkpoints_are_detected(benchmarks, copied):
     chaos = benchmarks("chaos")
     expected = chaos.facts(copied)
     (copied / "checkpoint" / "20.orbax-checkpoint-tmp").mkdir()
@@ -166,7 +166,7 @@ def test_moments(benchmarks):
     assert max(m.seconds for m in saves) <= 0.5
 
 
-def test_directories_of_checkpoints_are_told_apart(benchmarks, tmp_path):
+def test_checkpoint_directories_are_distinguished_by_time(benchmarks, tmp_path):
     """An incomplete directory that was removed and created again is another one; a complete one only loses files while
     it is removed.
     """

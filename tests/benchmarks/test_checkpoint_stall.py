@@ -30,7 +30,7 @@ def test_the_states_are_as_large_as_they_are_called(benchmarks, name, bytes_):
     assert 3 * sum(4 * x.size for x in params) == pytest.approx(bytes_, rel=0.02)
 
 
-def test_what_is_noted_becomes_numbers(benchmarks):
+def test_recorded_times_become_numbers(benchmarks):
     """Saves every 12 steps: the first is not counted, the second holds the loop, the last has no steps after it."""
     child = benchmarks("stall_child")
     late = {step: 0.5 if step > 26 else 0.0 for step in range(1, 37)}

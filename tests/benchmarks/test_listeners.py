@@ -39,7 +39,7 @@ def test_the_report(benchmarks):
 
 
 @pytest.mark.parametrize(("variant", "least", "most"), [("files", 20, 40), ("JsonLines", 120, 150), ("Csv", 35, 50)])
-def test_what_a_step_costs(benchmarks, variant, least, most):
+def test_cost_of_a_step(benchmarks, variant, least, most):
     """A line of JSON has about 130 bytes, a row of a table 40, two lines of the run's own files 27."""
     child = benchmarks("listeners_child")
     measured = child.cost(child.Case("cost", variant, steps=1000, every=None if variant == "files" else 1))

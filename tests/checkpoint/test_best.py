@@ -31,7 +31,7 @@ def test_the_first_score_improves():
     assert best_of().improves(1e9)
 
 
-def test_it_is_popped_once():
+def test_best_is_popped_once():
     best, kept = best_of(), snapshot(6, 0.5)
     assert best.pop() is None
     best.keep(kept)
@@ -44,7 +44,7 @@ def test_it_is_popped_once():
     assert not best.improves(0.5)  # while it is about to be written
 
 
-def test_one_that_could_not_be_written_is_held_again():
+def test_failed_best_is_held_again():
     best, kept = best_of(), snapshot(6, 0.5)
     best.keep(kept)
     best.give_back(best.pop())
@@ -53,7 +53,7 @@ def test_one_that_could_not_be_written_is_held_again():
     assert best.pop() is None
 
 
-def test_a_checkpoint_that_is_the_best_and_could_not_be_written_is_held():
+def test_failed_checkpoint_that_is_the_best_is_held():
     best, written = best_of(), snapshot(12, 0.4)
     best.keep(snapshot(6, 0.5))
     best.supersede(12, 0.4)
@@ -72,7 +72,7 @@ def test_a_write_that_fails_does_not_replace_a_better_one():
     assert best.pop() is better
 
 
-def test_one_on_the_devices_is_held_on_the_host_again():
+def test_failed_best_on_devices_is_held_on_the_host():
     best = best_of()
     best.keep(snapshot(6, 0.5).to_host())
     kept = best.pop()
@@ -98,7 +98,7 @@ def test_candidates_come_in_order_and_end_their_reservation():
     ("state_bytes", "copies"),
     [(0, MOST_UNDECIDED), (UNDECIDED_BYTES // 4, 4), (UNDECIDED_BYTES * 10, 1)],
 )
-def test_few_copies_of_a_large_state_wait_at_once(state_bytes, copies):
+def test_number_of_waiting_copies_is_limited(state_bytes, copies):
     best, calls = best_of(state_bytes=state_bytes), []
     for _ in range(copies):
         best.reserve(lambda: calls.append("full"))

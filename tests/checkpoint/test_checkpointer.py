@@ -38,7 +38,7 @@ def directory(tmp_path):
     return tmp_path / "checkpoints"
 
 
-def test_everything_comes_back(directory):
+def test_restore_returns_every_leaf(directory):
     saved = state(7)
     with Checkpointer(directory) as checkpointer:
         checkpointer.save(3, saved, info={"epoch": 2, "data": {"batch": 5}}, score=0.5)
@@ -53,7 +53,7 @@ def test_everything_comes_back(directory):
     assert jax.random.key_data(restored.state["key"]).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
 
 
-def test_arrays_of_numpy_come_back_as_they_were(directory):
+def test_numpy_arrays_are_restored(directory):
     saved = {
         "counter": np.int64(5_000_000_000),
         "ids": np.array([5_000_000_000, -1]),
@@ -70,7 +70,7 @@ def test_arrays_of_numpy_come_back_as_they_were(directory):
     new["ids"][0] = 1  # as code writes to a replay buffer
 
 
-def test_a_train_state_and_an_equinox_model_come_back(directory, tmp_path):
+def test_train_state_and_equinox_model_are_restored(directory, tmp_path):
     learner = build_line(quiet(tmp_path / "run"), optimizer=optax.adam)
     batch = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}
     trained, _ = learner.train_step(learner.init(), batch)
@@ -83,7 +83,7 @@ def test_a_train_state_and_an_equinox_model_come_back(directory, tmp_path):
     assert bool(eqx.tree_equal(model, net))
 
 
-def test_what_is_kept(directory):
+def test_retention(directory):
     with Checkpointer(directory, keep_last=1, keep_best=2, higher_is_better=True) as checkpointer:
         for step, score in enumerate([0.3, 0.9, float("nan"), 0.5, 0.1, None]):
             checkpointer.save(step, {"w": jnp.float32(step)}, score=score)
@@ -97,7 +97,7 @@ def test_what_is_kept(directory):
             checkpointer.save(5, like)
 
 
-def test_a_damaged_one_is_skipped_or_named(directory):
+def test_damaged_checkpoint_is_skipped_or_named(directory):
     like = {"w": jnp.zeros(1000)}
     with Checkpointer(directory) as checkpointer:
         for step in (1, 2):
@@ -122,7 +122,7 @@ def test_another_tree_is_one_error(directory):
             checkpointer.restore({"w": jnp.zeros(2), "b": jnp.zeros(1), "m": 0})
 
 
-def test_what_cannot_be_saved(directory):
+def test_unsaveable_leaves(directory):
     with Checkpointer(directory) as checkpointer:
         for step in (-1, 1.5, True):
             with raises_code("checkpoint-step-value", step=step):
@@ -144,7 +144,7 @@ def test_what_cannot_be_saved(directory):
     assert not [path for path in directory.glob("*") if path.name != "superseded"]
 
 
-def test_a_checkpoint_of_a_run_says_how_it_is_read(tmp_path):
+def test_checkpoint_of_a_run_names_load_checkpoint(tmp_path):
     batch = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}
     build_line(quiet(tmp_path / "run", saves=True)).fit([batch])
     with Checkpointer(tmp_path / "run" / "checkpoint") as checkpointer, raises_code("checkpoint-of-run"):

@@ -27,7 +27,7 @@ def state_of(fill):
     )
 
 
-def test_back_and_forth():
+def test_round_trip():
     saved, other = state_of(7), state_of(1)
     restored = from_items(to_items(saved), other)
     assert bits(dataclasses.replace(restored, rng=saved.rng)) == bits(saved)
@@ -36,7 +36,7 @@ def test_back_and_forth():
     assert jax.random.key_impl(restored.model_state["key"]) == jax.random.key_impl(saved.model_state["key"])
 
 
-def test_one_item_alone():
+def test_single_item():
     saved, other = state_of(7), state_of(1)
     restored = from_items({"model": to_items(saved)["model"]}, other)
     assert bits(restored.params) == bits(saved.params)
@@ -59,7 +59,7 @@ def test_into_shapes():
     assert alone.model_state["key"] is shapes.model_state["key"]
 
 
-def test_names_are_flat_and_no_two_are_one():
+def test_names_are_flat_and_unique():
     items = to_items(state_of(7))
     assert set(items) == {"model", "optim", "scheduler"}
     assert set(items["model"]["params"]) == {"layers.0.w%2Fb", "layers.1.100%25"}  # not the one without elements
@@ -130,7 +130,7 @@ def progress_of(impl, named=True):
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 @pytest.mark.parametrize("named", [True, False])
-def test_the_root_key_is_what_it_was(impl, named):
+def test_root_key_is_restored(impl, named):
     key = root_key_of(progress_of(impl, named), jax.random.key(0, impl=impl))
     assert str(jax.random.key_impl(key)) == impl
     assert bits(key) == bits(jax.random.key(3, impl=impl))

@@ -117,7 +117,7 @@ def net(tmp_path_factory, compiled_once):
 
 
 @pytest.mark.parametrize("case", SOME)
-def test_the_model_is_the_one_that_was_saved(trained, case):
+def test_loaded_model_equals_the_saved_one(trained, case):
     directory, result = trained(case)
     given = case.make()
     before = copied(case.arrays(given))
@@ -129,7 +129,7 @@ def test_the_model_is_the_one_that_was_saved(trained, case):
 
 
 @pytest.mark.parametrize("case", SOME)
-def test_the_arrays_by_path_are_what_orbax_reads(trained, case):
+def test_arrays_by_path_equal_orbax(trained, case):
     directory, _ = trained(case)
     loaded = load_checkpoint(directory, "latest")
     assert loaded.model is None
@@ -145,7 +145,7 @@ def test_the_arrays_by_path_are_what_orbax_reads(trained, case):
     assert len(loaded.model_state) == len(jax.tree.leaves(adapter.model_state))
 
 
-def test_which_one(three):
+def test_selection_of_the_checkpoint(three):
     def facts(which=None, **named):
         loaded = load_checkpoint(three, **({} if which is None else {"which": which}), **named)
         assert loaded.opt_state["0.count"] == loaded.step
@@ -157,7 +157,7 @@ def test_which_one(three):
     assert facts(1) == facts("latest", step=STEPS) == (1, STEPS, 0.5625)
 
 
-def test_what_else_is_known_of_it(three):
+def test_loaded_properties(three):
     loaded = load_checkpoint(three, 2)
     assert loaded.monitor == "valid/Loss"
     assert loaded.history["valid/Loss"] == [0.5625, 0.25]  # not yet the third epoch's
@@ -175,7 +175,7 @@ def test_inside_an_epoch(tmp_path):
 
 
 @pytest.mark.full
-def test_names_that_are_no_names_of_files(tmp_path):
+def test_names_that_are_not_file_names(tmp_path):
     def step(model, batch):
         return line_step({"w": model["a/b"], "b": model["100%"]}, batch)
 
@@ -189,13 +189,13 @@ def test_names_that_are_no_names_of_files(tmp_path):
 
 
 @pytest.mark.full
-def test_the_model_may_be_a_function_that_makes_it(net):
+def test_model_may_be_a_function(net):
     model = load_checkpoint(net, "latest", Net).model
     assert model_bits(model) == model_bits(load_checkpoint(net, "latest", Net()).model)
 
 
 @pytest.mark.full
-def test_a_model_of_which_only_a_part_was_trained(net, tmp_path):
+def test_partly_trained_model(net, tmp_path):
     """Its other parameters were carried; a parameter's place in the state is not a difference."""
     directory = tmp_path / "run"
     learner = saving(directory, 1).build(Net(), optax.sgd, 0.1, trainable=lambda path, x: path.startswith("out"))
@@ -210,7 +210,7 @@ def test_a_model_of_which_only_a_part_was_trained(net, tmp_path):
 
 
 @pytest.mark.full
-def test_checkpoints_elsewhere(tmp_path):
+def test_checkpoints_in_another_directory(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(directory=str(tmp_path / "far"))
     result = build_line(builder).fit(batches())
     for place in (tmp_path / "far", str(tmp_path / "far")):
@@ -225,7 +225,7 @@ def test_the_directory_of_the_checkpoints_itself_and_a_relative_path(three, monk
         assert load_checkpoint(place, 1).step == STEPS
 
 
-def test_there_is_none(three, tmp_path):
+def test_missing_checkpoints(three, tmp_path):
     with raises_code("checkpoint-directory-missing", directory=str(tmp_path / "nowhere")):
         load_checkpoint(tmp_path / "nowhere")
     with raises_code("checkpoint-missing", directory=str(tmp_path), elsewhere=None):
@@ -274,13 +274,13 @@ def test_another_model_is_one_error_that_lists_all(three):
         assert text in str(error.value)
 
 
-def test_an_optimizer_that_is_none(three):
+def test_invalid_optimizer(three):
     with raises_code("optimizer-type"):
         load_checkpoint(three, "latest", line(), optimizer=optax.adam(0.1))
 
 
 @pytest.mark.parametrize(("which", "step"), [("latest", 18), ("best", 12), (1, 6)])
-def test_a_damaged_one_that_was_named(three_copied, which, step):
+def test_requested_checkpoint_is_damaged(three_copied, which, step):
     damage(three_copied, step)
     others = ", ".join(f"step={s} (epoch {s // STEPS})" for s in (6, 12, 18) if s != step)
     with raises_code("checkpoint-damaged", step=step, others=f"there are also {others}") as error:
@@ -291,7 +291,7 @@ def test_a_damaged_one_that_was_named(three_copied, which, step):
         assert load_checkpoint(three_copied, step=other).step == other
 
 
-def test_one_whose_manifest_is_damaged_may_be_any(three_copied):
+def test_checkpoint_with_a_damaged_manifest(three_copied):
     damage(three_copied, 12, "manifest.json")
     for which, doubt in (("best", "may be the requested one (best)"), (2, "the requested one (epoch 2)")):
         with raises_code("checkpoint-damaged", step=12) as error:
@@ -304,21 +304,21 @@ def test_one_whose_manifest_is_damaged_may_be_any(three_copied):
         load_checkpoint(three_copied, "latest")
 
 
-def test_claims_that_no_memory_holds(three, monkeypatch):
+def test_claimed_sizes_beyond_memory(three, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 5)
     with raises_code("checkpoint-too-large", needed=76, room=25):
         load_checkpoint(three)
 
 
 @pytest.mark.parametrize("version", [None, "1", [1], {}, True, 1.0])
-def test_a_format_that_is_no_number(three_copied, version):
+def test_invalid_format_version(three_copied, version):
     tamper(three_copied, 18, {**progress_of(three_copied, 18), "format": version})
     with raises_code("checkpoint-damaged", step=18) as error:
         load_checkpoint(three_copied, "latest")
     assert "the format" in str(error.value)
 
 
-def test_what_no_item_is(three_copied):
+def test_invalid_items(three_copied):
     """With matching checksums."""
     progress = json.loads((three_copied / "checkpoint/18/progress/metadata").read_text())
     (three_copied / "checkpoint/18/state/_METADATA").write_text("[]")
@@ -422,7 +422,7 @@ def test_fine_tuning_of_the_head_alone(trained, tmp_path, name):
     assert_equal_arrays({n: case.arrays(result.model)[n] for n in names}, {n: expected[n] for n in names})
 
 
-def test_it_is_trained_from_there(net, tmp_path):
+def test_training_starts_from_the_loaded_parameters(net, tmp_path):
     """The first step of the new run is one of the pure function on the other's parameters."""
     messages = Messages()
     builder = quiet(tmp_path / "new").num_steps(1).initial_from(net, "latest").metric_loggers(messages)
@@ -437,13 +437,13 @@ def test_it_is_trained_from_there(net, tmp_path):
     assert "not restored" not in log_of(tmp_path / "new")
 
 
-def test_what_it_is_before_the_first_step(net, tmp_path):
+def test_initial_model_before_the_first_step(net, tmp_path):
     data = valid_data()
     new = quiet(tmp_path / "new").initial_from(net).build(Net(seed=8), optax.sgd, 0.1)
     assert new.evaluate(data)["Loss"] == load_checkpoint(net, "best").score
 
 
-def test_strictly_all_has_to_be_there(net, one, tmp_path):
+def test_strict_requires_all_arrays(net, one, tmp_path):
     builder = quiet(tmp_path / "new").initial_from(net)
     with raises_code("checkpoint-model-differs", count=2) as error:
         builder.build(Wider(), optax.sgd, 0.1)
@@ -499,7 +499,7 @@ def test_frozen_parameters_that_stay_random_are_a_warning_if_arrays_are_unused(f
     )
 
 
-def test_arrays_that_are_on_one_side_only(one, tmp_path):
+def test_arrays_on_one_side_only(one, tmp_path):
     model = {"w": jnp.ones((3, 1)), "c": jnp.ones((1,))}
     step = lambda model, batch: line_step({"w": model["w"], "b": model["c"]}, batch)  # noqa: E731
     builder = quiet(tmp_path / "new").initial_from(one, partial=True)
@@ -513,7 +513,7 @@ def test_arrays_that_are_on_one_side_only(one, tmp_path):
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_the_checkpoint_of_a_part_is_loaded_there(one, tmp_path, partial):
+def test_checkpoint_of_a_part(one, tmp_path, partial):
     model = {"body": line(), "c": jnp.ones((1,))}
     step = lambda model, batch: line_step(model["body"], batch)  # noqa: E731
     builder = quiet(tmp_path / "new").initial_from(one, partial=partial)
@@ -586,7 +586,7 @@ class LinenAround(nn.Module):
         return LinenNet(name="encoder")(x, train)
 
 
-def test_renamed_arrays_that_do_not_fit_are_told_with_both_names(net, tmp_path):
+def test_mismatch_of_renamed_arrays_has_both_names(net, tmp_path):
     with raises_code("checkpoint-model-differs", count=2) as error:
         renamed(tmp_path / "new", net, ("^", "encoder.")).build(Around(head=5), optax.sgd, 0.1)
     line = "params/encoder.out.bias (renamed from params/out.bias): saved float32[3], now float32[5]"
@@ -605,14 +605,14 @@ def test_renamed_arrays_that_do_not_fit_are_told_with_both_names(net, tmp_path):
         ([("^", "encoder."), ("[.]hidden[.]", ".out.")], "record-rename-collides", "'hidden.bias' and 'out.bias'"),
     ],
 )
-def test_rules_that_lead_nowhere(net, tmp_path, rules, code, message):
+def test_rules_without_effect(net, tmp_path, rules, code, message):
     for partial in (False, True):
         with raises_code(code, message):
             renamed(tmp_path / "new", net, *rules, partial=partial).build(Around(), optax.sgd, 0.1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_averages_are_taken_under_other_paths_and_where_nothing_is_trained(tmp_path):
+def test_averages_under_other_paths_and_of_frozen_models(tmp_path):
     build_line(saving(tmp_path / "run", 1), 0.1, Ema(optax.sgd, decay=0.5)).fit(batches())
     averages = load_checkpoint(tmp_path / "run", "latest", line()).model
     assert bits(averages) != bits(load_checkpoint(tmp_path / "run", "latest").params)
@@ -625,7 +625,7 @@ def test_averages_are_taken_under_other_paths_and_where_nothing_is_trained(tmp_p
     assert bits(list(arrays.values())) == bits(expected)
 
 
-def test_nothing_fits(net, tmp_path):
+def test_no_matching_array(net, tmp_path):
     with raises_code("checkpoint-nothing-fits") as error:
         build_line(quiet(tmp_path / "new").initial_from(net, partial=True))
     for text in ("params/w: not in the checkpoint", "params/out.kernel: unused"):
@@ -653,7 +653,7 @@ def test_numbers_do_not_become_floats(tmp_path):
     assert learner.init().params["n"] == 0.5
 
 
-def test_nan_is_no_start(tmp_path):
+def test_nan_is_rejected(tmp_path):
     source = tmp_path / "line"
     builder = saving(source, 1).on_nonfinite("ignore")
     build_line(builder, lambda step: jnp.where(step < 1, jnp.float32(0), jnp.float32(jnp.nan))).fit(batches())
@@ -665,14 +665,14 @@ def test_nan_is_no_start(tmp_path):
 # -- when it is read ---------------------------------------------------------------------------------------------------
 
 
-def test_there_is_no_other_run(tmp_path):
+def test_missing_other_run(tmp_path):
     for builder in (quiet(tmp_path / "new"), quiet(tmp_path / "new").resume()):
         with raises_code("checkpoint-directory-missing", directory=str(tmp_path / "nowhere")):
             build_line(builder.initial_from(tmp_path / "nowhere")).fit(batches())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_one_is_no_start(three_copied, tmp_path):
+def test_damaged_checkpoint_is_rejected(three_copied, tmp_path):
     damage(three_copied, 12)
     with raises_code("checkpoint-damaged", step=12):
         build_line(quiet(tmp_path / "new").initial_from(three_copied))
@@ -709,7 +709,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(one, tm
     assert log_of(tmp_path / "new").count("took 2 of 2 arrays") == 1
 
 
-def test_it_is_read_once(one, tmp_path):
+def test_checkpoint_is_read_once(one, tmp_path):
     source = shutil.copytree(one, tmp_path / "line")
     learner = build_line(quiet(tmp_path / "new").initial_from(source), lr=0.0)
     expected = load_checkpoint(source, "latest").params
@@ -719,7 +719,7 @@ def test_it_is_read_once(one, tmp_path):
 
 
 @pytest.mark.full
-def test_inside_a_trace(one, tmp_path):
+def test_loading_within_a_trace(one, tmp_path):
     learner = build_line(quiet(tmp_path / "new").resume().initial_from(one))
     states = jax.jit(jax.vmap(lambda _: learner.init()))(jnp.arange(2))
     expected = load_checkpoint(one, "latest").params

@@ -81,7 +81,7 @@ def test_rates_that_a_plateau_has_lowered(tmp_path):
     assert ours["rate"] == theirs["rate"] < 0.5
 
 
-def test_early_stopping_counts_on(tmp_path):
+def test_early_stopping_continues_counting(tmp_path):
     """The rate 0 never improves on its first loss: it ends after the third epoch, the first one as a separate run."""
 
     def stopping(builder):
@@ -104,7 +104,7 @@ def test_the_rate_of_a_member_is_a_factor_of_a_schedule(tmp_path):
 
 
 @pytest.mark.full
-def test_numbers_that_exploit_has_changed(tmp_path):
+def test_hyperparameters_changed_by_exploit(tmp_path):
     """After the first epoch, the rate 1 continues as the other member, with half of its rate and its momentum. A
     warning reports the momentum: the optimizer of the separate run needs it.
     """
@@ -215,7 +215,7 @@ def test_an_older_checkpoint_that_is_damaged_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["members", "monitor", None])
-def test_a_progress_that_no_population_has_written(tmp_path, key):
+def test_invalid_progress_of_a_population(tmp_path, key):
     """With matching checksums: it raises a described error, and other checkpoints are read."""
     member = population(tmp_path / "run", 3)[1]
     progress = progress_of(tmp_path / "run", 18)
@@ -243,7 +243,7 @@ def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
 
 
 @pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3))])
-def test_a_start_that_is_killed_while_it_copies(tmp_path, monkeypatch, saved, number):
+def test_start_killed_while_copying(tmp_path, monkeypatch, saved, number):
     """Before its checkpoint has its name. The next start copies everything, including the best."""
     directory, values = copied(saved, tmp_path)
     best = 6 * (int(np.argmin(values)) + 1)
@@ -269,7 +269,7 @@ class KilledError(Exception):
     """Raised in place of a kill."""
 
 
-def test_a_population_that_saved_nothing_or_elsewhere(tmp_path):
+def test_population_without_checkpoints_or_with_them_elsewhere(tmp_path):
     """Nothing of the member is changed."""
     for name, saves in (("nothing", None), ("elsewhere", {"directory": str(tmp_path / "saved")})):
         builder = quiet(tmp_path / name).metrics(Accuracy()).num_epochs(1).population(lr=[0.1, 0.2])
@@ -300,7 +300,7 @@ def test_a_new_population_replaces_members_that_have_resumed(tmp_path):
 
 
 @pytest.mark.full
-def test_an_order_of_its_own(tmp_path):
+def test_order_depends_on_the_members_seed(tmp_path):
     """The order depends on the seed of the member, also within an epoch; the order of the builder's seed is rejected
     there.
     """
@@ -334,7 +334,7 @@ def test_keywords_of_the_optimizer_are_named(tmp_path):
     assert "momentum=0.5 in its population, and needs it" in (member.directory / "experiment.log").read_text()
 
 
-def test_a_member_that_has_ended_is_at_its_own_step(tmp_path):
+def test_ended_member_has_its_own_step(tmp_path):
     """The loss of the rate 0 does not improve: it ends after the second of three epochs of 6 steps."""
 
     def stopping(builder):

@@ -34,7 +34,7 @@ def described(directory):
         return checkpointer.metadata(directory / "state").item_metadata.tree
 
 
-def test_orbax_describes_it_as_its_own(tmp_path):
+def test_metadata_equals_orbax(tmp_path):
     write_pytree(tmp_path / "ours", "state", TREE)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(tmp_path / "theirs", ocp.args.Composite(state=ocp.args.PyTreeSave(TREE)))
@@ -52,7 +52,7 @@ def test_orbax_describes_it_as_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_number(tmp_path, kind):
+def test_every_dtype(tmp_path, kind):
     numbers = np.array([[0, 1, 1], [1, 0, 1]]).astype(jnp.dtype(kind))
     write_pytree(tmp_path / "c", "state", {"x": numbers, "one": numbers[0, 1]})
     arrays = restored(tmp_path / "c")
@@ -132,7 +132,7 @@ for number in range(7):
 
 
 @pytest.mark.full
-def test_on_a_full_disk_nothing_is_written_any_more_once_it_has_failed(tmp_path):
+def test_nothing_is_written_after_a_full_disk_failed(tmp_path):
     """Queued writes would create files anew in a directory that is being removed."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("a process may not have file systems of its own here (unshare -rm)")

@@ -66,7 +66,7 @@ def test_what_is_logged_meanwhile_is_shown_as_without_handlers(capsys, monkeypat
         assert capsys.readouterr() == ("", "")
 
 
-def test_blocks_of_two_threads_that_overlap_restore_what_the_first_one_found():
+def test_overlapping_blocks_of_two_threads_restore_logging():
     with bare_root() as root:
         entered, leave = threading.Event(), threading.Event()
         before = state_of(root)

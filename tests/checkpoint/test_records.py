@@ -35,7 +35,7 @@ def saving(directory, epochs, recorder=CompactRecorder(), **more):  # noqa: B008
     return quiet(directory).num_epochs(epochs).with_file_checkpointer(**options)
 
 
-def test_each_checkpoint_has_its_model_as_long_as_it_stays_until_overwritten(tmp_path):
+def test_each_kept_checkpoint_has_its_model(tmp_path):
     result = build_line(saving(tmp_path / "run", 4)).fit(batches())
     assert recorded(tmp_path / "run") == ["model-3.mpk.gz", "model-4.mpk.gz"]
     loaded = load_model(tmp_path / "run/checkpoint/model-4.mpk.gz", line())
@@ -118,7 +118,7 @@ def test_a_resumed_run_records_the_missing_models(tmp_path):
     assert whole.stopped_by == "num_epochs"
 
 
-def test_going_back_sets_the_models_aside_too(tmp_path):
+def test_rewinding_sets_models_aside(tmp_path):
     build_line(saving(tmp_path / "run", 3, keep_last=9)).fit(batches())
     build_line(saving(tmp_path / "run", 2, keep_last=9).checkpoint(epoch=1)).fit(batches())
     assert recorded(tmp_path / "run") == ["model-1.mpk.gz", "model-2.mpk.gz"]
@@ -197,7 +197,7 @@ def test_the_files_of_a_checkpoint(tmp_path):
     assert [path.name for path in records_of(tmp_path, 1, None)] == ["model-step-1.mpk"]
 
 
-def test_places_that_are_no_directories():
+def test_paths_that_are_not_directories():
     """`gs://...`, for example: a file appears when it is closed."""
 
     class Place:

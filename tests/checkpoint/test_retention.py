@@ -52,12 +52,12 @@ def test_due_by_epochs():
     assert not options.due(None, 15, 1e9)
 
 
-def test_due_by_steps_wherever_an_epoch_ends():
+def test_due_by_steps_independent_of_epochs():
     options = CheckpointOptions(every_epochs=None, every_steps=4)
     assert [step for step in range(1, 13) if options.due(step // 6 if step % 6 == 0 else None, step, 1e9)] == [4, 8, 12]
 
 
-def test_due_by_the_clock_wherever_an_epoch_ends():
+def test_due_by_the_clock_independent_of_epochs():
     options = CheckpointOptions(every_epochs=None, every_seconds=60)
     for ended in (None, 1):
         assert [options.due(ended, 7, seconds) for seconds in (0.0, 59.9, 60.0, 400.0)] == [False, False, True, True]
@@ -118,7 +118,7 @@ numbers = st.one_of(st.none(), st.just(NAN), st.integers(0, 3).map(float))
     every=st.one_of(st.none(), st.integers(1, 4)),
     higher=st.booleans(),
 )
-def test_nothing_that_should_stay_is_ever_removed_too_early(values, last, best, every, higher):
+def test_incremental_retention_equals_choosing_among_all(values, last, best, every, higher):
     """Keeping checkpoints one by one gives the same set as choosing among all of them."""
     retention = Retention(last, best, every, higher)
     everything, on_disk = {}, {}

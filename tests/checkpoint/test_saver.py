@@ -71,7 +71,7 @@ def submit(saver, step, **further):
     saver.submit(request(step, **further))
 
 
-def test_saves_in_order_and_tells_of_each(store, saver, done):
+def test_saves_and_reports_in_order(store, saver, done):
     store.allowed.release(2)
     submit(saver, 5)
     submit(saver, 9, in_flight={"rows": {}})
@@ -88,7 +88,7 @@ def test_the_caller_does_not_wait_for_the_disk(store, saver):
     assert store.saved == []
 
 
-def test_a_third_one_waits_until_the_first_is_done(store, saver):
+def test_third_save_waits_for_the_first(store, saver):
     submit(saver, 1)
     assert store.begun.acquire(timeout=30)
     submit(saver, 2)
@@ -127,7 +127,7 @@ def test_nothing_more_is_written_after_an_error(store, saver):
         saver.check()
 
 
-def test_an_error_while_telling_of_a_save_is_raised_too(store):
+def test_error_while_reporting_a_save_is_raised(store):
     def broken(snapshot, seconds):
         raise RuntimeError("telling failed")
 
@@ -139,7 +139,7 @@ def test_an_error_while_telling_of_a_save_is_raised_too(store):
         saver.check()
 
 
-def test_a_closed_saver_takes_nothing_and_keeps_nobody_waiting(store, saver):
+def test_closed_saver_rejects_requests_and_releases_waiters(store, saver):
     saver.close()
     with pytest.raises(RuntimeError, match="closed"):
         submit(saver, 5)
@@ -177,7 +177,7 @@ def test_a_request_without_an_answer_is_dropped(store, saver, done, fail):
     assert [step for step, _ in done] == [2]
 
 
-def test_waiting_for_answered_saves_does_not_wait_for_the_others(store, saver, queue, done):
+def test_waiting_ignores_unanswered_saves(store, saver, queue, done):
     """The thread that answers waits here when the disk is full: otherwise it would wait for itself."""
     submit(saver, 1)
     assert store.begun.acquire(timeout=30)
@@ -196,7 +196,7 @@ def test_waiting_for_answered_saves_does_not_wait_for_the_others(store, saver, q
     assert [step for step, _ in done] == [1, 2]
 
 
-def test_a_loop_that_waits_for_room_hears_of_other_errors(store, saver, monkeypatch):
+def test_waiting_loop_raises_other_errors(store, saver, monkeypatch):
     monkeypatch.setattr("learner.checkpoint.save_queue.POLL_SECONDS", 0.01)
     submit(saver, 1)
     submit(saver, 2)

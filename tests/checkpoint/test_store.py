@@ -64,7 +64,7 @@ def save(store, step, epoch=None, score=None, **further):
     store.save(step, SMALL, {"step": step, "ends_epoch": epoch, "score": score, **further})
 
 
-def test_every_bit_comes_back(tmp_path, opened):
+def test_every_bit_is_restored(tmp_path, opened):
     saved = state_of(6)
     progress = {"step": 6, "ends_epoch": 1, "score": 0.1, "history": {"a/b": [[1, 6, "NaN"]]}, "config": "ü: 1\n"}
     opened(tmp_path / "c", ALL).save(6, to_items(saved), progress)
@@ -118,7 +118,7 @@ def test_each_part_is_readable_with_orbax_alone(tmp_path, opened):
     assert json.loads((tmp_path / "c" / "6" / "progress" / "metadata").read_text())["score"] == 0.25
 
 
-def test_items_as_they_were_saved_on_the_host(tmp_path, opened):
+def test_items_on_the_host(tmp_path, opened):
     saved = to_items(state_of(6))
     opened(tmp_path / "c", ALL).save(6, saved, {"step": 6})
     reader = opened(tmp_path / "c")
@@ -129,7 +129,7 @@ def test_items_as_they_were_saved_on_the_host(tmp_path, opened):
     assert {type(leaf) for leaf in jax.tree.leaves(read)} == {np.ndarray}
 
 
-def test_an_item_that_is_not_there_cannot_be_read(tmp_path, opened):
+def test_missing_item(tmp_path, opened):
     opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
     with raises_code("checkpoint-damaged", step=6):
         opened(tmp_path / "c").shapes(6, ["model", "optim"])
@@ -160,7 +160,7 @@ def test_metrics_in_flight(tmp_path, opened):
     ],
 )
 @pytest.mark.parametrize("reopened", [False, True], ids=["one store", "a new store for each"])
-def test_what_is_on_disk_after_each_save(tmp_path, opened, retention, scores, kept, reopened):
+def test_kept_checkpoints_after_each_save(tmp_path, opened, retention, scores, kept, reopened):
     on_disk, store = [], opened(tmp_path / "c", retention)
     for epoch, score in enumerate(scores, 1):
         save(store, epoch, epoch, None if math.isnan(score) else score)
@@ -232,7 +232,7 @@ def test_without_any_score_the_best_is_the_newest(tmp_path, opened):
 
 
 @pytest.mark.parametrize("requested", [{"epoch": 2}, {"step": 7}])
-def test_what_is_not_there_is_an_error_with_what_is(three, tmp_path, requested):
+def test_missing_checkpoint_lists_existing_ones(three, tmp_path, requested):
     name, known = (
         "the end of epoch 2" if "epoch" in requested else "step 7",
         "step 6 (epoch 1), step 10, step 18 (epoch 3)",
@@ -270,7 +270,7 @@ CUT_OFF = {
 
 
 @pytest.mark.parametrize("name", CUT_OFF)
-def test_a_save_or_removal_that_was_cut_off_is_none_and_goes(three, tmp_path, opened, name):
+def test_interrupted_save_or_removal_is_cleaned_up(three, tmp_path, opened, name):
     cut_off, proof = tmp_path / "c" / name, tmp_path / "c" / CUT_OFF[name]
     (cut_off / "model").mkdir(parents=True)
     if proof.name.endswith(".json"):
@@ -294,7 +294,7 @@ THEIRS = [
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_what_has_the_name_of_a_checkpoint_and_is_none_stays(tmp_path, opened, name):
+def test_foreign_directory_named_like_a_checkpoint_is_kept(tmp_path, opened, name):
     """Even if it blocks a save, whose error names it; existing checkpoints are kept, too."""
     place = tmp_path / "c"
     save(opened(place, ALL), 18)
@@ -331,7 +331,7 @@ def test_nothing_is_written_or_removed_through_a_link(three, tmp_path, opened, n
     assert (tree_of(outside), (tmp_path / "c" / name).is_symlink()) == (before, True)
 
 
-def test_a_damaged_checkpoint_is_known_by_its_progress(three, tmp_path, opened):
+def test_damaged_checkpoint_is_identified_by_its_progress(three, tmp_path, opened):
     (tmp_path / "c" / "18" / "progress" / "metadata").write_text('{"format": 1, "step": 18}')
     (tmp_path / "c" / "18" / "manifest.json").write_text("")
     store = opened(tmp_path / "c", ALL)
@@ -352,14 +352,14 @@ def test_a_full_disk_is_found_before_anything_is_written(three, tmp_path, opened
     assert tree_of(tmp_path) == before
 
 
-def test_what_is_not_ours_stays(tmp_path, opened):
+def test_foreign_files_are_kept(tmp_path, opened):
     for name in ("notes", "12.bak", "model-3.mpk.gz"):
         (tmp_path / "c" / name).mkdir(parents=True)
     opened(tmp_path / "c", ALL)
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["12.bak", "model-3.mpk.gz", "notes"]
 
 
-def test_below_the_newest_step(tmp_path, opened):
+def test_save_below_the_newest_step(tmp_path, opened):
     """Orbax's manager would write nothing."""
     store = opened(tmp_path / "c", ALL)
     save(store, 6)
@@ -367,7 +367,7 @@ def test_below_the_newest_step(tmp_path, opened):
     assert steps_in(tmp_path / "c") == [3, 6]
 
 
-def test_a_step_that_is_there_is_not_replaced(tmp_path, opened):
+def test_existing_step_is_not_replaced(tmp_path, opened):
     store = opened(tmp_path / "c", ALL)
     save(store, 6)
     before = tree_of(tmp_path)
@@ -376,7 +376,7 @@ def test_a_step_that_is_there_is_not_replaced(tmp_path, opened):
     assert tree_of(tmp_path) == before
 
 
-def test_a_directory_that_is_gone(tmp_path, opened):
+def test_deleted_directory(tmp_path, opened):
     store = opened(tmp_path / "c", ALL)
     save(store, 6)
     shutil.rmtree(tmp_path / "c")
@@ -418,7 +418,7 @@ def damages():
 
 
 @pytest.mark.parametrize("how", damages())
-def test_damage_to_any_file_is_found_and_named(three, tmp_path, opened, how):
+def test_damage_to_any_file_is_detected(three, tmp_path, opened, how):
     place = tmp_path / "c" / "18"
     files = [p for p in sorted(place.rglob("*")) if p.is_file() and (p.stat().st_size or how == "deleted")]
     names = {p.relative_to(place).as_posix() for p in files if p.parent.name != "d"}
@@ -473,7 +473,7 @@ def test_another_model_is_one_error_that_names_the_checkpoint(three, tmp_path):
     assert "model/model_state/mean: saved nothing, now float64[1]" in message
 
 
-def test_orbax_is_quiet_and_may_speak_again(tmp_path, opened, caplog):
+def test_orbax_logging_is_silenced_and_restored(tmp_path, opened, caplog):
     absl = logging.getLogger("absl")
     before = absl.level
     with caplog.at_level(logging.INFO):
@@ -484,7 +484,7 @@ def test_orbax_is_quiet_and_may_speak_again(tmp_path, opened, caplog):
     assert [record for record in caplog.records if record.name == "absl"] == []
 
 
-def test_a_store_elsewhere_is_not_waited_for_without_end(monkeypatch):
+def test_object_store_has_a_timeout(monkeypatch):
     monkeypatch.delenv("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", raising=False)
     monkeypatch.setenv("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "100")
     CheckpointStore("gs://bucket/run").path(1)

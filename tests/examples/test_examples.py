@@ -125,7 +125,7 @@ def test_own_metrics_are_those_of_scikit_learn():
 
 
 @pytest.mark.full
-def test_the_generator_finds_the_circle():
+def test_generator_learns_the_circle():
     module = example("gan")
     result = module.main("runs/example")
     errors = result.history["valid/Mean Absolute Error"]
@@ -181,7 +181,7 @@ def test_several_optimizers_learn_most_digits():
 
 
 @pytest.mark.full
-def test_codes_without_labels_tell_digits_apart(monkeypatch):
+def test_codes_without_labels_separate_digits(monkeypatch):
     module = example("custom_learner")
     result = module.main("runs/example", num_epochs=2)
     codes = {}
@@ -201,7 +201,7 @@ def test_codes_without_labels_tell_digits_apart(monkeypatch):
 
 
 @pytest.mark.full
-def test_the_backbone_is_frozen_and_then_is_not():
+def test_backbone_is_first_frozen_then_trained():
     module = example("finetune")
     head, everything = module.main("runs/example", num_epochs=2)
     loaded = {
@@ -223,7 +223,7 @@ def test_the_backbone_is_frozen_and_then_is_not():
 
 
 @pytest.mark.full
-def test_a_student_learns_and_the_teacher_stays():
+def test_student_learns_and_teacher_is_unchanged():
     taught, result = example("distill").main("runs/example", num_epochs=6)
     assert result.history["valid/Accuracy"][-1] > 0.8
     assert model_bits(result.model.teacher) == model_bits(taught.model)
@@ -231,7 +231,7 @@ def test_a_student_learns_and_the_teacher_stays():
 
 
 @pytest.mark.full
-def test_strings_are_turned_round_whatever_the_padding_says():
+def test_strings_are_reversed_for_any_padding():
     module = example("transformer_seq2seq")
     model = module.main("runs/example").model
     rows = module.strings(200, seed=2)
@@ -245,7 +245,7 @@ def test_strings_are_turned_round_whatever_the_padding_says():
 
 
 @pytest.mark.full
-def test_a_config_names_ones_own_module(capsys):
+def test_config_names_a_custom_module(capsys):
     assert main(["fit", "examples/own_module.yaml", "--num_epochs=4", "--model.width=32"]) == 0
     history = read_history("runs/own_module")
     assert history["valid/Accuracy"][-1] > 0.6
@@ -265,7 +265,7 @@ def test_an_example_is_a_program():
 
 
 @pytest.mark.full
-def test_thin_matrices_learn_what_the_network_did_not_know():
+def test_low_rank_matrices_learn_a_new_task():
     base, adapted = example("lora").main("runs/example", num_epochs=8)
     assert base.history["valid/Accuracy"][-1] > 0.9
     accuracy = adapted.history["valid/Accuracy"]
@@ -281,13 +281,13 @@ def test_thin_matrices_learn_what_the_network_did_not_know():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-def test_models_of_pytorch_give_equal_outputs():
+def test_pytorch_models_give_equal_outputs():
     differences = example("from_torch").main(steps=20)
     assert differences.keys() == {"mlp", "cnn"}
     assert max(differences.values()) < 1e-4
 
 
-def test_without_pytorch_the_example_says_what_it_needs(monkeypatch):
+def test_missing_pytorch_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(LearnerError, match=r"this example needs .*: pip install torch safetensors"):
         example("from_torch").main()

@@ -80,7 +80,7 @@ def test_the_code_that_is_shown_is_that_of_the_files():
         assert sum(code in text for text in files) == 1, code
 
 
-def test_links_lead_somewhere():
+def test_links_exist():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert len(links) >= 6
     for link in links:
@@ -100,7 +100,7 @@ def test_a_short_training_leaves_a_record_that_answers(place):
     assert nnx.state(model, nnx.Param)["hidden"]["kernel"].shape == (4 * 4 * 16, 32)
 
 
-def test_what_is_wrong_is_said_as_it_is_shown(run):
+def test_errors_print_what_is_shown(run):
     wrong, messages = shown("yaml")[1:], [text for text in shown("text") if "error:" in text]
     assert len(wrong) == len(messages) == 2
     for content, message in zip(wrong, messages, strict=True):
@@ -139,7 +139,7 @@ def test_it_trains_on_the_files_of_mnist(place, run):
     assert [int(line.split()[-1]) for line in out.splitlines()] == digits("valid").arrays["label"][:64].tolist()
 
 
-def test_images_of_both_sizes_fit(place):
+def test_both_image_sizes_are_accepted(place):
     config = importlib.import_module("model").ModelConfig(channels=(2, 3), hidden=4)
     for size in (8, 28):
         shape = jax.ShapeDtypeStruct((2, size, size, 1), np.float32)

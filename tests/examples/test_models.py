@@ -52,7 +52,7 @@ def transformer(models):
 call = nnx.jit(lambda model, text: model(text))
 
 
-def test_the_transformer_sees_what_came_before_and_nothing_else(transformer):
+def test_transformer_is_causal(transformer):
     text = jax.random.randint(jax.random.key(0), (1, 9), 0, 11)
     changed = text.at[0, 5].set((text[0, 5] + 1) % 11)
     before, after = call(transformer, text), call(transformer, changed)
@@ -61,7 +61,7 @@ def test_the_transformer_sees_what_came_before_and_nothing_else(transformer):
     assert different.tolist() == [False] * 5 + [True] * 4
 
 
-def test_the_transformer_knows_positions(transformer):
+def test_transformer_depends_on_positions(transformer):
     logits = call(transformer, jnp.array([[3, 4, 5, 1], [4, 3, 5, 1]]))
     assert jnp.abs(logits[0, 3] - logits[1, 3]).max() > 1e-4
 
@@ -76,7 +76,7 @@ def test_the_transformers_loss(transformer):
     assert output.weight == 6
 
 
-def test_rotation_makes_products_depend_on_the_distance_alone(models):
+def test_rotary_products_depend_only_on_the_distance(models):
     x = jnp.tile(jax.random.normal(jax.random.key(0), (1, 1, 1, 8)), (1, 6, 1, 1))
     rotated = np.asarray(jax.jit(models.rotate)(x))[0, :, 0]
     products = rotated @ rotated.T

@@ -119,7 +119,7 @@ def test_rebuild_gives_a_new_model_of_the_same_type_in_eval_mode(case):
 
 
 @all_cases
-def test_what_is_no_array_stays_as_it_was(case):
+def test_leaves_that_are_not_arrays_are_kept(case):
     adapter = adapter_of(case.make())
     model = adapter.rebuild(adapter.params, adapter.model_state)
     if isinstance(model, Everything):
@@ -148,7 +148,7 @@ def test_the_given_model_is_neither_changed_nor_donated(case, tmp_path):
 
 
 @pytest.mark.parametrize("wrap", [nnx.Param, nnx.data])
-def test_a_number_of_python_is_no_array_of_a_module(wrap):
+def test_python_number_in_a_module_is_rejected(wrap):
     class Scaled(nnx.Module):
         def __init__(self):
             self.scale, self.count = wrap(2.0), nnx.Variable(0)  # the second is state, which JAX makes an array
@@ -269,7 +269,7 @@ class Noise(nnx.Module):
         return self.one(x), self.one(x), self.two(x)
 
 
-def test_each_stream_and_each_call_has_a_mask_of_its_own():
+def test_masks_differ_between_streams_and_calls():
     adapter = adapter_of(Noise())
     masks = [np.asarray(x) for x in adapter.merge(adapter.params, adapter.model_state, KEY, train=True).draw()]
     again = [np.asarray(x) for x in adapter.merge(adapter.params, adapter.model_state, KEY, train=True).draw()]
@@ -279,7 +279,7 @@ def test_each_stream_and_each_call_has_a_mask_of_its_own():
         assert not np.array_equal(masks[i], masks[i - 1])
 
 
-def test_members_of_a_vmapped_model_draw_apart():
+def test_members_of_a_vmapped_model_draw_different_masks():
     adapter = adapter_of(Ensemble())
     model = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
     masks = nnx.vmap(lambda member: member.drop(jnp.ones((64,))))(model.members)
@@ -287,7 +287,7 @@ def test_members_of_a_vmapped_model_draw_apart():
     assert len({np.asarray(mask).tobytes() for mask in masks}) == 3
 
 
-def test_linen_calls_draw_apart():
+def test_linen_calls_draw_different_masks():
     module = nn.Dropout(0.5, deterministic=False)
     adapter = adapter_of(Linen(module, {"params": {"unused": jnp.ones(())}}))
     model = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
@@ -379,7 +379,7 @@ def test_linen_streams_that_are_given_to_a_call():
 
 
 @pairwise("nnx_vmapped")
-def test_what_is_not_trainable_does_not_move(case):
+def test_untrainable_parameters_do_not_change(case):
     step = step_of(case, trainable=lambda path, x: case.head in path)
     everything = step_of(case)
     names = set(named_leaves(everything.adapter.params))
@@ -639,7 +639,7 @@ def test_equinox_is_recognised_without_being_imported(monkeypatch):
     assert "equinox" not in sys.modules
 
 
-def test_the_kind_is_said():
+def test_kind_of_each_adapter():
     kinds = [adapter_of(case.make()).kind for case in CASES]
     assert kinds == ["flax.nnx", "flax.nnx", "flax.linen", "equinox", "equinox", "pytree", "pytree"]
 
@@ -684,7 +684,7 @@ def as_arrays(adapter: ModelAdapter) -> Any:
 
 
 @all_cases
-def test_what_is_made_inside_of_a_program_is_what_the_function_makes(case: Case) -> None:
+def test_model_made_in_a_program_equals_the_functions(case: Case) -> None:
     calls = []
 
     def make() -> Any:
@@ -714,7 +714,7 @@ def test_what_is_made_inside_of_a_program_is_what_the_function_makes(case: Case)
 
 
 @pairwise("linen")
-def test_a_model_that_is_not_made_trains_as_the_one_that_is(case: Case) -> None:
+def test_abstract_model_trains_like_a_made_one(case: Case) -> None:
     step = step_of(case)
     unmade = dataclasses.replace(step, adapter=abstract_adapter(case.make)[0])
     a, b = one_step(step), one_step(unmade)
@@ -722,7 +722,7 @@ def test_a_model_that_is_not_made_trains_as_the_one_that_is(case: Case) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
-def test_what_is_trained_is_chosen_of_a_model_that_is_not_made() -> None:
+def test_trainable_selects_parameters_of_an_abstract_model() -> None:
     adapter, _ = abstract_adapter(make_pair, lambda path, x: x.shape == (2,))
     assert list(named_leaves(adapter.params)) == ["b"]
     assert list(adapter.model_state) == ["w"]
@@ -746,7 +746,7 @@ def test_functions_that_cannot_be_traced_are_called() -> None:
         assert all(isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(adapter.params))
 
 
-def test_arrays_that_were_there_before_are_no_part_of_a_program() -> None:
+def test_existing_arrays_are_not_part_of_a_program() -> None:
     there = jnp.ones(MOST_CONSTANT // 4 + 1)
     adapter, _ = abstract_adapter(lambda: {"w": there})
     assert (adapter.fresh, adapter.params["w"] is there) == (None, True)
@@ -764,7 +764,7 @@ class Graph(Holding, pytree=False):
     pass
 
 
-def test_arrays_in_containers_that_are_no_data_are_refused_by_nnx() -> None:
+def test_nnx_rejects_arrays_in_static_containers() -> None:
     """As for a model passed as an object: tracers that outlive their trace failed in the fingerprint of the run."""
     with pytest.raises(ValueError, match="static attribute 'pair'"):
         abstract_adapter(lambda: Holding(tuple))
@@ -774,7 +774,7 @@ def test_arrays_in_containers_that_are_no_data_are_refused_by_nnx() -> None:
     assert {path: x.shape for path, x in named_leaves(adapter.model_state).items()} == {"pair.0": (2,), "pair.1": (2,)}
 
 
-def test_what_is_wrong_with_a_model_is_said_before_it_is_made() -> None:
+def test_problems_of_a_model_are_reported_before_it_is_made() -> None:
     with raises_code("model-nothing-to-train", "has no parameters to train"):
         abstract_adapter(lambda: {"n": jnp.arange(3)})
 
@@ -790,7 +790,7 @@ ABSTRACT = {
 
 @pytest.mark.parametrize("strategy", [SingleDevice, lambda: Sharded(devices=1, rules="fsdp")], ids=["one", "fsdp"])
 @pytest.mark.parametrize("kind", ABSTRACT)
-def test_a_model_of_shapes_is_refused_with_what_to_pass(kind: str, strategy: Any) -> None:
+def test_model_of_shapes_is_rejected(kind: str, strategy: Any) -> None:
     builder = LearnerBuilder("unused").strategy(strategy())
     with raises_code("model-only-shapes"):
         builder.build(ABSTRACT[kind](), optax.sgd, 0.1, train_step=lambda model, batch: None)

@@ -118,12 +118,12 @@ def test_every_array_is_there_once(case):
     assert any(case.head in path for path in paths)
 
 
-def test_a_model_that_is_not_made_yet_is_the_same():
+def test_abstract_model_has_equal_info():
     adapter, _ = abstract_adapter(Net)
     assert model_json(array_infos(adapter, adapter.params, adapter.model_state)) == info_of(Net())
 
 
-def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
+def test_run_writes_model_json_at_start_and_on_resuming(tmp_path):
     """The contents are equal. A foreign link is rejected, and not followed."""
     place = tmp_path / "run" / "model.json"
     result = build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
@@ -141,7 +141,7 @@ def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
     assert place.read_bytes() == first
 
 
-def test_a_run_that_was_killed_early_has_it(tmp_path):
+def test_run_killed_early_has_model_json(tmp_path):
     """Before the first step: the data fails with the second batch."""
 
     def failing():

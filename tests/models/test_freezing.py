@@ -17,7 +17,7 @@ from tests.support.codes import raises_code
 from tests.support.runs import Net, batches, bits, build_line, line, line_step, quiet, shuffled, valid_data
 
 
-def test_what_is_frozen_keeps_its_bits_and_has_no_state(tmp_path):
+def test_frozen_parameters_keep_their_bits_and_have_no_state(tmp_path):
     model = Net()
     learner = quiet(tmp_path / "run").num_epochs(2).freeze("^hidden", "norm").build(model, optax.adam, 0.01)
     paths = set(named_leaves(learner.init().opt_state))
@@ -33,7 +33,7 @@ def test_what_is_frozen_keeps_its_bits_and_has_no_state(tmp_path):
     assert "15 parameters in 2 arrays" in log
 
 
-def test_no_gradient_of_it_is_computed(tmp_path):
+def test_no_gradient_of_frozen_parameters_is_computed(tmp_path):
     backward = []
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -89,12 +89,12 @@ def test_linen_and_a_filter_of_nnx(tmp_path):
         (re.compile("hiden"), "freeze: 'hiden' matches no parameter: did you mean"),
     ],
 )
-def test_what_matches_nothing_or_everything(tmp_path, match, message):
+def test_patterns_that_match_nothing_or_everything(tmp_path, match, message):
     with pytest.raises(LearnerError, match=message):
         quiet(tmp_path / "run").freeze(match).build(Net(), optax.sgd, 0.1)
 
 
-def test_nothing_left_of_what_is_trainable(tmp_path):
+def test_freezing_everything_trainable(tmp_path):
     with pytest.raises(LearnerError, match=r"freeze \('\^out'\) matches all that trainable= selects"):
         quiet(tmp_path / "run").freeze("^out").build(Net(), optax.sgd, 0.1, trainable=nnx.PathContains("out"))
 
@@ -119,7 +119,7 @@ class Tied(nnx.Module):
 
 
 @pytest.mark.parametrize("match", ["head.kernel", "^head", lambda path, x: path == "head.kernel"])
-def test_a_parameter_in_two_places_goes_by_its_first_path(tmp_path, match):
+def test_shared_parameter_matches_by_its_first_path(tmp_path, match):
     with pytest.raises(LearnerError, match=r"holds twice: head\.kernel is body\.kernel\. Parameters are known by"):
         quiet(tmp_path / "run").freeze(match).build(Tied(), optax.sgd, 0.1)
 
@@ -158,7 +158,7 @@ def test_predicates_see_arrays_and_calls_add_up(tmp_path):
     assert list(named_leaves(learner.init().params)) == ["hidden.kernel"]
 
 
-def test_updates_of_ones_own_cannot_be_frozen(tmp_path):
+def test_custom_updates_cannot_be_frozen(tmp_path):
     update = lambda model, batch, lr, rng: (model, None)  # noqa: E731
     with pytest.raises(LearnerError, match="update= sets the parameters itself, so freeze has no effect"):
         quiet(tmp_path / "run").freeze("w").build({"w": jnp.ones(2)}, None, 0.1, update=update)
@@ -181,7 +181,7 @@ def test_wrong_patterns():
 
 
 @pytest.mark.full
-def test_a_run_is_resumed_with_what_is_frozen(tmp_path):
+def test_frozen_run_is_resumed(tmp_path):
     make = lambda name, n: quiet(tmp_path / name, saves=True).num_epochs(n).freeze("b")  # noqa: E731
     build_line(make("run", 1)).fit(batches())
     resumed = build_line(make("run", 2).resume()).fit(batches())

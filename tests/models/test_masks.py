@@ -18,7 +18,7 @@ from tests.support.small_models import CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_parameters_with_true_are_trained(case):
+def test_mask_selects_trained_parameters(case):
     model = case.make()
     everything = adapter_of(model).params
     names = list(named_leaves(everything))
@@ -85,8 +85,6 @@ def test_a_misspelled_name_is_reported_with_other_problems(make, tmp_path):
     with raises_code("learner-unbuildable") as raised:
         builder.build(make(), optax.sgd, 0.1, train_step=line_step, trainable={"w": True, "b": True, "typo": False})
     assert raised.value.codes == ("model-trainable-unmatched", "params-pattern-unmatched")
-
-
-def test_what_is_no_tree_of_booleans_stays():
+def test_other_values_of_trainable_are_not_masks():
     for trainable in (None, nnx.LoRAParam, (nnx.Param, ...), True, lambda path, x: True, {"w": arrays(1)}):
         assert as_predicate(trainable) is trainable

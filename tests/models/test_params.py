@@ -32,7 +32,7 @@ GRADS = jax.tree.map(jnp.float32, GRADS)
         (("conv1", "conv10", "head"), names(GRADS)),
     ],
 )
-def test_what_is_taken_and_the_rest_are_all(chosen, expected):
+def test_partition_covers_all_parameters(chosen, expected):
     part, rest = partition_params(GRADS, *chosen)
     assert names(part) == expected
     assert names(rest) == [name for name in names(GRADS) if name not in expected]
@@ -54,19 +54,19 @@ def test_what_is_taken_and_the_rest_are_all(chosen, expected):
         ((), "params-partition-unmatched", ("partition_params",)),
     ],
 )
-def test_paths_that_are_none(chosen, code, values):
+def test_invalid_paths(chosen, code, values):
     with raises_code(code, *values):
         partition_params(GRADS, *chosen)
 
 
-def test_what_was_taken_cannot_be_taken_again():
+def test_partition_of_a_partition_has_no_removed_parameters():
     _, rest = partition_params(GRADS, "conv1")
     with raises_code("params-partition-unmatched", "partition_params", "'conv1'"):
         partition_params(rest, "conv1")
 
 
 @pytest.mark.parametrize("case", some(CASES, {CASES[2], CASES[5]}), ids=str)
-def test_parameters_are_put_into_a_model_again(case):
+def test_parameters_are_replaced_in_a_model(case):
     """Replace all parameters by their value plus one hundred; the given model and everything else stay unchanged."""
     model = case.make()
     before = {name: np.array(x) for name, x in case.arrays(model).items()}
@@ -82,7 +82,7 @@ def test_parameters_are_put_into_a_model_again(case):
         np.testing.assert_allclose(x, named_leaves(params)[name] + np.float32(100), rtol=1e-6)
 
 
-def test_a_flat_dict_by_path_will_do():
+def test_flat_dict_by_path_is_accepted():
     model = with_parameters(Everything(), {"head.bias": jnp.float32([7, 8])})
     assert model.head.bias[...].tolist() == [7, 8]
     assert model.layers[0].kernel is model.layers[1].kernel
@@ -106,7 +106,7 @@ def test_a_state_of_nnx_is_a_tree_of_arrays():
     assert names(trainable_params(state)) == names(trainable_params(Everything()))
 
 
-def test_what_is_trainable_can_be_said():
+def test_trainable_argument():
     assert names(trainable_params(make_linen(), lambda path, x: "head" in path)) == ["head.bias", "head.kernel"]
     assert names(trainable_params(Everything(), nnx.PathContains("norm"))) == ["norm.bias", "norm.scale"]
 
@@ -125,7 +125,7 @@ def test_modes(case):
         np.testing.assert_array_equal(x, case.arrays(model)[name], err_msg=name)
 
 
-def test_a_model_in_eval_mode_has_numbers_of_its_own():
+def test_model_in_eval_mode_is_a_copy():
     model = Everything()
     evaluated = eval_mode(model)
     first = evaluated(BATCH["x"])
@@ -142,7 +142,7 @@ def test_a_linen_model_goes_through_jit():
     assert sorted(names(there)) == sorted(f"variables.{name}" for name in names(model.variables))
 
 
-def test_a_dict_keeps_what_is_no_array():
+def test_dict_keeps_leaves_that_are_not_arrays():
     model = with_parameters(make_dict(), {"head": {"w": jnp.zeros((3, 2))}})
     assert model["keep"] == 0.8
     assert model["seen"].dtype == jnp.int32

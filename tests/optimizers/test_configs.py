@@ -26,7 +26,7 @@ class Training(Config):
         Training(optimizer=AdamW(weight_decay_on="kernels")),
     ],
 )
-def test_a_saved_config_comes_back(tmp_path, config, suffix):
+def test_saved_config_is_restored(tmp_path, config, suffix):
     config.save(tmp_path / f"config{suffix}")
     assert Training.load(tmp_path / f"config{suffix}") == config
 
@@ -62,13 +62,13 @@ def test_a_field_of_one_optimizer_takes_its_parameters():
         ({"second": {"class_path": "AdamW"}}, "names the optimizer 'AdamW'"),
     ],
 )
-def test_wrong_ones_are_told_with_their_place(content, message):
+def test_wrong_optimizer_is_named_with_its_key(content, message):
     with pytest.raises(LearnerError) as caught:
         Training.from_dict(content)
     assert message in str(caught.value)
 
 
-def test_it_is_the_optimizer_of_optax():
+def test_update_equals_optax():
     params, grads = {"w": jnp.float32([1.0, 2.0])}, {"w": jnp.float32([0.1, -0.2])}
     ours, theirs = Training().optimizer(1e-3), optax.adamw(1e-3, weight_decay=1e-4)
     with jax.numpy_dtype_promotion("standard"):
@@ -76,7 +76,7 @@ def test_it_is_the_optimizer_of_optax():
     np.testing.assert_array_equal(*updates)
 
 
-def test_settings_may_change_beside_the_rate():
+def test_settings_besides_the_rate_may_change():
     optimizer = SGD(momentum=0.9)
     params, grads = {"w": np.ones(2, np.float32)}, {"w": np.ones(2, np.float32)}
 

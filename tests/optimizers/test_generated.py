@@ -35,7 +35,7 @@ class Ours:
         (None, None),
     ],
 )
-def test_what_yaml_can_give_of_a_type(annotation, kept):
+def test_types_that_yaml_can_represent(annotation, kept):
     assert yaml_type(annotation, {Ours: Ours}) == kept
 
 
@@ -64,7 +64,7 @@ def function(free: float, size: int, rate: jax.typing.ArrayLike = 1, mask: Any =
     return free, size, rate, mask, dtype
 
 
-def test_a_class_has_what_yaml_can_give_and_says_what_it_cannot():
+def test_generated_class_has_the_parameters_that_yaml_can_represent():
     cls = make_class(function, "package.do_thing", Ours, {"free"}, {}, [("more", bool, False, "More of it.")])
     thing = cls(size=3)
     assert issubclass(cls, Ours)

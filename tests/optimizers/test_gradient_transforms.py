@@ -43,7 +43,7 @@ def test_clipping(limits, expected):
     assert clipped["b"] == pytest.approx(expected["b"], rel=1e-5)
 
 
-def test_a_gradient_of_zeros_stays_so():
+def test_zero_gradient_stays_zero():
     transform = Clipped(optax.sgd, tensor_norm=1.0)(1.0)
     assert transform.update({"w": jnp.zeros(2)}, transform.init({"w": jnp.zeros(2)}))[0]["w"].tolist() == [0.0, 0.0]
 
@@ -56,7 +56,7 @@ def test_a_gradient_of_zeros_stays_so():
         ({"value": "1"}, "optimizer-clip-limit-value", ("value",)),
     ],
 )
-def test_limits_that_are_none(limits, code, values):
+def test_invalid_limits(limits, code, values):
     with raises_code(code, *values):
         Clipped(optax.sgd, **limits)
 

@@ -33,7 +33,7 @@ def updates(optimizer, rate=0.5, steps=1):
     return {path: float(x[0]) for path, x in named_leaves(changed).items()}
 
 
-def test_factors_schedules_optimizers_and_decays_of_their_own():
+def test_groups_with_own_factors_schedules_optimizers_and_decays():
     grouped = Groups(
         optax.sgd,
         [
@@ -84,7 +84,7 @@ def test_groups_that_do_not_fit_are_named_when_the_learner_is_built(tmp_path, gr
         quiet(tmp_path / "run").build(PARAMS, Groups(optax.sgd, groups), 0.1, train_step=step)
 
 
-def test_of_a_frozen_parameter_and_of_many_the_errors_are_short(tmp_path):
+def test_errors_for_frozen_and_many_parameters_are_short(tmp_path):
     frozen = quiet(tmp_path / "run").freeze("^conv")
     with raises_code("params-pattern-unmatched", "among the trained parameters", "'^conv'"):
         frozen.build(PARAMS, Groups(optax.sgd, [Group("^conv")]), 0.1, train_step=line_step)
@@ -150,7 +150,7 @@ def test_weight_decay_of_an_optimizer_from_a_config():
     assert with_weight_decay(AdamW(b1=0.8), 0.5) == AdamW(b1=0.8, weight_decay=0.5)
 
 
-def test_the_weight_decay_of_what_is_inside_another():
+def test_weight_decay_of_a_wrapped_optimizer():
     inner = with_weight_decay(Ema(Clipped(optax.adamw, norm=1.0)), 0.5)
     assert inner.optimizer.optimizer.keywords == {"weight_decay": 0.5}
 

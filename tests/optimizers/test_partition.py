@@ -57,7 +57,7 @@ def test_a_line_search_in_a_group_is_along_its_part(tmp_path):
     np.testing.assert_allclose(result.model["w"], expected, atol=1e-3)
 
 
-def test_the_gradient_again_is_that_of_the_part(tmp_path):
+def test_repeated_gradient_is_that_of_the_part(tmp_path):
     """A step of SAM on the bias alone, by hand: up by 0.1 of its gradient, and down by the gradient there."""
 
     def sam(lr):

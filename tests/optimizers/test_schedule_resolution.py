@@ -61,7 +61,7 @@ def test_a_group_counts_with_the_length_of_the_run(tmp_path, set_length, lr, exp
     assert steps is not None  # the other parameters have the run's rate
 
 
-def test_a_step_that_is_left_out_counts_for_the_schedule(tmp_path):
+def test_skipped_step_counts_for_the_schedule(tmp_path):
     """As for the run's schedule: the fourth step of six has half of the rate, whatever happened to the others."""
     data = batches()
     data[1] = {**data[1], "x": np.full_like(data[1]["x"], np.nan)}
@@ -79,7 +79,7 @@ def test_a_step_that_is_left_out_counts_for_the_schedule(tmp_path):
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 
-def test_all_that_is_wrong_is_told_together(tmp_path):
+def test_all_problems_are_reported_together(tmp_path):
     groups = [Group("^b", lr=Cosine(0.1)), Group("^w", lr=Step(0.1, 0.5, 1, "epochs"))]
     learner = build_line(quiet(tmp_path / "run"), Linear(0.1), Groups(optax.sgd, groups))
     with pytest.raises(LearnerError, match="3 problems") as error:
@@ -90,23 +90,23 @@ def test_all_that_is_wrong_is_told_together(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_that_does_not_fit_into_the_run(tmp_path):
+def test_schedule_longer_than_the_run(tmp_path):
     learner = build_line(quiet(tmp_path / "run"), optimizer=grouped(WarmupStableDecay(0.1, 5, 4)))
     with pytest.raises(LearnerError, match=r"group 0 of the optimizer: Warm.*: a warm-up of 5 steps and a decay of 4"):
         learner.fit(batches())
 
 
-def test_a_plateau_is_of_the_whole_run():
+def test_plateau_in_a_group_is_rejected():
     with raises_code("optimizer-group-plateau"):
         Group("^b", lr=ReduceOnPlateau(0.1))
 
 
-def test_inside_of_a_function_of_ones_own_nobody_tells_it(tmp_path):
+def test_schedule_inside_a_custom_function_is_unresolved(tmp_path):
     with pytest.raises(LearnerError, match=r"is Linear\(first=0\.1\), which depends on .* pass the Groups itself"):
         build_line(quiet(tmp_path / "run"), optimizer=lambda lr: grouped(DOWN)(lr))
 
 
-def test_steps_by_hand_learn_it_from_the_training_data(tmp_path):
+def test_custom_loops_get_the_length_from_the_training_data(tmp_path):
     without = build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN))
     with raises_code("schedule-length-needed", "0", "first=0.1"):
         without.init()
@@ -122,7 +122,7 @@ def test_evaluating_needs_no_length(tmp_path):
     assert build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN)).evaluate(valid_data()) == expected
 
 
-def test_the_range_test_has_a_length_of_its_own(tmp_path):
+def test_range_test_has_its_own_length(tmp_path):
     """In it, groups are trained at their own rates."""
     learner = build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN, match="^w"))
     losses = learner.find_lr([batches()[0]] * 4, lowest=1e-9, highest=1e-8, steps=4).losses
@@ -135,7 +135,7 @@ def test_the_range_test_has_a_length_of_its_own(tmp_path):
 
 
 @pytest.mark.full
-def test_the_same_length_goes_on_to_the_bit(tmp_path):
+def test_resuming_with_equal_length_is_exact(tmp_path):
     optimizer = Groups(optax.adam, [Group("^b", lr=Cosine(0.1)), Group("^w", lr=Step(0.1, 0.5, 0.25, "fraction"))])
 
     def train(directory, stop=None):
@@ -150,7 +150,7 @@ def test_the_same_length_goes_on_to_the_bit(tmp_path):
 
 
 @pytest.mark.full
-def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path):
+def test_extended_run_has_the_schedule_of_its_new_length(tmp_path):
     def train(epochs):
         builder = quiet(tmp_path / "run", saves=True).num_epochs(epochs).resume()
         return sums_of(builder, grouped(DOWN))[1]
@@ -164,7 +164,7 @@ def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path)
     assert state is not None
 
 
-def test_people_are_told_when_a_group_learns_nothing_to_the_end(tmp_path):
+def test_group_with_zero_rate_at_the_end_warns(tmp_path):
     memory = MemoryLogger()
     build_line(quiet(tmp_path / "run").metric_loggers(memory), optimizer=grouped(Cosine(0.1, over=4))).fit(batches())
     (text,) = [event.text for event in memory.of(Message)]
@@ -177,7 +177,7 @@ def test_people_are_told_when_a_group_learns_nothing_to_the_end(tmp_path):
 # -- alone -------------------------------------------------------------------------------------------------------------
 
 
-def test_groups_inside_of_groups_are_found():
+def test_nested_groups_are_resolved():
     inner = grouped(DOWN)
     outer = Groups(Ema(inner), [Group("^w", lr=Linear(0.2), optimizer=Clipped(inner, norm=1.0))])
     assert schedules_of(outer) == {"group 0": Linear(0.2), "group 0, group 0": DOWN, "the rest, group 0": DOWN}
@@ -188,7 +188,7 @@ def test_groups_inside_of_groups_are_found():
     assert repr(resolved.groups[0].optimizer.optimizer.groups[0].lr) == "Linear(first=0.1) in 10 steps"
 
 
-def test_what_waits_for_no_length_stays_as_it_is():
+def test_schedules_without_run_length_are_unchanged():
     optimizer = grouped(Cosine(0.1, over=5))
     assert with_placeholder_schedules(optimizer) == optimizer
     assert with_placeholder_schedules(optax.sgd) is optax.sgd

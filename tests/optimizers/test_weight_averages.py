@@ -78,7 +78,7 @@ def close(actual, expected):
 
 
 @pytest.mark.parametrize("case", some(CASES, {"ema, warmed up"}))
-def test_the_average_is_evaluated_kept_and_read_again(tmp_path, case):
+def test_average_is_evaluated_saved_and_loaded(tmp_path, case):
     make, expected = CASES[case]
     optimizer = make(optax.sgd)
     seen = []
@@ -107,7 +107,7 @@ def after_one_more(params):
 
 
 @pytest.mark.full
-def test_a_run_goes_on_to_the_same_bits(tmp_path):
+def test_resumed_average_has_equal_bits(tmp_path):
     optimizer = Ema(Clipped(optax.adam, norm=1.0), decay=0.9)
     build_line(options(tmp_path / "run", 1), RATE, optimizer).fit(batches())
     resumed = build_line(options(tmp_path / "run").resume(), RATE, optimizer).fit(batches())
@@ -129,7 +129,7 @@ def test_on_several_devices(tmp_path, strategy):
     close(load_model(tmp_path / "run" / "checkpoint" / "model-2.mpk", line()), expected)
 
 
-def test_schedule_free_optimizers_are_evaluated_where_they_say(tmp_path):
+def test_schedule_free_optimizers_are_evaluated_at_their_average(tmp_path):
     """As `optax.contrib.schedule_free_eval_params` in a hand-written loop."""
     make = functools.partial(optax.contrib.schedule_free_sgd, b1=0.9)
     result = build_line(options(tmp_path / "run"), RATE, make).fit(batches(), batches(24))
@@ -181,7 +181,7 @@ def test_a_model_that_is_one_array_begins_with_the_average(tmp_path, optimizer):
         (("b1", "weight_sum", "max_lr", "z"), functools.partial(optax.sgd, momentum=0.9)),
     ],
 )
-def test_parameters_may_be_called_as_what_averages_are_found_by(names, optimizer):
+def test_parameters_may_have_the_name_of_an_average(names, optimizer):
     params = {name: {"w": jnp.ones(2), "b1": jnp.ones(2)} for name in names} | {"w": jnp.ones(2), "b1": jnp.ones(2)}
     assert eval_params(params, optimizer(0.1).init(params)) is params
 
@@ -245,7 +245,7 @@ def test_wrong_arguments(make, code, values):
 
 
 @pytest.mark.full
-def test_what_has_an_average_of_its_own_is_not_averaged(tmp_path):
+def test_optimizers_with_their_own_average_are_rejected(tmp_path):
     twice = Ema(functools.partial(optax.contrib.schedule_free_sgd, b1=0.9))
     with pytest.raises(LearnerError, match="averages the parameters of a schedule-free optimizer"):
         build_line(quiet(tmp_path / "run"), RATE, twice)

@@ -82,7 +82,7 @@ def test_the_best_may_be_the_last_and_is_written_once(tmp_path):
     assert model_bits(result.best_model) == model_bits(result.model)
 
 
-def test_the_best_is_there_whenever_a_checkpoint_is(tmp_path):
+def test_best_is_saved_before_each_checkpoint(tmp_path):
     """A killed run resumes from the newest checkpoint, and repeats all training that could be better than the best on
     disk.
     """
@@ -101,7 +101,7 @@ def test_no_more_than_the_newest_without_best_checkpoints(tmp_path):
 
 
 @pytest.mark.full
-def test_early_stopping_has_the_same_best(tmp_path):
+def test_early_stopping_agrees_on_the_best(tmp_path):
     stopping = MetricEarlyStopping("valid/Loss", patience=3)
     builder = quiet(tmp_path / "run", saves=True).num_epochs(9).early_stopping(stopping)
     result = build(builder).fit(shuffled(), scripted(*LOSSES))
@@ -110,7 +110,7 @@ def test_early_stopping_has_the_same_best(tmp_path):
 
 
 @pytest.mark.full  # by default, test_store.py changes the monitor
-def test_the_best_by_another_monitor_is_not_that_of_the_first(tmp_path):
+def test_best_by_another_monitor(tmp_path):
     def fit(epochs, monitor, *losses):
         builder = quiet(tmp_path / "run").metrics(MeanAbsoluteError()).num_epochs(epochs).resume()
         return build(builder.with_file_checkpointer(keep_last=1, monitor=monitor)).fit(shuffled(), scripted(*losses))
@@ -168,7 +168,7 @@ def test_checkpoints_of_a_complete_run(whole, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("step", [STEPS, STEPS + 2])
-def test_a_run_that_is_stopped_has_its_best_and_resumes_to_the_bit(tmp_path, whole, step):
+def test_stopped_run_has_its_best_and_resumes_to_the_bit(tmp_path, whole, step):
     """A run that fails also has its best epoch, which is tested by default."""
     directory, kind = tmp_path / "run", OftenBest()
     kind.fit(stopping_at(kind.build(directory), step))
@@ -200,7 +200,7 @@ def test_a_run_that_fails_saves_its_best_first(tmp_path, whole):
 
 
 @pytest.mark.parametrize("epoch", some([1, 2], {1}))
-def test_a_hook_that_fails_at_the_end_of_an_epoch_leaves_the_epoch(tmp_path, whole, epoch):
+def test_hook_that_fails_at_the_end_of_an_epoch_keeps_the_epoch(tmp_path, whole, epoch):
     """The first epoch is the best. A run that resumes from it calls the hook again."""
     directory, kind, called = tmp_path / "run", OftenBest(), []
 
@@ -216,7 +216,7 @@ def test_a_hook_that_fails_at_the_end_of_an_epoch_leaves_the_epoch(tmp_path, who
     same(all_of(directory, result), whole)
 
 
-def test_a_last_epoch_whose_hook_fails_is_saved_again_once_it_does_not(tmp_path):
+def test_last_epoch_is_saved_once_its_hook_succeeds(tmp_path):
     directory, kind, called = tmp_path / "run", OftenBest(), []
 
     def crash(info, model):
@@ -258,7 +258,7 @@ class FailsAtTheThird(CollectingMetric):
         return 0.0
 
 
-def test_a_run_whose_worker_fails_saves_its_best_first(tmp_path):
+def test_run_whose_reporter_fails_saves_its_best_first(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(4).metric_valid(FailsAtTheThird())
     with pytest.raises(CrashError):
         build(builder).fit(shuffled(), scripted(*LOSSES))
@@ -266,7 +266,7 @@ def test_a_run_whose_worker_fails_saves_its_best_first(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == 2
 
 
-def test_numbers_that_explode_leave_the_best_and_the_error_names_it(tmp_path):
+def test_nonfinite_error_names_the_best(tmp_path):
     passes = []
 
     def make():
@@ -298,7 +298,7 @@ def test_a_best_that_could_not_be_written_is_written_at_the_end(tmp_path, monkey
     assert saved_steps(tmp_path / "run") == [2 * STEPS, 6 * STEPS]
 
 
-def test_the_memory_of_the_device_is_given_back(tmp_path, monkeypatch):
+def test_waiting_best_is_moved_to_the_host(tmp_path, monkeypatch):
     """As on an accelerator, whose memory is separate from the host's: the waiting state is on the host."""
     moved, to_host = [], learner.checkpoint.best.Snapshot.to_host
 
@@ -361,7 +361,7 @@ def test_restore_best_needs_checkpoints(tmp_path):
 # -- without one -------------------------------------------------------------------------------------------------------
 
 
-def test_without_checkpoints_the_best_model_says_so(tmp_path):
+def test_best_model_needs_checkpoints(tmp_path):
     result = build_line(quiet(tmp_path / "run")).fit(shuffled())
     with raises_code("learner-best-not-kept"):
         _ = result.best_model
@@ -395,7 +395,7 @@ class SavedRarely(OftenBest):
 
 
 @pytest.mark.full
-def test_a_run_that_is_killed_ends_with_the_best_of_all(tmp_path):
+def test_killed_run_ends_with_the_overall_best(tmp_path):
     """The best epoch is written before the newest, so that a kill loses no candidate."""
     tests = Path(__file__).parents[1]
     paths = [tests / "reliability", Path(learner.__file__).parents[1]]

@@ -81,7 +81,7 @@ def by_hand(*rates):
     ],
     ids=["schedule", "plateau"],
 )
-def test_another_rate_and_seed_count_from_here_on(one_epoch, lr, second):
+def test_changed_learning_rate_and_seed_apply_from_the_checkpoint(one_epoch, lr, second):
     """The random keys remain those of the run."""
     result = build_line(saving(one_epoch).seed(5).resume(), lr).fit(batches(), valid_data())
     expected = by_hand(0.05, second)
@@ -131,7 +131,7 @@ def test_other_metrics_inside_an_epoch(inside):
 
 
 @pytest.mark.full
-def test_other_metrics_inside_an_epoch_that_are_allowed(inside):
+def test_allowed_other_metrics_inside_an_epoch(inside):
     """The epoch's values cover the rest of the epoch, and nothing else changes."""
     result = build_line(saving(inside).metrics(LastRow()).resume(allow="metrics")).fit(batches(), valid_data())
     whole = build_line(saving(inside.parent / "whole")).fit(batches(), valid_data())
@@ -140,7 +140,7 @@ def test_other_metrics_inside_an_epoch_that_are_allowed(inside):
     np.testing.assert_allclose(result.history["train/Last Row"], np.arange(1, len(targets) + 1) @ targets, rtol=1e-6)
 
 
-def test_a_checkpoint_inside_an_epoch_whose_metrics_shared_no_state(tmp_path):
+def test_checkpoint_inside_an_epoch_with_unshared_metric_states(tmp_path):
     """In earlier versions, each metric had its own state; later, metrics with equal keys share one."""
     metrics = R2(), ExplainedVariance()
     with pytest.MonkeyPatch.context() as patch:
@@ -186,7 +186,7 @@ def test_another_optimizer_that_is_allowed(one_epoch):
 
 
 @pytest.mark.full
-def test_early_stopping_goes_by_the_metric(tmp_path):
+def test_early_stopping_state_belongs_to_its_metric(tmp_path):
     """Another metric was added before the monitored one."""
     make = lambda n: saving(tmp_path / "run", n).valid_every(steps=STEPS)  # noqa: E731
     build_line(make(2).early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=3))).fit(
@@ -203,7 +203,7 @@ LOST = {"train/epoch-2/Loss.log": "resume-log-changed", "journal.jsonl": "resume
 
 
 @pytest.mark.parametrize("lost", some(LOST, {"train/epoch-2/Loss.log"}))
-def test_logs_that_lost_something(inside, lost):
+def test_damaged_logs(inside, lost):
     (inside / lost).write_text("")
     before = tree_of(inside)
     with raises_code(LOST[lost], file=str(inside / lost)) as error:
@@ -217,7 +217,7 @@ def test_logs_that_lost_something(inside, lost):
     assert len(result.history["train/Loss"]) == 2
 
 
-def test_allow_knows_four_words(tmp_path):
+def test_values_of_allow(tmp_path):
     with raises_code("builder-choice-unknown", name="allow", value="everything"):
         quiet(tmp_path).resume(allow="everything")
     with raises_code("builder-choice-unknown", name="allow", value=True):
@@ -244,7 +244,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_progress_that_no_run_has_written(inside, what):
+def test_invalid_progress(inside, what):
     progress = progress_of(inside, STEPS + 2)
     MALFORMED[what](progress)
     tamper(inside, STEPS + 2, progress)
@@ -254,7 +254,7 @@ def test_progress_that_no_run_has_written(inside, what):
     assert tree_of(inside) == before
 
 
-def test_what_is_in_flight_claims_no_more_than_it_holds(inside):
+def test_metrics_in_flight_with_too_large_headers(inside):
     """Headers of zarr and OCDBT determine how much memory is allocated."""
     import orbax.checkpoint as ocp
 
@@ -270,7 +270,7 @@ def test_what_is_in_flight_claims_no_more_than_it_holds(inside):
 
 
 @pytest.mark.full
-def test_a_summary_that_says_nothing(one_epoch):
+def test_empty_summary(one_epoch):
     (one_epoch / "summary.json").write_text("{}")
     result = build_line(saving(one_epoch, 1).resume()).fit(batches(), valid_data())
     assert result.stopped_by == "num_epochs"

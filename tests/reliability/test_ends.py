@@ -169,7 +169,7 @@ def test_sigterm_in_the_last_save(tmp_path, monkeypatch, handlers):
 
 
 @pytest.mark.full
-def test_the_best_of_a_run_that_is_extended(tmp_path):
+def test_best_of_an_extended_run(tmp_path):
     """The last epoch was saved only because the run ended there."""
     make = lambda n: quiet(tmp_path / "run").num_epochs(n).with_file_checkpointer(keep_last=1, every_epochs=9).resume()  # noqa: E731
     build_line(make(1), 0.05).fit(batches(), valid_data())
@@ -193,7 +193,7 @@ def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_logs_that_were_allowed_are_healed(tmp_path):
+def test_allowed_logs_are_repaired(tmp_path):
     """The next resumption needs no allowance."""
     build_line(stopping_at(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(), STEPS + 2)).fit(shuffled())
     log = tmp_path / "run" / "train" / "epoch-2" / "Loss.log"
@@ -209,7 +209,7 @@ def test_logs_that_were_allowed_are_healed(tmp_path):
     assert [line.split(",")[1] for line in lines] == ["4", "4", "4", "final"]  # one of the first two lines was lost
 
 
-def test_foreign_directories_stay(tmp_path):
+def test_foreign_directories_are_kept(tmp_path):
     """Directories named by numbers, where checkpoints would be written."""
     (tmp_path / "mine" / "10").mkdir(parents=True)
     (tmp_path / "mine" / "10" / "thesis.txt").write_text("x")
@@ -252,7 +252,7 @@ def from_workers(missing=None):
 
 @pytest.mark.parametrize("ends", ["by an error", pytest.param("as it should", marks=pytest.mark.full)])
 @pytest.mark.full
-def test_workers_end_with_the_run(tmp_path, ends):
+def test_worker_processes_end_with_the_run(tmp_path, ends):
     """Errors of worker processes include the lines that raised, and the number of the item."""
     builder = quiet(tmp_path / "run").num_epochs(2)
     if ends == "as it should":

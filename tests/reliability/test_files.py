@@ -100,7 +100,7 @@ def test_flip_one_byte(copy, requested):
     assert tree_of(copy) == before
 
 
-def test_all_of_them_are_damaged(copy):
+def test_all_checkpoints_are_damaged(copy):
     for step in saved_steps(copy):
         flip(copy / "checkpoint" / str(step) / "manifest.json")
     before = tree_of(copy)
@@ -111,7 +111,7 @@ def test_all_of_them_are_damaged(copy):
     assert tree_of(copy) == before
 
 
-def test_the_best_model_of_those_that_are_left(copy):
+def test_best_model_of_the_remaining_checkpoints(copy):
     """The losses decrease, so that the newest is the best."""
     best = build(copy).fit(shuffled(), valid_data()).best_model
     flip(copy / "checkpoint" / "18" / "state" / "_METADATA")

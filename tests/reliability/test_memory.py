@@ -127,7 +127,7 @@ def test_a_validation_before_a_training_step(tmp_path):
     assert fails(run.fit, batches(rows=ROWS), batches(10, 20)).part == "valid"
 
 
-def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
+def test_later_failure_after_a_failed_step(tmp_path, monkeypatch):
     """The loop may receive the later failure first."""
     workers, failed = [], threading.Event()
 
@@ -151,7 +151,7 @@ def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
     assert error.__cause__ is workers[0].failure.__cause__
 
 
-def test_the_split_that_fails_first_is_named():
+def test_first_failing_split_is_named():
     none, held = jax.jit(greedy)(jnp.float32(1)), threading.Event()
     worker = Reporter({}, None, History(), (), StepTimeEstimator())
     worker.put(Callback(lambda: held.wait(60)))
@@ -164,7 +164,7 @@ def test_the_split_that_fails_first_is_named():
 
 
 @pytest.mark.parametrize("dispatch", [pytest.param(1, marks=pytest.mark.full), 40])
-def test_steps_that_are_added_up(tmp_path, dispatch):
+def test_accumulated_steps(tmp_path, dispatch):
     """Micro-batches of resident data, which have no buffer."""
     change = lambda builder: builder.grads_accumulation(3).steps_per_dispatch(dispatch)  # noqa: E731
     error = fails(build(tmp_path / "run", greedy_step(4), change=change).fit, shuffled(), None)

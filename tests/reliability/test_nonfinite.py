@@ -87,7 +87,7 @@ def test_rows_in_memory_are_named(tmp_path):
         build_line(quiet(tmp_path / "run").with_batch_size(4)).fit({"x": x, "t": t})
 
 
-def test_the_advice_without_bad_rows_names_what_may_be_done(tmp_path):
+def test_advice_without_bad_rows(tmp_path):
     with raises_code("step-nonfinite", "Clipped(optimizer, norm=1.0)", "`learner data`"):
         build_line(quiet(tmp_path / "stream")).fit(Poisoned(2))
     steep_rate = quiet(tmp_path / "arrays").with_batch_size(4).num_epochs(99)
@@ -98,7 +98,7 @@ def test_the_advice_without_bad_rows_names_what_may_be_done(tmp_path):
     assert "`learner data`" not in str(error.value)
 
 
-def test_a_gradient_that_is_not_finite_where_the_loss_is_has_advice_of_its_own(tmp_path):
+def test_advice_for_nonfinite_gradient_of_finite_loss(tmp_path):
     def penalised(model, batch):
         return {"loss": jnp.sqrt((model["w"] ** 2).sum()) + batch["x"].mean()}  # the derivative at 0 is 0 · ∞
 
@@ -107,7 +107,7 @@ def test_a_gradient_that_is_not_finite_where_the_loss_is_has_advice_of_its_own(t
         learner.fit([{"x": np.ones(4, np.float32)}])
 
 
-def test_an_index_beyond_the_table_is_advised_with_the_range_of_the_data(tmp_path):
+def test_advice_for_an_index_beyond_the_table(tmp_path):
     def embedded(model, batch):
         rows = jnp.take(model["w"], batch["text"], axis=0)
         return RegressionOutput.from_predictions(rows, jnp.zeros_like(rows))
@@ -120,7 +120,7 @@ def test_an_index_beyond_the_table_is_advised_with_the_range_of_the_data(tmp_pat
 
 
 @pytest.mark.full
-def test_resumed_from_before(tmp_path):
+def test_resuming_before_a_nonfinite_step(tmp_path):
     """With corrected data, the run ends like one whose data was always correct."""
 
     def fit(name, data):
@@ -134,7 +134,7 @@ def test_resumed_from_before(tmp_path):
     assert logs_of(tmp_path / "run") == logs_of(tmp_path / "whole")
 
 
-def test_no_checkpoint_before_it(tmp_path):
+def test_error_without_checkpoint(tmp_path):
     """Also if the step is the last of its run."""
     with raises_code("step-nonfinite", step=STEPS, checkpoint=None):
         build_line(quiet(tmp_path / "run", saves=True)).fit(Poisoned(STEPS))
@@ -236,7 +236,7 @@ def test_ignore(tmp_path):
 
 
 @pytest.mark.full
-def test_looking_changes_no_bit(tmp_path):
+def test_policy_changes_no_bit(tmp_path):
     def fit(what):
         builder = quiet(tmp_path / what).num_epochs(2).on_nonfinite(what)
         return builder.build(line(), optax.adamw, 0.05, train_step=noisy_step).fit(batches())
@@ -244,7 +244,7 @@ def test_looking_changes_no_bit(tmp_path):
     assert model_bits(fit("raise").model) == model_bits(fit("ignore").model)
 
 
-def test_what_has_no_weight_is_not_looked_at(tmp_path):
+def test_rows_without_weight_are_not_checked(tmp_path):
     def weighed(model, batch):
         output = line_step(model, batch)
         return RegressionOutput(output.loss, output.predictions, output.targets, weight=batch["weight"].sum())
@@ -256,7 +256,7 @@ def test_what_has_no_weight_is_not_looked_at(tmp_path):
     assert np.isfinite(result.model["w"]).all()
 
 
-def test_a_validation_may_have_no_number(tmp_path):
+def test_validation_may_be_nan(tmp_path):
     result = build_line(quiet(tmp_path / "run")).fit(
         batches(), [{**b, "t": b["t"] * np.float32(math.nan)} for b in batches()]
     )
@@ -278,11 +278,11 @@ def test_a_custom_update(tmp_path):
     np.testing.assert_allclose(result.model["w"], expected, rtol=1e-6)
 
 
-def test_the_error_is_one_of_ours():
+def test_nonfinite_error_is_a_learner_error():
     assert issubclass(NonFiniteError, LearnerError)
 
 
-def test_a_step_is_reported_once_however_far_the_loop_is(tmp_path, monkeypatch):
+def test_failing_step_is_reported_once(tmp_path, monkeypatch):
     """Journal and listeners name the step that the error names, not the loop's current step."""
     third, read, acquire, calls = threading.Event(), step_reader.fetch, InFlightLimiter.acquire, []
 
@@ -304,7 +304,7 @@ def test_a_step_is_reported_once_however_far_the_loop_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["raise", "ignore"])
-def test_a_validation_that_is_not_finite_is_a_warning_once(tmp_path, policy):
+def test_nonfinite_validation_warns_once(tmp_path, policy):
     rows = [{**batch, "x": np.where(batch["x"] == batch["x"].max(), np.nan, batch["x"])} for batch in valid_data()]
     builder = quiet(tmp_path / "run").num_epochs(3).on_nonfinite(policy)
     result = build_line(builder).fit(batches(), {"clean": valid_data(), "dirty": rows})
@@ -317,7 +317,7 @@ def test_a_validation_that_is_not_finite_is_a_warning_once(tmp_path, policy):
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_an_epoch_in_which_no_row_counts_is_a_warning_once(tmp_path, kept):
+def test_epoch_without_weight_warns_once(tmp_path, kept):
     def masked(model, batch):
         losses = jnp.square(line_step(model, batch).predictions - batch["t"]).mean(1)
         loss, weight = weighted_mean(losses, batch["mask"])
@@ -363,7 +363,7 @@ def breaking(lr):
 
 
 @pytest.mark.parametrize("policy", ["raise", "ignore"])
-def test_parameters_that_an_update_breaks_are_not_saved(tmp_path, policy):
+def test_nonfinite_parameters_are_not_saved(tmp_path, policy):
     """The run ends after that step, as no later loss shows the fault."""
     builder = quiet(tmp_path, saves=True).num_steps(3).on_nonfinite(policy)
     result = build_line(builder.with_file_checkpointer(every_steps=1, keep_last=5), optimizer=breaking).fit(batches())
@@ -373,7 +373,7 @@ def test_parameters_that_an_update_breaks_are_not_saved(tmp_path, policy):
     assert log.count("there is no checkpoint of step 3: its loss and gradients were finite") == (policy == "raise")
 
 
-def test_the_next_step_names_a_checkpoint_that_a_run_can_resume_from(tmp_path):
+def test_next_step_names_a_usable_checkpoint(tmp_path):
     builder = quiet(tmp_path, saves=True).with_file_checkpointer(every_steps=1, keep_last=5)
     with raises_code("step-nonfinite", str(tmp_path / "checkpoint/2"), step=4):
         build_line(builder, optimizer=breaking).fit(batches())

@@ -316,7 +316,7 @@ def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
 
 
 @pytest.mark.full
-def test_what_should_change_training_would_be_noticed(tmp_path, reference):
+def test_changed_training_is_detected(tmp_path, reference):
     result = build_net(quiet(tmp_path / "run").seed(1)).fit(shuffled(rows=ROWS), valid_data(9))
     changed = trained(tmp_path / "run", result)
     assert [a == b for a, b in zip(changed, reference[0], strict=True)] == [False, False, False, True]

@@ -171,7 +171,7 @@ def build_half(builder):
 
 
 @pytest.mark.full
-def test_it_ends_once_the_scale_is_1(tmp_path):
+def test_run_ends_once_the_scale_is_1(tmp_path):
     """65 000 times inputs of up to 2 exceeds float16, at any scale."""
     assert np.abs(X[8:12]).max() > 1.2
     rows = [{**batch, "x": batch["x"] * 8} for batch in huge(65000.0)]
@@ -183,7 +183,7 @@ def test_it_ends_once_the_scale_is_1(tmp_path):
 
 
 @pytest.mark.full
-def test_it_continues_by_skipping(tmp_path):
+def test_run_continues_by_skipping(tmp_path):
     rows = [{**batch, "x": batch["x"] * 8} for batch in huge(65000.0)]
     builder = quiet(tmp_path / "run").num_epochs(4).precision(scaled(2.0)).on_nonfinite("skip", 2)
     result = build_half(builder).fit(rows)
@@ -195,7 +195,7 @@ def test_it_continues_by_skipping(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.full
-def test_a_loss_that_is_nan_ends_it_at_once(tmp_path, dtype):
+def test_nan_loss_ends_the_run_at_once(tmp_path, dtype):
     with raises_code("step-nonfinite", quantity="loss", step=3):
         build_large(quiet(tmp_path / "run").precision(dtype)).fit(huge(math.nan))
     assert not [step for step, _ in overflows(tmp_path / "run") if step >= 3]
@@ -205,7 +205,7 @@ def test_a_loss_that_is_nan_ends_it_at_once(tmp_path, dtype):
 
 
 @pytest.mark.full
-def test_it_is_in_the_log(tmp_path):
+def test_precision_is_logged(tmp_path):
     build_line(quiet(tmp_path / "a").precision("bfloat16", "highest").remat("dots_saveable")).fit(batches())
     lines = "bfloat16 (parameters float32, outputs float32), matrix products highest, rematerialised by dots_saveable"
     assert f"precision: {lines}\n" in log_of(tmp_path / "a")
@@ -218,7 +218,7 @@ def test_it_is_in_the_log(tmp_path):
     ("first", "second"),
     [("float32", "bfloat16"), ("float32", "float16"), ("float16", "float32"), ("float16", scaled(8.0))],
 )
-def test_resumed_with_another(tmp_path, first, second):
+def test_resumed_with_another_precision(tmp_path, first, second):
     """The log reports the change. A loss scale starts anew, is dropped, or continues."""
 
     def saving(epochs):
@@ -242,7 +242,7 @@ def test_resumed_with_another(tmp_path, first, second):
 
 
 @pytest.mark.full
-def test_a_run_of_before_there_was_a_choice(tmp_path):
+def test_checkpoint_without_precision(tmp_path):
     """Its checkpoints do not contain a precision, and mean float32."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9)).fit(batches())
     progress = json.loads(json.dumps(progress_of(tmp_path / "run", STEPS)))
@@ -253,7 +253,7 @@ def test_a_run_of_before_there_was_a_choice(tmp_path):
 
 
 @pytest.mark.full
-def test_parameters_of_another_dtype_are_another_model(tmp_path):
+def test_parameters_of_another_dtype_are_rejected(tmp_path):
     """They are rejected like every array of another dtype; `initial_from` accepts them."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9)).fit(batches())
     kept = Policy(param="bfloat16", compute="bfloat16")

@@ -146,7 +146,7 @@ def test_malformed_progress_is_refused(stopped, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
-def test_every_value_is_refused_or_makes_a_run(stopped, tmp_path, seed):
+def test_every_mutation_is_rejected_or_harmless(stopped, tmp_path, seed):
     """Some of more than a thousand mutations; each trains for a second."""
     _, progress, _ = stopped
     check(stopped, tmp_path, random.Random(seed).sample(mutations(progress), 16))

@@ -127,7 +127,7 @@ def stopped_and_resumed(directory, kind, *steps):
 
 
 @pytest.mark.full
-def test_the_runs_have_what_they_say(whole):
+def test_runs_have_the_described_properties(whole):
     """The control: without these properties, the comparisons below would prove little."""
     history = whole(EVERY)["history"]
     rows = [[int(row) for row in text.split()] for *_, text in history["train/Rows Seen"]]
@@ -139,7 +139,7 @@ def test_the_runs_have_what_they_say(whole):
 
 
 @pytest.mark.full
-def test_the_run_with_a_plateau_has_what_it_says(whole):
+def test_run_with_a_plateau_has_the_described_properties(whole):
     rates = [round(rate, 6) for _, _, rate in whole(PLATEAU)["history"]["train/Learning Rate"]]
     assert rates == [0.04, 0.04, 0.02, 0.01]
     assert len(whole(PLATEAU)["history"]["valid/Loss"]) == 8
@@ -165,7 +165,7 @@ def test_resume_dropout_shuffle_augment(tmp_path, whole, kind, step):
 
 
 @pytest.mark.full
-def test_the_steps_of_checkpoints_change_nothing(whole):
+def test_saving_steps_do_not_change_results(whole):
     for part in ("model", "history", "why it ended", "logs", "journal", "state"):
         assert whole(SAVING)[part] == whole(EVERY)[part], part
 
@@ -421,7 +421,7 @@ def test_a_run_whose_checkpoints_are_lost_keeps_its_logs(tmp_path):
 
 
 @pytest.mark.full
-def test_resume_where_nothing_is(tmp_path, whole):
+def test_resume_without_a_run(tmp_path, whole):
     directory = tmp_path / "run"
     same(all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume())), whole(PLATEAU))
 
@@ -469,7 +469,7 @@ def test_resume_finished_run(tmp_path, how, capsys):
     assert line.startswith(f"{tmp_path / 'run'} has nothing left to do: ")
 
 
-def test_a_finished_run_warns_of_what_changed_since(tmp_path):
+def test_finished_run_warns_of_changes(tmp_path):
     def fit(lr, scale=1.0):
         def train(model, batch):
             return line_step(jax.tree.map(lambda x: scale * x, model), batch)

@@ -396,13 +396,13 @@ def test_stopped_again_and_again(tmp_path, whole):
         pytest.param("PyTorch's set_epoch", marks=pytest.mark.full),
     ],
 )
-def test_each_epoch_has_an_order_of_its_own(whole, kind):
+def test_epochs_differ_in_order(whole, kind):
     """Otherwise the comparisons above would prove nothing about state that continues between epochs."""
     assert len({value for *_, value in whole(kind)["history"]["train/Last Row"]}) == 3
 
 
 @pytest.mark.full
-def test_an_order_that_nothing_keeps_is_warned_of_once(tmp_path):
+def test_unsaved_order_warns_once(tmp_path):
     fit(stopping_at(build(tmp_path / "run"), STEPS), Forgetful())
     fit(build(tmp_path / "run").resume(), Forgetful())
     (text,) = warnings_of(tmp_path / "run")
@@ -454,7 +454,7 @@ def test_other_batches_within_an_epoch_are_noticed(tmp_path, data):
     assert "begins epoch 3" in texts[1]
 
 
-def test_the_same_batches_within_an_epoch_are_not(tmp_path):
+def test_equal_batches_within_an_epoch_do_not_warn(tmp_path):
     fit(stopping_at(build(tmp_path), STEPS + 1), Drawing())
     fit(build(tmp_path).resume(), Drawing())
     assert [OTHER in text for text in warnings_of(tmp_path)] == [False]
@@ -462,7 +462,7 @@ def test_the_same_batches_within_an_epoch_are_not(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("data", "step"), [(Lying, 4), (Forgetful, 4), (Forgetful, 3)])
-def test_a_state_that_lies_or_is_lost_would_be_noticed(tmp_path, whole, data, step):
+def test_wrong_or_lost_data_state_is_detected(tmp_path, whole, data, step):
     directory = tmp_path / "run"
     fit(stopping_at(build(directory), step), data())
     resumed = all_of(directory, fit(build(directory).resume(), data()))
@@ -471,7 +471,7 @@ def test_a_state_that_lies_or_is_lost_would_be_noticed(tmp_path, whole, data, st
 
 
 @pytest.mark.full
-def test_the_liar_is_the_same_until_it_resumes(tmp_path, whole):
+def test_wrong_data_state_has_no_effect_before_resuming(tmp_path, whole):
     trained = all_of(tmp_path / "run", fit(build(tmp_path / "run"), Lying()))
     assert trained["model"] == whole("own")["model"]
 
@@ -523,7 +523,7 @@ def counted_grain_dataset():
     ],
     ids=["ours", "Grain's dataset", "Grain's loader"],
 )
-def test_what_was_trained_on_is_not_read_again(tmp_path, make, ahead):
+def test_trained_batches_are_not_read_again(tmp_path, make, ahead):
     builder = lambda: quiet(tmp_path / "run").with_file_checkpointer()  # noqa: E731
     build_line(stopping_at(builder(), STOP)).fit(make())
     READ.clear()
@@ -569,7 +569,7 @@ def test_the_state_of_validation_data_is_not_read(tmp_path, monkeypatch):
     build_line(build(tmp_path / "run")).fit(TorchLike(), Valid())
 
 
-def test_the_state_of_data_is_not_read_where_nothing_is_saved(tmp_path, monkeypatch):
+def test_state_of_data_is_not_read_without_saves(tmp_path, monkeypatch):
     monkeypatch.setattr(ShufflingIterator, "get_state", lambda self: pytest.fail("asked for the state"))
     fit(build(tmp_path / "run").with_file_checkpointer(None), Shuffling())
 
