@@ -1,3 +1,5 @@
+"""Tests of `Config`: files, checks of types and values, and use as a dataclass."""
+
 import dataclasses
 import enum
 import inspect
@@ -86,18 +88,18 @@ class Ranges(Config):
         {"name": "é ~ .5 1_000 0x1F 12:30:00 2024-01-01", "either": "true", "by_name": {"1": [1], "null": [2]}},
     ],
 )
-def test_what_is_saved_comes_back_as_it_was(tmp_path, suffix, more):
+def test_saved_configs_load_unchanged(tmp_path, suffix, more):
     config = Everything(count=1, **more)
     path = tmp_path / "new" / f"config.{suffix}"
     config.save(path)
     loaded = Everything.load(path)
     assert loaded == config
-    assert repr(loaded) == repr(config)  # also the types: 1 is no 1.0
+    assert repr(loaded) == repr(config)  # repr distinguishes 1 from 1.0
     assert hash(loaded) == hash(config)
 
 
-def test_a_text_stays_a_text(tmp_path):
-    """Every reader of YAML must see a text, PyYAML as well as ours, which reads 1e-3 as a number."""
+def test_strings_stay_strings(tmp_path):
+    """PyYAML and the library's reader, which reads 1e-3 as a number, must both read a string."""
     cases = ["1e-3", "1.0", "0x10", "yes", "null", "~", "2024-01-01", "[a]", "{", "- a", "a: "]
     for text in cases:
         with named_case(text):
@@ -106,7 +108,7 @@ def test_a_text_stays_a_text(tmp_path):
             assert yaml.safe_load((tmp_path / "a.yaml").read_text())["name"] == text
 
 
-def test_a_file_is_complete_and_a_person_can_read_it(tmp_path):
+def test_files_are_complete_and_readable(tmp_path):
     config = Ranges(ranges=[Range(high=3)])
     config.save(tmp_path / "a.json")
     config.save(tmp_path / "a.yaml")
@@ -116,21 +118,21 @@ def test_a_file_is_complete_and_a_person_can_read_it(tmp_path):
     assert (tmp_path / "a.json").read_text().splitlines()[-2:] == ['  "count": 0', "}"]
 
 
-def test_an_old_file_loads_where_a_class_got_a_new_field(tmp_path):
+def test_files_without_newer_fields_load(tmp_path):
     (tmp_path / "old.json").write_text('{"width": 7}')
     assert Layer.load(tmp_path / "old.json") == Layer(width=7, activation="relu")
     (tmp_path / "old.yaml").write_text("count: 1\nlayer: {width: 2}\n")
     assert Everything.load(tmp_path / "old.yaml").layer == Layer(width=2)
 
 
-def test_a_person_writes_a_number_as_they_like(tmp_path):
+def test_numbers_may_be_written_in_any_notation(tmp_path):
     (tmp_path / "a.yaml").write_text("count: 1\nrate: 1e-3\nlimit: 5\nspeed: quick\nrates: [1, 2e3]\n")
     loaded = Everything.load(tmp_path / "a.yaml")
     assert (loaded.rate, loaded.limit, loaded.speed, loaded.rates) == (0.001, 5.0, Speed.FAST, (1.0, 2000.0))
     assert type(loaded.limit) is float
 
 
-def test_all_that_is_wrong_is_one_error():
+def test_all_problems_are_one_error():
     with pytest.raises(LearnerError) as caught:
         Everything.from_dict(
             {
@@ -155,8 +157,8 @@ def test_all_that_is_wrong_is_one_error():
         )
     title, *problems = str(caught.value).split("\n")
     assert title == f"this is not a valid Everything, {len(problems)} problems:"
-    said = [problem.partition(". ")[2] for problem in problems]
-    assert said == [
+    messages = [problem.partition(". ")[2] for problem in problems]
+    assert messages == [
         "Everything has no 'cuont': did you mean 'count'?",
         "Everything needs 'count'",
         "Everything.rate is 'fast': it needs a number",
@@ -182,7 +184,7 @@ def test_all_that_is_wrong_is_one_error():
     ]
 
 
-def test_configs_in_python_are_checked_as_those_of_files_are():
+def test_configs_created_in_python_are_checked():
     with raises_code("config-fields-wrong", "2 problems", "'widht'", "'width'"):
         Layer(widht=3)
     with raises_code("config-fields-wrong", "Layer.width", "'a'", "a whole number"):
@@ -196,7 +198,7 @@ def test_configs_in_python_are_checked_as_those_of_files_are():
     assert type(Wide(width=1, factor=np.float32(0.5)).factor) is float
 
 
-def test_what_a_class_itself_refuses_is_told_with_the_rest(tmp_path):
+def test_errors_of_post_init_are_reported_with_the_other_problems(tmp_path):
     (tmp_path / "a.yaml").write_text("ranges: [{low: 3}, {}]\ncount: z\n")
     with pytest.raises(LearnerError) as caught:
         Ranges.load(tmp_path / "a.yaml")
@@ -209,7 +211,7 @@ def test_what_a_class_itself_refuses_is_told_with_the_rest(tmp_path):
         Range(low=3)
 
 
-def test_files_that_are_no_config(tmp_path):
+def test_malformed_files_are_refused(tmp_path):
     cases = [
         ("a.txt", "{}", "config-suffix-unknown", ["'.txt'", ".json, .yaml, .yml"]),
         ("a.json", "{width: 3}", "config-not-json", ["Layer", "a.json", "line 1 column 2"]),
@@ -229,7 +231,7 @@ def test_files_that_are_no_config(tmp_path):
                 Layer.load(tmp_path / name)
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_missing_and_unwritable_files_are_refused(tmp_path):
     Layer(width=3).save(tmp_path / "layer.yaml")
     with raises_code("config-file-missing", "layr.yaml", "layer.yaml'"):
         Layer.load(tmp_path / "layr.yaml")
@@ -239,7 +241,7 @@ def test_files_that_are_not_there(tmp_path):
         Layer(width=3).save(tmp_path / "layer")
 
 
-def test_files_name_classes_only_where_the_type_does_not_and_import_nothing(tmp_path):
+def test_files_name_classes_only_where_needed_and_import_nothing(tmp_path):
     saved = Everything(count=1).to_dict()
     assert saved["layer"] == {"width": 3, "activation": "relu"}
     assert saved["derived"] == {
@@ -253,7 +255,7 @@ def test_files_name_classes_only_where_the_type_does_not_and_import_nothing(tmp_
     assert Everything.from_dict({"count": 1, "one_of": {"class_path": "elsewhere.Pool"}}).one_of == Pool()
 
 
-def test_which_of_several_configs_must_be_clear():
+def test_ambiguous_unions_of_configs_need_a_class_path():
     class A(Config):
         size: int = 1
 
@@ -268,7 +270,7 @@ def test_which_of_several_configs_must_be_clear():
     assert Either.from_dict(Either(it=B(size=3)).to_dict()).it == B(size=3)
 
 
-def test_members_of_unions_stay_what_they_are(tmp_path):
+def test_members_of_unions_keep_their_type(tmp_path):
     class Unions(Config):
         real_first: float | int = 3
         list_of_real_first: list[float] | list[int] = [1]
@@ -301,19 +303,19 @@ def test_classes_that_cannot_be_configs():
         class _Load(Config):
             load: float = 0.5
 
-    with raises_code("config-field-without-type", "_Wider.width"):  # dataclasses overlook it
+    with raises_code("config-field-without-type", "_Wider.width"):  # dataclasses ignore it
 
         class _Wider(Layer):
             width = 128
 
-    with pytest.raises(TypeError, match="frozen"):  # it would not be checked any more
+    with pytest.raises(TypeError, match="frozen"):  # a mutable subclass could not be checked
 
         @dataclasses.dataclass
         class _Decorated(Config):
             size: int = 1
 
 
-def test_wrong_defaults_are_found():
+def test_wrong_defaults_are_refused():
     class Wrong(Config):
         size: int = "large"
 
@@ -329,14 +331,14 @@ def test_defaults_are_not_shared():
     assert Everything(count=1).by_name["a"] == [1]
 
 
-def test_a_config_is_a_dataclass_for_others():
+def test_a_config_is_a_dataclass():
     assert [field.name for field in dataclasses.fields(Layer)] == ["width", "activation"]
     assert list(inspect.signature(Layer).parameters) == ["width", "activation"]
     assert repr(Layer(width=3)) == "Layer(width=3, activation='relu')"
     assert dataclasses.replace(Layer(width=3), width=4) == Layer(width=4)
 
 
-def test_a_model_may_keep_its_config_also_where_it_is_compiled():
+def test_a_compiled_model_may_contain_its_config():
     class Model(nnx.Module):
         def __init__(self, config, rngs):
             self.config = config
@@ -352,7 +354,7 @@ def test_a_model_may_keep_its_config_also_where_it_is_compiled():
     for _ in range(2):
         out = call(Model(Everything(count=1, widths=[5]), nnx.Rngs(0)), jnp.ones((1, 2)))
     assert out.shape == (1, 5)
-    assert len(traced) == 1  # equal configs are one to the compiler
+    assert len(traced) == 1  # equal configs share one compilation
     static = jax.jit(lambda config: jnp.zeros(config.count), static_argnums=0)
     assert static(Everything(count=4)).shape == (4,)
 

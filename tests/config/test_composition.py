@@ -1,4 +1,4 @@
-"""Configs of several files, with references and includes."""
+"""Tests of configs from several files: merging, references and includes."""
 
 import pytest
 
@@ -28,16 +28,16 @@ from tests.support.codes import raises_code
         ),
     ],
 )
-def test_merged(base, other, merged):
+def test_merge(base, other, merged):
     assert merge(base, other) == merged
 
 
-def test_a_variable_of_the_environment_without_its_prefix():
+def test_an_environment_variable_without_its_prefix_is_refused():
     with raises_code("config-reference-unknown", "${env:WIDTH}", name="WIDTH"):
         resolve({"width": "${WIDTH}"})
 
 
-def test_references_keep_types_and_make_texts(monkeypatch):
+def test_references_keep_types_and_interpolate_text(monkeypatch):
     monkeypatch.setenv("WIDTH", "8")
     monkeypatch.setenv("WHO", "me: you")
     content = {
@@ -71,7 +71,7 @@ def test_references_keep_types_and_make_texts(monkeypatch):
         ({"a0": 1, **{f"a{n}": f"${{a{n - 1}}}" for n in range(1, 99)}}, "config-reference-large"),
     ],
 )
-def test_references_that_name_nothing(content, code):
+def test_unresolvable_references_are_refused(content, code):
     assert MOST < 10**8
     with raises_code(code):
         resolve(content)
@@ -94,7 +94,7 @@ def test_secrets_of_loggers_stay_references(monkeypatch):
     assert content == {"metric_loggers": [{"token": "${env:TOKEN}"}], "lr": 0.5}
 
 
-def test_later_files_win_and_files_are_included_from_where_they_are(tmp_path):
+def test_later_files_take_precedence_and_includes_are_relative(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "base.yaml").write_text("num_epochs: 1\ntrain: !include parts/train.yaml\nmetrics: [Accuracy]\n")
     (tmp_path / "parts" / "train.yaml").write_text("batch_size: 8\ndataset: !include data.json\n")
@@ -107,7 +107,7 @@ def test_later_files_win_and_files_are_included_from_where_they_are(tmp_path):
     }
 
 
-def test_includes_end(tmp_path):
+def test_circular_large_and_missing_includes_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("a: !include b.yaml")
     (tmp_path / "b.yaml").write_text("b: !include a.yaml")
     with raises_code("config-include", name="a.yaml"):
@@ -124,7 +124,7 @@ def test_includes_end(tmp_path):
         read_configs([tmp_path / "c.yaml"])
 
 
-def test_files_of_strangers_include_nothing(tmp_path):
+def test_untrusted_files_may_not_include_files(tmp_path):
     (tmp_path / "a.yaml").write_text("a: !include /etc/hostname")
     with raises_code("config-not-yaml"):
         read_mapping(tmp_path / "a.yaml")

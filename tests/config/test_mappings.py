@@ -1,3 +1,5 @@
+"""Tests of reading and writing mappings as JSON and YAML."""
+
 import contextlib
 import json
 import os
@@ -14,7 +16,7 @@ from learner.config.safe_yaml import UnsafeYamlError, check_yaml_size, parse_yam
 from tests.support.codes import named_case, raises_code
 
 
-def test_json_has_a_key_on_a_line_and_lists_of_numbers_on_one():
+def test_json_has_one_key_per_line_and_compact_lists_of_numbers():
     content = {"a": {"b": [1, 2, 3], "c": {}}, "d": [{"e": 1}, []], "é": None, "f": []}
     text = json_text(content)
     assert json.loads(text) == content
@@ -22,8 +24,8 @@ def test_json_has_a_key_on_a_line_and_lists_of_numbers_on_one():
     assert '"é"' in text
 
 
-def test_yaml_says_everything_in_full():
-    """An alias would make one change of a person change two things."""
+def test_yaml_repeats_shared_values():
+    """With an alias, editing one value in the file would change both."""
     shared = {"width": 3}
     text = yaml_text({"one": shared, "other": shared, "number": "1e-3", "real": 1e-3})
     assert text == "one: {width: 3}\nother: {width: 3}\nnumber: '1e-3'\nreal: 0.001\n"
@@ -35,49 +37,49 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     assert read_mapping(tmp_path / "a.json") == {"a": 1}
 
 
-def test_files_that_are_too_large(tmp_path):
+def test_too_large_files_are_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"a": "' + "x" * 2**20 + '"}')
     with raises_code("config-file-too-large", "1048576"):
         read_mapping(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "problem"),
     [
         ("a: {b: 1, c: 2}\nb: {b: 1}", None),
         ("a: 1\nb: 2\na: 3", "has the key 'a' twice (line 3)"),
         ("a: [{b: 1}, {b: 1, b: 2}]", "has the key 'b' twice (line 1)"),
-        ("a: &a {b: 1}\nc: {<<: *a, b: 2}", None),  # that is what merging is for
+        ("a: &a {b: 1}\nc: {<<: *a, b: 2}", None),  # a merge may override keys
         ("a: &a {b: 1}\nc: &c {<<: *a, b: 2}\nd: {<<: *c, b: 3}\ne: {<<: [*c, *a]}", None),
         ("a: {<<: {b: 1, b: 2}}", "has the key 'b' twice (line 1)"),
         ("a: &a {b: 1,\n  b: 2}\nc: {<<: *a}", "has the key 'b' twice (line 2)"),
         ("", None),
     ],
 )
-def test_a_key_that_is_said_twice(text, found):
+def test_duplicate_keys_are_refused(text, problem):
     assert check_yaml_size(text) is None
-    with contextlib.nullcontext() if found is None else pytest.raises(UnsafeYamlError, match=re.escape(found)):
+    with contextlib.nullcontext() if problem is None else pytest.raises(UnsafeYamlError, match=re.escape(problem)):
         parse_yaml(text)
 
 
-def test_words_that_yaml_1_1_takes_for_booleans_are_texts():
+def test_yaml_1_1_booleans_are_strings():
     cases = ["yes", "no", "on", "off", "Yes", "NO", "On", "y"]
     for word in cases:
         with named_case(word):
             assert parse_yaml(f"{{{word}: {word}}}") == {word: word}
             text = yaml_text({word: word, "is": [word, True]})
-            found = {word: word, "is": [word, True]}
-            assert parse_yaml(text) == yaml.safe_load(text) == found  # for other programs, too
+            expected = {word: word, "is": [word, True]}
+            assert parse_yaml(text) == yaml.safe_load(text) == expected  # other programs read strings, too
 
 
 def test_booleans_and_numbers():
-    said = "[true, True, TRUE, false, False, FALSE, 1e-3, -.5, +1.5e3, .inf, 0x10, 1_000, null, ~, 2020-01-01]"
-    found = parse_yaml(said)
-    assert found[:6] == [True] * 3 + [False] * 3
-    assert found[6:] == [0.001, -0.5, 1500.0, float("inf"), 16, 1000, None, None, "2020-01-01"]
+    text = "[true, True, TRUE, false, False, FALSE, 1e-3, -.5, +1.5e3, .inf, 0x10, 1_000, null, ~, 2020-01-01]"
+    values = parse_yaml(text)
+    assert values[:6] == [True] * 3 + [False] * 3
+    assert values[6:] == [0.001, -0.5, 1500.0, float("inf"), 16, 1000, None, None, "2020-01-01"]
 
 
-def test_whole_numbers_are_those_of_yaml_1_2():
+def test_integers_follow_yaml_1_2():
     cases = [("0100", 100), ("08", 8), ("-007", -7), ("0o17", 15), ("0b11", 3), ("1:30", "1:30"), ("0x", "0x")]
     for text, value in cases:
         with named_case(text):
@@ -86,8 +88,8 @@ def test_whole_numbers_are_those_of_yaml_1_2():
             assert parse_yaml(yaml_text({"a": value})) == {"a": value}
 
 
-def test_a_config_that_version_0_1_0_wrote():
-    """It wrote with PyYAML's quotes, and read with YAML 1.1."""
+def test_configs_written_by_version_0_1_0_load():
+    """Version 0.1.0 used PyYAML's quoting and YAML 1.1."""
     content = {"on": "yes", "a": [True, False, None, "off", "1e-3", 1e-3, "2020-01-01"], "b": {"no": "null", "c": "~"}}
     old = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
     assert parse_yaml(old.replace("1e-3", "'1e-3'")) == content
@@ -108,7 +110,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("value", "code"), DAMAGED.items())
-def test_values_that_cannot_be_read(tmp_path, value, code):
+def test_malformed_yaml_values_are_refused(tmp_path, value, code):
     (tmp_path / "a.yaml").write_text(f"a: 1\nb: {value}\n")
     with raises_code(code, "a.yaml") as caught:
         read_mapping(tmp_path / "a.yaml")
@@ -124,13 +126,13 @@ def test_values_that_cannot_be_read(tmp_path, value, code):
         ("[" * 100_000 + "]" * 100_000, "config-too-deep"),
     ],
 )
-def test_json_that_cannot_be_read(tmp_path, text, code):
+def test_malformed_json_values_are_refused(tmp_path, text, code):
     (tmp_path / "a.json").write_text(f'{{"a": {text}}}')
     with raises_code(code):
         read_mapping(tmp_path / "a.json")
 
 
-def test_values_of_a_config_object_that_are_too_deep():
+def test_too_deep_values_of_config_objects_are_refused():
     class Anything(Config):
         value: object = None
 
@@ -143,7 +145,7 @@ def test_values_of_a_config_object_that_are_too_deep():
         Anything.from_dict({"value": deep})
 
 
-def test_pipes_and_devices_are_refused_without_waiting_for_them(tmp_path):
+def test_pipes_and_devices_are_refused_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "a.yaml")
     for path in (tmp_path / "a.yaml", "/dev/zero"):
         with raises_code("config-unreadable"):
@@ -152,12 +154,12 @@ def test_pipes_and_devices_are_refused_without_waiting_for_them(tmp_path):
         read_mapping(tmp_path)
 
 
-def test_standard_input_is_a_config_where_it_is_a_file(tmp_path):
+def test_standard_input_is_read_only_from_a_file(tmp_path):
     (tmp_path / "a.yaml").write_text("a: 1\n")
     script = "from learner.config.mappings import read_mapping; print(read_mapping('/dev/stdin'))"
     command = [sys.executable, "-c", script]
     with open(tmp_path / "a.yaml") as file:
-        done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=True)
-    assert done.stdout == "{'a': 1}\n"
-    done = subprocess.run(command, input="a: 1\n", capture_output=True, text=True, check=False)
-    assert "LearnerError: the config file /dev/stdin cannot be read: it is a pipe or a device" in done.stderr
+        process = subprocess.run(command, stdin=file, capture_output=True, text=True, check=True)
+    assert process.stdout == "{'a': 1}\n"
+    process = subprocess.run(command, input="a: 1\n", capture_output=True, text=True, check=False)
+    assert "LearnerError: the config file /dev/stdin cannot be read: it is a pipe or a device" in process.stderr

@@ -1,4 +1,4 @@
-"""The space of a sweep: lists, ranges, distributions, and the members that they make."""
+"""Tests of sweep spaces: lists, ranges, distributions and the resulting members."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def codes(space):
         (["1.5..2"], ["1.5..2"]),
     ],
 )
-def test_values(items, values):
+def test_values_of_command_line_items(items, values):
     assert values_of("key", items) == values
 
 
@@ -49,16 +49,16 @@ def test_values(items, values):
         ([1, "uniform:0:1"], "sweep-distribution"),
     ],
 )
-def test_wrong_values(items, code):
+def test_malformed_values_are_refused(items, code):
     with raises_code(code, "model.width", key="model.width"):
         values_of("model.width", items)
 
 
-def test_the_largest_range():
+def test_the_largest_range_is_accepted():
     assert len(values_of("seed", [f"1..{MOST}"])) == MOST
 
 
-def test_lists_make_their_product():
+def test_lists_are_combined_as_a_product():
     space = SweepSpace({"lr": [0.1, 0.2], "seed": range(3)})
     assert codes(space) == []
     assert rows(space) == [(0.1, 0), (0.1, 1), (0.1, 2), (0.2, 0), (0.2, 1), (0.2, 2)]
@@ -71,7 +71,7 @@ def test_zipped_lists_are_paired():
     assert codes(SweepSpace({"lr": [0.1, 0.2], "seed": [5, 6, 7]}, zipped=True)) == ["sweep-lengths"]
 
 
-def test_draws_are_the_same_each_time_and_do_not_depend_on_other_keys():
+def test_draws_are_reproducible_and_independent_of_other_keys():
     def draws(key, **columns):
         space = SweepSpace(columns, size=4, seed=3)
         return [member.values[key] for member in space.members()]
@@ -85,7 +85,7 @@ def test_draws_are_the_same_each_time_and_do_not_depend_on_other_keys():
 
 
 def test_draws_between_narrow_bounds_differ():
-    """Four digits make 900 numbers between these bounds, of which 300 draws repeat some."""
+    """With four digits there would be 900 numbers between these bounds, and 300 draws would repeat some."""
     lr = uniform(0.9, 0.99).draws("b1", 0, 300)
     assert len(set(lr)) == 300
     assert all(0.9 <= x <= 0.99 for x in lr)
@@ -93,7 +93,7 @@ def test_draws_between_narrow_bounds_differ():
     assert max(len(str(x)) for x in lr[:5]) <= 6
 
 
-def test_lists_multiply_draws_and_zipped_lists_pair_with_them():
+def test_lists_are_combined_or_zipped_with_draws():
     columns = {"seed": [0, 1], "lr": uniform(0, 1), "decay": uniform(0, 1)}
     product = rows(SweepSpace(columns, size=2))
     assert [row[0] for row in product] == [0, 1, 0, 1]
@@ -104,7 +104,7 @@ def test_lists_multiply_draws_and_zipped_lists_pair_with_them():
     assert codes(SweepSpace(columns, size=3, zipped=True)) == ["sweep-lengths"]
 
 
-def test_what_is_no_sweep():
+def test_invalid_spaces_are_reported():
     assert codes(SweepSpace({})) == ["sweep-empty"]
     assert codes(SweepSpace({}, size=3)) == ["sweep-empty", "sweep-size-unused"]
     assert codes(SweepSpace({"lr": [1, 2]}, size=2)) == ["sweep-size-unused"]
@@ -115,12 +115,12 @@ def test_what_is_no_sweep():
 
 
 @pytest.mark.parametrize("values", [[0.1, 0.1], [1, 1.0], ["a", "a"], [[1], [1]]])
-def test_members_with_the_same_values(values):
+def test_members_with_equal_values_are_refused(values):
     with raises_code("sweep-member-twice", "0 and 1"):
         SweepSpace({"lr": values}).members()
 
 
-def test_true_is_not_1():
+def test_true_and_1_are_different_values():
     assert rows(SweepSpace({"a": [1, True, "1"]})) == [(1,), (True,), ("1",)]
 
 
@@ -129,7 +129,7 @@ def names(**columns):
     return [member.name for member in SweepSpace(columns).members()]
 
 
-def test_names():
+def test_member_names():
     assert names(lr=[1e-4, 3e-05], seed=[0]) == ["000-lr=0.0001-seed=0", "001-lr=3e-05-seed=0"]
     assert names(optimizer__weight_decay=[0, 0.1]) == ["000-weight_decay=0", "001-weight_decay=0.1"]
     assert names(train__batch_size=[1], valid__batch_size=[2]) == ["000-train.batch_size=1-valid.batch_size=2"]
@@ -141,7 +141,7 @@ def test_names():
     assert names(model=["my.MLP", {"class_path": "my.CNN"}]) == ["000-model=my.MLP", "001-model=my.CNN"]
 
 
-def test_names_are_safe_file_names():
+def test_member_names_are_safe_file_names():
     assert names(path=["../a b/c", "ä:\n*"]) == ["000-path=.._a_b_c", "001-path=ä"]
     (long,) = names(**{f"key{i}": ["ä" * 100] for i in range(20)})
     assert len(long.encode()) <= LONGEST_NAME

@@ -1,4 +1,4 @@
-"""Processes come to process 0 before JAX connects them. JAX itself is not used here."""
+"""Tests of the gathering of processes at process 0, before JAX connects them; without JAX itself."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def coordinator(monkeypatch):
 
 
 def in_thread(function, *arguments):
-    """Call a function in a thread; return it and the list that gets the result or the error."""
+    """Call a function in a thread; return the thread and the list that receives the result or the error."""
     outcome = []
 
     def call():
@@ -39,18 +39,18 @@ def in_thread(function, *arguments):
     return thread, outcome
 
 
-def test_all_start_once_all_have_come(coordinator):
-    called = [in_thread(_gather_processes, coordinator, 3, 20.0)]
-    called += [in_thread(_come_to_coordinator, coordinator, index, 3, 20.0) for index in (2, 1)]
-    for thread, _ in called:
+def test_processes_start_when_all_have_arrived(coordinator):
+    calls = [in_thread(_gather_processes, coordinator, 3, 20.0)]
+    calls += [in_thread(_come_to_coordinator, coordinator, index, 3, 20.0) for index in (2, 1)]
+    for thread, _ in calls:
         thread.join(20)
-    assert [outcome for _, outcome in called] == [[None], [False], [False]]
+    assert [outcome for _, outcome in calls] == [[None], [False], [False]]
 
 
-def test_processes_that_do_not_come_are_named_in_all_others(coordinator):
-    called = [in_thread(_gather_processes, coordinator, 5, 0.5)]
-    called += [in_thread(_come_to_coordinator, coordinator, index, 5, 0.5) for index in (1, 3)]
-    for thread, outcome in called:
+def test_all_processes_name_the_missing_ones(coordinator):
+    calls = [in_thread(_gather_processes, coordinator, 5, 0.5)]
+    calls += [in_thread(_come_to_coordinator, coordinator, index, 5, 0.5) for index in (1, 3)]
+    for thread, outcome in calls:
         thread.join(20)
         (error,) = outcome
         assert error.code == "process-start-missing"
@@ -89,24 +89,24 @@ def test_a_signal_to_process_0_is_reported_to_those_that_wait_for_it(coordinator
 
 
 @pytest.mark.parametrize(("index", "count"), [(1, 3), (2, 3)])
-def test_processes_that_expect_another_number_do_not_start(coordinator, index, count):
-    called = [in_thread(_gather_processes, coordinator, 2, 20.0)]
-    called += [in_thread(_come_to_coordinator, coordinator, index, count, 20.0)]
-    for thread, outcome in called:
+def test_processes_with_another_count_do_not_start(coordinator, index, count):
+    calls = [in_thread(_gather_processes, coordinator, 2, 20.0)]
+    calls += [in_thread(_come_to_coordinator, coordinator, index, count, 20.0)]
+    for thread, outcome in calls:
         thread.join(20)
         (error,) = outcome
         assert str(error).startswith(f"process {index} was started as one of {count} processes, and process 0 as one")
         assert error.code == "process-count-differs"
 
 
-def test_strangers_at_the_port_are_ignored(coordinator):
+def test_malformed_connections_are_ignored(coordinator):
     gather = in_thread(_gather_processes, coordinator, 2, 20.0)
     port = int(coordinator.rpartition(":")[2])
     for text in (b"GET / HTTP/1.1\r\n", b"learner 0 2\n", b"learner 2 2\n", b"learner x 2\n", b"learner 1\n", b""):
         for _ in range(1000):
             try:
-                with socket.create_connection(("localhost", port), 5) as stranger:
-                    stranger.sendall(text)
+                with socket.create_connection(("localhost", port), 5) as client:
+                    client.sendall(text)
                 break
             except ConnectionRefusedError:
                 gather[0].join(0.01)
@@ -119,7 +119,7 @@ def test_strangers_at_the_port_are_ignored(coordinator):
 
 @contextlib.contextmanager
 def answering(coordinator, answer):
-    """A service at the address that sends this to everybody."""
+    """Run a service at the address that sends `answer` to every client."""
     with socket.create_server(("localhost", int(coordinator.rpartition(":")[2]))) as server:
 
         def serve():
@@ -132,7 +132,7 @@ def answering(coordinator, answer):
         yield
 
 
-def test_another_service_at_the_address_is_not_taken_for_process_0(coordinator):
+def test_another_service_at_the_address_is_not_mistaken_for_process_0(coordinator):
     problem = "something else answers there: 'SSH-2.0-OpenSSH_9.2"
     with answering(coordinator, b"SSH-2.0-OpenSSH_9.2\r\n"), raises_code("process-coordinator-unreachable", problem):
         _come_to_coordinator(coordinator, 1, 2, 0.5)
@@ -140,7 +140,7 @@ def test_another_service_at_the_address_is_not_taken_for_process_0(coordinator):
 
 @pytest.fixture
 def initialized(monkeypatch):
-    """The arguments that JAX is given, which does not connect."""
+    """Return the arguments that `jax.distributed.initialize` receives; it fails without connecting."""
     given = {}
 
     def initialize(**arguments):
@@ -153,21 +153,21 @@ def initialized(monkeypatch):
 
 
 @pytest.mark.parametrize(("answer", "seconds"), [(b"start", 300), (b"\0\0\x12\x04", 15)])
-def test_a_replaced_process_does_not_wait_long_for_the_service_of_the_others(coordinator, initialized, answer, seconds):
+def test_a_restarted_process_waits_only_briefly_for_a_running_service(coordinator, initialized, answer, seconds):
     with answering(coordinator, answer), raises_code("process-unconnected", process_id=1):
         init_distributed(coordinator, 2, 1)
     assert initialized["initialization_timeout"] == seconds
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_kubernetes_is_asked_only_where_no_coordinator_is_given(coordinator, initialized, monkeypatch, by_hand):
+@pytest.mark.parametrize("explicit", [False, True])
+def test_kubernetes_is_detected_only_without_a_coordinator(coordinator, initialized, monkeypatch, explicit):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    with raises_code("process-unconnected" if by_hand else "process-cluster-unconnected"):
-        init_distributed(*((coordinator, 1, 0) if by_hand else ()))
-    assert initialized["cluster_detection_method"] == ("deactivate" if by_hand else None)
+    with raises_code("process-unconnected" if explicit else "process-cluster-unconnected"):
+        init_distributed(*((coordinator, 1, 0) if explicit else ()))
+    assert initialized["cluster_detection_method"] == ("deactivate" if explicit else None)
 
 
-def test_errors_of_a_cluster_say_what_to_pass(initialized, monkeypatch):
+def test_cluster_errors_name_the_arguments_to_pass(initialized, monkeypatch):
     def initialize(**arguments):
         raise OSError("Service token file does not exist.")
 
@@ -177,8 +177,8 @@ def test_errors_of_a_cluster_say_what_to_pass(initialized, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "named", [{"timeout": 0}, {"timeout": "60"}, {"heartbeat": -1.0}, {"heartbeat": True}, {"timeout": float("inf")}]
+    "argument", [{"timeout": 0}, {"timeout": "60"}, {"heartbeat": -1.0}, {"heartbeat": True}, {"timeout": float("inf")}]
 )
-def test_times_must_be_positive_seconds(named):
-    with raises_code("process-seconds-value", name=next(iter(named))):
-        init_distributed("localhost:1234", 2, 0, **named)
+def test_times_must_be_positive_seconds(argument):
+    with raises_code("process-seconds-value", name=next(iter(argument))):
+        init_distributed("localhost:1234", 2, 0, **argument)

@@ -1,4 +1,4 @@
-"""The thread that ends a process whose peers have failed: with a fake of the group, and without processes."""
+"""Tests of the thread that ends a process after a peer's failure, with a fake process group."""
 
 import io
 import sys
@@ -14,15 +14,15 @@ SOON = 0.001  # seconds
 
 
 class Group(SingleProcess):
-    """One of two processes, whose peer fails when the event is set."""
+    """A group of two processes; the peer fails when `failed` is set, and `polled` is set at the first poll."""
 
     index, count = 0, 2
 
     def __init__(self, differs=False):
-        self.failed, self.asked, self._differs = threading.Event(), threading.Event(), differs
+        self.failed, self.polled, self._differs = threading.Event(), threading.Event(), differs
 
     def raise_if_peer_failed(self):
-        self.asked.set()
+        self.polled.set()
         if self.failed.is_set():
             raise ProcessError("process 1 failed: no coffee", code="process-run-over")
 
@@ -33,7 +33,7 @@ class Group(SingleProcess):
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_a_process_that_does_not_raise_is_ended_with_the_reason(differs, capsys):
-    """It is printed before, as JAX may abort the process meanwhile."""
+    """The reason is printed first, because JAX may abort the process in the meantime."""
     group, ended, reasons = Group(differs), threading.Event(), []
     printed = []
 
@@ -44,7 +44,7 @@ def test_a_process_that_does_not_raise_is_ended_with_the_reason(differs, capsys)
 
     with peers_monitored(group, SOON, SOON, 2 * SOON, end):
         group.failed.set()
-        assert ended.wait(60)  # this thread does not notice, as one in C++ would not
+        assert ended.wait(60)  # this thread does not poll, like one blocked in C++
     assert reasons in (
         ["process 0 ends: process 1 failed: no coffee"],
         ["process 0 ends: the data of process 1 ended"],
@@ -57,7 +57,7 @@ class ClosedPipe(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_process_is_ended_although_nobody_reads_its_output(monkeypatch):
+def test_a_process_with_a_closed_stderr_is_ended(monkeypatch):
     group, ended = Group(), threading.Event()
     monkeypatch.setattr(sys, "stderr", ClosedPipe())
     with peers_monitored(group, SOON, SOON, 2 * SOON, lambda reason: ended.set()):
@@ -68,14 +68,14 @@ def test_a_process_is_ended_although_nobody_reads_its_output(monkeypatch):
 def test_a_process_that_raises_in_time_is_not_ended(capsys):
     group, reasons = Group(), []
     with peers_monitored(group, SOON, 10, 10, reasons.append):
-        assert group.asked.wait(60)
-        (thread,) = [each for each in threading.enumerate() if each.name == "learner-peers"]
+        assert group.polled.wait(60)
+        (monitor,) = [thread for thread in threading.enumerate() if thread.name == "learner-peers"]
         group.failed.set()
-    thread.join(60)
-    assert (thread.is_alive(), reasons, capsys.readouterr().err) == (False, [], "")
+    monitor.join(60)
+    assert (monitor.is_alive(), reasons, capsys.readouterr().err) == (False, [], "")
 
 
-def test_nothing_is_asked_without_peers():
+def test_a_single_process_starts_no_monitor():
     threads = threading.active_count()
     with peers_monitored(SingleProcess()):
         assert threading.active_count() == threads

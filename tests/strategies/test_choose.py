@@ -1,4 +1,4 @@
-"""The rule that `devices(...)` follows."""
+"""Tests of how `devices(...)` and the strategies choose devices."""
 
 import jax
 import pytest
@@ -19,7 +19,7 @@ from tests.support.codes import raises_code
         ([jax.devices()[2], 4], [2, 4]),
     ],
 )
-def test_devices_are_chosen_by_number_by_id_or_by_themselves(devices, expected):
+def test_devices_are_chosen_by_count_by_id_or_as_objects(devices, expected):
     strategy = choose_devices(devices)
     assert [device.id for device in strategy.devices] == expected
     assert type(strategy) is (SingleDevice if len(expected) == 1 else Replicated)
@@ -45,7 +45,7 @@ def test_unusable_devices_are_refused(devices, code, fields):
         choose_devices(devices)
 
 
-def test_strategies_take_numbers_and_ids_too():
+def test_strategies_accept_counts_and_ids():
     ids = {
         (3, 1): Replicated([3, jax.devices()[1]]),
         (0, 1): Replicated(2),
@@ -66,6 +66,6 @@ def test_strategies_refuse_unusable_devices(make, devices, code):
         make(devices)
 
 
-def test_one_device_is_refused_in_the_same_way():
+def test_unknown_single_device_is_refused():
     with raises_code("device-unknown", device=8):
         SingleDevice(8)

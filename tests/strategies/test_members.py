@@ -1,4 +1,4 @@
-"""The arrays of the members of a population on several devices."""
+"""Tests of placing the arrays of a population's members on several devices."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ from learner.strategies.members import Members
 from learner.training.programs.compilation import CompileTimes
 
 
-def test_members_are_divided_without_a_program_and_copied():
-    """JAX would compile one for each shape; steps write into what is placed, which is donated to them."""
+def test_members_are_split_by_copying_without_compiling():
+    """Placing compiles no program per shape, and copies, because steps donate the placed arrays."""
     strategy, arrays = Members(jax.devices()[:4]), [jnp.arange(float(8 * n)).reshape(8, n) for n in range(1, 20)]
     expected = [np.array(x) for x in arrays]
     jax.block_until_ready(arrays)

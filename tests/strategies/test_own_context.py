@@ -1,4 +1,4 @@
-"""Runs inside of `jax.set_mesh` and `jax.transfer_guard`, and models with annotations of axes."""
+"""Tests of runs inside `jax.set_mesh` and `jax.transfer_guard`, and of models with sharding annotations."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def fit(directory, strategy, model=None, constrain=lambda x: x):
 
 
 @pytest.mark.parametrize("kind", ["sharded", "single"])
-def test_a_mesh_that_is_set_changes_nothing(tmp_path, mesh, kind):
+def test_an_ambient_mesh_changes_no_result(tmp_path, mesh, kind):
     strategy = Sharded(mesh) if kind == "sharded" else SingleDevice()
     expected = fit(tmp_path, strategy)
     with jax.set_mesh(mesh):
@@ -52,7 +52,7 @@ def test_a_mesh_that_is_set_changes_nothing(tmp_path, mesh, kind):
 
 
 @pytest.mark.parametrize("strategy", [SingleDevice(), Sharded(devices=2)], ids=["single", "sharded"])
-def test_a_transfer_guard_of_all_threads_lets_a_run_move_its_arrays(tmp_path, strategy):
+def test_a_global_transfer_guard_allows_the_transfers_of_a_run(tmp_path, strategy):
     expected = fit(tmp_path, strategy)
     before = jax.config.jax_transfer_guard
     jax.config.update("jax_transfer_guard", "disallow")
@@ -64,14 +64,14 @@ def test_a_transfer_guard_of_all_threads_lets_a_run_move_its_arrays(tmp_path, st
         jax.config.update("jax_transfer_guard", before)
 
 
-def test_a_step_constrains_by_the_mesh_of_the_strategy(tmp_path, mesh):
+def test_a_step_may_constrain_shardings_on_the_mesh_of_the_strategy(tmp_path, mesh):
     strategy = Sharded(mesh)
     rows = NamedSharding(strategy.mesh, PartitionSpec("data"))
-    found = fit(tmp_path, strategy, constrain=lambda x: jax.lax.with_sharding_constraint(x, rows))
-    np.testing.assert_allclose(found[0], fit(tmp_path, strategy)[0], rtol=1e-6)
+    constrained = fit(tmp_path, strategy, constrain=lambda x: jax.lax.with_sharding_constraint(x, rows))
+    np.testing.assert_allclose(constrained[0], fit(tmp_path, strategy)[0], rtol=1e-6)
 
 
-def test_annotations_that_no_rule_follows_are_named(tmp_path, mesh):
+def test_annotations_without_a_matching_rule_are_warned_about(tmp_path, mesh):
     def make():
         with jax.set_mesh(mesh):
             return Annotated(nnx.Rngs(0))
@@ -90,7 +90,7 @@ def test_annotations_that_no_rule_follows_are_named(tmp_path, mesh):
         (lambda mesh: NamedSharding(mesh, PartitionSpec(None, "model")), (None, "model")),
     ],
 )
-def test_annotations_that_a_rule_follows_are_not(tmp_path, mesh, annotation, rule):
+def test_annotations_with_a_matching_rule_are_not_warned_about(tmp_path, mesh, annotation, rule):
     given = annotation(mesh) if callable(annotation) else annotation
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     model.kernel = nnx.Param(model.kernel[...], out_sharding=given, mesh=mesh)

@@ -1,4 +1,4 @@
-"""Which axis each array is split over, and what is wrong with rules."""
+"""Tests of sharding rules: the axis that splits each array, and errors in rules."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_the_first_rule_that_matches_counts(rules):
     assert read.problems(LEAVES, SIZES) == []
 
 
-def test_fsdp_takes_what_no_rule_before_it_matches():
+def test_fsdp_applies_to_arrays_that_earlier_rules_do_not_match():
     read = Rules.of([("bias", None), fsdp(1, axis="model")])
     assert [read.spec(path, leaf.shape, SIZES) for path, leaf in LEAVES.items()] == [
         P(None, "model"),
@@ -83,7 +83,7 @@ def test_without_rules_nothing_is_split():
         ({"bias": (None, "model")}, "layers.0.mlp.bias has 1 axes ([32]), and its rule of Sharded splits 2"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(rules, message):
+def test_rules_that_do_not_fit_the_arrays_are_problems(rules, message):
     (problem,) = Rules.of(rules).problems(LEAVES, SIZES)
     assert message in problem
 
@@ -95,10 +95,10 @@ def test_what_does_not_fit_is_named(rules, message):
         (fsdp(min_size=256), False),
         ([{"attention": (None, "model")}, fsdp(min_size=257)], False),
         ({"bias": None}, False),
-        ([{".*": None}, fsdp(min_size=1)], False),  # which no array reaches
+        ([{".*": None}, fsdp(min_size=1)], False),  # no array reaches fsdp
     ],
 )
-def test_fsdp_that_splits_nothing_is_warned_of(rules, warned):
+def test_fsdp_that_splits_nothing_is_warned_about(rules, warned):
     assert bool(Rules.of(rules).warnings(LEAVES, SIZES)) == warned
     assert Rules.of(rules).warnings(LEAVES, dict.fromkeys(SIZES, 1)) == []
 
@@ -120,6 +120,6 @@ def test_malformed_rules_are_refused(rules, code):
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, True])
-def test_a_size_that_is_none(size):
+def test_invalid_minimum_sizes_are_refused(size):
     with raises_code("strategy-fsdp-min-size"):
         fsdp(size)

@@ -1,4 +1,4 @@
-"""Strategies on several devices: where things are."""
+"""Tests of strategies on several devices: placement, shardings and refused input."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def strategy(request):
     return MAKE[request.param]()
 
 
-def test_what_is_placed_is_the_same_on_every_device(strategy):
+def test_placed_arrays_are_replicated(strategy):
     placed = strategy.place({"x": np.arange(3), "key": jax.random.key(1)})
     assert all(x.committed and x.is_fully_replicated and len(x.devices()) == 4 for x in jax.tree.leaves(placed))
     assert strategy.scalar(7) is strategy.scalar(7)
@@ -39,7 +39,7 @@ def test_what_is_placed_is_the_same_on_every_device(strategy):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_rows_are_spread_in_their_order_and_none_is_lost(strategy, axis):
+def test_rows_are_spread_in_order_and_completely(strategy, axis):
     rows = np.moveaxis(np.arange(24).reshape(8, 3), 0, axis)
     placed = strategy.put({"x": rows}, axis)["x"]
     shards = {shard.device: np.asarray(shard.data) for shard in placed.addressable_shards}
@@ -59,12 +59,12 @@ def test_a_batch_that_does_not_divide_is_replicated(strategy):
         np.testing.assert_array_equal(np.asarray(shard.data).reshape(5, 3), rows)
 
 
-def test_only_one_program_is_under_way_on_simulated_devices(strategy):
+def test_simulated_devices_run_one_program_at_a_time(strategy):
     assert strategy.one_at_a_time
     assert not Sharded(devices=FIRST[:1]).one_at_a_time
 
 
-def test_they_say_where_they_are():
+def test_descriptions_name_devices_and_mesh():
     assert Replicated(FIRST).description == "replicated on 4 devices (cpu)"
     mesh = "sharded over 4 devices (cpu): {'data': 2, 'model': 2}, rows over 'data', the model over 'model'"
     assert MAKE["mesh"]().description == mesh
@@ -79,7 +79,7 @@ def state_of(strategy, optimizer=optax.adam):
     return learner.definition.init_placed()
 
 
-def test_optimizer_states_lie_where_their_parameters_do():
+def test_optimizer_states_are_sharded_like_their_parameters():
     state = state_of(Sharded(rules=fsdp(1), devices=FIRST))
     specs = {jax.tree_util.keystr(path): x.sharding.spec for path, x in jax.tree_util.tree_leaves_with_path(state)}
     expected = {".params['w']": P("data"), ".params['b']": P("data"), ".params['odd']": P()}
@@ -92,7 +92,7 @@ def test_optimizer_states_lie_where_their_parameters_do():
 
 
 @pytest.mark.parametrize(
-    ("make", "put_together"),
+    ("make", "gathered"),
     [
         (lambda: Sharded(devices=FIRST), None),
         (MAKE["mesh"], None),
@@ -101,24 +101,24 @@ def test_optimizer_states_lie_where_their_parameters_do():
     ],
     ids=["whole", "model", "fsdp", "both"],
 )
-def test_what_is_split_as_rows_are_is_put_together_to_compute_with_and_no_other(make, put_together):
+def test_parameters_split_over_the_batch_axis_are_gathered_for_computation(make, gathered):
     strategy = make()
     state = state_of(strategy)
     params = {name: x for name, x in state.params.items() if x is not None}
     gather = strategy.gather(dataclasses.replace(state, params=params))
-    assert (gather is None) == (put_together is None)
+    assert (gather is None) == (gathered is None)
     if gather is None:
         return
-    made = {name: x.sharding.spec for name, x in jax.jit(lambda x: gather("params", x))(params).items()}
-    for name, changed in put_together.items():
-        assert (made[name] != params[name].sharding.spec) == changed
-        assert "data" not in made[name]
+    specs = {name: x.sharding.spec for name, x in jax.jit(lambda x: gather("params", x))(params).items()}
+    for name, changed in gathered.items():
+        assert (specs[name] != params[name].sharding.spec) == changed
+        assert "data" not in specs[name]
     grads = jax.jit(jax.grad(lambda x: sum(jnp.sum(y) for y in gather("params", x).values())))(params)
-    for name in put_together:
+    for name in gathered:
         assert grads[name].sharding.is_equivalent_to(params[name].sharding, params[name].ndim)
 
 
-def test_a_replica_is_read_without_a_copy():
+def test_a_replica_is_read_without_copying():
     strategy = Replicated(FIRST)
     placed = strategy.place(np.arange(4.0))
     one = strategy.to_single_device(placed)
@@ -143,18 +143,18 @@ def test_malformed_meshes_are_refused(mesh, code):
         Sharded(mesh)
 
 
-def test_explicit_axes_are_used_as_automatic_ones():
-    """jax.make_mesh makes them by default in JAX 0.10."""
+def test_explicit_axes_become_automatic():
+    """In JAX 0.10, `jax.make_mesh` creates explicit axes by default."""
     explicit = Mesh(np.array(FIRST), ("data",), axis_types=(AxisType.Explicit,))
     strategy = Sharded(explicit)
     assert strategy.mesh.axis_types == (AxisType.Auto,)
     assert (strategy.mesh.shape, [*strategy.devices]) == (explicit.shape, FIRST)
     rows = strategy.put(np.arange(4, dtype=np.float32))
-    assert jax.jit(lambda x: x @ x)(rows) == 14  # which JAX refuses with explicit axes
+    assert jax.jit(lambda x: x @ x)(rows) == 14  # JAX refuses this with explicit axes
 
 
 @pytest.mark.parametrize("batch", ["dat", ("dat", "replica")])
-def test_batches_over_an_axis_that_does_not_exist_are_refused(batch):
+def test_an_unknown_batch_axis_is_refused(batch):
     with raises_code("strategy-batch-axis-unknown"):
         Sharded({"data": 4, "model": 2}, batch=batch)
 
@@ -168,11 +168,11 @@ def test_batches_over_an_axis_that_does_not_exist_are_refused(batch):
         ({"data": 8}, ["replica", "data"], False),
     ],
 )
-def test_axes_of_batches_that_may_be_absent(mesh, batch, divides):
+def test_optional_batch_axes(mesh, batch, divides):
     assert Sharded(mesh, batch=batch).divides(7) == divides
 
 
-def test_a_run_warns_of_fsdp_that_splits_nothing(tmp_path):
+def test_a_run_warns_about_fsdp_that_splits_nothing(tmp_path):
     for min_size, warned in ((33, 1), (32, 0)):
         builder = LearnerBuilder(tmp_path, overwrite=True).renderer(None).strategy(Sharded({"data": 8}, fsdp(min_size)))
         learner = builder.build(
@@ -192,14 +192,14 @@ def test_a_run_warns_of_fsdp_that_splits_nothing(tmp_path):
         ({"data": 4, "replica": 2}, None, ("data", "replica"), []),
     ],
 )
-def test_axes_of_the_mesh_that_spread_nothing_are_named(mesh, rules, batch, idle):
+def test_unused_mesh_axes_are_warned_about(mesh, rules, batch, idle):
     params = {"w": jax.ShapeDtypeStruct((4, 4), np.float32)}
     state = TrainState(jnp.int32(0), params, {}, (), jnp.float32(1), jax.random.key(0), {})
     texts = Sharded(mesh, rules, batch).warnings(state)
     assert [text.split("'")[1] for text in texts] == idle
 
 
-def test_rules_that_do_not_fit_are_all_reported_before_anything_is_compiled(tmp_path):
+def test_all_rule_errors_are_reported_before_compiling(tmp_path):
     strategy = Sharded({"data": 4, "model": 2}, {"nothing": "data", "odd": "data", "w": (None, None, "data")})
     model = {"w": jnp.ones((8, 4)), "odd": jnp.ones(3)}
     builder = LearnerBuilder(tmp_path / "run").strategy(strategy)
@@ -215,7 +215,7 @@ def test_rules_that_do_not_fit_are_all_reported_before_anything_is_compiled(tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_replicas_refuse_steps_that_need_all_rows(tmp_path):
+def test_replicated_refuses_steps_that_need_the_whole_batch(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").devices(2)
     line = {"w": jnp.ones(3)}
     own = builder.build(line, None, 0.1, update=lambda model, batch, lr, rng: (model, None))
@@ -229,8 +229,8 @@ def test_replicas_refuse_steps_that_need_all_rows(tmp_path):
     assert "use strategy(Sharded())" in error.value.problems[0]
 
 
-def test_a_step_that_does_not_fit_the_rows_of_a_replica_gets_a_note(tmp_path):
-    """A carry of all rows, as of a recurrent model: the exception of JAX alone names shapes that the user has not."""
+def test_shape_errors_of_replicas_get_a_note(tmp_path):
+    """With a carry as long as the batch, JAX's exception names the per-device shapes, which the user never wrote."""
     model = {"w": jnp.ones(3), "carry": jnp.ones(8)}
     step = lambda model, batch: {"loss": (batch["x"] @ model["w"] * model["carry"]).mean()}  # noqa: E731
     learner = LearnerBuilder(tmp_path / "run").devices(2).build(model, optax.sgd, 0.1, train_step=step)
@@ -239,7 +239,7 @@ def test_a_step_that_does_not_fit_the_rows_of_a_replica_gets_a_note(tmp_path):
     assert any("each of 2 devices" in note and "strategy(Sharded())" in note for note in error.value.__notes__)
 
 
-def test_what_is_no_strategy_is_refused():
+def test_a_strategy_of_another_type_is_refused():
     with raises_code("strategy-type"):
         LearnerBuilder("unused").strategy("Sharded")
 
@@ -258,7 +258,7 @@ class Normed(eqx.Module):
 
 
 @pytest.mark.parametrize("axis", ["rows", ("rows",)])
-def test_batch_norm_of_equinox_uses_the_rows_of_all_devices(tmp_path, axis):
+def test_equinox_batch_norm_uses_the_rows_of_all_devices(tmp_path, axis):
     batch = {"x": np.arange(24, dtype=np.float32).reshape(8, 3) % 7, "y": np.ones((8, 2), np.float32)}
     builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)
     model = eqx.nn.make_with_state(Normed)(axis)
@@ -272,12 +272,12 @@ def test_batch_norm_of_equinox_uses_the_rows_of_all_devices(tmp_path, axis):
     grads, state = eqx.filter_grad(loss, has_aux=True)(net, state)
     expected = eqx.apply_updates(net, jax.tree.map(lambda g: -0.5 * g, grads)), state
     arrays = lambda tree: [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]  # noqa: E731
-    for got, wanted in zip(arrays(fitted), arrays(expected), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    for got, want in zip(arrays(fitted), arrays(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_running_means_of_equinox_are_refused_for_replicas(tmp_path):
-    """Equinox changes the kind of an array in its state there."""
+def test_equinox_batch_norm_in_ema_mode_is_refused_by_replicated(tmp_path):
+    """In this mode, Equinox changes the type of an array in its state."""
     batch = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}
     builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)
     learner = builder.build(

@@ -1,4 +1,4 @@
-"""One device: where things are, and who chooses it."""
+"""Tests of `SingleDevice`: placement, compilation and donation on one device."""
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,14 @@ def strategy(request):
 
 
 @pytest.mark.parametrize("method", ["place", "put"])
-def test_everything_that_is_placed_is_committed_to_the_device(strategy, method):
+def test_placed_arrays_are_committed_to_the_device(strategy, method):
     placed = getattr(strategy, method)(TREE if method == "place" else {"x": TREE["x"]})
     assert all(x.committed and x.devices() == {strategy.device} for x in jax.tree.leaves(placed))
     np.testing.assert_array_equal(np.asarray(placed["x"]), TREE["x"])
     assert not any(x.weak_type for x in jax.tree.leaves(placed) if x.dtype == jnp.float32)
 
 
-def test_what_is_on_another_device_is_moved(strategy):
+def test_an_array_on_another_device_is_moved(strategy):
     elsewhere = jax.device_put(TREE["x"], jax.devices()[5])
     assert strategy.place(elsewhere).devices() == {strategy.device}
 
@@ -40,14 +40,14 @@ def test_a_program_runs_on_the_device_and_compiles_once(strategy):
     assert twice.tolist() == [0, 6, 12]
 
 
-def test_results_are_committed_also_of_a_program_that_uses_nothing_that_it_is_given(strategy):
-    """The next program would be compiled once for them, and once for its own results."""
-    made = strategy.compile(lambda x: jnp.zeros(3))(strategy.place(TREE["x"]))
-    assert made.committed
-    assert made.devices() == {strategy.device}
+def test_results_that_do_not_depend_on_arguments_are_committed(strategy):
+    """With uncommitted results, the next program would compile twice: for them and for its own results."""
+    result = strategy.compile(lambda x: jnp.zeros(3))(strategy.place(TREE["x"]))
+    assert result.committed
+    assert result.devices() == {strategy.device}
 
 
-def test_donated_arguments_are_gone(strategy):
+def test_donated_arguments_are_deleted(strategy):
     program = strategy.compile(lambda x, y: (x + y, y), donate=(0,))
     x, y = strategy.place(np.ones(3, np.float32)), strategy.place(np.ones(3, np.float32))
     program(x, y)
@@ -67,10 +67,10 @@ def test_scalars_need_no_implicit_transfer(strategy):
         strategy.place(np.ones(3))
 
 
-def test_it_says_where_it_is(strategy):
+def test_the_description_names_the_device(strategy):
     assert strategy.platform == "cpu"
     assert strategy.description == f"one device: cpu ({strategy.device})"
 
 
-def test_the_default_is_jaxs_first_device():
+def test_the_default_is_the_first_device_of_jax():
     assert SingleDevice().device == jax.devices()[0]

@@ -1,4 +1,4 @@
-"""The definition of a training: what is known when, and in which order it is checked."""
+"""Tests of the training definition: order of checks, initial state and its fingerprint."""
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +35,15 @@ def test_a_forked_process_reads_no_checkpoint(tmp_path, monkeypatch):
     ],
 )
 def test_a_train_step_is_checked_before_its_schedule(tmp_path, step, count, code):
-    """The length of the run is of no use to a learner that cannot train."""
+    """Without a usable train step, an error about the length of the run would not help."""
     learner = quiet(tmp_path / "run").build({"w": jnp.zeros(3)}, optax.sgd, Cosine(0.1), **{step: line_step})
     with raises_code(code):
         learner.train_step(None, *batches()[:count])
 
 
 @pytest.mark.parametrize(("seed", "equal"), [(0, True), (1, False)])
-def test_the_fingerprint_of_a_first_state_shows_its_constants(tmp_path, seed, equal):
-    """Processes compare it, as each of them makes its own replica."""
+def test_the_fingerprint_of_an_initial_state_includes_its_constants(tmp_path, seed, equal):
+    """Processes compare fingerprints, because each process initializes its own replica."""
 
     def fingerprint(seed):
         make = lambda: {"w": jax.random.normal(jax.random.key(seed), (3, 1)), "b": jnp.zeros(1)}  # noqa: E731
@@ -54,13 +54,13 @@ def test_the_fingerprint_of_a_first_state_shows_its_constants(tmp_path, seed, eq
 
 
 def layers():
-    """Eight layers whose weights are drawn alike, of few numbers: XLA rounds them otherwise within one program."""
+    """Return eight small layers with one initializer: XLA rounds their weights differently within one program."""
     key = jax.random.PRNGKey(5)
     draw = lambda n: jax.random.truncated_normal(jax.random.fold_in(key, n), -1.0, 1.0, (2, 3))  # noqa: E731
     return {"w": jnp.zeros((3, 1)), "b": jnp.zeros(1), "layers": [draw(n) * jnp.sqrt(1 / 7) for n in range(8)]}
 
 
-def test_the_pure_functions_begin_with_the_state_of_fit(tmp_path):
+def test_init_returns_the_first_state_of_fit(tmp_path):
     learner = quiet(tmp_path / "run").build(layers, optax.sgd, 0.1, train_step=line_step)
     placed, pure = learner.definition.init_placed(), learner.init()
     assert bits(pure) == bits(placed)
@@ -70,7 +70,7 @@ def test_the_pure_functions_begin_with_the_state_of_fit(tmp_path):
         np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
-def test_shapes_that_are_asked_for_inside_a_trace_are_of_no_trace(tmp_path):
+def test_shapes_requested_inside_a_trace_leak_no_tracer(tmp_path):
     learner = quiet(tmp_path / "run").build(layers, optax.sgd, 0.1, train_step=line_step)
     jax.eval_shape(lambda: jnp.zeros(len(jax.tree.leaves(learner.definition.shapes()))))
     assert bits(learner.definition.init_placed()) == bits(learner.init())

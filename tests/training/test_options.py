@@ -1,4 +1,4 @@
-"""An option is a method of the builder and a field of `Options`; its metadata puts it into the records of a run."""
+"""Tests of the metadata of `Options`, which selects the records that contain an option."""
 
 import dataclasses
 from pathlib import Path
