@@ -1,4 +1,4 @@
-"""Batches that are computed in parts: the same steps as without, and the number of parts that fits into memory."""
+"""Tests of splitting batches into parts: equal results, and the number of parts that fits into memory."""
 
 import json
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ ROWS = 64
 
 
 class Wide(nnx.Module):
-    """16-2048-4: the activations of a batch take many times the memory of the parameters."""
+    """An MLP with 16, 2048 and 4 units: the activations of a batch are much larger than the parameters."""
 
     def __init__(self, rngs):
         self.up, self.drop = nnx.Linear(16, 2048, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
@@ -55,7 +55,7 @@ def loader():
 
 
 def peak_of(split):
-    """The most memory that a device needs, with the copy of a save."""
+    """Return the peak memory of a device in bytes, including the copy for a save."""
     report = build("unused", 1, split).sharding_report(loader())
     return max(program.peak for program in report.programs) + max(program.arguments for program in report.programs)
 
@@ -91,13 +91,13 @@ def split_of(directory):
 @pytest.mark.parametrize(
     ("kind", "strategy", "split", "accumulate"),
     [
-        ("mlp", SingleDevice, 5, 1),  # parts of 5, 5, 5, 5 and 4 rows, and of 1 in the last batch
+        ("mlp", SingleDevice, 5, 1),  # parts of 5, 5, 5, 5 and 4 rows; parts of 1 row in the last batch
         pytest.param("transformer", SingleDevice, 4, 2, marks=pytest.mark.full),
         pytest.param("transformer", Sharded, 3, 1, marks=pytest.mark.full),
         ("mlp", Replicated, 3, 2),
     ],
 )
-def test_parts_make_the_steps_of_whole_batches(tmp_path, kind, strategy, split, accumulate):
+def test_split_batches_give_the_results_of_whole_batches(tmp_path, kind, strategy, split, accumulate):
     whole, parts = (
         spread.train(tmp_path / str(n), kind, strategy(), grads_accumulation={"n": accumulate, "split": n})
         for n in (1, split)
@@ -107,7 +107,7 @@ def test_parts_make_the_steps_of_whole_batches(tmp_path, kind, strategy, split, 
 
 
 class Rows(CollectingMetric):
-    """Keeps the rows of the last epoch."""
+    """A metric that keeps the rows of the last epoch."""
 
     name, splits = "Rows", ("train",)
 
@@ -124,14 +124,14 @@ def test_collected_rows_are_in_the_order_of_the_batch(tmp_path, strategy):
     def step(model, batch):
         return RegressionOutput.from_predictions(batch["x"] * model["w"], batch["x"])
 
-    x, metric = np.arange(40, dtype=np.float32), Rows()  # 5 rows of a device: parts of 2, 2 and 1
+    x, metric = np.arange(40, dtype=np.float32), Rows()  # 5 rows per device: parts of 2, 2 and 1 rows
     builder = LearnerBuilder(tmp_path / "run").renderer(None).metric_train(metric).grads_accumulation(split=3)
     learner = builder.strategy(strategy()).build({"w": jnp.float32(1)}, optax.sgd, 0.1, train_step=step)
     learner.fit([{"x": x}])
     np.testing.assert_array_equal(metric.rows, x)
 
 
-def test_a_batch_of_fewer_rows_than_parts(tmp_path):
+def test_a_batch_with_fewer_rows_than_parts(tmp_path):
     whole, parts = (
         spread.train(tmp_path / str(n), "mlp", rows=26, grads_accumulation={"split": n}) for n in (1, 24)
     )  # the last batch has 2 rows
@@ -141,15 +141,15 @@ def test_a_batch_of_fewer_rows_than_parts(tmp_path):
 # -- the number of parts -----------------------------------------------------------------------------------------------
 
 
-def test_the_fewest_parts_that_fit(tmp_path, peaks, memory):
+def test_auto_selects_the_fewest_parts_that_fit(tmp_path, peaks, memory):
     assert peaks[1] > peaks[2] > peaks[4]
-    for limit, split in ((peaks[1], 1), (peaks[1] - 1, 2)):  # resuming, below, has 4
+    for limit, split in ((peaks[1], 1), (peaks[1] - 1, 2)):  # test_resuming_keeps_the_split covers 4
         memory(limit)
         build(tmp_path / str(split), "auto").fit(loader())
         assert split_of(tmp_path / str(split)) == split
 
 
-def test_a_compiler_that_refuses_a_program_for_its_memory(tmp_path, monkeypatch):
+def test_auto_splits_when_the_compiler_runs_out_of_memory(tmp_path, monkeypatch):
     def refuse(runner, feed, loop):
         if runner._step.split == 1:
             raise JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
@@ -160,8 +160,8 @@ def test_a_compiler_that_refuses_a_program_for_its_memory(tmp_path, monkeypatch)
     assert split_of(tmp_path / "run") == 2
 
 
-def test_processes_try_the_same_numbers(tmp_path, monkeypatch):
-    """Another process, for which a whole batch is too large."""
+def test_processes_agree_on_the_split(tmp_path, monkeypatch):
+    """A whole batch does not fit in another process."""
     answers = iter([[True, False], [True, True]])
     definition, batches = build(tmp_path / "run", "auto").definition, loader()
     plan = preflight(definition, batches, None, SINGLE_PROCESS)
@@ -171,7 +171,7 @@ def test_processes_try_the_same_numbers(tmp_path, monkeypatch):
     assert not list(answers)
 
 
-def test_no_part_fits(tmp_path, memory):
+def test_no_fitting_split_is_an_error(tmp_path, memory):
     memory(1000)
     data = DataLoaderBuilder().batch_size(3).build(labelled((16,), 6, 0))
     with raises_code("step-no-room", "with 3 parts of a batch of 3 rows", rows=3, room=1000):
@@ -179,7 +179,7 @@ def test_no_part_fits(tmp_path, memory):
     assert not (tmp_path / "run/journal.jsonl").exists()
 
 
-def test_resuming_keeps_the_parts(tmp_path, peaks, memory):
+def test_resuming_keeps_the_split(tmp_path, peaks, memory):
     memory(peaks[2] - 1)
     straight = build(tmp_path / "straight", "auto", epochs=2).fit(loader())
     build(tmp_path / "run", "auto").fit(loader())
@@ -189,17 +189,17 @@ def test_resuming_keeps_the_parts(tmp_path, peaks, memory):
         np.testing.assert_array_equal(a, b)
     log = (tmp_path / "run/experiment.log").read_text()
     assert log.count("each in 4 parts") == 2
-    assert "parts per micro-batch" not in log  # nothing has changed
+    assert "parts per micro-batch" not in log  # the change that resuming would report
 
 
 @pytest.mark.parametrize(("before", "parts"), [((1, 2), 2), ((), 1)])
-def test_another_number_of_parts_resumes_with_a_line(tmp_path, before, parts):
+def test_resuming_logs_a_different_split(tmp_path, before, parts):
     build(tmp_path / "run", *before).fit(loader())
     build(tmp_path / "run", 1, 4, epochs=2, resume=True).fit(loader())
     assert f"parts per micro-batch: {parts} -> 4" in (tmp_path / "run/experiment.log").read_text()
 
 
-def test_a_step_is_tried(tmp_path, monkeypatch):
+def test_a_trial_step_detects_missing_memory(tmp_path, monkeypatch):
     definition = build(tmp_path / "run").definition
     plan = planned(definition, read_checked(definition, loader(), None))
     assert batch_split.runs(definition, plan)
@@ -223,12 +223,12 @@ def test_a_step_is_tried(tmp_path, monkeypatch):
         ((1, "most"), "builder-number-value"),
     ],
 )
-def test_wrong_parts(tmp_path, arguments, code):
+def test_invalid_splits_are_refused(tmp_path, arguments, code):
     with raises_code(code):
         LearnerBuilder(tmp_path / "run").grads_accumulation(*arguments)
 
 
-def test_optimizers_that_need_the_whole_batch(tmp_path):
+def test_optimizers_that_need_the_whole_batch_are_refused(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").grads_accumulation("auto")
     with raises_code("optimizer-needs-whole-batch"):
         builder.build(Wide(nnx.Rngs(0)), lambda lr: optax.lbfgs(lr), 1.0)

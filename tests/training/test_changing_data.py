@@ -1,4 +1,4 @@
-"""Hooks that change the data at the end of an epoch: the next epoch has it, also after an interruption."""
+"""Tests of hooks that change the data at the end of an epoch, also across interruptions."""
 
 import numpy as np
 import optax
@@ -18,7 +18,7 @@ EPOCHS = 5
 
 
 class Rows:
-    """Rows whose target is `value`."""
+    """A dataset of rows with the target `value`."""
 
     value = 0.0
 
@@ -30,7 +30,7 @@ class Rows:
 
 
 class Pool(Rows):
-    """Batches of them as an iterable with a state. It keeps what each epoch began with."""
+    """The rows as an iterable of batches with a state. It records the value at the start of each epoch."""
 
     def __init__(self):
         self.read = []
@@ -53,47 +53,46 @@ def step(model, batch):
     return {"loss": ((predictions - batch["t"]) ** 2).mean(), "target": batch["t"].mean(), "predictions": predictions}
 
 
-def builder(directory, rows, **options):
+def counting_builder(directory, rows, **options):
     def count(info, model):
         rows.value += 1.0
 
-    made = quiet(directory, **options).metric_train(FieldMean("target")).num_epochs(EPOCHS)
-    return made.on_epoch_end(count)
+    builder = quiet(directory, **options).metric_train(FieldMean("target")).num_epochs(EPOCHS)
+    return builder.on_epoch_end(count)
 
 
-def built(made):
-    return made.build(line(), optax.sgd, 0.05, train_step=step, valid_step=step)
+def build(builder):
+    return builder.build(line(), optax.sgd, 0.05, train_step=step, valid_step=step)
 
 
 @pytest.mark.parametrize("steps", [None, 1, 3])
 @pytest.mark.parametrize("kind", ["iterable", "dataset"])
-def test_an_epoch_has_what_the_hooks_before_it_have_left(tmp_path, steps, kind):
+def test_an_epoch_reads_the_data_that_earlier_hooks_changed(tmp_path, steps, kind):
     rows = Pool() if kind == "iterable" else Rows()
-    made = builder(tmp_path, rows)
+    builder = counting_builder(tmp_path, rows)
     if steps is not None:
-        made.steps_per_dispatch(steps)
+        builder.steps_per_dispatch(steps)
     data = rows if kind == "iterable" else DataLoaderBuilder().batch_size(4).build(rows)
-    assert built(made).fit(data).history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
+    assert build(builder).fit(data).history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 
 @pytest.mark.parametrize("at_epoch", [1, 3])
-def test_a_resumed_run_has_it_too(tmp_path, at_epoch):
-    """A run that is stopped at the end of an epoch, after its hooks."""
+def test_a_run_stopped_after_its_hooks_resumes_with_changed_data(tmp_path, at_epoch):
     interrupter, rows = Interrupter(), Pool()
 
     def stop(info, model):
         if info.epoch == at_epoch:
             interrupter.stop("enough")
 
-    made = builder(tmp_path / "run", rows, saves=True).on_epoch_end(stop).interrupter(interrupter)
-    built(made).fit(rows)
+    builder = counting_builder(tmp_path / "run", rows, saves=True).on_epoch_end(stop).interrupter(interrupter)
+    build(builder).fit(rows)
     again = Pool()
-    history = built(builder(tmp_path / "run", again, saves=True).resume()).fit(again).history
+    history = build(counting_builder(tmp_path / "run", again, saves=True).resume()).fit(again).history
     assert history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 
-def test_a_run_that_was_stopped_before_the_hooks_calls_them_with_the_data_of_then(tmp_path):
-    """It is stopped in the validation at the end of an epoch, which is repeated, as are the hooks."""
+def test_a_run_stopped_before_its_hooks_repeats_them_with_restored_data(tmp_path):
+    """The run stops in the validation at the end of an epoch; resuming repeats the validation and the hooks."""
     interrupter, rows = Interrupter(), Pool()
 
     def valid():
@@ -102,18 +101,18 @@ def test_a_run_that_was_stopped_before_the_hooks_calls_them_with_the_data_of_the
         for _ in range(2):
             yield {"x": X[:4], "t": np.zeros((4, 1), np.float32)}
 
-    made = builder(tmp_path / "run", rows, saves=True).interrupter(interrupter)
-    result = built(made).fit(rows, valid)
-    assert rows.value == 2.0, "the hooks were not called"
+    builder = counting_builder(tmp_path / "run", rows, saves=True).interrupter(interrupter)
+    result = build(builder).fit(rows, valid)
+    assert rows.value == 2.0, "the hooks must not run before the stop"
     assert len(result.history["train/target"]) == 3
     again = Pool()
-    resumed = builder(tmp_path / "run", again, saves=True).resume()
-    history = built(resumed).fit(again, lambda: iter([next(valid())])).history
+    resumed = counting_builder(tmp_path / "run", again, saves=True).resume()
+    history = build(resumed).fit(again, lambda: iter([next(valid())])).history
     assert history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 
 class Cursor(Rows):
-    """Batches of rows from a cursor on, which an epoch leaves at the start. The order of the rows changes with it."""
+    """Batches from a cursor on. At the end of an epoch, the cursor returns to the start and the order changes."""
 
     def __init__(self):
         self.order, self.next = list(range(16)), 0
@@ -133,7 +132,7 @@ class Cursor(Rows):
 
 
 class Loader(Cursor):
-    """The same, whose cursor stays at the end: an iterator that begins there ends, and the next one begins anew."""
+    """A `Cursor` that stays at the end until the next iterator starts. After loading, the position is kept."""
 
     def __iter__(self):
         if self.next >= 16 and not self.resumes:
@@ -152,7 +151,7 @@ class Loader(Cursor):
 
 
 class Refusing(Cursor):
-    """Takes no state back."""
+    """A `Cursor` that refuses to load a state."""
 
     def load_state_dict(self, state):
         raise ValueError("another pool")
@@ -161,8 +160,8 @@ class Refusing(Cursor):
 @pytest.mark.parametrize("kind", [Cursor, Loader])
 @pytest.mark.parametrize("changes", [False, True])
 @pytest.mark.parametrize("stop", some([2, 4, 6, 8], (2, 6)))
-def test_no_batch_is_lost_where_the_data_itself_has_the_position(tmp_path, kind, changes, stop):
-    """Epochs are of 4 steps: a run is stopped inside of one, or at its end, after its hooks."""
+def test_resuming_data_with_its_own_position_loses_no_batch(tmp_path, kind, changes, stop):
+    """Epochs have 4 steps; the run stops within an epoch, or at its end after the hooks."""
 
     whole = targets(tmp_path / "whole", kind(), changes)
     assert len(set(whole)) == 12 if changes else sorted(set(whole)) == [0, 4, 8, 12]
@@ -170,20 +169,20 @@ def test_no_batch_is_lost_where_the_data_itself_has_the_position(tmp_path, kind,
 
 
 def targets(directory, rows, changes, stop=None):
-    """The target of each step, in epochs of 4, with a hook at their ends that changes the data or not."""
+    """Return the target of each step in a run whose hook may change the data at the end of each epoch."""
     interrupter, memory = Interrupter(), MemoryLogger()
 
     def change(info, model):
         rows.value += changes
 
-    made = quiet(directory, saves=True).metric_train(FieldMean("target")).num_epochs(3).on_epoch_end(change)
-    made.every(1, lambda info, model: interrupter.stop("enough") if info.step == stop else None)
-    built(made.interrupter(interrupter).metric_loggers(memory).resume()).fit(rows)
+    builder = quiet(directory, saves=True).metric_train(FieldMean("target")).num_epochs(3).on_epoch_end(change)
+    builder.every(1, lambda info, model: interrupter.stop("enough") if info.step == stop else None)
+    build(builder.interrupter(interrupter).metric_loggers(memory).resume()).fit(rows)
     return memory.steps["train/target"]
 
 
-def test_only_data_that_hooks_have_changed_must_take_its_state_back(tmp_path):
-    """What a hook has changed would be lost without it; other data may differ on purpose, as in a run without hooks."""
+def test_only_data_changed_by_hooks_must_load_its_state(tmp_path):
+    """Without the state, the changes of hooks would be lost; unchanged data may differ on purpose."""
     for changes in (False, True):
         targets(tmp_path / f"{changes}", Cursor(), changes, stop=4)
     assert targets(tmp_path / "False", Refusing(), False)

@@ -1,4 +1,4 @@
-"""Histograms of gradients: those of the train step by JAX, for models of each library, without side effects."""
+"""Tests of `GradientHistograms`: values, models of each library, and absence of side effects."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from tests.support.spread import KINDS
 INFO = EpochInfo(1, 7, {})
 
 
-def test_the_gradients_are_those_of_the_step():
+def test_the_gradients_are_the_gradients_of_the_train_step():
     batch, model = batches()[0], {"w": jnp.ones((3, 1)), "b": jnp.zeros(1)}
     histograms = GradientHistograms(batch, rows=4, train_step=line_step)(INFO, model)
     expected = jax.grad(lambda model: line_step(model, batch).loss)(model)
@@ -30,7 +30,7 @@ def test_the_gradients_are_those_of_the_step():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_models_of_each_library(case):
+def test_models_of_each_library_are_not_changed(case):
     hook = GradientHistograms([BATCH], train_step=case.steps.get("train_step"))
     model = case.make()
     before = {name: x.copy() for name, x in case.arrays(model).items()}
@@ -39,7 +39,7 @@ def test_models_of_each_library(case):
         np.testing.assert_array_equal(x, before[name])
 
 
-def test_dropout_and_batch_norm_are_in_train_mode_and_the_model_stays():
+def test_the_train_mode_is_used_and_the_model_is_not_changed():
     kind = KINDS["cnn"]
     model, rows = kind.make(0.5), kind.data(8, 0)
     hook = GradientHistograms(rows, rows=8)
@@ -53,7 +53,7 @@ def test_dropout_and_batch_norm_are_in_train_mode_and_the_model_stays():
     assert model.drop.deterministic
 
 
-def test_a_step_that_computes_its_own_gradients():
+def test_gradients_computed_by_the_step_are_used():
     batch, model = batches()[0], {"w": jnp.ones((3, 1)), "b": jnp.zeros(1)}
 
     def step(model, batch):
@@ -66,7 +66,7 @@ def test_a_step_that_computes_its_own_gradients():
     }
 
 
-def test_in_a_run(tmp_path):
+def test_a_run_logs_the_histograms(tmp_path):
     memory = MemoryLogger()
     builder = quiet(tmp_path).every(3, GradientHistograms(batches(), train_step=line_step)).metric_loggers(memory)
     build_line(builder).fit(batches())
@@ -76,7 +76,7 @@ def test_in_a_run(tmp_path):
     ]
 
 
-def test_a_model_without_a_train_step():
+def test_a_model_without_a_train_step_is_refused():
     with raises_code("step-hook-no-step", "dict"):
         GradientHistograms(batches())(INFO, line())
     with raises_code("step-hook-no-step", "Linear"):

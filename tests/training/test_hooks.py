@@ -1,4 +1,4 @@
-"""What hooks return: files of the run, events for loggers, and errors."""
+"""Tests of the return values of hooks: sample files, events for loggers, numbers and errors."""
 
 import json
 
@@ -25,7 +25,7 @@ def hook(info, model):
     return {"picture": Image(PIXELS), "motto": f"at {info.step}\n", "w": Histogram([0, 0, 1.0], bins=2), "n": 2}
 
 
-def test_samples_are_files_that_the_journal_names(tmp_path):
+def test_samples_are_files_listed_in_the_journal(tmp_path):
     memory = MemoryLogger()
     build_line(quiet(tmp_path).every(2, hook).metric_loggers(memory)).fit(batches())
     folder = tmp_path / "samples/step-2"
@@ -45,7 +45,7 @@ def test_samples_are_files_that_the_journal_names(tmp_path):
     assert not [key for key in memory.history if key != "custom/n" and key.startswith("custom")]
 
 
-def test_a_resumed_run_shows_each_sample_once_and_a_new_run_none_of_the_old(tmp_path):
+def test_samples_are_kept_on_resume_and_removed_on_overwrite(tmp_path):
     def builder():
         return quiet(tmp_path).on_epoch_end(hook).with_file_checkpointer(keep_last=3)
 
@@ -57,14 +57,14 @@ def test_a_resumed_run_shows_each_sample_once_and_a_new_run_none_of_the_old(tmp_
     assert not (tmp_path / "samples").exists()
 
 
-def test_tensorboard_has_them(tmp_path):
+def test_tensorboard_receives_samples(tmp_path):
     build_line(quiet(tmp_path).on_epoch_end(hook).metric_loggers(TensorBoard())).fit(batches())
-    found = {tag: value for tag, _, value in values(tmp_path / "tensorboard") if "/sample/" in tag}
-    assert found.keys() == {"custom/sample/picture", "custom/sample/motto/text_summary", "custom/sample/w"}
-    histo = found["custom/sample/w"].histo
+    samples = {tag: value for tag, _, value in values(tmp_path / "tensorboard") if "/sample/" in tag}
+    assert samples.keys() == {"custom/sample/picture", "custom/sample/motto/text_summary", "custom/sample/w"}
+    histo = samples["custom/sample/w"].histo
     assert (list(histo.bucket), list(histo.bucket_limit)) == ([2, 1], [0.5, 1])
     assert (histo.min, histo.max, histo.num, histo.sum) == (0, 1, 3, 2 * 0.25 + 0.75)
-    assert found["custom/sample/picture"].image.width == 2
+    assert samples["custom/sample/picture"].image.width == 2
 
 
 def test_histograms_of_parameters(tmp_path):
@@ -84,29 +84,29 @@ def test_histograms_of_parameters(tmp_path):
         (lambda: Histogram([1.0], bins=0), "sample-histogram-empty"),
     ],
 )
-def test_what_is_no_sample(make, code):
+def test_invalid_samples_are_refused(make, code):
     with raises_code(code):
         make()
 
 
-def test_the_range_of_a_picture_that_is_refused_is_named():
-    """Samples of a generative model are often from -1 to 1."""
+def test_a_refused_image_names_its_range():
+    """Samples of generative models often lie between -1 and 1."""
     with raises_code("sample-image-values", "-1 to 0.5", lowest=-1.0, highest=0.5):
         Image([[-1.0, 0.5]])
 
 
-def test_histograms_of_complex_numbers_have_both_parts():
-    histogram = Histogram(np.complex64([0 + 3j, 1 + 1j]), bins=3)  # of 0, 3, 1 and 1
+def test_histograms_of_complex_numbers_count_both_parts():
+    histogram = Histogram(np.complex64([0 + 3j, 1 + 1j]), bins=3)  # the parts 0, 3, 1 and 1
     assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 2, 1], [0.0, 1.0, 2.0, 3.0])
 
 
-def test_histograms_of_float64():
-    """NumPy refuses to make bins between neighbors, and beyond the range of a difference."""
+def test_histograms_of_extreme_float64():
+    """NumPy refuses bins between adjacent numbers, and ranges whose width overflows."""
     assert Histogram([1.0, np.nextafter(1.0, 2.0)]).counts.sum() == 2
     assert Histogram([1e308, -1e308, 2.0]).nonfinite == 2
 
 
-def test_names_that_no_file_can_have(tmp_path):
+def test_sample_names_with_path_separators_are_refused(tmp_path):
     with pytest.raises(LearnerError, match="path separator"):
         build_line(quiet(tmp_path).on_epoch_end(lambda info, model: {"a/b": "text"})).fit(batches())
 
@@ -147,7 +147,7 @@ class Third(HostMetric):
         pass
 
 
-def test_numbers_of_the_host_keep_their_digits_also_after_resuming(tmp_path):
+def test_host_numbers_keep_float64_precision_also_after_resuming(tmp_path):
     expected = {name: float(number) for name, number in NUMBERS.items()}
     memory = MemoryLogger()
 

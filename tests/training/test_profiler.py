@@ -1,3 +1,5 @@
+"""Tests of profiling a range of steps of a run: files, failures and the command."""
+
 import gzip
 import json
 
@@ -22,13 +24,13 @@ def profiled(tmp_path_factory, compiled_once):
     return directory, result
 
 
-def test_steps_are_profiled_while_a_run_trains(profiled):
+def test_a_run_writes_a_profile_and_a_trace(profiled):
     directory, result = profiled
-    found = json.loads((directory / "profile" / "profile.json").read_text())
-    assert (found["first"], found["last"]) == (5, 12)
-    assert sum(found[part] for part in PARTS) == pytest.approx(found["seconds"])
-    assert 0 < found["device"] <= found["seconds"]
-    assert sum(each["seconds"] for each in found["operations"]) >= 0.5 * found["device"]
+    profile = json.loads((directory / "profile" / "profile.json").read_text())
+    assert (profile["first"], profile["last"]) == (5, 12)
+    assert sum(profile[part] for part in PARTS) == pytest.approx(profile["seconds"])
+    assert 0 < profile["device"] <= profile["seconds"]
+    assert sum(operation["seconds"] for operation in profile["operations"]) >= 0.5 * profile["device"]
     (trace,) = directory.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert len(list(directory.glob("profile/plugins/profile/*/*.xplane.pb"))) == 1
@@ -37,19 +39,19 @@ def test_steps_are_profiled_while_a_run_trains(profiled):
     assert "profile" in result.summary["artifacts"]
 
 
-def test_it_changes_no_number(profiled, tmp_path):
+def test_profiling_changes_no_number(profiled, tmp_path):
     plain = build_line(quiet(tmp_path / "run").num_epochs(4)).fit(batches())
     assert plain.history == profiled[1].history
 
 
-def test_it_goes_with_its_run(profiled, tmp_path):
+def test_the_profile_is_removed_with_the_run(profiled, tmp_path):
     directory = profiled[0]
     (directory / "profile" / "mine.txt").write_text("mine")
     remove_run(directory)
     assert [path.name for path in directory.rglob("*")] == ["profile", "mine.txt"]
 
 
-def test_a_run_that_ends_too_early_says_so(tmp_path):
+def test_a_run_that_ends_before_the_range_logs_it(tmp_path):
     build_line(quiet(tmp_path / "run").num_epochs(1).profile((1000, 1010))).fit(batches())
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert "no step was profiled: the run ended before step 1001" in log
@@ -57,14 +59,14 @@ def test_a_run_that_ends_too_early_says_so(tmp_path):
 
 
 @pytest.mark.full
-def test_the_trace_of_somebody_else_stands(tmp_path):
+def test_a_trace_that_is_already_open_is_kept(tmp_path):
     with jax.profiler.trace(tmp_path / "theirs"):
         build_line(quiet(tmp_path / "run").num_epochs(1).profile((1, 3))).fit(batches())
     assert "no step was profiled: " in (tmp_path / "run" / "experiment.log").read_text()
     assert list((tmp_path / "theirs").rglob("*.xplane.pb"))
 
 
-def test_a_profile_that_cannot_be_written_costs_the_run_nothing(tmp_path):
+def test_an_unwritable_profile_does_not_fail_the_run(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "profile").write_text("a file")
     result = build_line(quiet(tmp_path / "run").num_epochs(2).profile((2, 4))).fit(batches())
@@ -75,18 +77,18 @@ def test_a_profile_that_cannot_be_written_costs_the_run_nothing(tmp_path):
 
 
 @pytest.mark.full
-def test_it_ends_where_a_validation_or_a_hook_comes(tmp_path):
+def test_the_profile_ends_at_a_validation_or_hook(tmp_path):
     for name, build in (
         ("valid", lambda builder: builder.valid_every(steps=4)),
         ("hook", lambda builder: builder.every(4, lambda info, model: None)),
     ):
         directory = tmp_path / name
         build_line(build(quiet(directory).num_epochs(2).profile((1, 6)))).fit(batches(), batches())
-        found = json.loads((directory / "profile" / "profile.json").read_text())
-        assert (found["first"], found["last"]) == (1, 4)
+        profile = json.loads((directory / "profile" / "profile.json").read_text())
+        assert (profile["first"], profile["last"]) == (1, 4)
 
 
-def test_a_metric_that_fails_within_it_leaves_no_trace_open(tmp_path):
+def test_a_failing_metric_leaves_no_trace_open(tmp_path):
     class Fails(IterationSpeed):
         def update(self, steps, seconds):
             self.steps = getattr(self, "steps", 0) + steps
@@ -102,7 +104,7 @@ def test_a_metric_that_fails_within_it_leaves_no_trace_open(tmp_path):
 
 
 @pytest.mark.full
-def test_one_of_about_a_second_is_not_taken_again(tmp_path):
+def test_a_complete_profile_is_not_repeated_on_resume(tmp_path):
     def build(epochs):
         return quiet(tmp_path / "run").num_epochs(epochs).profile((2, None)).with_file_checkpointer()
 
@@ -112,18 +114,18 @@ def test_one_of_about_a_second_is_not_taken_again(tmp_path):
     assert (tmp_path / "run" / "profile" / "profile.json").read_text() == before
 
 
-def test_a_run_that_fails_leaves_no_trace_open(tmp_path):
+def test_a_failing_hook_leaves_no_trace_open(tmp_path):
     def fails(info, model):
         raise RuntimeError("no")
 
     build = quiet(tmp_path / "run").num_epochs(2).profile((1, 1000)).every(3, fails)
     with pytest.raises(RuntimeError, match="no"):
         build_line(build).fit(batches())
-    with jax.profiler.trace(tmp_path / "next"):  # would raise
+    with jax.profiler.trace(tmp_path / "next"):  # raises if a trace is open
         pass
 
 
-def test_a_learner_profiles_without_a_run(tmp_path):
+def test_learner_profile_needs_no_run(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2))
     profile = learner.profile(batches(), steps=(3, 8), directory=tmp_path / "there")
     assert (profile.first, profile.last) == (3, 8)
@@ -137,7 +139,7 @@ def test_a_learner_profiles_without_a_run(tmp_path):
 
 
 @pytest.mark.full
-def test_the_command(tmp_path, capsys):
+def test_the_profile_command(tmp_path, capsys):
     assert main(["profile", "configs/digits.yaml", "--steps=[2,6]", f"--output={tmp_path}"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("steps 3 to 6: ")

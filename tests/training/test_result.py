@@ -1,4 +1,4 @@
-"""What `fit` returns."""
+"""Tests of `LearningResult`."""
 
 import copy
 import gc
@@ -43,14 +43,14 @@ def result_of(load=lambda: None):
     return LearningResult("the model", history, "num_epochs", {"steps": 6}, load)
 
 
-def test_what_it_holds():
+def test_attributes_and_repr():
     result = result_of()
     assert (result.model, result.stopped_by, result.summary) == ("the model", "num_epochs", {"steps": 6})
     assert result.history["train/Loss"] == [0.5]
     assert repr(result) == "LearningResult(stopped_by='num_epochs', history=['train/Loss'])"
 
 
-def test_the_best_model_is_read_once_and_only_when_asked_for():
+def test_the_best_model_is_read_lazily_and_once():
     read = []
     result = result_of(lambda: read.append("best") or BestModel("best model", 2, 12))
     assert read == []
@@ -96,7 +96,7 @@ def test_the_models_of_a_population_go_with_its_result(tmp_path):
 
 @pytest.fixture(scope="module")
 def second_best(tmp_path_factory, compiled_once):
-    """The loss of the second of three epochs is the lowest, as the validation data has it."""
+    """Return a result and its directory; the second of three epochs has the lowest validation loss."""
     directory = tmp_path_factory.mktemp("second") / "run"
     builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=1)
     learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
@@ -107,7 +107,7 @@ def scripted_step(model, batch):
     return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
 
 
-def test_the_best_model_is_that_of_the_best_checkpoint(second_best):
+def test_the_best_model_comes_from_the_best_checkpoint(second_best):
     result, directory = second_best
     assert result.history["valid/Loss"] == [9.0, 1.0, 4.0]
     stored = checkpoint_bits(directory, 12)["model"]
@@ -116,7 +116,7 @@ def test_the_best_model_is_that_of_the_best_checkpoint(second_best):
     assert (result.best_epoch, result.best_step) == (2, 12)
 
 
-def test_the_best_model_is_as_it_was_given_and_in_eval_mode(tmp_path):
+def test_the_best_model_has_the_original_type_and_is_in_eval_mode(tmp_path):
     result = build_net(quiet(tmp_path / "run", saves=True)).fit(shuffled(rows=ROWS), valid_data(9))
     assert model_bits(result.best_model) == model_bits(result.model)
     assert result.best_model is not result.model
@@ -126,7 +126,7 @@ def test_the_best_model_is_as_it_was_given_and_in_eval_mode(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", [Replicated, Sharded])
-def test_the_best_model_is_on_the_devices_of_the_last(strategy, tmp_path):
+def test_the_best_model_is_on_one_device_like_the_last(strategy, tmp_path):
     builder = quiet(tmp_path / "run", saves=True).strategy(strategy(devices=2))
     result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
     leaves = [jax.tree.leaves(nnx.state(model, nnx.Param)) for model in (result.best_model, result.model)]
@@ -134,8 +134,8 @@ def test_the_best_model_is_on_the_devices_of_the_last(strategy, tmp_path):
     assert model_bits(result.best_model) == model_bits(result.model)
 
 
-def test_a_result_does_not_hang_on_its_directory(tmp_path):
-    """The model and the history are in memory; only the best model is read from the disk."""
+def test_a_result_outlives_its_directory(tmp_path):
+    """The model and the history are in memory; only the best model is read from disk."""
     given = line()
     result = build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
     shutil.rmtree(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The files that a loop by hand leaves are a run for all commands."""
+"""Tests of `RunWriter`: a custom training loop writes the files of a run."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def write(directory, epochs=(1, 2, 3), **options):
             run.end_epoch(2 * epoch, values)
 
 
-def test_a_loop_by_hand_leaves_a_run(tmp_path):
+def test_a_custom_loop_writes_a_run(tmp_path):
     write(tmp_path / "run", config={"lr": 0.1, "renderer": "rich"})
     run = RunReader(tmp_path / "run")
     assert str(run.status) == "ended: the end of the loop"
@@ -42,7 +42,7 @@ def test_a_loop_by_hand_leaves_a_run(tmp_path):
     assert {"jax", "python", "learner"} <= set(run.environment)
 
 
-def test_numbers_keep_their_digits(tmp_path):
+def test_numbers_keep_their_precision(tmp_path):
     numbers = {"n": 16777217, "third": 1 / 3, "large": 1e300, "power": 2.0**-23 + 2.0**-60, "wide": np.float64(0.1)}
     arrays = {"float32": np.float32(0.1), "device": jnp.float32(0.1), "item": float(jnp.float32(0.1))}
     with RunWriter(tmp_path) as run:
@@ -56,7 +56,7 @@ def test_numbers_keep_their_digits(tmp_path):
     assert (tmp_path / "train/epoch-1/device.log").read_text() == "0.1,16777219\n0.1,final\n"
 
 
-def test_the_commands_read_it(tmp_path, monkeypatch, capsys):
+def test_the_commands_read_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, rate in (("a", 0.1), ("b", 0.2)):
         write(tmp_path / "runs" / name, config={"lr": rate})
@@ -68,7 +68,7 @@ def test_the_commands_read_it(tmp_path, monkeypatch, capsys):
     assert main(["export", "runs/a", "--format=csv"]) == 0
 
 
-def test_while_it_trains_the_directory_is_locked(tmp_path):
+def test_the_directory_is_locked_while_the_writer_is_open(tmp_path):
     with RunWriter(tmp_path) as run:
         assert is_locked(tmp_path)
         assert str(RunReader(tmp_path).status) == "running"
@@ -81,7 +81,7 @@ def test_while_it_trains_the_directory_is_locked(tmp_path):
     assert read_history(tmp_path)["train/Loss"] == [0.5]
 
 
-def test_a_loop_that_continues_has_each_epoch_once(tmp_path):
+def test_a_resumed_loop_has_each_epoch_once(tmp_path):
     write(tmp_path)
     write(tmp_path, epochs=(2, 3, 4), resume_at=2)
     run = RunReader(tmp_path)
@@ -93,14 +93,14 @@ def test_a_loop_that_continues_has_each_epoch_once(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["epochs"] == 4
 
 
-def test_resume_at_0_starts_afresh_also_where_nothing_is(tmp_path):
+def test_resume_at_0_replaces_an_existing_run(tmp_path):
     write(tmp_path / "run", resume_at=0)
     write(tmp_path / "run", epochs=(1,), resume_at=0)
     assert read_history(tmp_path / "run")["train/Loss"] == [1.0]
     assert not (tmp_path / "run/train/epoch-2").exists()
 
 
-def test_an_exception_of_the_loop_is_written_and_raised(tmp_path):
+def test_an_exception_of_the_loop_is_recorded_and_raised(tmp_path):
     with pytest.raises(ZeroDivisionError), RunWriter(tmp_path) as run:
         run.end_epoch(1, {"train": {"Loss": 1 / 0}})
     assert str(RunReader(tmp_path).status) == "failed: ZeroDivisionError('division by zero')"
@@ -116,13 +116,13 @@ def test_an_exception_of_the_loop_is_written_and_raised(tmp_path):
         (lambda run: run.end_epoch(1, {"train": {"Loss": None}}), "run-value-type", ("Loss", "NoneType")),
     ],
 )
-def test_wrong_values(tmp_path, call, code, values):
+def test_invalid_values_are_refused(tmp_path, call, code, values):
     with raises_code(code, *values), RunWriter(tmp_path) as run:
         call(run)
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, True, "2"])
-def test_a_wrong_step(tmp_path, step):
+def test_invalid_resume_steps_are_refused(tmp_path, step):
     with raises_code("resume-at-value"):
         RunWriter(tmp_path, resume_at=step)
 
@@ -132,7 +132,7 @@ def test_an_interrupt_ends_the_run(tmp_path):
     program = f"""
         import os, signal
         from learner import RunWriter
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs inherit SIG_IGN
         with RunWriter({str(tmp_path / "run")!r}) as run:
             run.end_epoch(1, {{"train": {{"Loss": 0.5}}}})
             os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Early stopping and interrupters."""
+"""Tests of early stopping, interrupters and stop requests."""
 
 import json
 import math
@@ -13,17 +13,17 @@ from tests.support.codes import raises_code
 NAN = math.nan
 
 
-def fed(stopping, values):
-    """Whether it stopped, after each value."""
+def stopped_after(stopping, values):
+    """Return True for each value after which `stopping` has stopped."""
     return [stopping.update({"valid/Loss": value}) is not None for value in values]
 
 
 @pytest.mark.parametrize(
     ("options", "values", "stops_after"),
     [
-        pytest.param({"patience": 2}, [1.0, 0.5, 0.6, 0.5, 0.4], 4, id="two without improving"),
+        pytest.param({"patience": 2}, [1.0, 0.5, 0.6, 0.5, 0.4], 4, id="two values without improvement"),
         pytest.param({"patience": 1}, [1.0, 1.0], 2, id="an equal value is not an improvement"),
-        pytest.param({"patience": 2}, [1.0, 0.9, 1.0, 0.8, 0.9, 0.7], None, id="improving starts anew"),
+        pytest.param({"patience": 2}, [1.0, 0.9, 1.0, 0.8, 0.9, 0.7], None, id="an improvement resets the patience"),
         pytest.param({"patience": 2, "mode": "max"}, [0.1, 0.2, 0.2, 0.1], 4, id="higher is better"),
         pytest.param({"patience": 2, "min_delta": 0.1}, [1.0, 0.95, 0.91], 3, id="too little"),
         pytest.param({"patience": 2, "min_delta": 0.1}, [1.0, 0.95, 0.85, 0.8, 0.8], 5, id="little by little"),
@@ -34,14 +34,14 @@ def fed(stopping, values):
         pytest.param({"patience": 1, "warmup": 2}, [0.5, 2.0, 1.0], 3, id="the best of the warmup counts"),
     ],
 )
-def test_stops(options, values, stops_after):
-    stopped = fed(MetricEarlyStopping("valid/Loss", **options), values)
+def test_early_stopping_rule(options, values, stops_after):
+    stopped = stopped_after(MetricEarlyStopping("valid/Loss", **options), values)
     assert stopped.index(True) + 1 == stops_after if stops_after else not any(stopped)
 
 
-def test_the_reason_says_what_happened():
+def test_the_reason_names_metric_best_value_and_patience():
     stopping = MetricEarlyStopping("valid/Loss", patience=3)
-    fed(stopping, [0.25, 0.5, 0.5, 0.5])
+    stopped_after(stopping, [0.25, 0.5, 0.5, 0.5])
     assert stopping.reason == "valid/Loss has not improved on 0.25 for 3 validations"
 
 
@@ -52,14 +52,14 @@ def test_a_metric_without_a_new_value_changes_nothing():
 
 
 @pytest.mark.parametrize("cut", range(7))
-def test_it_goes_on_where_it_was(cut):
+def test_a_restored_state_continues_identically(cut):
     options, values = {"patience": 3, "warmup": 1}, [3.0, NAN, 2.5, 2.5, 2.6, 2.7, 2.8]
     whole = MetricEarlyStopping("valid/Loss", **options)
     first, second = (MetricEarlyStopping("valid/Loss", **options) for _ in range(2))
-    expected = fed(whole, values)
-    before = fed(first, values[:cut])
+    expected = stopped_after(whole, values)
+    before = stopped_after(first, values[:cut])
     second.set_state(json.loads(json.dumps(first.get_state())))
-    assert before + fed(second, values[cut:]) == expected
+    assert before + stopped_after(second, values[cut:]) == expected
     assert any(expected)
     assert second.reason == whole.reason
 
@@ -77,7 +77,7 @@ def test_it_goes_on_where_it_was(cut):
         ({"min_delta": "a lot"}, "metric-min-delta-value", ()),
     ],
 )
-def test_a_wrong_value_is_named(options, code, values):
+def test_invalid_options_are_refused(options, code, values):
     with raises_code(code, *values):
         MetricEarlyStopping("valid/Loss", **options)
 
@@ -90,7 +90,7 @@ def test_an_interrupter_keeps_the_first_reason():
     assert interrupter.reason == "enough"
 
 
-def test_an_interrupter_without_a_reason_stops_too():
+def test_an_interrupter_has_a_default_reason():
     interrupter = Interrupter()
     interrupter.stop()
     assert interrupter.reason
@@ -116,25 +116,25 @@ def test_an_interrupter_may_be_stopped_from_many_threads():
 
 
 class Interrupted:
-    """Requests of signals, of which both come right after the first look at either."""
+    """A `StopRequest` for which both signals arrive right after either property is first read."""
 
     def __init__(self):
-        self._reason, self._save, self._has_come = None, False, False
+        self._reason, self._save, self._has_arrived = None, False, False
 
-    def come(self):
-        if not self._has_come:
-            self._reason, self._save, self._has_come = "sigterm", True, True
+    def arrive(self):
+        if not self._has_arrived:
+            self._reason, self._save, self._has_arrived = "sigterm", True, True
 
     @property
     def reason(self):
         reason = self._reason
-        self.come()
+        self.arrive()
         return reason
 
     @property
     def save(self):
         save = self._save
-        self.come()
+        self.arrive()
         return save
 
     @save.setter
@@ -148,11 +148,11 @@ class Interrupted:
         self._save = True
 
 
-def test_a_signal_amid_another_request_to_stop_is_kept():
+def test_a_signal_during_another_stop_request_is_kept():
     request = Interrupted()
     stop = StopController(request)
     stop.interrupt_once("asked by somebody")
-    request.come()
+    request.arrive()
     assert (stop.stop_request, stop.ended_by) == ("sigterm", "sigterm")
 
 
@@ -163,6 +163,6 @@ def test_the_first_request_without_a_signal_is_kept():
     assert (stop.stop_request, stop.ended_by) == ("asked by somebody", "asked by somebody")
 
 
-def test_a_signal_to_save_amid_the_question_whether_to_is_kept():
+def test_a_save_signal_during_a_poll_is_kept():
     stop = StopController(Interrupted())
     assert [stop.take_save_request() for _ in range(3)] == [False, True, False]

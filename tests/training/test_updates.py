@@ -1,4 +1,4 @@
-"""Hooks that change the model and the learning rate of a run."""
+"""Tests of `Updates`: hooks that change the model and the learning rate of a run."""
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,8 @@ def clip(info, model):
     return Updates(model={**model, "w": jnp.clip(model["w"], -BOUND, BOUND)}, values={"step": info.step})
 
 
-def by_hand(steps, *, lr=lambda step: 0.05, bound=np.inf, every=1, rows=4):
-    """The line by gradient descent in NumPy, clipped after every so many steps; 6 batches are an epoch."""
+def numpy_descent(steps, *, lr=lambda step: 0.05, bound=np.inf, every=1, rows=4):
+    """Train the line by gradient descent in NumPy, clipping after every `every` steps; an epoch has 6 batches."""
     w, b = np.zeros((3, 1)), np.zeros(1)
     for step in range(1, steps + 1):
         i = (step - 1) % 6 * rows
@@ -50,10 +50,10 @@ def by_hand(steps, *, lr=lambda step: 0.05, bound=np.inf, every=1, rows=4):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_weights_are_clipped_as_by_hand(tmp_path, every):
+def test_clipped_weights_equal_numpy(tmp_path, every):
     builder = quiet(tmp_path).num_epochs(2).every(every, clip)
     result = build_line(builder).fit(batches())
-    w, b = by_hand(12, bound=BOUND, every=every)
+    w, b = numpy_descent(12, bound=BOUND, every=every)
     np.testing.assert_allclose(result.model["w"], w, atol=1e-6)
     np.testing.assert_allclose(result.model["b"], b, atol=1e-6)
     assert [point.step for point in result.history.points("custom/step")][:2] == [every, 2 * every]
@@ -62,32 +62,32 @@ def test_weights_are_clipped_as_by_hand(tmp_path, every):
     assert (lines[0]["hook"], lines[0]["model"], lines[0]["lr_scale"]) == ("clip", True, None)
 
 
-def test_the_learning_rate_is_scaled_from_the_next_step_on(tmp_path):
+def test_lr_scale_applies_from_the_next_step_on(tmp_path):
     def halve(info, model):
         return Updates(lr_scale=0.5**info.epoch)
 
     result = build_line(quiet(tmp_path).num_epochs(3).on_epoch_end(halve)).fit(batches())
-    w, b = by_hand(18, lr=lambda step: 0.05 * 0.5 ** ((step - 1) // 6))
+    w, b = numpy_descent(18, lr=lambda step: 0.05 * 0.5 ** ((step - 1) // 6))
     np.testing.assert_allclose(result.model["w"], w, atol=1e-6)
     np.testing.assert_allclose(result.model["b"], b, atol=1e-6)
 
 
-def test_hooks_see_what_the_one_before_has_changed(tmp_path):
+def test_a_hook_sees_the_changes_of_the_previous_hook(tmp_path):
     seen = []
     builder = quiet(tmp_path).every(6, clip).every(6, lambda info, model: seen.append(float(abs(model["w"]).max())))
     build_line(builder).fit(batches())
     assert seen == [np.float32(BOUND)]
 
 
-def test_the_callers_arrays_stay(tmp_path):
-    mine = {"w": jnp.ones((3, 1)), "b": np.zeros(1)}  # of float64
+def test_the_arrays_of_the_hook_are_not_changed(tmp_path):
+    mine = {"w": jnp.ones((3, 1)), "b": np.zeros(1)}  # b is float64
     result = build_line(quiet(tmp_path).every(3, lambda info, model: Updates(model=mine))).fit(batches())
     assert (np.asarray(mine["w"]) == 1).all()
     assert result.model["b"].dtype == jnp.float32
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_a_resumed_run_has_the_updates_once(tmp_path, steps):
+def test_a_resumed_run_applies_each_update_once(tmp_path, steps):
     def update(info, model):
         return Updates(model=jax.tree.map(lambda x: 0.9 * x, model), lr_scale=0.9**info.step)
 
@@ -112,8 +112,8 @@ def test_a_resumed_run_has_the_updates_once(tmp_path, steps):
         pytest.param(lambda: Sharded(rules=fsdp(1), devices=jax.devices()[:2]), marks=pytest.mark.full),
     ],
 )
-def test_the_model_that_a_hook_got_changes_nothing(tmp_path, strategy):
-    """With running statistics, dropout and the state of Adam, on one device and on several."""
+def test_returning_the_unchanged_model_changes_nothing(tmp_path, strategy):
+    """The model has running statistics, dropout and an Adam state, on one device and on several."""
 
     def fit(name, hook):
         builder = quiet(tmp_path / name).num_epochs(2).every(2, hook)
@@ -125,7 +125,7 @@ def test_the_model_that_a_hook_got_changes_nothing(tmp_path, strategy):
     assert model_bits(same.model) == model_bits(fit("none", lambda info, model: None).model)
 
 
-def test_a_model_that_is_changed_in_place(tmp_path):
+def test_a_hook_may_change_an_nnx_model_in_place(tmp_path):
     def reset(info, model):
         model.out.kernel[...] = jnp.zeros_like(model.out.kernel[...])
         return Updates(model=model)
@@ -147,18 +147,18 @@ def test_a_model_that_is_changed_in_place(tmp_path):
         (lambda model: Updates(values=3), "step-hook-returns"),
     ],
 )
-def test_updates_that_are_refused(tmp_path, update, code):
+def test_invalid_updates_are_refused(tmp_path, update, code):
     with raises_code(code):
         build_line(quiet(tmp_path).every(2, lambda info, model: update(model))).fit(batches())
 
 
-def test_a_plateau_scheduler_has_the_learning_rate_for_itself(tmp_path):
+def test_lr_scale_with_a_plateau_scheduler_is_refused(tmp_path):
     builder = quiet(tmp_path).on_epoch_end(lambda info, model: Updates(lr_scale=0.5))
     with raises_code("step-hook-plateau"):
         build_line(builder, lr=ReduceOnPlateau(0.1)).fit(batches(), batches())
 
 
-def test_an_average_is_not_what_is_trained(tmp_path):
+def test_updating_an_averaged_model_is_refused(tmp_path):
     learner = quiet(tmp_path).every(2, clip).build(line(), Ema(optax.sgd, 0.9), 0.05, train_step=line_step)
     with raises_code("step-hook-averaged"):
         learner.fit(batches())
