@@ -1,4 +1,4 @@
-"""Saving: three threads pass a checkpoint on, and none of them waits in a circle."""
+"""Tests of saving: the loop, the reporter and the saver exchange messages without a deadlock."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Checkpoints take a while, so that others are pending meanwhile."""
+    """Slow down saving, so that several saves are pending."""
     save = CheckpointStore.save
 
     def slowly(store, step, items, progress):
@@ -33,8 +33,8 @@ def build(directory, **options):
 
 
 @pytest.mark.parametrize("keep_best", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_a_full_disk_waits_for_the_answered_saves_only(tmp_path, monkeypatch, slow_disk, keep_best):
-    """The reporter waits for the saver before each line, while the saver waits for its answers to other saves."""
+def test_a_full_disk_waits_only_for_answered_saves(tmp_path, monkeypatch, slow_disk, keep_best):
+    """The reporter waits for the saver before each line, and the saver waits for the reporter's answers."""
     write, attempts, waited, wait = os.write, [], [], SaveQueue.wait_for_answered
 
     def full_at_first(descriptor, content):
@@ -56,8 +56,8 @@ def test_a_full_disk_waits_for_the_answered_saves_only(tmp_path, monkeypatch, sl
     assert [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "save"] == list(range(1, 13))
 
 
-def test_each_checkpoint_has_the_logs_of_its_own_step(tmp_path, slow_disk):
-    """Though the loop, and the reporter, are further when it is written."""
+def test_each_checkpoint_has_the_log_offsets_of_its_step(tmp_path, slow_disk):
+    """The loop and the reporter are already further when the checkpoint is written."""
     build(tmp_path / "run").fit(batches())
     store = CheckpointStore(tmp_path / "run" / "checkpoint")
     for step in range(1, 13):
@@ -70,7 +70,7 @@ def test_each_checkpoint_has_the_logs_of_its_own_step(tmp_path, slow_disk):
 
 
 def test_a_reporter_that_fails_ends_the_run_with_saves_pending(tmp_path, monkeypatch, slow_disk):
-    """The saver waits for answers that nobody gives any more."""
+    """The saver waits for answers of the reporter that will not come."""
     write, lines = os.write, []
 
     def broken(descriptor, content):

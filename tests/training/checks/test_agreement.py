@@ -1,4 +1,4 @@
-"""The description of a run that its processes compare."""
+"""Tests of the description of a run that its processes compare."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from learner.training.checks.step_tracing import Tracing
 
 
 def test_the_digest_of_arrays_covers_each_value():
-    """Random keys, too, and halves; the dtype is compared elsewhere."""
+    """Random keys and half precision are included; the description compares dtypes separately."""
     trees = [
         {"w": jnp.ones(2), "key": jax.random.key(0)},
         {"w": jnp.ones(2).at[1].set(2), "key": jax.random.key(0)},
@@ -22,13 +22,13 @@ def test_the_digest_of_arrays_covers_each_value():
     assert digest(trees[0]) == digest({"w": np.ones(2, np.float32), "key": jax.random.key(0)})
 
 
-def test_the_digest_covers_numbers_of_python():
-    """nnx.Variable(0.5) holds one."""
+def test_the_digest_covers_python_numbers():
+    """`nnx.Variable(0.5)` contains one."""
     assert digest({"w": 0.5}) == digest({"w": 0.5}) != digest({"w": 0.25})
 
 
 class Peers:
-    """Two processes, of which the other one has reported no failure."""
+    """A group of two processes whose other process has reported no failure."""
 
     count, index = 2, 0
 
@@ -45,7 +45,7 @@ class Peers:
 
 
 def test_a_lost_process_is_not_an_error_of_the_step():
-    """On CPUs JAX raises a ValueError if the connection breaks off within the call of a program."""
+    """On CPUs, JAX raises a ValueError if the connection is lost during a program."""
     peers, error = Peers(), ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer")
     with (
         pytest.raises(LearnerError) as raised,

@@ -1,4 +1,4 @@
-"""Keys made inside of a step: each step has the same numbers, and a run warns."""
+"""Tests of the warning about constant random keys inside a step, which give each step the same numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def model():
 
 
 def noisy(key_of, dropped=False):
-    """A step with noise on its rows, from a key made of the one that it gets; `dropped`: the loss does not need it."""
+    """Return a step that adds noise with the key `key_of(rng)`; if `dropped`, the loss does not depend on it."""
 
     def step(model, batch, rng):
         noise = jax.random.normal(key_of(rng), batch["x"].shape)
@@ -30,12 +30,12 @@ def noisy(key_of, dropped=False):
 
 
 def projected(model, batch):
-    """Fixed numbers that are not those of rows."""
+    """Use constant random numbers that do not belong to rows."""
     return RegressionOutput.from_predictions(batch["x"] @ (model["w"] * jax.random.normal(KEY, (3,))), batch["y"])
 
 
 def featured(model, batch):
-    """Fixed features, as many as there are rows."""
+    """Use constant random features, as many as there are rows."""
     features = jnp.cos(batch["x"] @ jax.random.normal(KEY, (4, 3)).T)
     return RegressionOutput.from_predictions(features @ jnp.ones((4, 3)) @ model["w"], batch["y"])
 
@@ -45,7 +45,7 @@ def for_four_rows(model, batch):
 
 
 def mapped(model, batch):
-    """Noise of a row from a key of its own, as layers of Equinox draw it."""
+    """Draw the noise of each row with its own key, as Equinox layers do."""
     noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(jax.random.split(KEY, len(batch["x"])))
     return RegressionOutput.from_predictions((batch["x"] + noise) @ model["w"], batch["y"])
 
@@ -76,7 +76,7 @@ def test_constant_keys_are_found(step, found):
     assert traced.has_constant_key == found
 
 
-def test_a_key_of_the_step_in_on_batch_is_none(tmp_path):
+def test_a_key_of_the_step_in_on_batch_is_not_constant(tmp_path):
     def augment(batch, rng, step):
         return {**batch, "x": batch["x"] + jax.random.normal(jax.random.fold_in(KEY, step), batch["x"].shape)}
 
@@ -86,13 +86,13 @@ def test_a_key_of_the_step_in_on_batch_is_none(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "warned"), [("made", True), ("given", False)])
-def test_the_run_warns(tmp_path, name, warned):
+def test_a_run_warns_about_constant_keys(tmp_path, name, warned):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(model(), optax.sgd, 0.1, train_step=FOUND[name][0]).fit([BATCH])
     assert ("a key that is the same in all steps" in (tmp_path / "experiment.log").read_text()) == warned
 
 
-def test_what_else_is_found_is_found_once():
+def test_other_warnings_are_not_repeated():
     class Counting(nnx.Module):
         def __init__(self):
             self.layer, self.count = nnx.Linear(3, 1, rngs=nnx.Rngs(0)), 0

@@ -1,4 +1,4 @@
-"""A run never resumes silently where something changed that changes its result."""
+"""Tests of fingerprints: resuming reports every change that affects the result."""
 
 import functools
 import json
@@ -60,7 +60,7 @@ def loader(rows=ROWS, seed=SEED, size=BATCH):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, compiled_once):
-    """A run of one epoch, and one that stopped inside its second; with Adam."""
+    """Return the directories of a run of one epoch and of a run stopped inside its second epoch, both with Adam."""
     directory = tmp_path_factory.mktemp("runs")
     adam(saving(directory / "one", 1)).fit(loader(), valid_data())
     adam(stopping_at(saving(directory / "inside"), STOP)).fit(loader(), valid_data())
@@ -82,7 +82,7 @@ def adam(builder, lr=0.05):
 
 
 def warned(directory):
-    """The lines of warnings in the log, without the times."""
+    """Return the warnings in the log, without times."""
     lines = (Path(directory) / "experiment.log").read_text().splitlines()
     return [line.partition(" WARNING ")[2] for line in lines if " WARNING " in line]
 
@@ -130,7 +130,7 @@ def test_missing_validation_data_is_one_warning(one):
     assert "valid data: DataLoader -> none" in line
 
 
-def test_other_data_inside_an_epoch_may_be_allowed(inside):
+def test_other_data_inside_an_epoch_can_be_allowed(inside):
     result = adam(saving(inside).resume(allow="data")).fit(loader(seed=4), valid_data())
     assert result.summary["steps"] == 2 * STEPS
     assert "seed 3 -> 4" in warned(inside)[0]
@@ -138,7 +138,7 @@ def test_other_data_inside_an_epoch_may_be_allowed(inside):
 
 @pytest.mark.full
 def test_an_iterable_with_another_first_row_is_one_warning(tmp_path):
-    """It may shuffle without a seed, which nobody can see; the batches that are skipped are other ones then."""
+    """The iterable may shuffle without a seed, and resuming may then skip the wrong batches."""
 
     def streams(sign):
         return lambda: ({**batch, "x": np.float32(sign) * batch["x"]} for batch in batches())
@@ -191,7 +191,7 @@ def test_another_program_is_one_warning(one, what):
 
 
 def with_rule(factor):
-    """A step with a rule of differentiation of its own, which the forward pass does not show."""
+    """Return a step with a custom differentiation rule, which does not affect the forward pass."""
 
     @jax.custom_vjp
     def scaled(x):
@@ -258,7 +258,7 @@ def test_other_settings_are_one_warning(tmp_path, what):
     assert "computes something else" not in line
 
 
-def test_augmentation_without_a_seed_raises_a_doubt_and_no_error(tmp_path):
+def test_augmentation_without_a_seed_is_a_warning(tmp_path):
     rng = np.random.default_rng()
 
     def data():
@@ -272,14 +272,14 @@ def test_augmentation_without_a_seed_raises_a_doubt_and_no_error(tmp_path):
 
 
 @pytest.mark.full
-def test_a_tuple_in_the_place_of_a_list_is_no_change(tmp_path):
+def test_a_tuple_instead_of_a_list_is_not_a_change(tmp_path):
     adam(stopping_at(saving(tmp_path / "run"), STOP)).fit(batches())
     adam(saving(tmp_path / "run").resume()).fit(tuple(batches()))
     assert warned(tmp_path / "run") == []
 
 
 @pytest.mark.full
-def test_a_constant_in_a_schedule_of_one_name(tmp_path):
+def test_a_constant_inside_a_schedule_is_compared(tmp_path):
     directory = tmp_path / "run"
     adam(saving(directory, 1), optax.cosine_decay_schedule(0.05, 12)).fit(loader(), valid_data())
     adam(saving(directory).resume(), optax.cosine_decay_schedule(0.05, 24)).fit(loader(), valid_data())
@@ -304,7 +304,7 @@ HARMLESS = {
 @pytest.mark.parametrize(
     ("where", "what"), some([("one", "all"), *(("inside", what) for what in HARMLESS)], [("inside", "all")])
 )
-def test_what_changes_nothing_is_silent(request, where, what):
+def test_changes_without_effect_are_not_reported(request, where, what):
     directory = request.getfixturevalue(where)
     HARMLESS[what](saving(directory).resume()).fit(loader(), valid_data())
     assert warned(directory) == []
@@ -313,12 +313,12 @@ def test_what_changes_nothing_is_silent(request, where, what):
 # -- the length --------------------------------------------------------------------------------------------------------
 
 
-def test_fewer_epochs_than_the_run_has_inside_an_epoch(inside):
+def test_fewer_epochs_than_trained_inside_an_epoch(inside):
     adam(saving(inside, 1).resume()).fit(loader(), valid_data())
     assert warned(inside) == ["num_epochs is 1, and the run is in epoch 2 already: nothing is trained"]
 
 
-def test_fewer_epochs_than_a_finished_run_has(one):
+def test_fewer_epochs_than_a_finished_run(one):
     adam(saving(one, 2).resume()).fit(loader(), valid_data())
     with pytest.warns(UserWarning, match="num_epochs is 1, and the run has 2 already: nothing is trained"):
         result = adam(saving(one, 1).resume()).fit(loader(), valid_data())
@@ -328,13 +328,13 @@ def test_fewer_epochs_than_a_finished_run_has(one):
         adam(saving(one, 2).resume()).fit(loader(), valid_data())
 
 
-# -- checkpoints of before ---------------------------------------------------------------------------------------------
+# -- older checkpoints -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_a_run_of_version_0_1_0_stopped_inside_an_epoch(tmp_path):
-    """The checkpoint has no fingerprint. Its bits are of another machine, so the end is compared in float tolerance;
-    the order of the data exactly.
+def test_a_run_of_version_0_1_0_resumes_inside_an_epoch(tmp_path):
+    """The checkpoint has no fingerprint. It was written on another machine, so results are compared within float
+    tolerance and the order of the data exactly.
     """
     unpack(RUN_0_1_0, tmp_path)
     left = build_net(saving(tmp_path / "run", 3).resume()).fit(shuffled(rows=ROWS), valid_data())
@@ -342,7 +342,7 @@ def test_a_run_of_version_0_1_0_stopped_inside_an_epoch(tmp_path):
     assert left.summary["steps"] == whole.summary["steps"] == 3 * STEPS
     assert left.history["train/Last Row"] == whole.history["train/Last Row"]
     np.testing.assert_allclose(left.history["train/Loss"], whole.history["train/Loss"], rtol=1e-4)
-    # Compared as it is: batch sizes are in checkpoints of that version, too.
+    # Checkpoints of that version contain batch sizes, which are compared.
     unpack(RUN_0_1_0, tmp_path / "other")
     other = DataLoaderBuilder().batch_size(5).shuffle(3).build(arrays(ROWS))
     with raises_code("resume-differs", "4", "5"):
@@ -350,8 +350,8 @@ def test_a_run_of_version_0_1_0_stopped_inside_an_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("part", some(["data", "settings", "programs"], {"settings"}))
-def test_fingerprints_that_no_run_has_written(one, part):
-    """Whatever a part holds, the run resumes, or one error says what is wrong."""
+def test_malformed_fingerprints(one, part):
+    """With any value in a part, the run resumes or raises one error."""
     for value in ({}, {"train": 3, "hashes": [], "schedules": 5}, None):
         directory = shutil.copytree(one, one.parent / f"{part}-{value is None}-{value == {}}")
         progress = progress_of(directory, STEPS)
@@ -364,10 +364,10 @@ def test_fingerprints_that_no_run_has_written(one, part):
             assert adam(saving(directory).resume()).fit(loader(), valid_data()).summary["epochs"] == 2
 
 
-# -- what else uses them -----------------------------------------------------------------------------------------------
+# -- other uses --------------------------------------------------------------------------------------------------------
 
 
-def test_texts_of_a_checkpoint_do_not_steer_a_terminal(one):
+def test_control_characters_of_a_checkpoint_are_escaped(one):
     progress = progress_of(one, STEPS)
     progress["fingerprint"]["settings"]["seed"] = "\x1b[31m\n" + "y" * 5000
     tamper(one, STEPS, progress)
@@ -377,13 +377,13 @@ def test_texts_of_a_checkpoint_do_not_steer_a_terminal(one):
     assert len(line) < 1000
 
 
-def test_it_is_in_the_journal_and_the_same_in_two_runs(runs):
+def test_the_journal_contains_the_fingerprint(runs):
     first, second = (journal_of(runs / name)[0]["fingerprint"] for name in ("one", "inside"))
     assert first == second == json.loads(json.dumps(first))
     assert progress_of(runs / "one", STEPS)["fingerprint"] == first
 
 
-def test_runs_of_one_config_that_train_otherwise_are_told_apart(runs, tmp_path):
+def test_different_steps_with_one_config_have_different_fingerprints(runs, tmp_path):
     build(saving(tmp_path / "other", 1), step=scaled_step).fit(loader(rows=21), valid_data())
     found = compare([RunReader(runs / "one"), RunReader(tmp_path / "other")])
     one, other = found.rows
@@ -394,7 +394,7 @@ def test_runs_of_one_config_that_train_otherwise_are_told_apart(runs, tmp_path):
     assert not any(key.startswith("data.") for key in same.settings)
 
 
-def test_settings_are_those_of_the_function_where_none_is_given():
+def test_default_arguments_are_included_in_settings():
     described = describe_optimizer(functools.partial(optax.adamw, weight_decay=0.5))
     assert described["name"] == "adamw"
     assert described["settings"]["weight_decay"] == "0.5"
@@ -405,8 +405,8 @@ def test_settings_are_those_of_the_function_where_none_is_given():
 
 
 @pytest.mark.full
-def test_nothing_of_the_model_changes_by_being_compared(inside, tmp_path):
-    """Resumed with the very same settings, the end is that of a run that never stopped."""
+def test_comparing_does_not_change_the_model(inside, tmp_path):
+    """With the same settings, the resumed run ends like an uninterrupted one."""
     left = adam(saving(inside).resume()).fit(loader(), valid_data())
     whole = adam(saving(tmp_path / "whole")).fit(loader(), valid_data())
     assert model_bits(left.model) == model_bits(whole.model)

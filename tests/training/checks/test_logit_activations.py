@@ -1,4 +1,4 @@
-"""Probabilities in place of logits train worse, without an error: a run warns."""
+"""Tests of the warning about probabilities in place of logits, which train worse without an error."""
 
 import flax.linen
 import jax
@@ -42,7 +42,7 @@ def by_hand(scores):
 
 
 def attention(model, batch):
-    """Its logits come of a softmax, and are none."""
+    """Return logits computed with an attention softmax, which are not probabilities."""
     mixed = jax.nn.softmax(scores(model, batch)) @ jnp.ones((CLASSES, CLASSES))
     return ClassificationOutput.from_logits(mixed, batch["y"])
 
@@ -77,7 +77,7 @@ def test_an_activation_before_the_loss_is_found(name):
     assert trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).activation == expected
 
 
-def test_the_run_warns_of_it(tmp_path):
+def test_a_run_warns_about_activations(tmp_path):
     for function, warned in ((jax.nn.softmax, 1), (lambda x: x, 0)):
         directory = tmp_path / str(warned)
         builder = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None)

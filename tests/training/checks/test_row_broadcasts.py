@@ -1,4 +1,4 @@
-"""Losses of `[rows, rows]` where `[rows]` was meant: a run warns, as nothing else shows it."""
+"""Tests of the warning about losses of shape `[rows, rows]` where `[rows]` was intended."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ BATCH = {
 
 @pytest.fixture(autouse=True)
 def broadcasts_as_numpy_does():
-    """The other tests raise where JAX adds axes."""
+    """Allow rank promotion, which is an error in other tests."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
@@ -44,7 +44,7 @@ def of_one_shape(model, batch):
 
 
 def ranking(model, batch):
-    """Pairs of scores, and pairs of labels."""
+    """Compare pairs of scores with pairs of labels."""
     score = (batch["x"] @ model["w"])[:, 0]
     order = batch["y"][:, None] > batch["y"][None, :]
     return {"loss": jnp.where(order, jax.nn.softplus(score[None, :] - score[:, None]), 0.0).mean()}
@@ -75,12 +75,12 @@ def broadcast_of(train):
         (only_for_a_metric, False),
     ],
 )
-def test_a_prediction_against_the_targets_of_all_rows_is_found(train, expected):
+def test_predictions_broadcast_against_all_targets_are_found(train, expected):
     assert (broadcast_of(train) is not None) == expected
 
 
-def test_the_run_warns_of_it_and_of_nothing_else(tmp_path):
-    """The loss is that of the 16 pairs, not of four rows."""
+def test_a_run_warns_about_broadcast_rows(tmp_path):
+    """The loss is the mean over 16 pairs instead of four rows."""
     pairs = ((BATCH["x"].sum(1)[:, None] - BATCH["y"]) ** 2).mean()
     for train, loss, warned in ((subtracted, pairs, 1), (of_one_shape, None, 0)):
         directory = tmp_path / train.__name__

@@ -1,4 +1,4 @@
-"""Losses that are not a mean over rows: a run warns where a step sees a part of the batch; `Sharded` has all of it."""
+"""Tests of the warnings about losses that are not a mean over rows, where a step sees only a part of the batch."""
 
 import re
 
@@ -13,7 +13,7 @@ from learner.steps.outputs import Output, as_output, weighted_mean
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training.checks.row_relations import warnings_of_parts
 
-ROWS, WIDTH = 8, 8  # the same by chance
+ROWS, WIDTH = 8, 8  # equal, so that shapes alone do not identify rows
 _rng = np.random.default_rng(4)
 BATCH = {name: _rng.normal(size=(ROWS, WIDTH)).astype(np.float32) for name in ("a", "b")}
 
@@ -33,7 +33,7 @@ def in_batch_negatives(model, batch):
 
 
 def two_views(model, batch):
-    """NT-Xent: 2n rows against 2n rows, inside of a jitted function."""
+    """NT-Xent: compare 2n rows with 2n rows inside a jitted function."""
     rows = jnp.concatenate([batch["a"], batch["b"]]) @ model["w"]
     logits = jax.jit(lambda x: jnp.where(jnp.eye(len(x), dtype=bool), -1e9, x @ x.T))(rows)
     positives = jnp.roll(jnp.arange(len(rows)), len(batch["a"]))
@@ -41,13 +41,13 @@ def two_views(model, batch):
 
 
 def mean_over_rows(model, batch):
-    """Its weights and logits are `[8, 8]`, too."""
+    """Return a mean over rows; weights and logits also have the shape `[8, 8]`."""
     hidden = jnp.tanh(batch["a"] @ (model["w"] @ model["w"]))
     return output(jnp.square(hidden - batch["b"]).mean(1))
 
 
 def attention_of_tokens(model, batch):
-    """Each row is a sequence of as many tokens as there are rows."""
+    """Each row is a sequence with as many tokens as there are rows."""
     tokens = batch["a"][:, :, None] * jnp.ones((1, 1, 2))
     scores = jax.nn.softmax(tokens @ tokens.swapaxes(1, 2))
     return output((scores @ tokens).mean((1, 2)) * model["w"].sum())
@@ -126,8 +126,8 @@ def scaled_by_the_model(model, batch):
         (mean_over_rows, False),
     ],
 )
-def test_a_loss_that_is_divided_by_what_is_in_the_batch_needs_a_weight(train, expected):
-    """By hand: it is another loss than the mean of those of the parts, weighted by rows."""
+def test_a_loss_divided_by_a_sum_over_the_batch_needs_a_weight(train, expected):
+    """The arithmetic shows that the loss differs from the mean of the parts' losses weighted by rows."""
     found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
     assert ["weighted_mean" in text for text in found] == [True] * expected
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
@@ -180,21 +180,21 @@ def looped(model, batch):
         (mean_over_rows, False),
     ],
 )
-def test_a_loss_that_is_a_sum_over_rows_is_warned_of(train, expected):
+def test_a_loss_that_is_a_sum_over_rows_is_warned_about(train, expected):
     found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
     assert ["sums its loss over the rows" in text for text in found] == [True] * expected
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
 
 
 def correlated(model, batch):
-    """Barlow Twins: features of two views, normalised over the rows."""
+    """Barlow Twins: correlate features of two views, normalized over the rows."""
     one, two = (jax.nn.standardize(batch[name] @ model["w"], axis=0) for name in ("a", "b"))
     correlation = one.T @ two / len(one)
     return {"loss": jnp.square(correlation - jnp.eye(WIDTH)).sum()}
 
 
 def balanced(model, batch):
-    """The term of a mixture of experts: shares of the rows times mean probabilities."""
+    """The load-balancing term of a mixture of experts: shares of the rows times mean probabilities."""
     probabilities = jax.nn.softmax(batch["a"] @ model["w"])
     share = jax.nn.one_hot(probabilities.argmax(1), WIDTH).mean(0)
     return {"loss": of_tokens(model, batch)[0].mean() + jax.jit(jnp.vdot)(share, probabilities.mean(0))}
@@ -212,7 +212,7 @@ def root(model, batch):
 
 
 def normalised(model, batch):
-    """A norm over the batch, whose statistics every device of `Replicated` shares, is a part of the model."""
+    """Normalize over the batch as a part of the model, with statistics that the devices of `Replicated` share."""
     hidden = batch["a"] @ model["w"]
     mean, squares = hidden.mean(0, keepdims=True), jnp.square(hidden).mean(0, keepdims=True)
     hidden = (hidden - mean) * jax.lax.rsqrt(squares - jnp.square(mean) + 1e-5)
@@ -243,15 +243,15 @@ def of_linear_terms(model, batch):
         (mean_over_rows, False),
     ],
 )
-def test_a_loss_that_is_not_linear_in_sums_over_rows_is_warned_of(train, expected):
+def test_a_loss_that_is_nonlinear_in_sums_over_rows_is_warned_about(train, expected):
     found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
     assert ["a larger batch_size" in text for text in found] == ([True] if expected else [False] * len(found))
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
 
 
 @pytest.mark.parametrize("train", [correlated, balanced, dice, root])
-def test_the_mean_of_such_losses_of_parts_is_another_one(train):
-    """By hand: of two halves with weights of four rows each."""
+def test_the_mean_of_nonlinear_losses_of_parts_differs(train):
+    """The parts are two halves with weights of four rows each."""
     halves = [train(model(), {k: x[rows] for k, x in BATCH.items()}) for rows in (slice(4), slice(4, 8))]
     assert abs(float(sum(half["loss"] for half in halves) / 2 - train(model(), BATCH)["loss"])) > 1e-3
 
@@ -267,7 +267,7 @@ def test_the_mean_of_such_losses_of_parts_is_another_one(train):
     ],
     ids=["one device", "sharded", "replicated", "accumulated", "both"],
 )
-def test_parts_of_a_batch_are_warned_of(strategy, accumulate, parts):
+def test_splitting_a_batch_is_warned_about(strategy, accumulate, parts):
     texts = warnings_of_parts(*step_of(in_batch_negatives, accumulate), BATCH, strategy())
     assert warnings_of_parts(*step_of(mean_over_rows, accumulate), BATCH, strategy()) == []
     assert len(texts) == (parts is not None)
@@ -284,13 +284,13 @@ def fit(directory, strategy, accumulate=1):
 
 
 @pytest.mark.full
-def test_sharded_has_the_numbers_of_one_device_and_replicated_warns(tmp_path):
+def test_sharded_equals_one_device_and_replicated_warns(tmp_path):
     expected = float(in_batch_negatives(model(), BATCH).loss)
     alone, quiet = fit(tmp_path / "one", SingleDevice())
     sharded, also_quiet = fit(tmp_path / "sharded", Sharded(devices=2))
     replicated, warnings = fit(tmp_path / "replicated", Replicated(2))
     np.testing.assert_allclose([alone, sharded], expected, rtol=1e-5)
-    assert abs(replicated - expected) > 0.1  # which is why
+    assert abs(replicated - expected) > 0.1  # the reason for the warning
     assert quiet == also_quiet == []
     assert len(warnings) == 1
     assert "WARNING" in warnings[0]

@@ -1,4 +1,4 @@
-"""Valid steps that carry state."""
+"""Tests of the warning about state that valid steps carry."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ BATCH = {"x": np.ones((4, 3), np.float32), "y": np.zeros(4, np.float32)}
 
 
 class Model(nnx.Module):
-    """Has a state that it reads and writes, statistics that it only writes, and a counter."""
+    """A model with a state that it reads and writes, statistics that it only writes, and a counter."""
 
     def __init__(self, writes=("carry", "mean", "count")):
         self.layer, self.writes = nnx.Linear(3, 1, rngs=nnx.Rngs(0)), writes
@@ -54,7 +54,7 @@ def test_state_that_a_valid_step_reads_and_changes_is_named(tmp_path):
 
 
 class Layers(nnx.Module):
-    """Layers of a loop with statistics that it only writes, also in validation."""
+    """Layers in a loop with statistics that are only written, also in validation."""
 
     def __init__(self):
         make = nnx.vmap(lambda rngs: nnx.BatchNorm(3, rngs=rngs), in_axes=0, out_axes=0)
@@ -75,7 +75,7 @@ def test_statistics_that_a_loop_only_writes_are_not_named(tmp_path):
 
 
 class Adding(nnx.Module):
-    """Has a valid step that adds variables, as a decoder makes its cache."""
+    """A model whose valid step adds variables, as decoders create a cache."""
 
     def __init__(self):
         self.attention = nnx.MultiHeadAttention(1, in_features=3, rngs=nnx.Rngs(0))
@@ -114,7 +114,7 @@ def test_state_of_a_returned_model_is_named(tmp_path, jitted):
 
 
 @pytest.mark.parametrize(("writes", "warned"), [(("carry",), True), (("count",), False)], ids=str)
-def test_the_run_warns(tmp_path, writes, warned):
+def test_a_run_warns_about_carried_state(tmp_path, writes, warned):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
     builder.build(Model(writes), optax.sgd, 0.1).fit([BATCH], [BATCH, BATCH])
     assert ("valid_step reads and changes carry" in (tmp_path / "experiment.log").read_text()) == warned

@@ -1,4 +1,4 @@
-"""Dispatches: every row once and in order, in the right groups, however they are cut and wherever they start."""
+"""Tests of dispatches: order, grouping, buffers, positions, prefetching and malformed batches."""
 
 import itertools
 import threading
@@ -25,11 +25,11 @@ from learner.training.feed.group import DispatchGrouping, bytes_of, steps_for
 from learner.training.feed.prefetch import Prefetcher
 from tests.support.codes import raises_code
 
-WAIT = 30  # seconds after which a thread that should have answered is said to hang
+WAIT = 30  # seconds after which a test fails instead of hanging
 
 
 class Host(Strategy):
-    """Places nothing, so that thousands of dispatches can be looked at."""
+    """A strategy that places nothing, so that thousands of dispatches can be checked quickly."""
 
     description = "the host"
     resident = True
@@ -65,7 +65,7 @@ def feeder_of(data, plan, strategy=None, warn=None, split="train"):
 
 
 def taken(feeder, epoch=1, batch=0, step=0, last=1, most=None):
-    """Dispatches, from a feeder that is closed afterwards."""
+    """Return the dispatches of a feeder, and close it."""
     dispatches = feeder.open(epoch, batch, step, last)
     try:
         return list(itertools.islice(dispatches, most))
@@ -74,7 +74,7 @@ def taken(feeder, epoch=1, batch=0, step=0, last=1, most=None):
 
 
 class Device:
-    """Reads dispatches as the programs do, by hand and in NumPy: the groups of micro-batches that make the steps."""
+    """Reads dispatches in NumPy as the programs do: the groups of micro-batches of each step."""
 
     def __init__(self, accumulate, field="x"):
         self.accumulate, self.field, self.cursor = accumulate, field, None
@@ -103,7 +103,7 @@ class Device:
 
 
 def read(dispatches, accumulate, field="x"):
-    """`{epoch: steps}` of dispatches, each checked in itself."""
+    """Return the steps of dispatches by epoch, and check each dispatch."""
     device, epochs = Device(accumulate, field), {}
     for dispatch in dispatches:
         steps = device.steps(dispatch)
@@ -114,7 +114,7 @@ def read(dispatches, accumulate, field="x"):
 
 
 def expected_steps(order, size, accumulate):
-    """The grouping by its definition: batches of `size` in order, groups of `accumulate` of them."""
+    """Return the grouping by definition: batches of `size` in order, in groups of `accumulate`."""
     batches = [list(order[i : i + size]) for i in range(0, len(order), size)]
     return [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
 
@@ -124,7 +124,7 @@ limits = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
 def cuts(limits):
-    """A limit that changes at every call, as one that looks at a clock does."""
+    """Return a limit that changes at every call, like one that depends on the clock."""
     wild = itertools.cycle(limits)
     return lambda step: next(wild)
 
@@ -142,7 +142,7 @@ def cuts(limits):
     most=st.none() | st.integers(1, 6),
     data=st.data(),
 )
-def test_every_row_once_in_order_and_in_groups_from_any_position(resident, shape, buffer, limits, loop, most, data):
+def test_every_row_is_dispatched_once_in_order_from_any_position(resident, shape, buffer, limits, loop, most, data):
     rows, size, accumulate = shape
     loader = DataLoaderBuilder().batch_size(size).shuffle(seed=rows).build({"x": np.arange(rows)})
     with pytest.MonkeyPatch.context() as patch:
@@ -167,8 +167,8 @@ def test_every_row_once_in_order_and_in_groups_from_any_position(resident, shape
 
 @settings(max_examples=40, deadline=None)
 @given(shape=shapes, buffer=st.integers(2, 6))
-def test_streams_and_resident_data_make_the_same_dispatches(shape, buffer):
-    """Not only the same groups: the same kinds of programs with the same counts, where both loop."""
+def test_streams_and_resident_data_have_equal_dispatches(shape, buffer):
+    """Where both loop, the kinds of programs and their counts are equal, not only the groups."""
     rows, size, accumulate = shape
     batches = lambda: [{"x": np.arange(i, min(i + size, rows))} for i in range(0, rows, size)]  # noqa: E731
     loader = DataLoaderBuilder().batch_size(size).build({"x": np.arange(rows)})
@@ -217,11 +217,11 @@ def kinds(dispatches):
         (14, 1, True, [("loop", 3, 3), ("tail", 0, 1)]),
         (14, 2, True, [("loop", 2, 1), ("tail", 1, 1)]),
         (18, 2, True, [("loop", 4, 2), ("tail", 0, 1)]),
-        (20, 2, True, [("loop", 5, 3)]),  # a short last group of full ones belongs to the loop
-        (3, 2, True, [("loop", 1, 1)]),  # one batch, which is the regular one as there is no other
+        (20, 2, True, [("loop", 5, 3)]),  # an incomplete last group of full batches belongs to the loop
+        (3, 2, True, [("loop", 1, 1)]),  # the only batch is the regular one
     ],
 )
-def test_full_batches_loop_and_a_ragged_one_ends_its_group(resident, rows, accumulate, loop, expected, monkeypatch):
+def test_full_batches_loop_and_a_ragged_batch_ends_its_group(resident, rows, accumulate, loop, expected, monkeypatch):
     monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
     data = DataLoaderBuilder().batch_size(4).build({"x": np.arange(rows)})
     dispatches = taken(feeder_of(data, plan_of(accumulate, 8, loop)))
@@ -243,7 +243,7 @@ def test_without_a_loop_every_step_is_a_dispatch(resident, accumulate, expected,
     assert kinds(taken(feeder_of(data, plan_of(accumulate, 8, loop=False)))) == expected
 
 
-def test_groups_of_several_lengths_become_parts_and_uniform_ones_stay_in_loops():
+def test_mixed_groups_become_parts_and_uniform_groups_loop():
     short, long = {"x": np.zeros((4, 5))}, {"x": np.zeros((4, 7))}
     batches = [short, short, short, long, long, long, long, long, short]
     dispatches = taken(feeder_of(batches, plan_of(2, 8)))
@@ -251,7 +251,7 @@ def test_groups_of_several_lengths_become_parts_and_uniform_ones_stay_in_loops()
     assert [feed.last["x"].shape for feed, is_tail in dispatches[1].feed if is_tail] == [(4, 5), (4, 7)]
 
 
-def test_a_batch_that_grows_is_regular_for_its_own_shape():
+def test_a_larger_batch_is_regular_for_its_shape():
     assert kinds(taken(feeder_of(rows_in_batches(2, 4, 4, 2), plan_of()))) == [
         ("loop", 1, 1),
         ("loop", 2, 2),
@@ -259,13 +259,13 @@ def test_a_batch_that_grows_is_regular_for_its_own_shape():
     ]
 
 
-def test_buffers_have_one_shape_whatever_they_hold():
-    """A shape of its own would compile a program of its own."""
+def test_buffers_have_one_shape():
+    """Another shape would compile another program."""
     dispatches = taken(feeder_of(rows_in_batches(*[4] * 7), plan_of(2, 5, limit=cuts([1, 2, 3]))))
     assert {d.feed.batches["x"].shape for d in dispatches} == {(10, 4, 2)}
 
 
-def test_a_buffer_has_room_for_two_even_when_one_step_is_asked_for():
+def test_a_buffer_has_room_for_two_steps_at_least():
     dispatches = taken(feeder_of(rows_in_batches(4, 4), plan_of(buffer=1)))
     assert kinds(dispatches) == [("loop", 1, 1)] * 2
     assert dispatches[0].feed.batches["x"].shape == (2, 4, 2)
@@ -285,7 +285,7 @@ def test_buffers_of_larger_batches_stay_within_their_bytes(monkeypatch):
 
 
 def test_a_used_buffer_is_never_written_again():
-    """A CPU device takes a NumPy array as it is, so the next dispatch must not be written over it."""
+    """A CPU device uses a NumPy array without a copy, so the next dispatch must not overwrite it."""
     batches = [{"x": np.full((4, 2), i, np.float32)} for i in range(6)]
     first, second, third = taken(feeder_of(batches, plan_of(buffer=2), SingleDevice()))
     assert [np.asarray(d.feed.batches["x"])[:, 0, 0].tolist() for d in (first, second, third)] == [
@@ -296,7 +296,7 @@ def test_a_used_buffer_is_never_written_again():
 
 
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
-def test_64_bit_numbers_become_what_the_device_has(resident, monkeypatch):
+def test_64_bit_numbers_become_32_bit_numbers(resident, monkeypatch):
     monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
     arrays = {"x": np.linspace(0, 1, 14), "y": np.arange(14), "z": np.arange(14, dtype=np.uint8)}
     feeder = feeder_of(DataLoaderBuilder().batch_size(4).build(arrays), plan_of(), SingleDevice())
@@ -306,7 +306,7 @@ def test_64_bit_numbers_become_what_the_device_has(resident, monkeypatch):
 
 
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
-def test_everything_is_committed_to_the_strategys_device(resident, monkeypatch):
+def test_feeds_are_committed_to_the_device_of_the_strategy(resident, monkeypatch):
     monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
     device = jax.devices()[3]
     loader = DataLoaderBuilder().batch_size(4).build({"x": np.arange(14)})
@@ -327,15 +327,15 @@ def test_the_example_has_the_shapes_of_every_looped_feed(resident, monkeypatch):
 
 @pytest.mark.parametrize(("buffer", "accumulate", "room"), [(1, 1, 2), (1, 3, 6), (2, 1, 2), (5, 2, 10)])
 def test_feeds_have_room_for_two_steps_or_more(buffer, accumulate, room):
-    """With room for one XLA rounds the values that are logged in another way."""
+    """With room for one step, XLA rounds logged values differently."""
     for data in (DataLoaderBuilder().batch_size(4).build({"x": np.arange(30)}), rows_in_batches(*[4] * 7)):
         feeder = feeder_of(data, plan_of(accumulate, buffer))
         feeds = [feeder.example(), *(d.feed for d in taken(feeder) if d.kind == "loop")]
         assert {feed.room for feed in feeds} == {room}
 
 
-def test_a_buffer_is_filled_once_and_dispatched_in_the_parts_that_were_asked_for():
-    """A buffer for each step would be placed, and change threads, as often as there are steps."""
+def test_a_buffer_is_filled_once_and_dispatched_in_parts():
+    """A buffer per step would be placed and passed between threads for each step."""
     dispatches = taken(feeder_of(rows_in_batches(*[4] * 9), plan_of(2, 3, most=2)))
     assert kinds(dispatches) == [("loop", 4, 2), ("loop", 2, 1), ("loop", 3, 2)]
     assert [d.start for d in dispatches] == [0, None, 0]
@@ -343,7 +343,7 @@ def test_a_buffer_is_filled_once_and_dispatched_in_the_parts_that_were_asked_for
     assert dispatches[0].feed is dispatches[1].feed
 
 
-def test_the_limit_is_asked_with_the_number_of_steps_made():
+def test_the_limit_receives_the_number_of_steps():
     for data in (rows_in_batches(*[4] * 6), DataLoaderBuilder().batch_size(4).build({"x": np.arange(24)})):
         feeder = feeder_of(data, plan_of(buffer=8, limit=lambda step: 3 - step % 3))
         assert [d.steps for d in taken(feeder, step=1, last=2)] == [2, 3, 1, 2, 3, 1]
@@ -353,7 +353,7 @@ def test_the_limit_is_asked_with_the_number_of_steps_made():
     ("size", "steps"),
     [(1, 32), (2 * 2**20, 32), (16 * 2**20, 4), (32 * 2**20, 2), (33 * 2**20, 1), (2**40, 1), (0, 32)],
 )
-def test_the_default_buffer_is_what_fits_into_64_mib(size, steps):
+def test_the_default_buffer_fits_into_64_mib(size, steps):
     assert steps_for(size) == steps
 
 
@@ -364,7 +364,7 @@ def test_bytes_of_a_batch():
 # -- shapes that change ------------------------------------------------------------------------------------------------
 
 
-def test_one_warning_when_more_than_eight_shapes_came():
+def test_more_than_eight_shapes_are_one_warning():
     warnings = []
     batches = [{"x": np.zeros((2, width))} for width in range(1, 13)]
     feeder = feeder_of(batches, plan_of(), warn=warnings.append)
@@ -374,7 +374,7 @@ def test_one_warning_when_more_than_eight_shapes_came():
     assert "float64[2, 9]" in warning
 
 
-def test_no_warning_for_eight_shapes():
+def test_eight_shapes_are_no_warning():
     taken(feeder_of([{"x": np.zeros((2, width))} for width in range(1, 9)], plan_of(), warn=pytest.fail))
 
 
@@ -397,13 +397,13 @@ def test_no_warning_for_eight_shapes():
     ],
     ids=["dtype", "missing", "renamed", "list"],
 )
-def test_a_new_dtype_or_structure_is_an_error_that_shows_both(second, message):
+def test_a_changed_dtype_or_structure_is_an_error(second, message):
     first = {"x": np.zeros((4, 2), np.float32), "y": np.zeros(4)}
     with pytest.raises(LearnerError, match="the train batches " + message):
         taken(feeder_of([first, first, second], plan_of()))
 
 
-# -- batches that cannot be used ---------------------------------------------------------------------------------------
+# -- malformed batches -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -428,12 +428,12 @@ def test_a_new_dtype_or_structure_is_an_error_that_shows_both(second, message):
     ],
     ids=["None", "{}", "lengths", "scalar", "number", "no rows", "text", "object", "dates", "records", "keys", "list"],
 )
-def test_a_batch_that_cannot_be_used_is_an_error_that_names_the_field(batch, code, values):
+def test_a_malformed_batch_is_an_error_that_names_the_field(batch, code, values):
     with raises_code(code, *values):
         batch_arrays(batch, "train")
 
 
-def test_arrays_that_would_be_read_as_other_values_are_refused():
+def test_arrays_whose_values_would_change_are_refused():
     with raises_code("data-masked-values", "'x' has", "(2 of 5)"):
         batch_arrays({"x": np.ma.masked_less(np.arange(5), 2)}, "train")
     with raises_code("batch-byte-order", "'x'", ">f4", "x.astype('float32')", split="valid"):
@@ -443,18 +443,18 @@ def test_arrays_that_would_be_read_as_other_values_are_refused():
 @pytest.mark.parametrize(
     "dtype", [np.bool_, np.int8, np.float16, np.float64, np.complex64, jax.numpy.bfloat16, jax.numpy.float8_e4m3fn]
 )
-def test_numbers_of_every_kind_are_taken_as_they_are(dtype):
+def test_numbers_of_every_dtype_are_accepted(dtype):
     batch = batch_arrays({"x": np.zeros(3, dtype), "y": jax.numpy.zeros(3, jax.numpy.int32)}, "train")
     assert batch["x"].dtype == dtype
     assert isinstance(batch["y"], np.ndarray)
 
 
-def test_a_bad_batch_in_the_middle_is_named_by_its_split():
+def test_a_malformed_later_batch_names_its_split():
     with raises_code("batch-without-rows", split="valid"):
         taken(feeder_of([*rows_in_batches(4), {"x": np.zeros((0, 2), np.float32)}], plan_of(), split="valid"))
 
 
-# -- loaders that run out or fail --------------------------------------------------------------------------------------
+# -- exhausted and failing loaders -------------------------------------------------------------------------------------
 
 
 def test_a_loader_that_is_empty_in_a_later_epoch_is_an_error():
@@ -483,18 +483,18 @@ def failing_loader():
     raise OSError("the cable was pulled")
 
 
-def test_what_a_loader_raises_comes_out_with_its_own_traceback_after_what_came_before():
+def test_an_error_of_a_loader_is_raised_after_earlier_batches_with_its_traceback():
     dispatches = feeder_of(failing_loader, plan_of(buffer=2)).open(1, 0, 0, 1)
     assert next(dispatches).steps == 2
     with pytest.raises(OSError, match="the cable was pulled") as info:
         next(dispatches)
     assert "failing_loader" in [frame.name for frame in traceback.extract_tb(info.tb)]
-    with pytest.raises(OSError, match="the cable was pulled"):  # it stays failed
+    with pytest.raises(OSError, match="the cable was pulled"):  # the error is permanent
         next(dispatches)
     dispatches.close()
 
 
-# -- the thread that reads ahead ---------------------------------------------------------------------------------------
+# -- the prefetching thread --------------------------------------------------------------------------------------------
 
 
 def data_threads():
@@ -511,7 +511,7 @@ def no_thread_is_left():
     assert not {thread for thread in left if thread.is_alive()}
 
 
-def test_ahead_gives_everything_in_order_and_then_stays_at_its_end():
+def test_the_prefetcher_keeps_the_order_and_stays_exhausted():
     ahead = Prefetcher(iter([[number] * (number % 4) for number in range(100)]))
     assert list(ahead) == [number for number in range(100) for _ in range(number % 4)]
     assert next(ahead, "end") == "end"
@@ -519,15 +519,15 @@ def test_ahead_gives_everything_in_order_and_then_stays_at_its_end():
     ahead.close()
 
 
-def test_ahead_runs_in_a_thread_of_its_own():
+def test_the_prefetcher_reads_in_another_thread():
     names = Prefetcher([threading.current_thread().name] for _ in range(2))
     assert set(names) == {"learner-data"}
     names.close()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_ahead_reads_so_far_and_no_further(depth):
-    """`depth` lists are ready and one more is in the thread's hand."""
+def test_the_prefetcher_reads_at_most_its_depth(depth):
+    """`depth` lists are ready, and the thread holds one more."""
     given, reached, too_far = [0], threading.Event(), []
 
     def endless():
@@ -542,7 +542,7 @@ def test_ahead_reads_so_far_and_no_further(depth):
     for expected in range(20):
         assert reached.wait(WAIT)
         reached.clear()
-        given[0] += 1  # before it is taken: the thread may be quicker than this one
+        given[0] += 1  # before taking an item, as the thread may be faster than this one
         assert next(ahead) == expected
     ahead.close()
     assert not too_far
@@ -571,7 +571,7 @@ def test_closing_before_the_first_item_and_twice():
     assert not ahead._thread.is_alive()
 
 
-def test_a_stream_that_is_given_up_closes_the_users_generator():
+def test_closing_a_stream_closes_the_users_generator():
     closed = threading.Event()
 
     def loader():
@@ -591,7 +591,7 @@ def test_after_the_end_of_one_stream_another_can_be_opened():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_loader_may_fill_one_array_again_and_again(accumulate):
+def test_a_loader_may_reuse_its_array(accumulate):
     def batches():
         array = np.zeros((2, 1), np.float32)
         for number in range(5):
@@ -603,8 +603,8 @@ def test_a_loader_may_fill_one_array_again_and_again(accumulate):
     assert np.ravel([micro for step in steps for micro in step]).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_rows_in_their_own_order_are_not_copied_and_others_are_arranged_once_per_epoch():
-    """What is not shuffled takes no second place on the device."""
+def test_unshuffled_rows_are_not_copied_and_shuffled_rows_once_per_epoch():
+    """Data without shuffling is on the device once."""
     loader = DataLoaderBuilder().batch_size(4)
     still = feeder_of(loader.build({"x": np.arange(14)}), plan_of(buffer=1), SingleDevice())
     mixed = feeder_of(loader.shuffle(seed=0).build({"x": np.arange(14)}), plan_of(buffer=1), SingleDevice())
@@ -617,11 +617,11 @@ def test_rows_in_their_own_order_are_not_copied_and_others_are_arranged_once_per
         assert rows != sorted(rows) == list(range(14))
 
 
-# -- where the data was ------------------------------------------------------------------------------------------------
+# -- states of the data ------------------------------------------------------------------------------------------------
 
 
 class Numbered:
-    """An iterable whose iterators say how many batches they gave."""
+    """An iterable whose iterators have the number of batches as their state."""
 
     def __init__(self, *sizes):
         self.sizes = sizes
@@ -661,10 +661,10 @@ class NumberedIterator:
     most=st.none() | st.integers(1, 6),
     data=st.data(),
 )
-def test_a_dispatch_says_where_the_data_was_after_its_last_batch(
+def test_a_dispatch_has_the_state_of_the_data_after_its_last_batch(
     full, ragged, accumulate, buffer, limits, loop, most, data
 ):
-    """However far the thread has read ahead, and however buffers are cut."""
+    """The state does not depend on prefetching or on how buffers are split."""
     sizes = [4] * full + [3] * ragged
 
     def feeder():
@@ -688,7 +688,7 @@ def test_a_dispatch_says_where_the_data_was_after_its_last_batch(
     assert given == (first_of_steps * 2)[epoch * len(first_of_steps) + -(-batch // accumulate) :]
 
 
-def test_each_part_of_a_buffer_has_its_own_state():
+def test_each_part_of_a_buffer_has_the_state_after_it():
     source = source_of(Numbered(4, 4, 4, 4, 4, 4, 4), "train")
     first = batch_arrays(source.peek(1), "train")
     source.keep_state()
@@ -697,13 +697,13 @@ def test_each_part_of_a_buffer_has_its_own_state():
 
 
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
-def test_our_loaders_need_no_state(resident, monkeypatch):
+def test_loaders_of_the_library_need_no_state(resident, monkeypatch):
     monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
     feeder = feeder_of(DataLoaderBuilder().batch_size(4).build({"x": np.arange(14)}), plan_of())
     assert [d.data_state for d in taken(feeder)] == [None] * 2
 
 
-def test_batches_that_are_skipped_are_not_placed():
+def test_skipped_batches_are_not_placed():
     placed, warnings = [], []
 
     class Counting(Host):
@@ -722,12 +722,12 @@ def test_batches_that_are_skipped_are_not_placed():
     assert "6 batches of epoch 1 are read again and dropped" in warnings[0]
 
 
-def test_a_state_behind_which_nothing_comes_is_an_error():
+def test_a_state_without_further_batches_is_an_error():
     with raises_code("resume-data-shorter", start=2, epoch=1):
         list(feeder_of(Numbered(4, 4), plan_of()).open(1, 2, 0, 1, state=2))
 
 
-# -- integers that the device has no room for --------------------------------------------------------------------------
+# -- integers beyond 32 bits -------------------------------------------------------------------------------------------
 
 TOO_LARGE = 4294967196  # -100 as an int32
 WRAPPED = [
@@ -743,7 +743,7 @@ def labelled(dtype, value, rows=6):
 
 @pytest.mark.parametrize(("dtype", "value", "narrow", "wrapped"), WRAPPED)
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "on the device"])
-def test_integers_that_the_device_would_wrap_are_refused(dtype, value, narrow, wrapped, streams):
+def test_integers_that_would_wrap_are_refused(dtype, value, narrow, wrapped, streams):
     arrays = labelled(dtype, value)
     data = DataLoaderBuilder().batch_size(2).build(arrays)
     if streams:
@@ -752,20 +752,20 @@ def test_integers_that_the_device_would_wrap_are_refused(dtype, value, narrow, w
         taken(feeder_of(data, plan_of()))
 
 
-def test_integers_that_fit_are_given_whatever_their_dtype():
+def test_integers_that_fit_are_accepted_with_any_dtype():
     for dtype, value in ((np.int64, 2**31 - 1), (np.int64, -(2**31)), (np.uint64, 2**32 - 1), (np.uint32, 2**32 - 1)):
         arrays = labelled(dtype, value)
         dispatches = taken(feeder_of([arrays], plan_of(loop=False)))
         assert dispatches[0].feed.last["label"][-1] == value
 
 
-def test_with_64_bits_all_integers_fit():
-    with jax.enable_x64(True):  # of this thread: the one that reads gets it, too
+def test_with_x64_all_integers_fit():
+    with jax.enable_x64(True):  # thread-local, and passed on to the prefetching thread
         dispatches = taken(feeder_of([labelled(np.int64, TOO_LARGE)], plan_of(loop=False)))
     assert dispatches[0].feed.last["label"][-1] == TOO_LARGE
 
 
-def test_a_later_batch_and_one_of_tensors_are_looked_at_too():
+def test_later_batches_and_tensors_are_checked():
     class Tensor:
         def __init__(self, array):
             self.array = array
@@ -781,7 +781,7 @@ def test_a_later_batch_and_one_of_tensors_are_looked_at_too():
             taken(feeder)
 
 
-def test_arrays_on_the_device_are_looked_at_once(monkeypatch):
+def test_resident_arrays_are_checked_once(monkeypatch):
     seen = []
     for module in (feed_module, place_module):
         monkeypatch.setattr(module, "refuse_wrapped", lambda batch, split: seen.append(split))
@@ -790,7 +790,7 @@ def test_arrays_on_the_device_are_looked_at_once(monkeypatch):
 
 
 class Claims:
-    """Claims to have so many batches, and has others in each epoch."""
+    """Data whose `len` differs from the number of batches."""
 
     def __init__(self, claimed, *lengths):
         self.claimed, self.lengths, self.epochs = claimed, lengths, 0
@@ -804,22 +804,22 @@ class Claims:
 
 
 @pytest.mark.parametrize(("lengths", "epoch", "count"), [((3, 2, 3), 2, 2), ((4, 4, 4), 1, 4), ((3, 3, 3), None, None)])
-def test_a_length_that_is_not_true_is_warned_of_once(lengths, epoch, count):
+def test_a_wrong_length_is_warned_about_once(lengths, epoch, count):
     texts = []
     taken(feeder_of(Claims(3, *lengths), plan_of(), warn=texts.append), last=3)
     claims = [text for text in texts if "claims 3 batches" in text]
     assert [f"epoch {epoch} had {count}:" in text for text in claims] == [True] * (epoch is not None)
 
 
-def test_a_limit_is_no_claim():
+def test_a_limit_is_not_a_wrong_length():
     source = source_of(lambda: rows_in_batches(4, 4, 4), "valid")
     source.limit(10)
     first = batch_arrays(source.peek(1), "valid")
     assert taken(Feeder(source, Host(), plan_of(), first, pytest.fail))
 
 
-def test_rows_that_are_not_finite_are_found_in_each_process():
-    """Data that is the same in all has rows of the same numbers; of others' own data, a process knows nothing."""
+def test_nonfinite_rows_are_found_in_each_process():
+    """Shared data has common row numbers; with data per process, a process knows only its own rows."""
     half = ProcessShard(0, 2, 2)
     good, bad = np.ones((8, 1), np.float32), np.float32([[1], [np.inf], [1], [np.nan], [1], [1], [1], [1]])
 

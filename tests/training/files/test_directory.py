@@ -1,4 +1,4 @@
-"""The directory of a run: never mixed with another, never more removed than a run wrote."""
+"""Tests of the run directory: runs are never mixed, and only files of a run are removed."""
 
 import io
 import json
@@ -99,18 +99,18 @@ THEIRS = [
 
 
 @pytest.mark.parametrize("left", ["journal.jsonl", "checkpoint/6/manifest.json", "train/epoch-1/Loss.log"])
-def test_a_part_of_a_run_is_one(tmp_path, left):
+def test_remains_of_a_run_are_a_run(tmp_path, left):
     write(tmp_path, left)
     assert holds_run(tmp_path)
 
 
-def test_other_files_are_no_run(tmp_path):
+def test_other_files_are_not_a_run(tmp_path):
     write(tmp_path, *THEIRS)
     assert not holds_run(tmp_path)
     assert not holds_run(tmp_path / "nothing")
 
 
-def test_a_run_is_refused_with_what_can_be_done(tmp_path):
+def test_the_error_of_an_existing_run_names_the_remedies(tmp_path):
     write(tmp_path, "journal.jsonl")
     with pytest.raises(LearnerError) as error:
         refuse_run(tmp_path, overwrite=False)
@@ -121,7 +121,7 @@ def test_a_run_is_refused_with_what_can_be_done(tmp_path):
     refuse_run(tmp_path / "nothing", overwrite=False)
 
 
-def test_only_what_a_run_wrote_is_removed(tmp_path):
+def test_only_files_of_a_run_are_removed(tmp_path):
     write(tmp_path, *OURS, *THEIRS)
     (tmp_path / "empty").mkdir()
     remove_run(tmp_path)
@@ -132,14 +132,14 @@ def test_only_what_a_run_wrote_is_removed(tmp_path):
     assert not holds_run(tmp_path)
 
 
-def test_a_run_alone_leaves_nothing(tmp_path):
+def test_removing_a_run_leaves_an_empty_directory(tmp_path):
     write(tmp_path / "run", *OURS)
     remove_run(tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_checkpoints_behind_a_link_stay(tmp_path):
-    """A run refuses to begin there: with_file_checkpointer(directory=...) saves elsewhere."""
+def test_checkpoints_behind_a_link_are_kept(tmp_path):
+    """A new run refuses the link; `with_file_checkpointer(directory=...)` is the way to save elsewhere."""
     write(tmp_path / "run", "journal.jsonl")
     (tmp_path / "run" / "checkpoint").symlink_to(tmp_path / "big")
     write(tmp_path / "big", "6/manifest.json", "6/model/d/0", "checkpoint/6/manifest.json")
@@ -172,8 +172,8 @@ def test_links_of_wandb_to_a_removed_run_go_with_it(tmp_path):
         assert (tmp_path / "wandb" / own / "run.wandb").is_file()
 
 
-def test_nothing_is_removed_behind_other_links(tmp_path):
-    """Neither a checkpoint, nor a split, an epoch or a log that is a link takes with it what it leads to."""
+def test_files_behind_other_links_are_kept(tmp_path):
+    """Removing a checkpoint, split, epoch or log that is a link keeps the link's target."""
     run, other = tmp_path / "run", tmp_path / "other"
     write(other, "7/model", "epoch-1/Loss.log", "Loss.log", "events.out.tfevents.1700000000.host.learner")
     write(run, "journal.jsonl", "checkpoint/6/manifest.json", "valid/epoch-1/Loss.log", "train/epoch-1/Loss.log")
@@ -190,7 +190,7 @@ def test_nothing_is_removed_behind_other_links(tmp_path):
     left = sorted(p.relative_to(run).as_posix() for p in run.rglob("*"))
     links = ["checkpoint/7", "tensorboard", "train/epoch-1/Linked.log", "valid-linked", "valid/epoch-2"]
     assert [path for path in left if (run / path).is_symlink()] == links
-    assert len(left) == len(links) + 4  # their directories
+    assert len(left) == len(links) + 4  # the directories of the targets
 
 
 def test_prepare(tmp_path):
@@ -212,21 +212,21 @@ def test_read_summary(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[1]", "null", '"text"', "[" * 100_000, "9" * 5000])
-def test_a_summary_that_is_none(tmp_path, content):
+def test_malformed_summaries_are_ignored(tmp_path, content):
     (tmp_path / "summary.json").write_text(content)
     assert read_summary(tmp_path) is None
 
 
-def test_a_summary_that_has_no_end_is_not_read(tmp_path, monkeypatch):
+def test_an_endless_summary_is_not_read(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "summary.json")
     monkeypatch.setattr(Path, "read_text", lambda path: pytest.fail("this would never end"))
     assert read_summary(tmp_path) is None
 
 
-# -- where nothing can be written --------------------------------------------------------------------------------------
+# -- unwritable places -------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_can_be_made_is_no_problem(tmp_path):
+def test_a_directory_that_can_be_created_is_accepted(tmp_path):
     assert problem_with(tmp_path) is None
     assert problem_with(tmp_path / "a" / "b" / "c") is None
     assert problem_with(Path("runs/somewhere")) is None
@@ -234,7 +234,7 @@ def test_a_directory_that_can_be_made_is_no_problem(tmp_path):
 
 
 @pytest.mark.parametrize("below", ["", "run", "a/b/run"])
-def test_a_file_in_the_way(tmp_path, below):
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path, below):
     write(tmp_path, "file")
     problem = problem_with(tmp_path / "file" / below)
     assert f"{tmp_path / 'file'} is a file" in problem
@@ -243,7 +243,7 @@ def test_a_file_in_the_way(tmp_path, below):
 
 
 def test_a_directory_that_is_not_writable(tmp_path, monkeypatch):
-    """Permissions do not stop root, so the answer of the system is stood in for."""
+    """Permissions do not apply to root, so the answer of the system is faked."""
     asked = []
     monkeypatch.setattr(os, "access", lambda path, mode: asked.append((Path(path), mode)))
     assert problem_with(tmp_path / "a" / "run") == f"the directory {tmp_path / 'a' / 'run'} is not writable"
@@ -253,7 +253,7 @@ def test_a_directory_that_is_not_writable(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_is_really_not_writable(tmp_path):
+def test_a_directory_without_write_permission(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(LearnerError, match="is not writable"):
         build_line(quiet(tmp_path / "locked" / "run"))
@@ -261,13 +261,13 @@ def test_a_directory_that_is_really_not_writable(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may look anywhere")
 @pytest.mark.parametrize("name", ["", "run"])
-def test_a_directory_that_is_closed(tmp_path, name):
+def test_a_directory_without_search_permission(tmp_path, name):
     (tmp_path / "closed").mkdir(mode=0)
     with pytest.raises(LearnerError, match="is not writable"):
         build_line(quiet(tmp_path / "closed" / name))
 
 
-def test_a_file_that_comes_between_build_and_fit(tmp_path):
+def test_a_file_created_between_build_and_fit_is_refused(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     write(tmp_path, "run")
     with pytest.raises(LearnerError, match="run is a file"):
@@ -275,7 +275,7 @@ def test_a_file_that_comes_between_build_and_fit(tmp_path):
     assert set(tree_of(tmp_path)) == {"run"}
 
 
-def test_a_checkpoint_directory_that_is_a_file(tmp_path):
+def test_a_file_in_place_of_the_checkpoint_directory_is_refused(tmp_path):
     write(tmp_path, "file")
     learner = build_line(quiet(tmp_path / "run").with_file_checkpointer(directory=tmp_path / "file" / "c"))
     with pytest.raises(LearnerError, match="file is a file"):
@@ -287,7 +287,7 @@ def test_a_checkpoint_directory_that_is_a_file(tmp_path):
 
 
 def test_a_second_run_is_refused_and_changes_nothing(tmp_path):
-    """Files that are not a run's are no hindrance; a run without its journal still is one."""
+    """Other files do not prevent a run; a run without its journal does."""
     write(tmp_path / "run", *THEIRS)
     build_line(quiet(tmp_path / "run")).fit(batches())
     assert set(THEIRS) <= set(tree_of(tmp_path / "run"))
@@ -304,7 +304,7 @@ def test_a_second_run_is_refused_and_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "model.json", "summary.json"])
-def test_files_that_no_run_wrote_are_not_replaced(tmp_path, name):
+def test_files_of_the_user_are_not_replaced(tmp_path, name):
     write(tmp_path, name)
     with raises_code("directory-unusable") as error:
         refuse_foreign(tmp_path, ["train"], config=True)
@@ -317,7 +317,7 @@ def test_files_that_no_run_wrote_are_not_replaced(tmp_path, name):
 
 
 def test_remains_of_a_run_may_be_replaced(tmp_path):
-    """So may a `config.yaml` where the run writes none, and a file that a crash has cut off."""
+    """A `config.yaml` may stay if the run writes none, and a file truncated by a crash may be replaced."""
     build_line(quiet(tmp_path)).fit(batches())
     kept = [path for path in tmp_path.iterdir() if path.name in ("model.json", "summary.json")]
     assert len(kept) == 2
@@ -330,8 +330,7 @@ def test_remains_of_a_run_may_be_replaced(tmp_path):
     refuse_foreign(tmp_path, ["train"], config=True)
 
 
-def test_overwriting(tmp_path):
-    """What is there afterwards is what a run in an empty directory leaves, and the user's files."""
+def test_overwriting_leaves_a_new_run_and_the_users_files(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(3).with_file_checkpointer(keep_last=4)
     build_line(builder).fit(batches(), {"old": valid_data()})
     write(tmp_path / "run", *THEIRS)
@@ -342,12 +341,12 @@ def test_overwriting(tmp_path):
     assert kept == {path for path in tree_of(tmp_path / "fresh") if not path.startswith("checkpoint/")}
     mine = {path: text for path, (text, _) in tree_of(tmp_path / "run").items() if path in THEIRS}
     assert mine == dict.fromkeys(THEIRS, b"mine")
-    assert saved_steps(tmp_path / "run") == [2 * STEPS, 2023, 2024]  # two of which are the user's
+    assert saved_steps(tmp_path / "run") == [2 * STEPS, 2023, 2024]  # 2023 and 2024 are the user's
     assert saved_steps(tmp_path / "fresh") == [2 * STEPS]
     assert [entry["event"] for entry in journal_of(tmp_path / "run")].count("start") == 1
 
 
-def test_overwrite_and_resume_goes_on(tmp_path):
+def test_resume_with_overwrite_resumes(tmp_path):
     build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
     result = build_line(quiet(tmp_path / "run", overwrite=True, saves=True).num_epochs(2).resume()).fit(batches())
     assert len(result.history["train/Loss"]) == 2
@@ -355,7 +354,7 @@ def test_overwrite_and_resume_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("relative", [pytest.param(False, marks=pytest.mark.full), True])
-def test_checkpoints_elsewhere(tmp_path, monkeypatch, relative):
+def test_checkpoints_in_another_directory(tmp_path, monkeypatch, relative):
     monkeypatch.chdir(tmp_path)
     place = "elsewhere" if relative else str(tmp_path / "elsewhere")
     make = lambda name, **options: quiet(tmp_path / name, **options).with_file_checkpointer(directory=place)  # noqa: E731
@@ -372,8 +371,8 @@ def test_checkpoints_elsewhere(tmp_path, monkeypatch, relative):
     assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["6"]
 
 
-def test_checkpoints_elsewhere_of_a_run_that_begins_meanwhile_stay(tmp_path):
-    """Two runs were given one directory: the second one had looked there before the first one saved."""
+def test_checkpoints_of_a_concurrent_run_are_kept(tmp_path):
+    """Two runs have one checkpoint directory, and the second run checked it before the first one saved."""
     place = tmp_path / "elsewhere"
     make = lambda name: build_line(quiet(tmp_path / name).with_file_checkpointer(directory=str(place)))  # noqa: E731
 
@@ -387,7 +386,7 @@ def test_checkpoints_elsewhere_of_a_run_that_begins_meanwhile_stay(tmp_path):
     assert [path.name for path in place.iterdir()] == ["6"]
 
 
-# -- links and things of others in the places of a run -----------------------------------------------------------------
+# -- links and other files in place of the run's files -----------------------------------------------------------------
 
 FILES = ["journal.jsonl", "config.yaml", "model.json", "summary.json", "experiment.log"]
 DIRECTORIES = ["checkpoint", "superseded", "train", "valid-a_b", "custom", "train/epoch-7"]
@@ -395,7 +394,7 @@ DIRECTORIES = ["checkpoint", "superseded", "train", "valid-a_b", "custom", "trai
 
 @pytest.mark.parametrize("name", [*FILES, *DIRECTORIES])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_link_in_a_place_of_the_run_is_refused_before_anything_is_written(tmp_path, name, overwrite):
+def test_a_link_in_place_of_a_file_of_the_run_is_refused_before_writing(tmp_path, name, overwrite):
     run, outside = tmp_path / "run", tmp_path / "outside"
     (run / name).parent.mkdir(parents=True)
     outside.write_text("mine") if name in FILES else write(outside, "6/manifest.json", "epoch-1/Loss.log")
@@ -409,14 +408,14 @@ def test_a_link_in_a_place_of_the_run_is_refused_before_anything_is_written(tmp_
     assert content == (tree_of(outside) if outside.is_dir() else outside.read_text())
 
 
-def test_a_directory_in_the_place_of_a_file(tmp_path):
+def test_a_directory_in_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "run" / "summary.json").mkdir(parents=True)
     with raises_code("directory-unusable", "summary.json"):
         build_line(quiet(tmp_path / "run")).fit(batches())
     assert os.listdir(tmp_path / "run") == ["summary.json"]
 
 
-def test_the_directory_itself_and_those_above_it_may_be_links(tmp_path):
+def test_the_directory_and_its_parents_may_be_links(tmp_path):
     (tmp_path / "home" / "first").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "home")
     (tmp_path / "home" / "latest").symlink_to("first")
@@ -424,7 +423,7 @@ def test_the_directory_itself_and_those_above_it_may_be_links(tmp_path):
     assert (tmp_path / "home" / "first" / "summary.json").is_file()
 
 
-def test_overwriting_leaves_what_is_no_checkpoint_of_ours(tmp_path):
+def test_overwriting_keeps_directories_that_are_no_checkpoints(tmp_path):
     theirs = ["checkpoint/2023/photo.raw", "checkpoint/7/model/photo.raw", "superseded/2023/photo.raw"]
     for _ in range(2):
         build_line(quiet(tmp_path, saves=True, overwrite=True)).fit(batches())
@@ -433,14 +432,14 @@ def test_overwriting_leaves_what_is_no_checkpoint_of_ours(tmp_path):
     assert [(tmp_path / name).read_text() for name in theirs] == ["mine"] * 3
 
 
-def test_a_save_is_not_made_where_something_of_others_has_its_name(tmp_path):
+def test_a_save_does_not_replace_other_files_of_its_name(tmp_path):
     write(tmp_path, f"checkpoint/{STEPS}/photo.raw")
     with raises_code("checkpoint-path-in-the-way", f"checkpoint/{STEPS}"):
         build_line(quiet(tmp_path, saves=True)).fit(batches())
     assert (tmp_path / f"checkpoint/{STEPS}/photo.raw").read_text() == "mine"
 
 
-# -- names, and working directories that change ------------------------------------------------------------------------
+# -- names and changing working directories ----------------------------------------------------------------------------
 
 NAMES = {
     "a" * 300: "has 300 bytes",
@@ -452,8 +451,8 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", [*NAMES, "/".join(["d" * 200] * 25)])
-def test_a_name_that_no_checkpoint_can_have(tmp_path, name):
-    """Told when the learner is built, not at the first save."""
+def test_unusable_directory_names_are_refused(tmp_path, name):
+    """`build` raises, not the first save."""
     message = NAMES.get(name, r"it has \d+ bytes, and 3584 are the most")
     with pytest.raises(LearnerError, match=message):
         build_line(quiet(tmp_path / name / "run"))
@@ -464,7 +463,7 @@ def test_a_name_that_no_checkpoint_can_have(tmp_path, name):
 
 
 def test_a_hook_may_change_the_working_directory(tmp_path, monkeypatch):
-    """As notebooks do; relative paths mean what they meant when they were given."""
+    """Relative paths are resolved when they are passed; notebooks may change the working directory."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     builder = quiet("runs/a").num_epochs(1).with_file_checkpointer(directory="saved").metric_loggers(Csv())
@@ -482,14 +481,14 @@ def test_a_hook_may_change_the_working_directory(tmp_path, monkeypatch):
     assert (tmp_path / "runs/b/summary.json").is_file()
 
 
-def test_people_see_the_directory_as_they_wrote_it(tmp_path, monkeypatch):
+def test_messages_show_the_directory_as_passed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stream = io.StringIO()
     build_line(quiet("runs/a").renderer(PlainRenderer(stream))).fit(batches())
     assert stream.getvalue().startswith("runs/a: ")
 
 
-# -- files that are too large ------------------------------------------------------------------------------------------
+# -- too large files ---------------------------------------------------------------------------------------------------
 
 
 def sparse(path, size=3 << 30):
@@ -498,7 +497,7 @@ def sparse(path, size=3 << 30):
 
 
 def test_a_huge_file_is_refused_and_not_read(tmp_path):
-    """3 GB that take no room on the disk; within a process that has 256 MB of memory to take."""
+    """The file is sparse and has 3 GB; the process may allocate 256 MB."""
     build_line(quiet(tmp_path)).fit(batches())
     sparse(tmp_path / "summary.json")
     limits = resource.getrlimit(resource.RLIMIT_AS)

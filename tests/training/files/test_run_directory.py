@@ -1,4 +1,4 @@
-"""What is read of a run that may train meanwhile."""
+"""Tests of reading checkpoints of a run that may be training."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from tests.support.codes import raises_code
 from tests.support.runs import STEPS, build_line, quiet, shuffled
 
 
-def test_a_checkpoint_is_read_although_the_run_removes_some(tmp_path):
+def test_reading_survives_the_removal_of_checkpoints(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
     learner = build_line(builder)
     learner.fit(shuffled())
@@ -28,7 +28,7 @@ def test_a_checkpoint_is_read_although_the_run_removes_some(tmp_path):
     assert found == [3 * STEPS, 2 * STEPS, STEPS]
 
 
-def test_a_run_that_removes_every_checkpoint_before_it_is_read_is_named(tmp_path):
+def test_removal_of_every_checkpoint_is_an_error(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3))
     learner.fit(shuffled())
 
@@ -41,7 +41,7 @@ def test_a_run_that_removes_every_checkpoint_before_it_is_read_is_named(tmp_path
         read_while_training(lambda: open_store(learner.definition.options), read, attempts=2)
 
 
-def test_the_newest_is_found_although_the_run_removes_some(tmp_path):
+def test_finding_the_newest_survives_the_removal_of_checkpoints(tmp_path):
     build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled())
     learner = build_line(quiet(tmp_path / "run").resume())
     tried = []
@@ -56,7 +56,7 @@ def test_the_newest_is_found_although_the_run_removes_some(tmp_path):
     assert tried == [3 * STEPS, 2 * STEPS, STEPS]
 
 
-def test_load_checkpoint_finds_another_one_as_well(tmp_path, monkeypatch):
+def test_load_checkpoint_survives_the_removal_of_checkpoints(tmp_path, monkeypatch):
     build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled())
     progress, tried = CheckpointStore.progress, []
 

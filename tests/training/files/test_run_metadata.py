@@ -1,4 +1,4 @@
-"""What loggers and the journal are told of a run besides its numbers."""
+"""Tests of the metadata of a run in the journal and in loggers: environment, commit, config and measurements."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.support.runs import batches, build_line, journal_of, quiet
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def test_the_environment():
+def test_the_environment_is_recorded():
     found = environment()
     assert (found["jax"], found["flax"], found["optax"]) == (jax.__version__, flax.__version__, optax.__version__)
     assert found["learner"] == VERSION
@@ -44,11 +44,11 @@ def git(directory, *words):
     return done.stdout.strip()
 
 
-def test_the_commit(tmp_path):
+def test_the_commit_is_recorded(tmp_path):
     repository = tmp_path / "repository"
     (repository / "below").mkdir(parents=True)
     git(repository, "init", "--quiet")
-    assert commit(repository) is None, "it has none yet"
+    assert commit(repository) is None, "there is no commit yet"
     git(repository, "commit", "--quiet", "--allow-empty", "-m", "first")
     assert commit(repository / "below") == git(repository, "log", "--format=%H")
     assert commit(tmp_path / "nowhere") is None
@@ -59,7 +59,7 @@ def test_without_git_there_is_no_commit(monkeypatch, tmp_path):
     assert commit(".") is None
 
 
-def test_a_git_that_hangs_is_not_waited_for(monkeypatch, tmp_path):
+def test_a_hanging_git_is_abandoned(monkeypatch, tmp_path):
     (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -67,7 +67,7 @@ def test_a_git_that_hangs_is_not_waited_for(monkeypatch, tmp_path):
     assert commit(".") is None
 
 
-def test_a_run_from_python_tells_what_its_builder_knows(tmp_path):
+def test_a_run_from_python_records_its_options(tmp_path):
     memory = MemoryLogger()
     builder = quiet(tmp_path / "run").num_epochs(1).seed(7).grads_accumulation(2).metric_train(LearningRate())
     build_line(builder.metric_loggers(memory), lr=Cosine(0.1), optimizer=partial(optax.sgd, momentum=0.9)).fit(
@@ -93,7 +93,7 @@ def test_a_run_from_python_tells_what_its_builder_knows(tmp_path):
     assert start["environment"] == event.environment
 
 
-def test_a_run_from_a_config_tells_what_is_in_it_but_for_addresses(tmp_path):
+def test_a_run_from_a_config_records_it_without_addresses(tmp_path):
     memory = MemoryLogger()
     builder = quiet(tmp_path / "run").metric_loggers(memory)
     builder._config_text(
@@ -104,7 +104,7 @@ def test_a_run_from_a_config_tells_what_is_in_it_but_for_addresses(tmp_path):
     assert "secret" not in (tmp_path / "run" / "journal.jsonl").read_text()
 
 
-def test_a_run_that_goes_on_tells_what_it_measured(tmp_path):
+def test_a_resumed_run_records_its_measurements(tmp_path):
     first = build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
     memory = MemoryLogger()
     build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume().metric_loggers(memory)).fit(batches())

@@ -1,4 +1,4 @@
-"""Counting compilations, and where they are kept."""
+"""Tests of counting compilations and of the compilation cache."""
 
 import os
 import subprocess
@@ -21,14 +21,14 @@ SETTINGS = (
 
 
 def compile_one(size):
-    """A program that nobody else compiles."""
+    """Compile a program that no other test compiles; return a function that calls it again."""
     program = jax.jit(lambda x: x * 2 + size)
     x = jax.device_put(np.zeros(size, np.int32))
     program(x)
     return lambda: program(x)
 
 
-def test_every_compilation_is_counted_and_timed_and_no_call_is():
+def test_compilations_are_counted_and_timed_but_not_calls():
     with CompileTimes() as times:
         again = compile_one(3)
         assert times.count == 1
@@ -38,7 +38,7 @@ def test_every_compilation_is_counted_and_timed_and_no_call_is():
     assert (times.count, times.seconds) == (1, seconds)
 
 
-def test_nothing_is_counted_before_and_after():
+def test_only_compilations_inside_the_block_are_counted():
     compile_one(4)
     with CompileTimes() as times:
         pass
@@ -46,7 +46,7 @@ def test_nothing_is_counted_before_and_after():
     assert (times.count, times.seconds) == (0, 0.0)
 
 
-def test_several_counts_do_not_disturb_each_other():
+def test_counts_may_be_nested():
     with CompileTimes() as outer:
         compile_one(6)
         with CompileTimes() as inner:
@@ -63,7 +63,7 @@ def test_other_threads_are_counted():
     assert times.count == 1
 
 
-def test_a_count_ends_with_an_error_too():
+def test_an_error_ends_the_count():
     with pytest.raises(ZeroDivisionError), CompileTimes() as times:
         _ = 1 / 0
     compile_one(10)
@@ -72,7 +72,7 @@ def test_a_count_ends_with_an_error_too():
 
 @pytest.fixture
 def settings():
-    """JAX's settings of the cache, as they are by default; they are put back afterwards."""
+    """Set JAX's cache to its defaults and restore it afterwards; yield a function that returns the settings."""
     before = {name: getattr(jax.config, name) for name in SETTINGS}
     jax.config.update("jax_compilation_cache_dir", None)
     reset_cache()
@@ -83,36 +83,39 @@ def settings():
 
 
 def used(platform, directory, settings):
-    """The directory, and JAX's settings while it is in use."""
+    """Return the directory of the cache and JAX's settings inside the block."""
     with compilation_cache(platform, directory) as place:
         return place, settings()
 
 
-def test_on_a_cpu_nothing_is_kept_unless_it_is_asked_for(settings):
+def test_the_cache_is_off_by_default_on_cpus(settings):
     before = settings()
     assert used("cpu", None, settings) == (None, before)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_on_accelerators_compilations_are_kept_in_a_directory_of_the_user(settings, monkeypatch, tmp_path, platform):
+def test_the_cache_of_accelerators_is_in_the_users_cache_directory(settings, monkeypatch, tmp_path, platform):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     place, before = str(tmp_path / "learner" / "compilations"), settings()
-    assert used(platform, None, settings) == (place, (place, 0.0, 0))  # JAX's own thresholds keep no small program
+    assert used(platform, None, settings) == (
+        place,
+        (place, 0.0, 0),
+    )  # JAX's defaults would skip small programs
     assert settings() == before
 
 
-def test_programs_of_other_flags_are_kept_elsewhere(settings, monkeypatch, tmp_path):
+def test_each_set_of_xla_flags_has_its_own_cache(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     places = []
     for flags in ("", "--xla_gpu_deterministic_ops=true", "--a=1 --a=2", " --a=1  --a=2", "--a=2 --a=1"):
         monkeypatch.setenv("XLA_FLAGS", flags)
         places.append(used("gpu", None, settings)[0])
     assert len(set(places)) == 4
-    assert places[2] == places[3]  # and the last of two that are the same counts
+    assert places[2] == places[3]  # whitespace does not matter, the order does
 
 
-def test_without_xdg_it_is_in_the_home_directory(settings, monkeypatch, tmp_path):
+def test_without_xdg_the_cache_is_in_the_home_directory(settings, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -120,21 +123,21 @@ def test_without_xdg_it_is_in_the_home_directory(settings, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_a_directory_that_is_asked_for_is_taken(settings, tmp_path, monkeypatch, platform):
+def test_a_given_directory_is_used(settings, tmp_path, monkeypatch, platform):
     monkeypatch.chdir(tmp_path)
     place = str(tmp_path / "here")
     assert used(platform, place, settings) == used(platform, "here", settings) == (place, (place, 0.0, 0))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_a_cache_that_is_set_is_left_alone(settings, tmp_path, platform):
+def test_a_configured_cache_is_not_changed(settings, tmp_path, platform):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     before = settings()
     assert used(platform, None, settings) == (str(tmp_path), before)
     assert settings() == before
 
 
-def test_a_cache_that_the_user_turned_off_stays_off(settings, tmp_path):
+def test_a_cache_that_the_user_disabled_stays_off(settings, tmp_path):
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         before = settings()
@@ -143,7 +146,7 @@ def test_a_cache_that_the_user_turned_off_stays_off(settings, tmp_path):
         jax.config.update("jax_enable_compilation_cache", True)
 
 
-def test_a_setting_that_changes_inside_of_the_block_stays(settings, tmp_path):
+def test_a_setting_changed_inside_the_block_is_kept(settings, tmp_path):
     before = settings()
     with compilation_cache("cpu", str(tmp_path / "a")):
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "b"))
@@ -151,12 +154,12 @@ def test_a_setting_that_changes_inside_of_the_block_stays(settings, tmp_path):
 
 
 def programs(place):
-    """How many programs a cache holds."""
+    """Return the number of programs in a cache."""
     return len(list(place.glob("*-cache"))) if place.exists() else 0
 
 
 def fit(directory, cache=None, fails=False):
-    """A run of two steps whose programs were not compiled yet."""
+    """Train two steps with programs that are not yet compiled."""
     jax.clear_caches()
 
     def hook(info, model):
@@ -168,8 +171,8 @@ def fit(directory, cache=None, fails=False):
 
 
 @pytest.mark.full
-def test_a_cache_is_that_of_its_run_alone(settings, tmp_path):
-    """Programs of other runs and of the user are not kept there, nor is anything else of it left behind."""
+def test_a_cache_contains_only_the_programs_of_its_run(settings, tmp_path):
+    """Programs of other runs and of the user are not stored in it, and the settings are restored."""
     before, a, b = settings(), tmp_path / "a", tmp_path / "b"
     fit(tmp_path / "run", a)
     of_a_run = programs(a)
@@ -187,7 +190,7 @@ def test_a_cache_is_that_of_its_run_alone(settings, tmp_path):
     assert (programs(a), programs(b)) == (of_a_run, of_b)
 
 
-def test_the_cache_of_the_user_is_in_use_again_after_a_run(settings, tmp_path):
+def test_the_users_cache_is_restored_after_a_run(settings, tmp_path):
     for name, value in zip(SETTINGS, (str(tmp_path / "own"), 0.0, 0), strict=True):
         jax.config.update(name, value)
     compile_one(13)
@@ -195,7 +198,7 @@ def test_the_cache_of_the_user_is_in_use_again_after_a_run(settings, tmp_path):
     assert own >= 1
     fit(tmp_path / "run", tmp_path / "a")
     assert programs(tmp_path / "a") > 2
-    after = programs(tmp_path / "own")  # what is compiled before and after the run, such as the model's copy
+    after = programs(tmp_path / "own")  # programs outside the run, such as the copy of the model
     compile_one(14)
     assert programs(tmp_path / "own") == after + 1
     assert settings()[0] == str(tmp_path / "own")
@@ -218,7 +221,7 @@ print(len(hits))
 
 
 @pytest.mark.full
-def test_a_second_process_takes_its_programs_from_the_cache(tmp_path):
+def test_a_second_process_loads_its_programs_from_the_cache(tmp_path):
     run = lambda: subprocess.run(  # noqa: E731
         [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), str(tmp_path / "cache")],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Bits: the same parameters, statistics, metrics and values however the steps are handed to the device."""
+"""Tests of the executor: parameters, statistics, metrics and values do not depend on how steps are dispatched."""
 
 import itertools
 import platform
@@ -38,7 +38,7 @@ x86_only = pytest.mark.skipif(
 
 
 class Classifier(nnx.Module):
-    """With running statistics and dropout, around `body`."""
+    """A classifier with running statistics and dropout around `body`."""
 
     def __init__(self, width, rngs):
         self.norm = nnx.BatchNorm(width, rngs=rngs)
@@ -93,7 +93,7 @@ MODELS = {"mlp": Mlp, "cnn": Cnn, "transformer": Transformer}
 
 
 class Predicted(CollectingMetric):
-    """All logits, as they come."""
+    """A metric that collects all logits."""
 
     name, fields = "Predicted", ("logits",)
 
@@ -113,7 +113,7 @@ def rows_of(count):
 
 
 class Lab:
-    """Programs that are compiled once; each pass through the data starts from the same state."""
+    """Programs that are compiled once; each pass over the data starts from the same state."""
 
     def __init__(self, model="mlp", accumulate=1, rows=22):
         builder = LearnerBuilder("unused").grads_accumulation(accumulate)
@@ -128,7 +128,7 @@ class Lab:
         self.feeders, self.wholes = {}, {}
 
     def feeder(self, streams=False, k=32, loop=True, split="train"):
-        """The feeder of a split, whose limit is `self.limit`."""
+        """Return the feeder of a split; its limit is `self.limit`."""
         key = streams, k, loop, split
         if key not in self.feeders:
             source = Streamed(self.loader) if streams else self.loader
@@ -141,13 +141,13 @@ class Lab:
         return self.feeders[key]
 
     def begin(self, leaves=None, metrics=None):
-        """Back to the first state, or to one that was kept."""
+        """Reset the runner to the first state, or to a given one."""
         kept = jax.tree.leaves(self.state) if leaves is None else leaves
         self.runner.leaves = jax.tree.leaves(self.strategy.place(self.runner.copy(kept)))
         return self.runner.start("train", metrics)
 
     def train(self, limits=(32,), position=(1, 0, 0), keep_at=None, leaves=None, metrics=None, **how):
-        """What training leaves: the state, and every step's values. `keep_at`: a step to keep the state at."""
+        """Return the record of a training pass, and a copy of the state at step `keep_at`."""
         self.limit = wild(limits)
         tally, record, step = self.begin(leaves, metrics), Record(), position[2]
         dispatches = self.feeder(**how).open(*position, EPOCHS)
@@ -170,7 +170,7 @@ class Lab:
         return record
 
     def whole(self, streams):
-        """What training in dispatches that are as long as they may be leaves, and its bits; done once."""
+        """Return the record of training in the longest possible dispatches, and its bits. The result is cached."""
         if streams not in self.wholes:
             record = self.train(streams=streams)
             self.wholes[streams] = record, record.bits
@@ -193,7 +193,7 @@ class Lab:
 
 
 class Streamed:
-    """A loader's batches without its arrays: they are read and placed by the thread that reads ahead."""
+    """The batches of a loader as a stream, which the prefetching thread reads and places."""
 
     split, batches, rows, has_rows, share, first_part = "train", None, None, False, None, False
     claimed_batches = None
@@ -215,7 +215,7 @@ def wild(limits):
 
 
 class Record:
-    """What a pass left: `state`, the values of each step, and of each epoch."""
+    """The outcome of a pass: the state, the values of each step and those of each epoch."""
 
     def __init__(self):
         self.numbers, self.weights, self.rows, self.epochs, self.dispatches = [], [], [], [], []
@@ -266,7 +266,7 @@ limits = st.lists(st.integers(1, 7), min_size=1, max_size=8)
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(limits=limits)
 def test_dispatches_of_any_lengths_leave_the_same_bits(model, accumulate, streams, limits):
-    """However fast the clock says that steps are. With dropout, statistics, a schedule, and a ragged batch."""
+    """The lengths of dispatches depend on the clock. The run has dropout, statistics, a schedule and a ragged batch."""
     made = lab(model, accumulate)
     whole, expected = made.whole(streams)
     assert max(steps for _, steps in whole.dispatches) > 1 or made.accumulate == 3
@@ -275,8 +275,8 @@ def test_dispatches_of_any_lengths_leave_the_same_bits(model, accumulate, stream
 
 @pytest.mark.parametrize(("model", "accumulate", "streams"), some(WAYS, {("mlp", 2, True)}))
 @pytest.mark.full
-def test_a_pass_from_anywhere_leaves_the_same_bits(model, accumulate, streams):
-    """From a copy of the state and of the metrics at every step, as a checkpoint has them."""
+def test_a_pass_from_any_step_leaves_the_same_bits(model, accumulate, streams):
+    """The pass starts from a copy of the state and of the metrics, as in a checkpoint."""
     made = lab(model, accumulate)
     whole = made.train([1], streams=streams)
     steps = len(whole.numbers)
@@ -300,7 +300,7 @@ def test_a_pass_from_anywhere_leaves_the_same_bits(model, accumulate, streams):
     ],
 )
 def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate, streams, ks):
-    """Programs of three buffers: of 2 (which has room for 1 and 2 steps), of 5, and of 32."""
+    """The three programs have buffers for 2 steps (used for 1 and 2), for 5 and for 32."""
     made = lab(model, accumulate)
     records = {k: made.train([k], k=k, streams=streams) for k in ks}
     assert [max(steps for _, steps in records[k].dispatches) for k in (1, 2)] == [1, 1 if accumulate == 3 else 2]
@@ -319,14 +319,14 @@ def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate
 )
 @pytest.mark.full
 def test_resident_data_and_the_same_batches_streamed_leave_the_same_bits(model, accumulate, loop):
-    """The rows are gathered in the one program and lie in a buffer in the other, with or without a loop around."""
+    """One program gathers the rows, the other reads them from a buffer, with and without a loop."""
     made = lab(model, accumulate)
     assert made.train(loop=loop).bits == made.train(loop=loop, streams=True).bits
 
 
 @pytest.mark.parametrize(("model", "accumulate"), [full("mlp", 2), full("cnn", 1), full("transformer", 3)])
 def test_without_a_loop_the_numbers_are_the_same_to_rounding(model, accumulate):
-    """They are programs of their own."""
+    """These are different programs, which XLA may round differently."""
     made = lab(model, accumulate)
     looped, single = made.train(), made.train(loop=False)
     assert {kind for kind, _ in single.dispatches} == ({"parts"} if accumulate > 1 else {"single", "tail"})
@@ -341,8 +341,8 @@ def test_without_a_loop_the_numbers_are_the_same_to_rounding(model, accumulate):
 @pytest.mark.parametrize("streams", [False, full(True)])
 @settings(max_examples=4, deadline=None)
 @given(limits=limits)
-def test_validation_of_any_lengths_has_the_same_bits_and_changes_nothing(streams, limits):
-    """A batch's random key is made from its number in the split."""
+def test_validation_in_dispatches_of_any_lengths_has_the_same_bits(streams, limits):
+    """The random key of a batch is derived from its number in the split."""
     made = lab("mlp", 2)
     made.begin()
     before = bits(jax.tree.leaves(_raw(made.runner.state)))
@@ -353,7 +353,7 @@ def test_validation_of_any_lengths_has_the_same_bits_and_changes_nothing(streams
     assert len({row.tobytes() for row in whole.rows}) == 22
 
 
-def test_outputs_are_those_of_validation():
+def test_outputs_equal_those_of_validation():
     made = lab("mlp", 2)
     made.begin()
     whole = made.valid()
@@ -362,11 +362,11 @@ def test_outputs_are_those_of_validation():
     np.testing.assert_allclose(np.concatenate(logits), np.stack(whole.rows), rtol=1e-5, atol=1e-6)
 
 
-# -- what a runner holds -----------------------------------------------------------------------------------------------
+# -- the runner's state ------------------------------------------------------------------------------------------------
 
 
-def test_values_of_steps_say_their_weights_and_rates():
-    """22 rows in batches of 4, two to a step."""
+def test_values_of_steps_include_weights_and_rates():
+    """22 rows are read in batches of 4, two per step."""
     record = lab("mlp", 2).train()
     assert record.weights == [8, 8, 6] * EPOCHS
     assert len(record.rows) == 22 * EPOCHS
@@ -378,7 +378,7 @@ def list_of_names():
     return ["Accuracy", "Learning Rate", "Loss"]
 
 
-def test_an_epochs_values_are_the_weighted_means_of_its_steps():
+def test_the_values_of_an_epoch_are_weighted_means_over_its_steps():
     record = lab("mlp", 2).train()
     for epoch, values in enumerate(record.epochs):
         steps = slice(3 * epoch, 3 * epoch + 3)
@@ -387,7 +387,7 @@ def test_an_epochs_values_are_the_weighted_means_of_its_steps():
             np.testing.assert_allclose(values[name], np.average(each, weights=record.weights[steps]), rtol=1e-6)
 
 
-def test_a_copy_outlives_what_it_was_copied_from():
+def test_a_copy_of_the_state_survives_training():
     made = lab("mlp", 2)
     tally = made.begin()
     made.limit = wild([1])
@@ -399,14 +399,14 @@ def test_a_copy_outlives_what_it_was_copied_from():
     assert bits(_raw(copy)) == before
 
 
-def test_the_learners_state_survives_training():
-    """It was placed, which may not copy; the runner works on its own."""
+def test_the_initial_state_survives_training():
+    """Placing may not copy, and the runner donates its own arrays."""
     made = lab("mlp", 2)
     made.train()
     assert bits(jax.tree.leaves(_raw(made.state))) == bits([*made.first])
 
 
-def test_a_scheduler_sets_the_scale_of_the_rate_and_nothing_else():
+def test_set_lr_scale_changes_only_the_scale():
     made = lab("mlp", 2)
     made.begin()
     before = made.runner.copy(made.runner.state)

@@ -1,4 +1,4 @@
-"""Loops by hand end with the very bits of `fit`: `==` between programs that have to round alike."""
+"""Tests of `Learner.train_step`: custom loops end with the bits of `fit`."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
 
 class Convolved(nnx.Module):
-    """On a CPU its steps are not loops."""
+    """A model whose steps are dispatched without a loop on a CPU."""
 
     def __init__(self):
         rngs = nnx.Rngs(2)
@@ -51,8 +51,8 @@ class Convolved(nnx.Module):
     valid_step = train_step
 
 
-def by_hand(learner, train, epochs, accumulate):
-    """A loop over epochs of batches: the last state and the values of every step."""
+def custom_loop(learner, train, epochs, accumulate):
+    """Train in a custom loop over epochs; return the last state and the values of every step."""
     state, found = learner.init(), []
     for epoch in range(1, epochs + 1):
         group = []
@@ -81,8 +81,8 @@ CASES = [
     ("model", "rows", "accumulate", "kind"),
     some(CASES, {CASES[0]}),
 )
-def test_bit_for_bit_the_end_of_fit(tmp_path, model, rows, accumulate, kind):
-    """Also where the last batch is ragged, ends a group of micro-batches, or steps are not loops."""
+def test_a_custom_loop_has_the_bits_of_fit(tmp_path, model, rows, accumulate, kind):
+    """The cases include ragged last batches, incomplete groups of micro-batches, and steps without a loop."""
     memory = MemoryLogger()
 
     def build(name, *loggers):
@@ -96,7 +96,7 @@ def test_bit_for_bit_the_end_of_fit(tmp_path, model, rows, accumulate, kind):
     given = data if kind == "resident" else lambda: iter(data)
     result = build("fit", memory).fit(given, valid_data())
     learner = build("hand")
-    state, values = by_hand(learner, shuffled(rows=rows), 2, accumulate)
+    state, values = custom_loop(learner, shuffled(rows=rows), 2, accumulate)
     assert model_bits(learner.model_of(state)) == model_bits(result.model)
     assert [float(v["Loss"]) for v in values] == memory.steps["train/Loss"]
     if model != "noisy line":
@@ -107,7 +107,7 @@ def test_bit_for_bit_the_end_of_fit(tmp_path, model, rows, accumulate, kind):
     assert not (tmp_path / "hand").exists()
 
 
-def test_a_step_changes_nothing_that_it_is_given(tmp_path):
+def test_a_step_does_not_change_its_arguments(tmp_path):
     learner = build_line(quiet(tmp_path / "run"), optimizer=optax.adam)
     state, batch = learner.init(), batches()[0]
     before, rows = bits(state), bits(batch)
@@ -129,8 +129,8 @@ def test_each_shape_is_compiled_once(tmp_path):
     assert int(state.step) == 6
 
 
-def test_a_short_batch_before_all_others(tmp_path):
-    """Given the regular batch, its step is the program of every step that ends with a short batch."""
+def test_a_short_first_batch_uses_the_program_of_short_batches(tmp_path):
+    """With the regular batch as an argument, the step compiles the program for steps that end with a short batch."""
     learner, (full, *_) = build_line(quiet(tmp_path / "run").grads_accumulation(2)), batches()
     state, short = learner.init(), {name: x[:2] for name, x in full.items()}
     learner.train_step(state, full)
@@ -142,8 +142,8 @@ def test_a_short_batch_before_all_others(tmp_path):
 
 
 @pytest.mark.full
-def test_within_a_transformation_it_can_be_differentiated(tmp_path):
-    """The loss after a step as a function of the rate: what a loop with a traced count would not allow."""
+def test_a_step_inside_a_transformation_is_differentiable(tmp_path):
+    """The loss after a step is differentiated by the rate; a loop with a traced count could not be."""
     learner = build_line(quiet(tmp_path / "run"))
     one, two = batches()[:2]
 
@@ -156,7 +156,7 @@ def test_within_a_transformation_it_can_be_differentiated(tmp_path):
     assert float(slope) == pytest.approx(float(difference), rel=0.05)
 
 
-def test_wrong_batches_are_the_errors_of_fit(tmp_path):
+def test_malformed_batches_raise_the_errors_of_fit(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     with raises_code("batch-missing-key", name="train_step", key="t"):
         learner.train_step(learner.init(), {"x": np.ones((4, 3), np.float32)})
@@ -165,8 +165,8 @@ def test_wrong_batches_are_the_errors_of_fit(tmp_path):
 
 
 @pytest.mark.full
-def test_an_update_of_ones_own(tmp_path):
-    """Two steps by hand, against the two that `fit` makes."""
+def test_a_custom_update_equals_fit(tmp_path):
+    """Two steps of the custom loop are compared with two steps of `fit`."""
 
     def update(state, batch, lr, rng):
         grads = jax.grad(lambda w: noisy_step({**state, "w": w}, batch, rng).loss)(state["w"])

@@ -1,4 +1,4 @@
-"""The ordered worker: what goes in comes out in order, or as an error in the loop's thread. Nothing ever hangs."""
+"""Tests of the reporter thread: order, metrics on the host, errors, queries, bounds and estimates of the step time."""
 
 import concurrent.futures
 import dataclasses
@@ -35,11 +35,11 @@ from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import DispatchTime, StepTimeEstimator
 from tests.support.codes import raises_code
 
-WAIT = 30  # seconds after which something that should have happened is said to hang
+WAIT = 30  # seconds after which a test fails instead of hanging
 
 
 class Files:
-    """Notes what the worker writes."""
+    """Records what the reporter writes."""
 
     def __init__(self):
         self.calls = []
@@ -49,7 +49,7 @@ class Files:
         self.calls.append(("steps", split, epoch, values, np.asarray(weights).tolist()))
 
     def joined(self):
-        """The calls as if no two dispatches of a split had been taken together, or all of them."""
+        """Return the calls with adjacent dispatches of a split joined, so that batching does not matter."""
         joined = []
         for call in self.calls:
             last = joined[-1] if joined else (None,)
@@ -68,7 +68,7 @@ class Files:
 
 
 class ListenerThread:
-    """Notes what listeners are given."""
+    """Records the events that listeners receive."""
 
     def __init__(self):
         self.events = []
@@ -123,7 +123,7 @@ def put_all(worker, *items):
 
 
 def held(worker):
-    """Keeps the worker busy until the returned event is set; what is put meanwhile is taken together."""
+    """Block the reporter until the returned event is set; it then reads all dispatches put meanwhile together."""
     entered, gate = threading.Event(), threading.Event()
     worker.put(Callback(lambda: (entered.set(), gate.wait(WAIT))))
     assert entered.wait(WAIT)
@@ -131,7 +131,7 @@ def held(worker):
 
 
 class Seconds(HostMetric):
-    """How long steps took."""
+    """A metric of the duration of steps."""
 
     name = "Seconds"
 
@@ -146,8 +146,8 @@ class Seconds(HostMetric):
         pass
 
 
-def test_what_came_before_steps_is_not_their_time(start):
-    """A hook, or a validation, before the loop began to work for them."""
+def test_step_times_exclude_earlier_work(start):
+    """A hook or a validation ran before the loop dispatched the steps."""
     seconds = Seconds()
     now = [0.0]
     worker = start(Loss(), seconds, now=lambda: now[0])
@@ -156,8 +156,8 @@ def test_what_came_before_steps_is_not_their_time(start):
     assert seconds.last == 10
 
 
-def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
-    """It was away; what ended meanwhile took as long as steps did before."""
+def test_step_times_exclude_other_work_of_the_reporter(start):
+    """Steps that ended while the reporter was busy are assumed to take as long as earlier ones."""
     seconds = Seconds()
     now, estimator = [0.0], StepTimeEstimator()
     estimator.measured("train", 1, 50.0)
@@ -169,7 +169,7 @@ def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-def test_items_come_out_in_order_and_fill_files_history_and_listeners(start):
+def test_files_history_and_listeners_receive_everything_in_order(start):
     files, listener, seen = Files(), ListenerThread(), []
     worker = start(files=files, listeners=[listener])
     worker.put(EpochStarted(1.0, 1, 3))
@@ -194,19 +194,19 @@ def test_items_come_out_in_order_and_fill_files_history_and_listeners(start):
     assert {key: worker.history[key] for key in worker.history} == {"train/Loss": [0.1], "valid/Loss": [0.75]}
 
 
-def test_events_say_which_steps_they_are_about(start):
+def test_events_name_their_steps(start):
     listener = ListenerThread()
     worker = start(listeners=[listener])
     worker.put(StepsDispatched("train", 2, 31, 2, 6, 7, 9, 32, values_of(0.5, 0.25)))
     worker.wait()
     (event,) = listener.events
-    told = event.split, event.epoch, event.first, event.count, event.in_epoch, event.total, event.step, event.time
-    assert told == ("train", 2, 31, 2, 7, 9, 32, 5.0)
+    reported = event.split, event.epoch, event.first, event.count, event.in_epoch, event.total, event.step, event.time
+    assert reported == ("train", 2, 31, 2, 7, 9, 32, 5.0)
     assert (event.values["Loss"].tolist(), event.weights.tolist()) == ([0.5, 0.25], [1, 2])
     assert event.seconds > 0
 
 
-def test_validations_inside_an_epoch_are_journalled_and_do_not_count_as_the_epochs_own(start):
+def test_validations_inside_an_epoch_are_separate_from_the_epochs_values(start):
     files, listener = Files(), ListenerThread()
     worker = start(files=files, listeners=[listener])
     worker.put(SplitFinished("valid", 1, 5, 5, {"Loss": jnp.float32(0.5)}))
@@ -222,7 +222,7 @@ def test_validations_inside_an_epoch_are_journalled_and_do_not_count_as_the_epoc
     assert listener.events[-1].values == {"train/Loss": 0.25}
 
 
-def test_numbers_of_hooks_are_a_split_of_their_own(start):
+def test_numbers_of_hooks_are_a_separate_split(start):
     worker = start()
     worker.put(SplitFinished("custom", 1, 5, None, {"norm": np.float32(0.1)}))
     worker.wait()
@@ -238,7 +238,7 @@ def test_history_holds_the_shortest_decimal_of_a_float32(start):
     assert (first, str(second)) == (0.1, "nan")
 
 
-def test_put_soon_keeps_the_order_of_the_queue(start):
+def test_put_nowait_keeps_the_order_of_the_queue(start):
     order, gate = [], threading.Event()
     worker = start()
     worker.put(Callback(lambda: gate.wait(WAIT)))
@@ -250,7 +250,7 @@ def test_put_soon_keeps_the_order_of_the_queue(start):
     assert order == [1, 2, 3]
 
 
-def test_close_does_what_is_queued(start):
+def test_close_processes_the_queue(start):
     done, gate = [], threading.Event()
     worker = start()
     worker.put(Callback(lambda: gate.wait(WAIT)))
@@ -264,7 +264,7 @@ def test_close_does_what_is_queued(start):
 # -- metrics on the host -----------------------------------------------------------------------------------------------
 
 
-def test_dispatches_that_wait_together_are_one_event_for_each_split_and_epoch(start):
+def test_waiting_dispatches_are_one_event_per_split_and_epoch(start):
     files, listener = Files(), ListenerThread()
     worker = start(files=files, listeners=[listener])
     gate = held(worker)
@@ -272,10 +272,10 @@ def test_dispatches_that_wait_together_are_one_event_for_each_split_and_epoch(st
         worker.put(item)
     gate.set()
     worker.wait()
-    told = [
+    reported = [
         (e.split, e.epoch, e.first, e.count, e.in_epoch, e.step, e.values["Loss"].tolist()) for e in listener.events
     ]
-    assert told == [
+    assert reported == [
         ("train", 1, 4, 3, 6, 6, [0.5, 0.25, 0.125]),
         ("train", 2, 7, 1, 7, 7, [0.75]),
         ("valid", 1, 1, 1, 1, 1, [1.0]),
@@ -284,7 +284,7 @@ def test_dispatches_that_wait_together_are_one_event_for_each_split_and_epoch(st
 
 
 class Known(StepTimeEstimator):
-    """An estimate that stays."""
+    """A constant estimate of the step time."""
 
     def __init__(self, seconds):
         super().__init__()
@@ -296,14 +296,14 @@ class Known(StepTimeEstimator):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """How many dispatches were read at once, each time."""
+    """Return the number of dispatches of each read."""
     counts, read = queue.SimpleQueue(), step_reader.fetch
     monkeypatch.setattr(step_reader, "fetch", lambda dispatched: counts.put(len(dispatched)) or read(dispatched))
     return counts
 
 
-def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, reads):
-    """Until the loop has to wait for them, or something else comes."""
+def test_short_dispatches_are_read_together_without_delay(start, reads):
+    """They are read when the loop waits for them, or when another message arrives."""
     worker = start(limiter=InFlightLimiter(most=16), estimator=Known(0.0))
     for first in range(1, 5):
         worker.put(made(first, 0.5))
@@ -312,11 +312,11 @@ def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, re
     worker.put(made(6, 0.5))
     worker.put(EpochStarted(1.0, 2, 3))
     assert reads.get(timeout=WAIT) == 2
-    worker.wait()  # until it has freed their slots
+    worker.wait()  # until the reporter has released their slots
     for _ in range(16):
         worker.limiter.acquire(0.0)
     worker.put(made(7, 0.5))
-    worker.acquire("train", 1)  # which waits for the slot of a dispatch before
+    worker.acquire("train", 1)  # waits for the slot of an earlier dispatch
     assert reads.get(timeout=WAIT) == 1
 
 
@@ -341,34 +341,35 @@ def test_iteration_speed_has_a_line_for_each_step_whatever_the_dispatch(start):
     worker.wait()
     speeds = [values["Iteration Speed"] for _, _, _, values, _ in files.calls]
     assert [len(column) for column in speeds] == [7]
-    together = np.concatenate(speeds)  # they were read at once, so nobody can know which of them was faster
+    together = np.concatenate(speeds)  # one read: the time of each dispatch is unknown
     np.testing.assert_allclose(together, together[0], rtol=1e-6)
 
 
-def test_a_host_metric_is_told_steps_and_seconds_and_reset_after_a_split(start):
-    class Told(HostMetric):
-        name, told, resets = "Told", [], 0
+def test_a_host_metric_receives_steps_and_seconds_and_is_reset_after_a_split(start):
+    class Recording(HostMetric):
+        name, reported, resets = "Recording", [], 0
 
         def update(self, steps, seconds):
-            self.told.append((steps, seconds > 0))
+            self.reported.append((steps, seconds > 0))
             return 7.0
 
         def compute(self):
-            return float(sum(steps for steps, _ in self.told))
+            return float(sum(steps for steps, _ in self.reported))
 
         def reset(self):
-            Told.resets += 1
+            Recording.resets += 1
 
-    worker = start(Loss(), Told())
+    worker = start(Loss(), Recording())
     worker.put(made(1, 0.5, 0.5))
     worker.wait()
     worker.put(made(3, 0.5))
     worker.put(SplitFinished("train", 1, 3, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
-    assert (Told.told, Told.resets, worker.history["train/Told"]) == ([(2, True), (1, True)], 1, [3.0])
+    assert (Recording.reported, Recording.resets) == ([(2, True), (1, True)], 1)
+    assert worker.history["train/Recording"] == [3.0]
 
 
-def test_a_host_metric_is_told_what_its_steps_worked_on(start):
+def test_a_host_metric_receives_rows_and_weights(start):
     worker = start(Loss(), RowsPerSecond(), TokensPerSecond(), IterationSpeed(), files=(files := Files()))
     gate = held(worker)
     worker.put(dataclasses.replace(made(1, 0.5, 0.5), rows=30))
@@ -377,12 +378,15 @@ def test_a_host_metric_is_told_what_its_steps_worked_on(start):
     worker.wait()
     (columns,) = [values for _, _, _, values, _ in files.calls]
     per_step = [columns[name][0] / columns["Iteration Speed"][0] for name in ("Rows per Second", "Tokens per Second")]
-    np.testing.assert_allclose(per_step, [(30 + 12) / 3, (1 + 2 + 1) / 3], rtol=1e-6)  # by the weights of the values
+    np.testing.assert_allclose(per_step, [(30 + 12) / 3, (1 + 2 + 1) / 3], rtol=1e-6)  # weighted by the values' weights
 
 
 SPEEDS = ("Iteration Speed", "Rows per Second", "Tokens per Second")
-COMPILED_FIRST = [(0.0, 5.0, 5.0, 5.5), (5.0, 5.25, 0.0, 6.0)]  # since, dispatched, apart, ended
-COMPILED_MEANWHILE = [(0.0, 0.0, 0.0, 1.0), (0.0, 1.75, 1.75, 2.25)]  # 0.75 s of it after the steps before ended
+COMPILED_FIRST = [(0.0, 5.0, 5.0, 5.5), (5.0, 5.25, 0.0, 6.0)]  # since, dispatched, excluded, ended
+COMPILED_MEANWHILE = [
+    (0.0, 0.0, 0.0, 1.0),
+    (0.0, 1.75, 1.75, 2.25),
+]  # 0.75 s of it after the previous steps
 WAITED_FOR_BATCHES = [(0.0, 0.0, 0.0, 0.5), (0.0, 3.0, 2.5, 3.5)]
 
 
@@ -420,11 +424,11 @@ def test_speeds_leave_out_compiling_and_waiting_for_batches(start, monkeypatch, 
     np.testing.assert_allclose(found, [4 / seconds, 20 / seconds, 6 / seconds], rtol=1e-6)
     assert worker.spent["train"] == pytest.approx(seconds)
     steps = [event for event in listener.events if isinstance(event, StepsEnded)]
-    assert sum(event.seconds for event in steps) == dispatches[-1][3]  # what has passed, for progress bars
+    assert sum(event.seconds for event in steps) == dispatches[-1][3]  # the elapsed time, for progress bars
 
 
-def test_steps_that_end_while_the_loop_waits_take_as_long_as_their_values(start, monkeypatch):
-    """All of their time was waiting for batches: what is known of them is how long their values took."""
+def test_step_times_during_waiting_are_the_time_of_their_values(start, monkeypatch):
+    """The loop only waited for batches, so the time of computing the values is the only measurement."""
     now, read = [2.0], step_reader.fetch
 
     def arrives(made):
@@ -443,45 +447,45 @@ class Unknown(Loss):
     name, undefined = "Unknown", "there is nothing to know"
 
 
-def test_a_value_that_is_not_defined_is_told_once(start):
-    told = []
-    worker = start(Loss(), Unknown(), warn=told.append)
+def test_an_undefined_value_is_reported_once(start):
+    reported = []
+    worker = start(Loss(), Unknown(), warn=reported.append)
     nan = {"Loss": jnp.float32(0.5), "Unknown": jnp.float32(jnp.nan)}
     for epoch, values in enumerate(({**nan, "Unknown": jnp.float32(1)}, {**nan, "Loss": jnp.float32(jnp.nan)}), 1):
         worker.put(SplitFinished("train", epoch, epoch, None, values))
     worker.wait()
-    assert told == []  # it has a number; where the loss has none, that is what is to be seen
+    assert reported == []  # an undefined loss hides undefined metrics
     for split, epoch in (("train", 3), ("valid", 3), ("train", 4)):
         worker.put(SplitFinished(split, epoch, epoch, None, nan))
     worker.put(SplitFinished("custom", 4, 4, None, {"norm": np.float32(np.nan)}))
     worker.wait()
-    assert told == [
+    assert reported == [
         "train/Unknown of epoch 3 is not defined (NaN), which is said once: there is nothing to know",
     ]
 
 
-def test_a_value_that_the_run_had_before_it_was_resumed_is_not_told_again(start):
-    told, history = [], History()
+def test_an_undefined_value_is_not_reported_again_after_resuming(start):
+    reported, history = [], History()
     history.record("valid", 1, 1, {"Loss": 0.5, "Unknown": float("nan")})
     history.record("valid", 1, 2, {"Loss": float("nan"), "Elsewhere": float("nan")})
-    worker = start(Loss(), Unknown(), Elsewhere(), warn=told.append, history=history)
+    worker = start(Loss(), Unknown(), Elsewhere(), warn=reported.append, history=history)
     nan = jnp.float32(jnp.nan)
     put_all(worker, SplitFinished("valid", 2, 3, None, {"Loss": jnp.float32(0.5), "Unknown": nan, "Elsewhere": nan}))
-    assert [text.split(" of ")[0] for text in told] == ["valid/Elsewhere"]
+    assert [text.split(" of ")[0] for text in reported] == ["valid/Elsewhere"]
 
 
 class Elsewhere(Unknown):
     name, fields = "Elsewhere", ("predictions",)
 
 
-def test_where_there_is_no_loss_the_others_are_told(start):
-    """Sequences that a model made have none."""
-    told = []
-    worker = start(Loss(), Elsewhere(), warn=told.append)
+def test_without_a_loss_undefined_metrics_are_reported(start):
+    """Generated sequences, for example, have no loss."""
+    reported = []
+    worker = start(Loss(), Elsewhere(), warn=reported.append)
     put_all(
         worker, SplitFinished("valid", 1, 1, None, {"Loss": jnp.float32(jnp.nan), "Elsewhere": jnp.float32(jnp.nan)})
     )
-    assert [text.split(" of ")[0] for text in told] == ["valid/Elsewhere"]
+    assert [text.split(" of ")[0] for text in reported] == ["valid/Elsewhere"]
 
 
 def test_text_metrics_are_text_and_have_no_column(start):
@@ -521,7 +525,7 @@ def test_collected_rows_are_joined_in_order_across_loops_tails_and_parts(start):
     worker.put(made(5, 0.5, batches=1, buffer=1, tail=[(rows(2),)]))
     worker.put(SplitFinished("train", 2, 5, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
-    assert worker.history["train/Rows"][1:] == [2.0]  # each split begins with none
+    assert worker.history["train/Rows"][1:] == [2.0]  # each split starts without rows
 
 
 def test_rows_of_several_shapes_are_refused(start):
@@ -532,7 +536,7 @@ def test_rows_of_several_shapes_are_refused(start):
         put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
 
 
-def test_rows_of_several_shapes_are_padded_for_metrics_that_take_them(start):
+def test_rows_of_several_shapes_are_padded_for_metrics_that_accept_padding(start):
     class Padded(ResidentBatches):
         pads_rows = True
 
@@ -547,7 +551,7 @@ def test_rows_of_several_shapes_are_padded_for_metrics_that_take_them(start):
 
 
 @pytest.mark.parametrize("value", ["a table", np.arange(3)])
-def test_a_value_that_is_no_number_names_its_metric_and_the_remedy(start, value):
+def test_a_value_of_another_type_is_an_error_that_names_the_metric(start, value):
     class Table(ResidentBatches):
         def compute(self, rows):
             return value
@@ -566,7 +570,7 @@ def failing_writer(*_, **__):
 
 
 @pytest.mark.parametrize("method", ["steps", "close_split", "journal"])
-def test_an_error_of_the_files_is_raised_in_the_loops_thread_with_its_own_traceback(start, method):
+def test_an_error_of_the_files_is_raised_in_the_loop_with_its_traceback(start, method):
     files = Files()
     setattr(files, method, failing_writer)
     worker = start(files=files)
@@ -581,7 +585,7 @@ def test_an_error_of_the_files_is_raised_in_the_loops_thread_with_its_own_traceb
             again()
 
 
-def test_a_full_disk_surfaces_through_the_real_files(start, tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_of_the_loop(start, tmp_path, monkeypatch):
     def full(descriptor, content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -612,7 +616,7 @@ def test_after_an_error_nothing_more_is_delivered(start):
         worker.check()
 
 
-def test_what_an_error_was_is_kept_whatever_its_kind(start):
+def test_errors_of_any_type_are_kept(start):
     def interrupted():
         raise KeyboardInterrupt
 
@@ -622,8 +626,8 @@ def test_what_an_error_was_is_kept_whatever_its_kind(start):
         worker.wait()
 
 
-def test_a_failed_computation_surfaces_in_the_loop(start):
-    """The device's own errors come when its values are read, which only the worker does."""
+def test_a_failed_computation_is_an_error_of_the_loop(start):
+    """Errors of the device are raised when its values are read, which only the reporter does."""
     deleted = values_of(0.5)
     deleted.table.delete()
     worker = start()
@@ -634,7 +638,7 @@ def test_a_failed_computation_surfaces_in_the_loop(start):
 # -- queries -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_query_is_answered_at_its_place_in_the_order(start):
+def test_a_query_is_answered_in_order(start):
     worker, answer = start(), concurrent.futures.Future()
     gate = held(worker)
     worker.put(SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
@@ -644,7 +648,7 @@ def test_a_query_is_answered_at_its_place_in_the_order(start):
     assert answer.result(WAIT) == [0.5]
 
 
-def test_a_query_that_was_cancelled_is_not_run(start):
+def test_a_cancelled_query_is_not_run(start):
     worker, answer, calls = start(), concurrent.futures.Future(), []
     answer.cancel()
     put_all(worker, Query(lambda: calls.append(1), answer))
@@ -653,7 +657,7 @@ def test_a_query_that_was_cancelled_is_not_run(start):
 
 @pytest.mark.parametrize("when", ["before", "in", "after"])
 def test_a_reporter_that_fails_fails_its_queries(start, when):
-    """Whoever waits for the answer must not hang, also where the query comes after the failure."""
+    """A caller must not hang, even if it sends the query after the failure."""
 
     def fail():
         raise OSError("broken")
@@ -680,7 +684,7 @@ def test_a_reporter_that_fails_fails_its_queries(start, when):
 
 
 class Blocking(threading.Semaphore):
-    """Says when somebody has to wait for it."""
+    """A semaphore that records when a caller has to wait."""
 
     def __init__(self, value):
         super().__init__(value)
@@ -695,7 +699,7 @@ class Blocking(threading.Semaphore):
 
 @pytest.fixture
 def blocked(start, monkeypatch):
-    """A worker that is held by `gate`, and a thread that puts more than it takes."""
+    """Return a reporter that is blocked by `gate`, and a thread that fills its queue."""
     spaces = []
     monkeypatch.setattr(
         reporter_module.threading, "Semaphore", lambda value: spaces.append(Blocking(value)) or spaces[-1]
@@ -719,13 +723,13 @@ def blocked(start, monkeypatch):
     return worker, gate, spaces[0], count, errors, lambda call: threading.Thread(target=fill, args=(call,), daemon=True)
 
 
-def test_put_waits_where_the_queue_is_full_and_goes_on_when_there_is_room(blocked):
+def test_put_blocks_while_the_queue_is_full(blocked):
     worker, gate, space, count, errors, thread_of = blocked
     done = []
     thread = thread_of(done.append)
     thread.start()
     assert space.waiting.wait(WAIT)
-    assert len(count) == 255  # and the one that the worker is at
+    assert len(count) == 255  # the reporter holds one more
     gate.set()
     thread.join(WAIT)
     assert (thread.is_alive(), len(count), errors) == (False, 1000, [])
@@ -733,7 +737,7 @@ def test_put_waits_where_the_queue_is_full_and_goes_on_when_there_is_room(blocke
     assert len(done) == 1000
 
 
-def test_who_waits_for_room_is_freed_when_the_worker_fails_and_told_so(blocked):
+def test_a_blocked_put_raises_when_the_reporter_fails(blocked):
     _, gate, space, count, errors, thread_of = blocked
 
     def fail(number):
@@ -749,7 +753,7 @@ def test_who_waits_for_room_is_freed_when_the_worker_fails_and_told_so(blocked):
     assert len(count) < 1000
 
 
-def test_put_soon_never_waits(blocked):
+def test_put_nowait_never_blocks(blocked):
     worker, gate, space, _, _, thread_of = blocked
     done = []
     thread = thread_of(lambda number: None)
@@ -764,7 +768,7 @@ def test_put_soon_never_waits(blocked):
 
 
 def flown(flight, landings, steps=200):
-    """The most that were under way at once while a thread takes off `steps` times and `landings` land."""
+    """Return the maximum number in flight while a thread acquires slots for `steps`, and `landings` are released."""
     changed, counts, most = threading.Condition(), {"up": 0, "down": 0}, []
 
     def loop():
@@ -780,7 +784,7 @@ def flown(flight, landings, steps=200):
     while counts["down"] < steps:
         with changed:
             assert changed.wait_for(lambda: counts["up"] > counts["down"], WAIT)
-            counts["down"] += 1  # before it lands: the thread may take off at once
+            counts["down"] += 1  # before the release, which may unblock the thread
         flight.release(1)
     thread.join(WAIT)
     assert not thread.is_alive()
@@ -790,12 +794,12 @@ def flown(flight, landings, steps=200):
 @pytest.mark.parametrize(
     ("seconds", "bound"), [(1.0, 2), (0.05, 2), (0.02, 5), (0.001, 64)], ids=["slow", "two fit", "five fit", "fast"]
 )
-def test_flight_bounds_what_is_under_way_in_dispatches_and_seconds(seconds, bound):
-    """At most 64, at most a tenth of a second of work, and always two."""
+def test_the_limiter_bounds_dispatches_and_seconds_in_flight(seconds, bound):
+    """At most 64 dispatches, at most 0.1 s of work, and at least two dispatches may be in flight."""
     assert flown(InFlightLimiter(), seconds) <= bound
 
 
-def test_flight_starts_with_two_as_long_as_nothing_is_known():
+def test_the_limiter_allows_two_dispatches_before_any_measurement():
     flight, third = InFlightLimiter(), threading.Event()
     flight.acquire()
     flight.acquire()
@@ -808,7 +812,7 @@ def test_flight_starts_with_two_as_long_as_nothing_is_known():
     assert flight.full
 
 
-def test_fast_dispatches_may_fly_64_at_a_time():
+def test_the_limiter_allows_64_fast_dispatches():
     flight = InFlightLimiter()
     thread = threading.Thread(target=lambda: [flight.acquire(1e-5) for _ in range(64)], daemon=True)
     thread.start()
@@ -816,7 +820,7 @@ def test_fast_dispatches_may_fly_64_at_a_time():
     assert not thread.is_alive()
 
 
-def test_a_flight_that_is_opened_holds_nobody():
+def test_an_opened_limiter_never_blocks():
     flight = InFlightLimiter()
     thread = threading.Thread(target=lambda: [flight.acquire() for _ in range(1000)], daemon=True)
     thread.start()
@@ -825,7 +829,7 @@ def test_a_flight_that_is_opened_holds_nobody():
     assert not thread.is_alive()
 
 
-def test_a_worker_that_fails_lets_the_loop_go(start):
+def test_a_failing_reporter_unblocks_the_loop(start):
     files = Files()
     files.steps = failing_writer
     worker = start(files=files)
@@ -841,7 +845,7 @@ def test_a_worker_that_fails_lets_the_loop_go(start):
         worker.wait()
 
 
-# -- pace --------------------------------------------------------------------------------------------------------------
+# -- estimates ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -855,15 +859,15 @@ def test_a_worker_that_fails_lets_the_loop_go(start):
         ([(10, 0.0)], 500_000),
     ],
 )
-def test_pace_is_how_many_steps_fit_into_half_a_second(measured, steps):
+def test_the_pace_is_the_number_of_steps_per_half_second(measured, steps):
     pace = StepTimeEstimator()
     for count, seconds in measured:
         pace.measured("train", count, seconds)
     assert pace.steps("train") == steps
 
 
-def test_steps_and_validation_batches_have_estimates_of_their_own():
-    """Short batches of validation make no training dispatch longer, nor let the loop run ahead of long ones."""
+def test_steps_and_validation_batches_have_separate_estimates():
+    """Short validation batches neither lengthen training dispatches nor allow more of them in flight."""
     pace = StepTimeEstimator()
     pace.measured("train", 10, 1.0)
     assert (pace.seconds("train"), pace.seconds("valid")) == (0.1, None)
@@ -876,7 +880,7 @@ def test_steps_and_validation_batches_have_estimates_of_their_own():
     assert flight.full
 
 
-def test_steps_and_validation_batches_are_read_by_themselves(start, reads):
+def test_steps_and_validation_batches_are_read_separately(start, reads):
     worker = start(estimator=Known(0.0))
     gate = held(worker)
     for item in (made(1, 0.5), made(2, 0.5), made(1, 0.5, split="valid"), made(3, 0.5)):
@@ -886,7 +890,7 @@ def test_steps_and_validation_batches_are_read_by_themselves(start, reads):
     assert [reads.get(timeout=WAIT) for _ in range(3)] == [2, 1, 1]
 
 
-def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known():
+def test_steps_that_waited_for_a_compilation_count_only_at_first():
     compiled = [1]
     pace = StepTimeEstimator(compilations=lambda: compiled[0])
     steps = []
@@ -894,10 +898,10 @@ def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known()
         compiled[0] += compilations
         pace.measured("train", 1, seconds)
         steps.append(pace.steps("train"))
-    assert steps == [1, 5, 2, 2, 2]  # of 5, 0.1, 0.2, 0.2 and 0.2 s
+    assert steps == [1, 5, 2, 2, 2]  # steps of 5, 0.1, 0.2, 0.2 and 0.2 s
 
 
-def test_the_worker_measures_the_pace(start):
+def test_the_reporter_measures_the_pace(start):
     estimator = StepTimeEstimator()
     worker = start(estimator=estimator)
     assert estimator.steps("train") == 1
@@ -907,7 +911,7 @@ def test_the_worker_measures_the_pace(start):
     assert estimator.steps("train") > 1
 
 
-def test_one_read_for_all_dispatches_that_are_queued(start, monkeypatch):
+def test_queued_dispatches_are_read_at_once(start, monkeypatch):
     reads, read = [], step_reader.fetch
     monkeypatch.setattr(step_reader, "fetch", lambda dispatched: reads.append(len(dispatched)) or read(dispatched))
     worker = start()
@@ -919,7 +923,7 @@ def test_one_read_for_all_dispatches_that_are_queued(start, monkeypatch):
     assert reads == [10]
 
 
-def test_listeners_may_be_any_number(start):
+def test_several_listeners_receive_all_events(start):
     listeners = [ListenerThread(), ListenerThread()]
     worker = start(listeners=listeners)
     worker.put(Message(0.0, 20, "hello"))
@@ -928,21 +932,21 @@ def test_listeners_may_be_any_number(start):
     assert isinstance(Listener(), Listener)
 
 
-def test_metrics_of_steps_that_were_left_out_are_not_told(start):
-    """The steps were told themselves; a validation in between changes nothing."""
+def test_metrics_of_skipped_steps_are_not_reported(start):
+    """The skipped steps themselves are reported; a validation in between changes nothing."""
 
     class Norm(Unknown):
         name, fields, per_step = "Norm", (), True
 
-    told = []
-    worker = start(Loss(), Norm(), warn=told.append)
+    reported = []
+    worker = start(Loss(), Norm(), warn=reported.append)
     values = {"Loss": jnp.float32(0.5), "Norm": jnp.float32(jnp.nan)}
     step = made(1, 0.5)
     overflow = jnp.full((4, 1), -128, jnp.float32)
-    table = jnp.concatenate([jnp.zeros((4, 3)), overflow], axis=1)  # two metrics, the weight, and what is not finite
+    table = jnp.concatenate([jnp.zeros((4, 3)), overflow], axis=1)  # two metrics, the weight and the non-finite mark
     worker.put(dataclasses.replace(step, values=StepOutputs(table, ())))
     put_all(worker, SplitFinished("valid", 1, 1, None, {"Loss": jnp.float32(0.5), "Norm": jnp.float32(1)}))
     put_all(worker, SplitFinished("train", 1, 1, None, values))
-    assert told == []
+    assert reported == []
     put_all(worker, SplitFinished("train", 2, 2, None, values))
-    assert len(told) == 1
+    assert len(reported) == 1

@@ -9,7 +9,7 @@ from tests.support.runs import batches, build_line, journal_of, quiet
 
 
 class Times:
-    """A clock and what was compiled, as they are set."""
+    """A fake clock, and fake totals of compilation."""
 
     now = compiled = 0.0
 
@@ -17,13 +17,13 @@ class Times:
         return TimeBreakdown(lambda: self.compiled, lambda: self.now)
 
 
-def test_the_parts_add_up_and_nothing_is_told_twice():
+def test_the_parts_add_up_and_are_reported_once():
     times = Times()
-    times.compiled = 0.5  # before the run's first step
+    times.compiled = 0.5  # before the first step of the run
     spent = times.spent()
     assert spent.take_overhead() == 0.0
     times.compiled = 1.5
-    spent.waited(idle=3.0, compiled=0.5)  # one of the three seconds went into compiling
+    spent.waited(idle=3.0, compiled=0.5)  # compiling took 0.5 of these seconds
     assert (spent.data, spent.take_overhead(), spent.take_overhead()) == (2.0, 3.0, 0.0)
     with spent.saving():
         times.now, times.compiled = 4.0, 2.0
@@ -40,7 +40,7 @@ def test_the_parts_add_up_and_nothing_is_told_twice():
     }
 
 
-def test_saving_beside_steps_is_no_time_of_its_own():
+def test_saving_during_steps_is_not_counted_separately():
     times = Times()
     spent = times.spent()
     with spent.saving():
@@ -49,20 +49,20 @@ def test_saving_beside_steps_is_no_time_of_its_own():
     assert (parts["save"], parts["other"], parts["total"]) == (2.0, 0.0, 10.0)
 
 
-def test_steps_beside_compiling_are_no_time_of_their_own():
+def test_steps_during_compiling_are_not_counted_separately():
     times = Times()
     times.compiled = 4.0
     parts = times.spent().split(10.0, {"train": 7.0, "valid": 1.0})
     assert parts == {"total": 10.0, "compile": 4.0, "data": 0, "train": 6.0, "valid": 0, "save": 0, "other": 0}
 
 
-def test_words_are_about_what_counts():
+def test_the_text_names_relevant_parts_only():
     seconds = {"total": 10.0, "compile": 0.0, "data": 0.04, "train": 7.0, "valid": 0.0, "save": 0.1, "other": 2.9}
     assert format_breakdown(seconds) == "train 7.0 s, save 0.1 s, other 2.9 s"
 
 
 class Slow:
-    """Batches that come late, by a clock that is true."""
+    """Data whose batches arrive late by the real clock."""
 
     def __init__(self, given, wait):
         self.given, self.wait = given, wait
@@ -73,13 +73,13 @@ class Slow:
             yield batch
 
 
-def test_a_run_says_where_its_time_went(tmp_path):
+def test_a_run_logs_how_it_spent_its_time(tmp_path):
     late = Slow(batches() * 4, lambda: threading.Event().wait(0.02))
     result = build_line(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer()).fit(late, batches() * 50)
     (seconds,) = [line["seconds"] for line in journal_of(tmp_path / "run") if line["event"] == "end"]
     assert tuple(seconds) == ("total", *PARTS)
     assert sum(seconds[name] for name in PARTS) == pytest.approx(seconds["total"], rel=1e-3)
-    assert seconds["data"] > 0.1  # of 0.96 s; some are read while programs are compiled
+    assert seconds["data"] > 0.1  # of 0.96 s; some batches are read while programs compile
     assert seconds["compile"] > 0
     assert seconds["train"] > 0
     assert seconds["valid"] > 0

@@ -1,4 +1,4 @@
-"""What a run is before its first step: how it will be dispatched, what decides about its checkpoints, what it says."""
+"""Tests of the setup of a run: dispatch plan, monitor and log."""
 
 import dataclasses
 import logging
@@ -53,7 +53,7 @@ def convolution(model, batch):
 
 
 class Elsewhere(SingleDevice):
-    """A device that says it is another."""
+    """A device that reports another platform."""
 
     platform = "gpu"
 
@@ -77,7 +77,7 @@ def stream(rows=10):
 
 
 def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), split="train"):
-    """The plan of a split, and what was decided about it."""
+    """Return the dispatch plan of a split and its decision."""
     builder = LearnerBuilder("unused").grads_accumulation(accumulate).metrics(*metrics)
     if k is not None:
         builder.steps_per_dispatch(k)
@@ -89,7 +89,7 @@ def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), 
     return plan, decide_dispatch(runner, feeder, plan, learner.definition.options, split, strategy)
 
 
-# -- how steps are dispatched ------------------------------------------------------------------------------------------
+# -- dispatch plans ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), 
         (stream, {}, 32, "the data streams"),
         (resident, {"accumulate": 4}, 256, "the data lives on the device"),
         (stream, {"accumulate": 4}, 32, "the data streams"),
-        (resident, {"metrics": [Rows()]}, 32, "the data lives on the device"),  # their rows need a buffer
+        (resident, {"metrics": [Rows()]}, 32, "the data lives on the device"),  # collected rows need a buffer
     ],
 )
-def test_small_steps_go_into_a_loop(make, options, buffer, why):
+def test_small_steps_run_in_a_loop(make, options, buffer, why):
     plan, how = decided(make(), **options)
     assert (how.loop, how.buffer, how.why) == (True, buffer, why)
     assert (plan.accumulate, plan.buffer, plan.limit(0)) == (options.get("accumulate", 1), buffer, buffer)
@@ -110,7 +110,7 @@ def test_small_steps_go_into_a_loop(make, options, buffer, why):
 
 @pytest.mark.parametrize(("make", "where"), [(resident, "lives on the device"), (stream, "streams")])
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_convolution_on_a_cpu_goes_step_by_step(make, where, split):
+def test_a_convolution_on_a_cpu_runs_step_by_step(make, where, split):
     _, how = decided(make(), convolution, split=split)
     assert how.loop is False
     assert how.why.startswith("it has a convolution, which is slow in a loop on a CPU; the data ")
@@ -127,13 +127,13 @@ def test_a_convolution_is_found_at_any_depth(name):
     assert decided(resident(), step)[1].loop is False
 
 
-def test_elsewhere_a_convolution_loops():
+def test_on_other_devices_a_convolution_loops():
     assert decided(resident(), convolution, Elsewhere())[1].loop is True
 
 
 @pytest.mark.parametrize("k", [1, 2, 1000])
 @pytest.mark.parametrize("make", [resident, stream])
-def test_what_is_set_limits_a_dispatch(make, k):
+def test_steps_per_dispatch_limits_a_dispatch(make, k):
     plan, how = decided(make(), k=k)
     assert (how.loop, how.buffer, plan.most) == (True, k, k)
     assert plan.buffer >= k
@@ -141,8 +141,8 @@ def test_what_is_set_limits_a_dispatch(make, k):
 
 
 @pytest.mark.parametrize("k", [None, 1, 5])
-def test_what_is_set_chooses_no_program(k, monkeypatch):
-    """A loop rounds otherwise than the same step alone."""
+def test_steps_per_dispatch_does_not_change_the_program(k, monkeypatch):
+    """A loop rounds differently from a single step."""
     assert decided(resident(), convolution, k=k)[1].loop is False
     assert decided(resident(), convolution, Elsewhere(), k=k)[1].loop is True
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 1)
@@ -150,7 +150,7 @@ def test_what_is_set_chooses_no_program(k, monkeypatch):
     assert decided(resident(), k=k)[1].loop is True
 
 
-STEP = 4 * 3 * 4  # bytes of a batch
+STEP = 4 * 3 * 4  # bytes per batch
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ STEP = 4 * 3 * 4  # bytes of a batch
         (3 * STEP, 2, (False, 1)),
     ],
 )
-def test_a_stream_whose_two_steps_do_not_fit_has_no_loop(monkeypatch, room, accumulate, expected):
-    """It is 64 MiB, and less here."""
+def test_a_stream_without_room_for_two_steps_has_no_loop(monkeypatch, room, accumulate, expected):
+    """The limit of 64 MiB is reduced."""
     assert feed_module.BUFFER_BYTES == 64 * 2**20
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", room)
     _, how = decided(stream(), accumulate=accumulate)
@@ -172,13 +172,13 @@ def test_a_stream_whose_two_steps_do_not_fit_has_no_loop(monkeypatch, room, accu
     assert ("larger than 64 MiB" in how.why) is not expected[0]
 
 
-def test_data_that_lives_on_the_device_needs_no_buffer(monkeypatch):
+def test_resident_data_needs_no_buffer(monkeypatch):
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 1)
     assert decided(resident())[1].loop is True
 
 
 def test_the_traced_program_is_not_traced_again():
-    """To look at a program costs nothing when it is compiled."""
+    """Compiling reuses the trace that was inspected."""
     traces = []
 
     def step(model, batch):
@@ -199,7 +199,7 @@ def test_the_traced_program_is_not_traced_again():
     assert len(traces) == seen > 0
 
 
-# -- what decides ------------------------------------------------------------------------------------------------------
+# -- the monitor -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ def test_the_monitor_and_its_direction(checkpointer, splits, expected):
     assert monitor_of(learner.definition.options, splits) == expected
 
 
-# -- what the log says -------------------------------------------------------------------------------------------------
+# -- the log -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_says_what_the_run_is(caplog):
+def test_the_log_describes_the_run(caplog):
     model = nnx.List([nnx.Linear(3, 5, rngs=nnx.Rngs(0)), nnx.BatchNorm(5, rngs=nnx.Rngs(0))])
     builder = LearnerBuilder("unused").seed(7).grads_accumulation(2)
     learner = builder.build(model, optax.sgd, 0.1, train_step=linear)
@@ -245,7 +245,7 @@ def test_the_log_says_what_the_run_is(caplog):
     assert "seed 7, 2 micro-batches per step" in text
 
 
-def test_the_log_does_not_speak_of_devices_that_were_chosen(caplog):
+def test_the_log_does_not_mention_unused_devices_after_a_choice(caplog):
     learner = LearnerBuilder("unused").devices(1).build({"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=linear)
     with caplog.at_level(logging.INFO, "tests.describe"):
         definition, log = learner.definition, logging.getLogger("tests.describe")
@@ -253,8 +253,8 @@ def test_the_log_does_not_speak_of_devices_that_were_chosen(caplog):
     assert "devices and one is used" not in caplog.text
 
 
-def test_a_model_that_no_process_has_whole_is_not_recorded():
-    """What lies on the devices of several processes, or in each of them."""
+def test_a_distributed_model_is_not_recorded():
+    """The model is spread over the devices of several processes, or differs between processes."""
     learner = LearnerBuilder("unused").build({"w": jnp.ones((3, 3))}, optax.sgd, 0.1, train_step=linear)
     apart = types.SimpleNamespace(is_fully_addressable=False, is_fully_replicated=False)
     everywhere = types.SimpleNamespace(is_fully_addressable=False, is_fully_replicated=True)

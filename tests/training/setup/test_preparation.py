@@ -1,3 +1,5 @@
+"""Tests of preparing a run: compiling in the background while the model is initialized."""
+
 import contextlib
 import threading
 
@@ -22,7 +24,7 @@ def data():
     return DataLoaderBuilder().batch_size(4).build({"x": x, "y": x.sum(1)})
 
 
-def test_the_first_program_is_compiled_while_the_model_is_made(tmp_path, monkeypatch):
+def test_the_first_program_compiles_during_initialization(tmp_path, monkeypatch):
     compiled, init_ahead = threading.Event(), TrainingDefinition.init_ahead
 
     def on_event(event, seconds, fun_name="", **_):
@@ -46,8 +48,8 @@ def test_the_first_program_is_compiled_while_the_model_is_made(tmp_path, monkeyp
     assert log.index("WARNING") < log.index("dispatch of train") < log.index("start at epoch 1")
 
 
-def test_what_makes_the_model_is_compiled_while_steps_are_traced(tmp_path, monkeypatch):
-    """It is in a thread before the first program of the run is; both are compiled once."""
+def test_initialization_compiles_while_steps_are_traced(tmp_path, monkeypatch):
+    """Its program is submitted to a thread before the first program of the run; both are compiled once."""
     order, compile_ahead = [], executables._SharedProgram.compile_ahead
 
     def recorded(program, *arguments):
@@ -61,7 +63,7 @@ def test_what_makes_the_model_is_compiled_while_steps_are_traced(tmp_path, monke
     assert order[:2] == ["all_parts", "train"]
 
 
-def test_a_model_that_cannot_be_made_leaves_no_run(tmp_path):
+def test_a_failing_initialization_leaves_no_run(tmp_path):
     built = LearnerBuilder(tmp_path / "run").renderer(None)
     fitted = built.build(lambda: {"w": jnp.full(3, jnp.nan)}, optax.sgd, 0.1, train_step=step)
     with raises_code("model-parameters-nonfinite"):
