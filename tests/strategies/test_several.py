@@ -257,7 +257,7 @@ class Normed(eqx.Module):
         return self.head(x), state
 
 
-@pytest.mark.parametrize("axis", ["rows", ("rows",)])
+@pytest.mark.parametrize("axis", ["rows", pytest.param(("rows",), marks=pytest.mark.full)])
 def test_equinox_batch_norm_uses_the_rows_of_all_devices(tmp_path, axis):
     batch = {"x": np.arange(24, dtype=np.float32).reshape(8, 3) % 7, "y": np.ones((8, 2), np.float32)}
     builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)

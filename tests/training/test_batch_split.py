@@ -192,7 +192,7 @@ def test_resuming_keeps_the_split(tmp_path, peaks, memory):
     assert "parts per micro-batch" not in log  # the change that resuming would report
 
 
-@pytest.mark.parametrize(("before", "parts"), [((1, 2), 2), ((), 1)])
+@pytest.mark.parametrize(("before", "parts"), [((1, 2), 2), pytest.param((), 1, marks=pytest.mark.full)])
 def test_resuming_logs_a_different_split(tmp_path, before, parts):
     build(tmp_path / "run", *before).fit(loader())
     build(tmp_path / "run", 1, 4, epochs=2, resume=True).fit(loader())

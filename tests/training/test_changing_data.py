@@ -65,7 +65,7 @@ def build(builder):
     return builder.build(line(), optax.sgd, 0.05, train_step=step, valid_step=step)
 
 
-@pytest.mark.parametrize("steps", [None, 1, 3])
+@pytest.mark.parametrize("steps", some([None, 1, 3], (None, 1)))
 @pytest.mark.parametrize("kind", ["iterable", "dataset"])
 def test_an_epoch_reads_the_data_that_earlier_hooks_changed(tmp_path, steps, kind):
     rows = Pool() if kind == "iterable" else Rows()
@@ -76,7 +76,7 @@ def test_an_epoch_reads_the_data_that_earlier_hooks_changed(tmp_path, steps, kin
     assert build(builder).fit(data).history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 
-@pytest.mark.parametrize("at_epoch", [1, 3])
+@pytest.mark.parametrize("at_epoch", some([1, 3], (3,)))
 def test_a_run_stopped_after_its_hooks_resumes_with_changed_data(tmp_path, at_epoch):
     interrupter, rows = Interrupter(), Pool()
 
@@ -159,11 +159,14 @@ class Refusing(Cursor):
 
 @pytest.mark.parametrize("kind", [Cursor, Loader])
 @pytest.mark.parametrize("changes", [False, True])
-@pytest.mark.parametrize("stop", some([2, 4, 6, 8], (2, 6)))
+@pytest.mark.parametrize("stop", some([2, 4, 6, 8], (6,)))
 def test_resuming_data_with_its_own_position_loses_no_batch(tmp_path, kind, changes, stop):
     """Epochs have 4 steps; the run stops within an epoch, or at its end after the hooks."""
 
-    whole = targets(tmp_path / "whole", kind(), changes)
+    data, whole = kind(), []
+    for _ in range(3):
+        whole += [float(batch["t"][0, 0]) for batch in data]
+        data.value += changes
     assert len(set(whole)) == 12 if changes else sorted(set(whole)) == [0, 4, 8, 12]
     assert targets(tmp_path / "run", kind(), changes, stop) + targets(tmp_path / "run", kind(), changes) == whole
 

@@ -19,7 +19,6 @@ from learner.strategies import Replicated, Sharded
 from learner.training.result import BestModel
 from tests.support.codes import raises_code
 from tests.support.runs import (
-    ROWS,
     Net,
     batches,
     build_line,
@@ -117,7 +116,7 @@ def test_the_best_model_comes_from_the_best_checkpoint(second_best):
 
 
 def test_the_best_model_has_the_original_type_and_is_in_eval_mode(tmp_path):
-    result = build_net(quiet(tmp_path / "run", saves=True)).fit(shuffled(rows=ROWS), valid_data(9))
+    result = build_net(quiet(tmp_path / "run", saves=True)).fit(shuffled(), valid_data())
     assert model_bits(result.best_model) == model_bits(result.model)
     assert result.best_model is not result.model
     assert type(result.best_model) is Net
@@ -125,10 +124,10 @@ def test_the_best_model_has_the_original_type_and_is_in_eval_mode(tmp_path):
     assert result.best_model.norm.use_running_average
 
 
-@pytest.mark.parametrize("strategy", [Replicated, Sharded])
+@pytest.mark.parametrize("strategy", [Replicated, pytest.param(Sharded, marks=pytest.mark.full)])
 def test_the_best_model_is_on_one_device_like_the_last(strategy, tmp_path):
     builder = quiet(tmp_path / "run", saves=True).strategy(strategy(devices=2))
-    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
+    result = build_net(builder).fit(shuffled(), valid_data())
     leaves = [jax.tree.leaves(nnx.state(model, nnx.Param)) for model in (result.best_model, result.model)]
     assert [x.devices() for x in leaves[0]] == [x.devices() for x in leaves[1]] == [{jax.devices()[0]}] * len(leaves[0])
     assert model_bits(result.best_model) == model_bits(result.model)

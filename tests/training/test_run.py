@@ -1,4 +1,4 @@
-"""What happens in a run: decisions, hooks, saves, and what goes wrong in its threads."""
+"""Tests of runs: position, decisions, hooks, saves, errors in threads, and listeners."""
 
 import re
 import threading
@@ -43,7 +43,6 @@ from learner.training.progress.position import Position
 from learner.training.stopping import StopController, StopRequest
 from tests.support.codes import raises_code
 from tests.support.runs import (
-    ROWS,
     STEPS,
     T,
     X,
@@ -94,8 +93,8 @@ def test_the_position_counts_batches_and_steps():
         pytest.param({"patience": 6}, [4.0, 4.0, 4.0, 4.0, 4.0, 4.0], 6, marks=pytest.mark.full),
     ],
 )
-def test_early_stopping(tmp_path, options, losses, epochs):
-    """In a run; `test_stopping.py` has the rule itself."""
+def test_early_stopping_ends_a_run(tmp_path, options, losses, epochs):
+    """`test_stopping.py` tests the rule itself."""
     builder = quiet(tmp_path / "run").num_epochs(6).early_stopping(MetricEarlyStopping("valid/Loss", **options))
     result = build_line(builder, 0.0).fit(batches()[:1], scripted(*losses))
     assert result.summary["epochs"] == epochs
@@ -103,7 +102,7 @@ def test_early_stopping(tmp_path, options, losses, epochs):
     assert journal_of(tmp_path / "run")[-1]["event"] == ("end" if epochs == 6 else "stop")
 
 
-def test_the_first_of_several_that_stops(tmp_path):
+def test_the_first_of_several_criteria_stops(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(9)
     builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=4))
     builder.early_stopping(MetricEarlyStopping("train/Loss", "max", patience=2))
@@ -112,8 +111,8 @@ def test_the_first_of_several_that_stops(tmp_path):
     assert "train/Loss" in result.stopped_by
 
 
-def test_a_metric_decides_when_it_has_a_new_value(tmp_path):
-    """The train loss is known at the end of an epoch, not at the validations inside of it."""
+def test_decisions_wait_for_a_new_value_of_their_metric(tmp_path):
+    """The train loss is known at the end of an epoch, not at validations inside it."""
     builder = quiet(tmp_path / "run").num_epochs(5).valid_every(steps=1)
     builder.early_stopping(MetricEarlyStopping("train/Loss", "max", patience=2))
     plateau = ReduceOnPlateau(0.04, "train/Loss", factor=0.5, patience=0, mode="max")
@@ -122,7 +121,7 @@ def test_a_metric_decides_when_it_has_a_new_value(tmp_path):
     np.testing.assert_allclose(result.history["train/Learning Rate"], [0.04, 0.04, 0.02], rtol=1e-6)
 
 
-def test_the_plateau_scheduler(tmp_path):
+def test_a_plateau_reduces_the_rate_of_a_run(tmp_path):
     plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=1)
     builder = quiet(tmp_path / "run").num_epochs(6).metric_train(LearningRate())
     learner = builder.build(line(), optax.sgd, plateau, train_step=line_step, valid_step=scripted_step)
@@ -136,11 +135,11 @@ def scripted_step(model, batch):
     return RegressionOutput.from_predictions(jnp.zeros_like(batch["t"]), batch["t"])
 
 
-def test_an_interrupter_in_another_thread(tmp_path):
-    interrupter, asked = Interrupter(), threading.Event()
+def test_an_interrupter_stops_from_another_thread(tmp_path):
+    interrupter, may_stop = Interrupter(), threading.Event()
 
     def wait():
-        asked.wait()
+        may_stop.wait()
         interrupter.stop("from a thread")
 
     thread = threading.Thread(target=wait)
@@ -148,17 +147,17 @@ def test_an_interrupter_in_another_thread(tmp_path):
 
     def hook(info, model):
         if info.step == 8:
-            asked.set()
+            may_stop.set()
             thread.join()
 
     builder = quiet(tmp_path / "run", saves=True).num_epochs(9).interrupter(interrupter).every(steps=1, fn=hook)
     result = build_line(builder).fit(batches())
     assert result.stopped_by == "interrupter: from a thread"
     assert result.summary["steps"] == 8
-    assert saved_steps(tmp_path / "run") == [6, 8]  # the end of the epoch is the best so far
+    assert saved_steps(tmp_path / "run") == [6, 8]  # the end of the first epoch is the best so far
 
 
-def test_an_interrupter_that_has_stopped_already(tmp_path):
+def test_an_interrupter_that_was_stopped_before_the_run(tmp_path):
     interrupter = Interrupter()
     interrupter.stop("at once")
     make = lambda: quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_every=1)  # noqa: E731
@@ -175,8 +174,8 @@ def test_an_interrupter_that_has_stopped_already(tmp_path):
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
 
-def test_hooks(tmp_path):
-    """They get where the run is, its newest values and the model in eval mode, and their numbers are logged."""
+def test_hooks_receive_progress_values_and_the_model(tmp_path):
+    """The model is in eval mode, and the numbers that hooks return are logged."""
     seen = []
 
     def look(info, model):
@@ -184,7 +183,7 @@ def test_hooks(tmp_path):
         return {"bias norm": float(jnp.abs(model.out.bias[...]).sum()), "step": info.step}
 
     builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4).every(steps=4, fn=look).on_epoch_end(look)
-    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
+    result = build_net(builder).fit(shuffled(), valid_data())
     valid = ["valid/Accuracy", "valid/Last Row", "valid/Loss"]
     train = ["train/Accuracy", "train/Last Row", "train/Learning Rate", "train/Loss"]
     custom = ["custom/bias norm", "custom/step"]
@@ -218,7 +217,7 @@ class Unshowable:
     [3.0, "text", {"a": np.zeros((99, 99))}, {"a": None}, [1.0, 2.0], {"a": 10**400}, {"a": -(10**5000)}, Unshowable()],
     ids=["number", "text", "array", "nothing", "list", "too large", "too large to be written", "no repr"],
 )
-def test_a_hook_that_returns_something_else(returned):
+def test_unusable_return_values_of_hooks_are_refused(returned):
     runner = types.SimpleNamespace(model=dict)
     reporter = types.SimpleNamespace(newest=dict, halted=None)
 
@@ -248,14 +247,14 @@ def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
         call_hooks([mine], types.SimpleNamespace(model=dict), reporter, Position(), None, lr_is_free=True)
 
 
-def test_a_hook_with_a_name_that_is_no_file(tmp_path):
+def test_unusable_names_in_returned_values_are_refused(tmp_path):
     builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: {"../loss": 1.0})
     with raises_code("run-metric-name-unusable", name="../loss"):
         build_line(builder).fit(batches())
 
 
 def test_hooks_run_in_every_period_and_may_log_nothing(tmp_path):
-    """Without a checkpointer there are no checkpoints either."""
+    """Without a checkpointer, there are no checkpoints."""
     called = {2: [], 3: [], 5: []}
     builder = quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2)
     for period, steps in called.items():
@@ -274,16 +273,16 @@ def test_hooks_run_in_every_period_and_may_log_nothing(tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass when they are told to, for the times between saves."""
+    """Replace the clock of saving and stopping by one that tests advance."""
     passed = types.SimpleNamespace(seconds=0.0)
-    standing = float(int(time.monotonic()))  # seconds add to it without rounding
+    standing = float(int(time.monotonic()))  # an integer, so that adding seconds does not round
     stub = types.SimpleNamespace(monotonic=lambda: standing + passed.seconds)
     monkeypatch.setattr("learner.training.stopping.time", stub)
     monkeypatch.setattr("learner.training.checkpoints.saving.time", stub)
     return passed
 
 
-def test_by_default_a_run_saves_after_each_minute_and_keeps_the_last_and_the_best_epoch(tmp_path, clock):
+def test_by_default_a_run_saves_every_minute_and_keeps_the_last_and_best(tmp_path, clock):
     on_disk = []
 
     def forty_seconds(info, model):
@@ -313,13 +312,13 @@ def test_a_short_run_is_saved_once_at_its_end(tmp_path, clock):
         pytest.param({"every_steps": 100}, [13], marks=pytest.mark.full),
     ],
 )
-def test_every_so_many_steps_and_the_end(tmp_path, every, saved):
+def test_saves_every_n_steps_and_at_the_end(tmp_path, every, saved):
     builder = quiet(tmp_path / "run").num_steps(13).with_file_checkpointer(keep_last=9, keep_best=0, **every)
     build_line(builder).fit(batches())
     assert saved_steps(tmp_path / "run") == saved
 
 
-def test_every_so_many_seconds_between_two_dispatches(tmp_path, clock):
+def test_saves_every_n_seconds_between_dispatches(tmp_path, clock):
     def later(info, model):
         clock.seconds += 10
 
@@ -328,19 +327,19 @@ def test_every_so_many_seconds_between_two_dispatches(tmp_path, clock):
     assert saved_steps(tmp_path / "run") == [3, 6, 9, 12]
 
 
-def test_a_time_limit_saves_and_ends_before_it(tmp_path, clock):
+def test_a_run_saves_and_ends_before_its_time_limit(tmp_path, clock):
     def later(info, model):
         clock.seconds += 100
 
     builder = quiet(tmp_path / "run").num_epochs(1000).with_file_checkpointer(every_epochs=1000)
     result = build_line(builder.with_time_limit(1000).every(1, later)).fit(batches())
     assert (result.stopped_by, result.summary["steps"]) == ("time limit", 10)
-    assert saved_steps(tmp_path / "run") == [6, 10]  # the best epoch, and the end
+    assert saved_steps(tmp_path / "run") == [6, 10]  # the best epoch and the end
     assert journal_of(tmp_path / "run")[-1]["event"] == "stop"
 
 
-def test_a_time_limit_counts_the_seconds_before_the_run(tmp_path, monkeypatch):
-    """Reading the data, tracing the steps and making the model take some of them."""
+def test_a_time_limit_includes_the_setup(tmp_path, monkeypatch):
+    """The setup reads data, traces the steps and initializes the model."""
     earlier = types.SimpleNamespace(monotonic=lambda: time.monotonic() - 1000)
     monkeypatch.setattr("learner.training.preflight.time", earlier)
     result = build_line(quiet(tmp_path / "run").num_epochs(2).with_time_limit(500)).fit(batches())
@@ -350,12 +349,12 @@ def test_a_time_limit_counts_the_seconds_before_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "reserve", "lasts"),
     [
-        pytest.param(100, 0, 95, id="a twentieth is kept back"),
+        pytest.param(100, 0, 95, id="a twentieth"),
         pytest.param(2000, 0, 1970, id="at most half a minute"),
-        pytest.param(100, 18, 82, id="more for slow saves"),
+        pytest.param(100, 18, 82, id="slow saves need more"),
     ],
 )
-def test_the_time_that_a_limit_keeps_back(clock, limit, reserve, lasts):
+def test_the_time_reserved_for_the_end(clock, limit, reserve, lasts):
     began = learner.training.stopping.time.monotonic()
     stop = StopController(StopRequest(), None, limit, began, reserve=lambda: reserve)
     clock.seconds += lasts - 1
@@ -364,7 +363,7 @@ def test_the_time_that_a_limit_keeps_back(clock, limit, reserve, lasts):
     assert stop.stop_request == "time limit"
 
 
-def test_the_time_limit_of_a_job(tmp_path, monkeypatch):
+def test_the_time_limit_of_a_slurm_job(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1))
     builder = quiet(tmp_path / "run").num_epochs(100_000).with_file_checkpointer(every_epochs=100_000, keep_best=0)
     result = build_line(builder.with_time_limit()).fit(shuffled())
@@ -372,8 +371,8 @@ def test_the_time_limit_of_a_job(tmp_path, monkeypatch):
     assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
 
 
-def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
-    """A checkpoint inside of an epoch has no validation of its own: the loss of the epoch before is not its loss."""
+def test_a_checkpoint_without_its_own_value_is_never_the_best(tmp_path):
+    """A checkpoint inside an epoch has no validation, and the loss of the previous epoch is not its loss."""
     interrupter = Interrupter()
     make = lambda: quiet(tmp_path / "run").num_epochs(4).with_file_checkpointer(keep_last=1, every_epochs=2)  # noqa: E731
     builder = make().interrupter(interrupter).every(steps=3, fn=lambda info, model: interrupter.stop())
@@ -386,7 +385,7 @@ def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
 
 
 def test_async_save_mutation(tmp_path, monkeypatch):
-    """A slow disk holds up nothing, and gets the state of its step: two epochs later, when its arrays were donated."""
+    """A slow disk does not block training, and receives the state of its step after the arrays were donated."""
     expected = build_line(quiet(tmp_path / "one", saves=True)).fit(batches())
     allowed, begun, save, trained = threading.Event(), threading.Event(), CheckpointStore.save, []
 
@@ -412,11 +411,11 @@ def test_async_save_mutation(tmp_path, monkeypatch):
     assert checkpoint_bits(tmp_path / "run", 12)["model"] != checkpoint_bits(tmp_path / "run", 18)["model"]
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def fails_with(error, learner, *data):
-    """The names of the functions in the error's traceback."""
+    """Return the names of the functions in the traceback of the error that `fit` raises."""
     with pytest.raises(type(error)) as caught:
         learner.fit(*data)
     assert caught.value is error
@@ -437,7 +436,7 @@ def test_async_save_error_surfaces(tmp_path, monkeypatch, when):
 
     def after_step(info, model):
         if info.step == when * STEPS + 1:
-            assert failed.wait(60)  # the run is not over before the disk fails
+            assert failed.wait(60)  # the disk must fail before the run ends
 
     monkeypatch.setattr(CheckpointStore, "save", failing_disk)
     builder = quiet(tmp_path / "run").num_epochs(50).with_file_checkpointer(keep_last=9).every(1, after_step)
@@ -461,7 +460,7 @@ def test_async_save_error_surfaces_at_the_end(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_disk_that_fails_in_a_log(tmp_path, monkeypatch):
+def test_a_failing_disk_in_a_log_is_an_error(tmp_path, monkeypatch):
     error = OSError(5, "Input/output error")
 
     def failing_log(self, *arguments):
@@ -475,7 +474,7 @@ def test_a_disk_that_fails_in_a_log(tmp_path, monkeypatch):
     assert isinstance(memory.events[-1], RunFailed)
 
 
-def test_data_that_is_there_in_one_epoch_only(tmp_path):
+def test_data_that_is_empty_in_a_later_epoch_is_an_error(tmp_path):
     class Once:
         def __init__(self):
             self.left = batches()
@@ -491,7 +490,7 @@ def test_data_that_is_there_in_one_epoch_only(tmp_path):
     assert len(result.history["train/Loss"]) == 3
 
 
-def test_validation_data_that_can_be_read_once_and_is_needed_again(tmp_path):
+def test_an_exhausted_validation_iterator_is_an_error(tmp_path):
     builder = quiet(tmp_path / "run").num_steps(8)
     with raises_code("data-exhausted", "valid", "another validation"):
         build_line(builder).fit(batches(), iter(batches()))
@@ -500,38 +499,38 @@ def test_validation_data_that_can_be_read_once_and_is_needed_again(tmp_path):
 # -- listeners ---------------------------------------------------------------------------------------------------------
 
 
-class Deaf(MemoryLogger):
+class Broken(MemoryLogger):
     def on_event(self, event):
         super().on_event(event)
         raise RuntimeError("a broken logger")
 
 
-def test_listeners_hear_of_everything_in_order(tmp_path):
-    memory, deaf = MemoryLogger(), Deaf()
-    builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4).metric_loggers(deaf, memory)
+def test_listeners_receive_all_events_in_order(tmp_path):
+    memory, broken = MemoryLogger(), Broken()
+    builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4).metric_loggers(broken, memory)
     builder.on_epoch_end(lambda info, model: {"n": 1.0}).with_file_checkpointer()
     result = build_line(builder).fit(batches(), valid_data())
-    told = [name for event in memory.events if (name := describe(event))]
-    told = [name for name, before in zip(told, [None, *told], strict=False) if name != before]
+    events = [name for event in memory.events if (name := describe(event))]
+    events = [name for name, before in zip(events, [None, *events], strict=False) if name != before]
     epoch = ["steps train", "steps valid", "valid@4", "steps train", "train", "steps valid", "valid", "custom", "ended"]
     second = [name.replace("@4", "@8") for name in epoch]
-    assert told == ["run", "epoch 1", *epoch, "epoch 2", *second, "over"]
+    assert events == ["run", "epoch 1", *epoch, "epoch 2", *second, "over"]
     assert [event.step for event in memory.of(Saved)] == [6, 12]
     assert memory.history == result.history
     assert memory.of(EpochEnded)[-1].values["custom/n"] == 1.0
     assert len(memory.steps["train/Loss"]) == 12
-    assert len(deaf.events) == 1
+    assert len(broken.events) == 1
     (warning,) = memory.of(Message)
-    assert "Deaf failed and is detached" in warning.text
-    assert "Deaf failed and is detached" in (tmp_path / "run" / "experiment.log").read_text()
+    assert "Broken failed and is detached" in warning.text
+    assert "Broken failed and is detached" in (tmp_path / "run" / "experiment.log").read_text()
 
 
 @pytest.mark.parametrize(("size", "notices"), [(8, 0), (9, 1)])
-def test_a_batch_that_is_larger_than_the_data_is_a_notice(tmp_path, size, notices):
+def test_a_batch_size_above_the_number_of_rows_is_a_notice(tmp_path, size, notices):
     memory = MemoryLogger()
     build_line(quiet(tmp_path / "run").with_batch_size(size).metric_loggers(memory)).fit({"x": X[:8], "t": T[:8]})
-    told = ["the batch size is 9, and the train data has 8 rows: an epoch is one batch"] * notices
-    assert [event.text for event in memory.of(Message)] == told
+    texts = ["the batch size is 9, and the train data has 8 rows: an epoch is one batch"] * notices
+    assert [event.text for event in memory.of(Message)] == texts
 
 
 def describe(event):
@@ -551,7 +550,7 @@ def describe(event):
     return None
 
 
-def test_the_first_event_shows_the_length_and_where_a_run_resumes(tmp_path):
+def test_the_first_event_has_the_length_and_the_start(tmp_path):
     def fit(epochs):
         memory = MemoryLogger()
         builder = quiet(tmp_path / "run", saves=True).num_epochs(epochs).grads_accumulation(4).resume()
@@ -573,7 +572,7 @@ def test_the_first_event_shows_the_length_and_where_a_run_resumes(tmp_path):
 
 
 class Hangs(MemoryLogger):
-    """Holds at the end of the run until `gate` is set."""
+    """A logger whose `close` blocks until `gate` is set."""
 
     def __init__(self):
         super().__init__()
@@ -584,8 +583,8 @@ class Hangs(MemoryLogger):
         super().close()
 
 
-def test_loggers_that_hang_at_the_end_are_waited_for_together_and_the_screen_says_so(tmp_path, monkeypatch):
-    """Each gets what the others have left of the time; the renderer is closed last."""
+def test_hanging_loggers_share_one_timeout_and_are_reported(tmp_path, monkeypatch):
+    """Each logger gets the remaining time; the renderer is closed last."""
     waits, wait = [], ListenerThread.close
     monkeypatch.setattr(ListenerThread, "close", lambda outlet, seconds: waits.append(seconds) or wait(outlet, 0.05))
     loggers, screen = [Hangs(), MemoryLogger(), Hangs()], MemoryLogger()
@@ -600,7 +599,7 @@ def test_loggers_that_hang_at_the_end_are_waited_for_together_and_the_screen_say
 
 
 class Matrix(CollectingMetric):
-    """A metric that can be drawn."""
+    """A metric with a picture."""
 
     name = "Matrix"
     numeric = False
@@ -619,7 +618,7 @@ class Matrix(CollectingMetric):
         return np.full((len(value), 2), 7, np.uint8)
 
 
-def test_pictures_are_drawn_by_those_who_want_them(tmp_path, monkeypatch):
+def test_pictures_are_drawn_on_demand(tmp_path, monkeypatch):
     drawn, draw = [], Matrix.picture
     monkeypatch.setattr(Matrix, "picture", lambda metric, value: drawn.append(len(value)) or draw(metric, value))
     memory = MemoryLogger()
@@ -638,7 +637,7 @@ def test_pictures_are_drawn_by_those_who_want_them(tmp_path, monkeypatch):
         ("valid/Matrix", "Webhook monitors 'valid/Matrix', which is not a number"),
     ],
 )
-def test_a_logger_that_monitors_what_is_not_there_is_an_error(tmp_path, key, message):
+def test_a_logger_with_an_unknown_monitor_is_refused(tmp_path, key, message):
     webhook = Webhook("http://127.0.0.1:1", monitors=[key])
     builder = quiet(tmp_path / "run").metric_valid(Matrix()).metric_loggers(webhook)
     with pytest.raises(LearnerError, match=re.escape(message)):

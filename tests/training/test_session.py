@@ -1,4 +1,4 @@
-"""Opening and closing a run: its log, its compilations, its threads."""
+"""Tests of opening and closing a run: log, compilations and threads."""
 
 import logging
 import threading
@@ -43,7 +43,7 @@ def log_of(directory):
     return (directory / "experiment.log").read_text()
 
 
-def test_the_application_log_tells_the_run(tmp_path):
+def test_the_application_log_describes_the_run(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).seed(7).with_file_checkpointer()
     build_line(builder).fit(shuffled(rows=ROWS), valid_data(9))
     log = log_of(tmp_path / "run")
@@ -70,8 +70,8 @@ def test_the_application_log_tells_the_run(tmp_path):
     assert not any(word in log for word in ("WARNING", "ERROR"))
 
 
-def test_the_others_wait_for_the_loggers_of_process_0(tmp_path, monkeypatch):
-    """`RunMirror` may take ten minutes, and a meeting waits for five."""
+def test_other_processes_wait_for_the_loggers_of_process_0(tmp_path, monkeypatch):
+    """`RunMirror` may take ten minutes, and a meeting times out after five."""
     meetings, reduce = [], SingleProcess.all_reduce_json
 
     def all_reduce_json(group, value, combine, what="", patient=False):
@@ -83,7 +83,7 @@ def test_the_others_wait_for_the_loggers_of_process_0(tmp_path, monkeypatch):
     assert meetings[-2:] == [("end", False), ("end", True)]
 
 
-def test_a_log_of_ones_own(tmp_path, caplog):
+def test_a_custom_application_logger(tmp_path, caplog):
     mine = logging.getLogger("mine")
     mine.setLevel(logging.INFO)
     handlers = list(mine.handlers)
@@ -97,7 +97,7 @@ def test_a_log_of_ones_own(tmp_path, caplog):
     assert "journal.jsonl" in tree_of(tmp_path / "silent")
 
 
-def test_a_resumed_run_goes_on_with_its_log(tmp_path):
+def test_a_resumed_run_appends_to_its_log(tmp_path):
     build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
     before = log_of(tmp_path / "run")
     build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume()).fit(batches())
@@ -116,23 +116,23 @@ def compilations(builder, train, valid):
 
 
 def test_a_program_is_compiled_once(tmp_path):
-    """More epochs, renderers, loggers and validations compile nothing more; the log has the number of programs."""
-    compilations(quiet(tmp_path / "first"), shuffled(), valid_data())  # JAX's own small functions
+    """More epochs, renderers, loggers and validations compile no further programs; the log has the number."""
+    compilations(quiet(tmp_path / "first"), shuffled(), valid_data())  # compiles small functions of JAX
     one = compilations(quiet(tmp_path / "one"), shuffled(), valid_data())
     (line,) = [line for line in log_of(tmp_path / "one").splitlines() if "programs compiled in" in line]
     assert 0 < int(line.split()[3]) <= one
     builder = quiet(tmp_path / "more").num_epochs(3).valid_every(steps=1).metric_loggers(MemoryLogger())
     assert compilations(builder.renderer(PlainRenderer()), shuffled(), valid_data()) == one
     more = compilations(quiet(tmp_path / "other").metric_train(GradientNorm()), shuffled(), valid_data())
-    assert more == one + 2  # the metrics of both splits no longer share the programs for their states and values
+    assert more == one + 2  # the splits no longer share the programs for the states and values of metrics
 
 
 @pytest.mark.parametrize(
     "strategy",
     [SingleDevice, pytest.param(lambda: Replicated(2), marks=pytest.mark.full), lambda: Sharded(devices=2)],
 )
-def test_a_second_run_of_the_same_programs_compiles_nothing(tmp_path, strategy):
-    """Another seed and another learning rate are arguments of the programs; another optimizer is not."""
+def test_a_second_run_with_equal_programs_compiles_nothing(tmp_path, strategy):
+    """The seed and the learning rate are arguments of the programs; the optimizer is not."""
     runs = []
     for name, lr, seed in (("first", 0.5, 1), ("second", 0.25, 2), ("third", 0.5, 1)):
         learner = build_line(quiet(tmp_path / name).seed(seed).strategy(strategy()), lr)
@@ -148,7 +148,7 @@ def test_a_second_run_of_the_same_programs_compiles_nothing(tmp_path, strategy):
 
 @pytest.fixture
 def compiling_threads():
-    """The name of each program that is compiled, and of the thread that does it."""
+    """Yield a list of the names of compiled programs and of the threads that compile them."""
     seen = []
 
     def listen(event, seconds, **more):
@@ -161,7 +161,7 @@ def compiling_threads():
 
 
 class Events(list, Listener):
-    """The events of a run."""
+    """A listener that is the list of events."""
 
     def on_event(self, event):
         self.append(event)
@@ -170,15 +170,21 @@ class Events(list, Listener):
 @pytest.mark.parametrize(
     ("train", "valid", "accumulate", "programs"),
     [
-        (lambda: shuffled(), lambda: valid_data(), 1, ["train", "valid"]),
+        pytest.param(lambda: shuffled(), lambda: valid_data(), 1, ["train", "valid"], marks=pytest.mark.full),
         (lambda: shuffled(rows=ROWS), lambda: valid_data(9), 1, ["train", "train_tail", "valid", "valid_tail"]),
-        (lambda: shuffled(rows=ROWS), lambda: valid_data(), 2, ["train", "train_tail", "valid"]),
+        pytest.param(
+            lambda: shuffled(rows=ROWS),
+            lambda: valid_data(),
+            2,
+            ["train", "train_tail", "valid"],
+            marks=pytest.mark.full,
+        ),
         (lambda: streamed(), lambda: batches(), 1, ["train", "valid"]),
     ],
     ids=["resident", "ragged", "accumulated", "streamed"],
 )
 def test_programs_are_compiled_while_the_run_is_set_up(tmp_path, compiling_threads, train, valid, accumulate, programs):
-    """Each of them once, and none that the run does not need."""
+    """Each program is compiled once, and none that the run does not need."""
     executables.clear()
     reported = Events()
     build_line(quiet(tmp_path / "run").grads_accumulation(accumulate).metric_loggers(reported)).fit(train(), valid())
@@ -186,9 +192,9 @@ def test_programs_are_compiled_while_the_run_is_set_up(tmp_path, compiling_threa
     names = [name for name, _ in compiling_threads if "train" in name or "valid" in name]
     assert len(names) == len(programs)
     assert threads.keys() >= {*programs}
-    assert threads["train"] == "learner-compile_0"  # the others, too, where they are not needed earlier
+    assert threads["train"] == "learner-compile_0"  # the others may be needed earlier, in the main thread
     numbers = [(event.number, event.total) for event in reported if isinstance(event, Compiling)]
-    # The run may end before the thread gets to those that the loop has compiled.
+    # The run may end before the thread reaches programs that the loop has compiled.
     count = len(programs)
     assert (1, count) in numbers
     assert numbers == [*((number, count) for number in range(1, count + 1)), (0, count)][: len(numbers)]
@@ -218,8 +224,7 @@ def test_threads_end_with_the_run(tmp_path):
     assert after <= before
 
 
-def test_two_runs_at_once(tmp_path):
-    """Two learners in two threads and two directories: each leaves what it leaves alone."""
+def test_two_runs_in_threads_equal_separate_runs(tmp_path):
     alone = build_line(quiet(tmp_path / "alone").num_epochs(2)).fit(shuffled(), valid_data())
     results, begin = {}, threading.Barrier(2)
 
@@ -238,7 +243,7 @@ def test_two_runs_at_once(tmp_path):
         assert logs_of(tmp_path / name) == logs_of(tmp_path / "alone")
 
 
-def test_a_run_that_was_refused_opens_nothing(tmp_path):
+def test_a_refused_run_opens_no_loggers(tmp_path):
     memory = MemoryLogger()
     with pytest.raises(LearnerError):
         build_line(quiet(tmp_path / "run").metrics(Accuracy()).metric_loggers(memory)).fit(batches())
@@ -247,7 +252,7 @@ def test_a_run_that_was_refused_opens_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_records_that_no_process_can_write_are_refused_before_a_run_is_replaced(tmp_path, monkeypatch):
+def test_unwritable_records_are_refused_before_a_run_is_replaced(tmp_path, monkeypatch):
     build_line(quiet(tmp_path / "run")).fit(batches())
     left = tree_of(tmp_path / "run")
 
@@ -260,8 +265,8 @@ def test_records_that_no_process_can_write_are_refused_before_a_run_is_replaced(
     assert {**tree_of(tmp_path / "run"), "run.lock": None} == {**left, "run.lock": None}
 
 
-def test_logs_that_were_shortened_by_somebody_else(tmp_path):
-    """What the checkpoint says was written must still be there; nothing is changed then."""
+def test_truncated_logs_are_refused(tmp_path):
+    """The logs must contain everything that the checkpoint recorded; otherwise nothing is changed."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
     log = tmp_path / "run" / "train" / "epoch-1" / "Loss.log"
     log.write_text("0.5,4\n")
@@ -274,7 +279,7 @@ def test_logs_that_were_shortened_by_somebody_else(tmp_path):
 
 
 class States(Metric):
-    """A metric whose state has as many numbers as it is told."""
+    """A metric whose state has `count` numbers."""
 
     name, higher_is_better = "States", True
 
@@ -294,8 +299,8 @@ class States(Metric):
         return state.sum()
 
 
-def test_metrics_with_other_states_are_refused_before_anything_is_changed(tmp_path):
-    """The newer checkpoint and the lines after the older one stay in their places."""
+def test_other_metric_states_are_refused_before_any_change(tmp_path):
+    """The newer checkpoints and the log lines after the older one are kept."""
 
     def builder(count):
         saves = quiet(tmp_path / "run").with_file_checkpointer(keep_last=5, every_epochs=None, every_steps=2)

@@ -86,7 +86,7 @@ def test_the_arrays_of_the_hook_are_not_changed(tmp_path):
     assert result.model["b"].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("steps", [1, pytest.param(5, marks=pytest.mark.full)])
 def test_a_resumed_run_applies_each_update_once(tmp_path, steps):
     def update(info, model):
         return Updates(model=jax.tree.map(lambda x: 0.9 * x, model), lr_scale=0.9**info.step)
@@ -107,7 +107,7 @@ def test_a_resumed_run_applies_each_update_once(tmp_path, steps):
 @pytest.mark.parametrize(
     "strategy",
     [
-        None,
+        pytest.param(None, marks=pytest.mark.full),
         lambda: Replicated(jax.devices()[:2]),
         pytest.param(lambda: Sharded(rules=fsdp(1), devices=jax.devices()[:2]), marks=pytest.mark.full),
     ],

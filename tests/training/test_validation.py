@@ -1,4 +1,4 @@
-"""When validations are made, of what rows, and what follows from them."""
+"""Tests of validation: schedules, decisions, rows and resuming."""
 
 import itertools
 
@@ -38,17 +38,17 @@ def scripted_step(model, batch):
     return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
 
 
-# -- when --------------------------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_so_many_epochs_and_after_the_last_one(tmp_path):
+def test_validation_every_n_epochs_and_after_the_last(tmp_path):
     result = build_line(quiet(tmp_path / "run").num_epochs(5).valid_every(epochs=2)).fit(shuffled(), batches(8))
     assert points(result) == [(2, 2 * STEPS), (4, 4 * STEPS), (5, 5 * STEPS)]
     assert len(result.history["train/Loss"]) == 5
 
 
-def test_by_steps_alone(tmp_path):
-    """Step 12 ends an epoch, and step 18 the run."""
+def test_validation_every_n_steps(tmp_path):
+    """Step 12 ends an epoch, and step 18 ends the run."""
     builder = quiet(tmp_path / "run").num_epochs(3).valid_every(steps=4, epochs=0)
     result = build_line(builder).fit(shuffled(), batches(8))
     assert points(result) == [(1, 4), (2, 8), (2, 12), (3, 16), (3, 18)]
@@ -74,13 +74,13 @@ def test_the_last_step_ends_with_a_validation_of_all_splits(tmp_path):
     assert points(result, "valid-iid/Loss") == [(1, 4)]
 
 
-def test_before_the_first_step(tmp_path):
+def test_validation_before_the_first_step(tmp_path):
     called = []
     builder = quiet(tmp_path / "run").num_epochs(1).valid_first()
     builder.every(3, lambda info, model: called.append(info.step))
     result = build_line(builder).fit(shuffled(), batches(8))
     assert points(result) == [(1, 0), (1, STEPS)]
-    assert result.history["valid/Loss"][0] == pytest.approx(np.mean(T**2), rel=1e-6)  # the line is zero at first
+    assert result.history["valid/Loss"][0] == pytest.approx(np.mean(T**2), rel=1e-6)  # the initial line is zero
     assert called == [3, 6]
 
 
@@ -91,11 +91,11 @@ def test_the_model_before_the_first_step_may_be_the_best(tmp_path):
     assert (result.best_step, model_bits(result.model)) == (0, model_bits(line(value=0.5)))
 
 
-# -- what follows ------------------------------------------------------------------------------------------------------
+# -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-def test_decisions_are_made_where_their_metric_is_measured(tmp_path):
-    """Losses 1, 2, 3 and 4 at the epochs 2, 4, 6 and 8: the patience of 2 validations is over at epoch 6."""
+def test_decisions_are_made_when_their_metric_is_measured(tmp_path):
+    """The losses are 1, 2, 3 and 4 after the epochs 2, 4, 6 and 8: a patience of 2 validations ends at epoch 6."""
     plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=0)
     builder = quiet(tmp_path / "run", saves=True).num_epochs(8).valid_every(epochs=2).metric_train(LearningRate())
     builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2))
@@ -107,7 +107,7 @@ def test_decisions_are_made_where_their_metric_is_measured(tmp_path):
     assert result.best_epoch == 2
 
 
-def test_the_monitor_may_be_of_the_rarer_split(tmp_path):
+def test_the_monitor_may_belong_to_a_split_with_its_own_schedule(tmp_path):
     builder = (
         quiet(tmp_path / "run", saves=True)
         .num_epochs(3)
@@ -119,10 +119,10 @@ def test_the_monitor_may_be_of_the_rarer_split(tmp_path):
     assert (result.best_epoch, result.best_step) == (2, 8)
 
 
-# -- of what rows ------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_of_rows_is_the_same_in_each_validation(tmp_path):
+def test_each_validation_reads_the_same_sample_of_rows(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).seed(5).with_batch_size(4).metrics(LastRow())
     result = build_line(builder.valid_batches(2, shuffle=True)).fit(arrays(), arrays())
     loader = DataLoaderBuilder().batch_size(4).shuffle(5).build(arrays())
@@ -131,18 +131,18 @@ def test_a_sample_of_rows_is_the_same_in_each_validation(tmp_path):
     assert result.history["valid/Last Row"] == [pytest.approx(np.dot(np.arange(1, 9), drawn))] * 2
 
 
-def test_batches_cannot_be_drawn_from(tmp_path):
+def test_batches_cannot_be_sampled(tmp_path):
     with raises_code("data-validation-not-shuffled", split="valid"):
         build_line(quiet(tmp_path / "run").valid_batches(2, shuffle=True)).fit(batches(), batches())
 
 
-def test_the_log_tells_what_a_validation_reads(tmp_path):
+def test_the_log_describes_the_rows_of_a_validation(tmp_path):
     build_line(quiet(tmp_path / "run").valid_batches(2)).fit(batches(), batches())
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert "each validation of valid reads at most 2 batches, the first ones" in log
 
 
-# -- resumed -----------------------------------------------------------------------------------------------------------
+# -- resuming ----------------------------------------------------------------------------------------------------------
 
 
 def scheduled(directory):
@@ -152,7 +152,7 @@ def scheduled(directory):
 
 
 class Stopping:
-    """Validation data; the first reading that is not the first batch alone stops the run before its second batch."""
+    """Validation data that stops the run before its second batch; reading only the first batch does not."""
 
     def __init__(self, interrupter):
         self.interrupter = interrupter
@@ -168,18 +168,23 @@ def fit_scheduled(builder, second=None):
     return build_line(builder).fit(shuffled(), {"a": batches(), "b": batches if second is None else second})
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, compiled_once):
+    """Return everything that an uninterrupted run leaves."""
+    directory = tmp_path_factory.mktemp("whole")
+    return all_of(directory, fit_scheduled(scheduled(directory)))
+
+
 @pytest.mark.parametrize("step", [pytest.param(s, marks=() if s == 8 else pytest.mark.full) for s in (3, 6, 8, 18)])
-def test_a_schedule_resumes_to_the_bit(tmp_path, step):
-    whole = fit_scheduled(scheduled(tmp_path / "whole"))
+def test_a_schedule_resumes_to_the_bit(tmp_path, step, whole):
     fit_scheduled(stopping_at(scheduled(tmp_path / "run"), step))
-    same(all_of(tmp_path / "run", fit_scheduled(scheduled(tmp_path / "run"))), all_of(tmp_path / "whole", whole))
+    same(all_of(tmp_path / "run", fit_scheduled(scheduled(tmp_path / "run"))), whole)
 
 
-def test_a_stop_in_the_validation_before_the_first_step(tmp_path):
-    whole = fit_scheduled(scheduled(tmp_path / "whole"))
+def test_a_stop_in_the_initial_validation_resumes(tmp_path, whole):
     interrupter = Interrupter()
     fit_scheduled(scheduled(tmp_path / "run").interrupter(interrupter), Stopping(interrupter))
     assert checkpoint_bits(tmp_path / "run", 0)
     result = fit_scheduled(scheduled(tmp_path / "run"))
     assert points(result, "valid-a/Loss") == [(1, 0), (3, 18), (4, 24)]
-    same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", whole))
+    same(all_of(tmp_path / "run", result), whole)
