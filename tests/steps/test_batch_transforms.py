@@ -1,4 +1,4 @@
-"""Functions that change training batches inside of the programs."""
+"""Tests of `on_batch`: functions that change training batches inside the programs."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def growing(batch, rng, step):
-    """A curriculum: the inputs grow with the steps."""
+    """Scale the inputs with the step, as a curriculum does."""
     return {**batch, "x": batch["x"] * (1 + step).astype(jnp.float32)}
 
 
@@ -38,14 +38,14 @@ def noisy(batch, rng):
 
 
 def mixed(batch, rng):
-    """Mixup of each row with the row after it."""
+    """Mix each row with the next one (mixup)."""
     share = jax.random.uniform(rng)
     mixed = {name: share * batch[name] + (1 - share) * jnp.roll(batch[name], 1, 0) for name in ("x", "t")}
     return {**batch, **mixed}
 
 
-def by_hand(transform, steps):
-    """The parameters after steps of gradient descent, with the keys that the documentation names."""
+def descend(transform, steps):
+    """Return the parameters after steps of gradient descent, with the random keys that the documentation describes."""
     params = line()
     for step, batch in enumerate(batches()[:steps]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), 0)
@@ -60,20 +60,20 @@ def by_hand(transform, steps):
     [(growing, growing), (noisy, lambda b, k, s: noisy(b, k)), (mixed, lambda b, k, s: mixed(b, k))],
     ids=["with the step", "with the key", "mixup"],
 )
-def test_steps_are_those_of_the_changed_batches(fn, transform, tmp_path):
+def test_steps_train_on_the_changed_batches(fn, transform, tmp_path):
     builder = quiet(tmp_path / "run").on_batch(fn).num_steps(3)
     result = build_line(builder).fit(batches(), batches())
-    expected = by_hand(transform, 3)
+    expected = descend(transform, 3)
     for name in expected:
         np.testing.assert_allclose(result.model[name], expected[name], rtol=1e-5, atol=1e-6)
-    # The validation has the batches as they are.
+    # Validation reads unchanged batches.
     losses = [line_step(expected, batch).loss for batch in batches()]
     np.testing.assert_allclose(result.history["valid/Loss"][-1], np.mean(losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize("added", [jnp.ones(7), jnp.float32(0.5)], ids=["other rows", "a number"])
-def test_what_is_added_to_a_batch_does_not_change_its_weight(added, tmp_path):
-    """The name sorts before all others. Losses and gradients count by the rows of the data, which differ."""
+def test_added_fields_do_not_change_the_weight_of_a_batch(added, tmp_path):
+    """The added name sorts first. Losses and gradients are weighted by the rows of the data, whose numbers differ."""
     rows = [{k: v[begin:end] for k, v in batches(16)[0].items()} for begin, end in ((0, 8), (8, 11), (11, 16))]
     for accumulate in (1, 3):
         builder = quiet(tmp_path / f"run-{accumulate}").grads_accumulation(accumulate)
@@ -85,8 +85,8 @@ def test_what_is_added_to_a_batch_does_not_change_its_weight(added, tmp_path):
     np.testing.assert_allclose(result.history["train/Loss"], [line_step(line(), whole).loss], rtol=1e-5)
 
 
-def test_functions_are_called_in_order_each_with_a_key_of_its_own(tmp_path):
-    """Noise, doubled, and noise again, which is not the same."""
+def test_functions_are_called_in_order_with_different_keys(tmp_path):
+    """The functions add noise, double it, and add different noise."""
 
     def doubled(batch, rng):
         return {**batch, "x": batch["x"] * 2.0}
@@ -115,7 +115,7 @@ def test_bits_do_not_depend_on_the_dispatch_or_on_a_checkpoint(tmp_path):
     assert noisy_run(tmp_path / "resumed", 7) == whole
 
 
-def test_sharded_rows_are_changed_as_on_one_device(tmp_path):
+def test_sharded_rows_are_changed_like_those_on_one_device(tmp_path):
     models = []
     for strategy in (None, Sharded(devices=2)):
         builder = quiet(tmp_path / str(strategy is None)).on_batch(noisy).num_steps(5)
@@ -126,7 +126,7 @@ def test_sharded_rows_are_changed_as_on_one_device(tmp_path):
         np.testing.assert_allclose(models[0][name], models[1][name], rtol=1e-5, atol=1e-6)
 
 
-def test_update_gets_the_changed_batch(tmp_path):
+def test_an_update_receives_the_changed_batch(tmp_path):
     def update(model, batch, lr):
         loss, grads = jax.value_and_grad(lambda m: line_step(m, batch).loss)(model)
         output = RegressionOutput.from_predictions(line_predictions(model, batch["x"]), batch["t"])
@@ -137,17 +137,17 @@ def test_update_gets_the_changed_batch(tmp_path):
 
     builder = quiet(tmp_path / "run").on_batch(growing).num_steps(3)
     built = builder.build(line(), None, 0.05, update=with_rng)
-    expected = by_hand(growing, 3)
+    expected = descend(growing, 3)
     np.testing.assert_allclose(built.fit(batches()).model["w"], expected["w"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("fn", [None, "noise", lambda batch: batch, lambda a, b, c, d: a])
-def test_what_is_no_function_of_a_batch(fn, tmp_path):
+def test_unusable_functions_are_refused(fn, tmp_path):
     with raises_code("step-batch-transform"):
         quiet(tmp_path / "run").on_batch(fn)
 
 
-def test_what_the_train_step_cannot_take_is_reported_before_the_run(tmp_path):
+def test_unusable_changed_batches_are_refused_before_the_run(tmp_path):
     builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: {"y": batch["y"]})
     with raises_code("batch-missing-key", "train_step reads batch['x']", "on_batch returns a batch that has 'y'"):
         build_line(builder).fit(batches())
@@ -156,7 +156,7 @@ def test_what_the_train_step_cannot_take_is_reported_before_the_run(tmp_path):
         build_line(builder).fit(batches())
     scales = {"x": 2.0}
     builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: {**batch, "x": scales["y"] * batch["x"]})
-    with pytest.raises(KeyError, match="'y'"):  # of a dict that is not the batch
+    with pytest.raises(KeyError, match="'y'"):  # a dict other than the batch
         build_line(builder).fit(batches())
     builder = quiet(tmp_path / "run").on_batch(lambda batch, rng: batch.update(y=2 * batch["y"]))
     with raises_code("step-batch-transform-returns", "returned nothing"):
@@ -164,17 +164,17 @@ def test_what_the_train_step_cannot_take_is_reported_before_the_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_steps_of_a_learner_change_batches_as_well(tmp_path):
+def test_train_step_changes_batches(tmp_path):
     builder = quiet(tmp_path / "run").on_batch(growing)
     learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step)
     state = learner.init()
     for batch in batches()[:3]:
         state, _ = learner.train_step(state, batch)
-    np.testing.assert_allclose(learner.model_of(state)["w"], by_hand(growing, 3)["w"], rtol=1e-5)
+    np.testing.assert_allclose(learner.model_of(state)["w"], descend(growing, 3)["w"], rtol=1e-5)
     assert arrays(4)["x"].dtype == np.float32
 
 
-def test_a_batch_is_changed_once_in_a_step_and_again_only_where_the_loss_is_searched(tmp_path):
+def test_a_batch_is_changed_once_per_step_and_once_more_before_a_line_search(tmp_path):
     def traced_with(optimizer):
         calls = []
 
@@ -185,14 +185,14 @@ def test_a_batch_is_changed_once_in_a_step_and_again_only_where_the_loss_is_sear
         builder = quiet(tmp_path / "run").on_batch(counted)
         learner = builder.build(line(), optimizer, 1.0, train_step=line_step)
         first = learner.init()
-        state, _ = learner.train_step(first, batches()[0])  # checks the step, too
+        state, _ = learner.train_step(first, batches()[0])  # includes the checks of the step
         calls.clear()
         jax.eval_shape(learner.train_step, first, batches()[0])
         return learner.model_of(state), len(calls)
 
     assert traced_with(optax.sgd)[1] == 1
     model, count = traced_with(optax.lbfgs)
-    assert count == 2  # before the search, whose loops would change the batch each time
+    assert count == 2  # once before the search, not in its loops
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
     changed = noisy(batches()[0], jax.random.fold_in(jax.random.fold_in(key, 2), 0))
 

@@ -1,4 +1,4 @@
-"""What optimizers are given besides the gradients, and every wrapper of optax in the check that `build` makes."""
+"""Tests of extra arguments of optimizers, and of every optax wrapper in the check of `build`."""
 
 import inspect
 import warnings
@@ -70,26 +70,26 @@ MORE_REFUSED = {
 
 
 def wrappers():
-    """Every public function of optax that takes a transformation and gives one."""
+    """Yield the name of every public optax function that takes a transformation and returns one."""
     for prefix, module in (("", optax), ("contrib.", optax.contrib)):
         for name, thing in vars(module).items():
             if name.startswith("_") or not inspect.isfunction(thing):
                 continue
             signature = inspect.signature(thing)
-            said = [str(p.annotation) for p in signature.parameters.values()]
-            takes = any("GradientTransformation" in text for text in said)
+            annotations = [str(p.annotation) for p in signature.parameters.values()]
+            takes = any("GradientTransformation" in text for text in annotations)
             if takes and "GradientTransformation" in str(signature.return_annotation):
                 yield prefix + name
 
 
-def test_the_table_leaves_nothing_out():
+def test_the_table_is_complete():
     assert set(wrappers()) == set(WRAPPERS)
 
 
 @pytest.mark.parametrize("name", [*WRAPPERS, *OTHERS, *MORE_REFUSED])
-def test_each_works_or_says_what_to_do(name):
+def test_each_wrapper_works_or_names_the_remedy(name):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # optax's own
+        warnings.simplefilter("ignore", DeprecationWarning)  # warnings of optax
         problems = check_optimizer({**WRAPPERS, **OTHERS, **MORE_REFUSED}[name], PARAMS, False).problems
     if name in REFUSED:
         assert len(problems) == 1
@@ -98,13 +98,13 @@ def test_each_works_or_says_what_to_do(name):
         assert problems == []
 
 
-def test_what_evaluates_the_gradient_again_needs_the_whole_batch():
+def test_optimizers_that_evaluate_the_gradient_again_need_the_whole_batch():
     (problem,) = check_optimizer(sam, PARAMS, True).problems
     assert "evaluates the loss again in each step" in problem
 
 
-def test_sharpness_aware_steps_are_those_by_hand(tmp_path):
-    """Uphill by 0.05 along the gradient, and from where it started down by the gradient that is there."""
+def test_sharpness_aware_steps_equal_jax(tmp_path):
+    """Each step ascends by 0.05 along the gradient, and descends from its start by the gradient found there."""
     result = build_line(quiet(tmp_path / "run"), 0.1, Ema(sam, decay=0.0, warmup=False)).fit(batches())
 
     def loss(params, batch):
@@ -120,13 +120,13 @@ def test_sharpness_aware_steps_are_those_by_hand(tmp_path):
         np.testing.assert_allclose(result.model[name], expected, rtol=1e-5)
 
 
-def test_it_is_refused_before_anything_is_written(tmp_path):
+def test_an_unusable_optimizer_is_refused_before_writing(tmp_path):
     with pytest.raises(LearnerError, match=r"the optimizer \(<lambda>\) is made with optax\.lookahead"):
         build_line(quiet(tmp_path / "run"), optimizer=WRAPPERS["lookahead"])
     assert not (tmp_path / "run").exists()
 
 
-def test_arguments_that_an_update_does_not_take_are_left_out():
+def test_arguments_that_an_update_does_not_take_are_omitted():
     def update(updates, state, params=None, *, value):
         return updates, value
 

@@ -1,4 +1,4 @@
-"""Labels that are none of the classes, and weights that are not numbers: found by the step that has them."""
+"""Tests of the detection of invalid labels and non-finite weights and losses in steps."""
 
 import dataclasses
 
@@ -28,15 +28,15 @@ def labels_of(output, *labels, dtype=np.int32):
 
 
 def loss_of(output, labels, mask=None):
-    """The output, and the gradient of its loss by the logits, compiled as one."""
+    """Return an output, True if it has invalid labels, and the gradient of its loss, from one compiled program."""
     logits = np.concatenate([X, X[:, :1]], 1).reshape(*SHAPES[output], CLASSES)
 
     def loss(logits):
-        made = output.from_logits(logits, labels, mask)
-        return made.loss, (made, has_wrong_labels(made))
+        out = output.from_logits(logits, labels, mask)
+        return out.loss, (out, has_wrong_labels(out))
 
-    (_, (made, wrong)), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
-    return made, bool(wrong), np.asarray(grad).reshape(4, CLASSES)
+    (_, (out, wrong)), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
+    return out, bool(wrong), np.asarray(grad).reshape(4, CLASSES)
 
 
 @all_outputs
@@ -47,47 +47,47 @@ def loss_of(output, labels, mask=None):
         *(pytest.param(*case, marks=pytest.mark.full) for case in [(-1, np.int8), (3, np.int32), (200, np.uint8)]),
     ],
 )
-def test_a_label_outside_of_the_classes_has_no_finite_loss(output, label, dtype):
-    made, wrong, grad = loss_of(output, labels_of(output, 0, label, 1, 2, dtype=dtype))
+def test_a_label_outside_the_classes_has_a_nan_loss(output, label, dtype):
+    out, wrong, grad = loss_of(output, labels_of(output, 0, label, 1, 2, dtype=dtype))
     assert wrong
-    assert np.isnan(made.loss)
+    assert np.isnan(out.loss)
     np.testing.assert_array_equal(np.isnan(grad).any(1), [False, True, False, False])
-    eager = output.from_logits(made.logits, made.targets)
+    eager = output.from_logits(out.logits, out.targets)
     assert np.isnan(eager.loss)
 
 
 @all_outputs
-def test_masked_labels_may_be_any(output):
+def test_masked_labels_may_be_invalid(output):
     mask = labels_of(output, 1, 0, 1, 1)
     clean, _, expected = loss_of(output, labels_of(output, 0, 2, 1, 2), mask)
-    made, wrong, grad = loss_of(output, labels_of(output, 0, -1, 1, 2), mask)
+    out, wrong, grad = loss_of(output, labels_of(output, 0, -1, 1, 2), mask)
     assert not wrong
-    assert made.loss == clean.loss
+    assert out.loss == clean.loss
     np.testing.assert_array_equal(grad, expected)
 
 
 @all_outputs
-def test_the_labels_of_the_classes_have_the_loss_and_gradient_of_optax(output):
+def test_valid_labels_have_the_loss_and_gradient_of_optax(output):
     labels = labels_of(output, 0, 1, 2, 2)
-    made, wrong, grad = loss_of(output, labels)
+    out, wrong, grad = loss_of(output, labels)
 
     def loss(logits):
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    value, expected = jax.jit(jax.value_and_grad(loss))(made.logits)
+    value, expected = jax.jit(jax.value_and_grad(loss))(out.logits)
     assert not wrong
-    assert made.loss == value
+    assert out.loss == value
     np.testing.assert_array_equal(grad, np.asarray(expected).reshape(4, CLASSES))
 
 
-def test_narrow_labels_of_many_classes():
-    """300 is none of the numbers of an int8."""
+def test_labels_of_a_narrow_dtype_with_many_classes():
+    """An int8 cannot represent the number of classes, 300."""
     out = ClassificationOutput.from_logits(jnp.zeros((2, 300)), jnp.array([127, 0], jnp.int8))
     assert np.isfinite(out.loss)
     assert not has_wrong_labels(out)
 
 
-def test_soft_targets_are_no_labels():
+def test_soft_targets_are_not_labels():
     out = ClassificationOutput(jnp.float32(jnp.nan), jnp.zeros((2, 3)), jnp.full((2, 3), -1.0), jnp.float32(2))
     assert not has_wrong_labels(out)
     assert not has_wrong_labels(dataclasses.replace(out, targets=jnp.full((2, 3), -1)))
@@ -130,7 +130,7 @@ def kind_after(batches, **more):
     [
         ([BAD], (LABELS, False)),
         ([GOOD, BAD], (LABELS, False)),
-        ([GOOD, batch_of(0, -1, 2, 0, scale=0)], (None, True)),  # what has no weight is harmless
+        ([GOOD, batch_of(0, -1, 2, 0, scale=0)], (None, True)),  # the invalid label has no weight
         ([batch_of(0, -1, 2, 0, scale=0)], (None, False)),
         ([batch_of(0, 1, 2, 0, scale=np.nan)], (WEIGHT, False)),
         ([GOOD, batch_of(0, 1, 2, 0, scale=np.nan)], (WEIGHT, False)),
@@ -150,7 +150,7 @@ def test_the_mark_names_the_cause(batches, expected):
     ],
     ids=["labels", "weight"],
 )
-def test_a_run_ends_with_what_to_do(tmp_path, batch, code, values):
+def test_the_error_of_a_run_names_the_remedy(tmp_path, batch, code, values):
     learner = (
         LearnerBuilder(tmp_path)
         .renderer(None)
@@ -161,8 +161,8 @@ def test_a_run_ends_with_what_to_do(tmp_path, batch, code, values):
     assert "learning rate" not in str(caught.value)
 
 
-def test_every_device_tells_of_its_labels(tmp_path):
-    """The label is among the rows of the second of two devices."""
+def test_labels_on_every_device_are_checked(tmp_path):
+    """The invalid label is in a row of the second of two devices."""
     learner = LearnerBuilder(tmp_path).renderer(None).devices(2).on_nonfinite("stop")
     learner = learner.build({"w": jnp.ones((2, CLASSES))}, optax.sgd, 0.1, train_step=classify)
     result = learner.fit([GOOD, batch_of(0, 1, 2, -1)])

@@ -1,4 +1,4 @@
-"""Floating-point operations: by hand, and as XLA counts them where it counts right."""
+"""Tests of counting floating-point operations, against hand counts and XLA's counts."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from tests.support.spread import KINDS
 from tests.support.stopped import some
 
 X, W = jnp.ones((8, 3)), jnp.ones((3, 3))
-ONCE = 2 * 8 * 3 * 3 + 8 * 3  # a product and a function of each number
+ONCE = 2 * 8 * 3 * 3 + 8 * 3  # a matrix product and a function of each number
 
 ATTENTION = Primitive("dot_product_attention_fwd_wrapper")
 ATTENTION.def_abstract_eval(lambda x: x)
@@ -65,12 +65,12 @@ def either(x, w):
         (lambda x, w: jax.jit(lambda: (layer(x, w), x + x))()[1], 24, True),
     ],
 )
-def test_by_hand(fn, number, exact):
-    found = counted(fn, X, W)
-    assert (found.number if number is not None else None, found.exact) == (number, exact)
+def test_counts_equal_hand_counts(fn, number, exact):
+    flops = counted(fn, X, W)
+    assert (flops.number if number is not None else None, flops.exact) == (number, exact)
 
 
-def test_each_device_has_its_part():
+def test_counts_are_per_device():
     mesh = Mesh(jax.devices()[:2], ("data",))
     spec = PartitionSpec("data")
     parts = jax.shard_map(layer, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec)
@@ -78,7 +78,7 @@ def test_each_device_has_its_part():
 
 
 KINDS_OF_CONVOLUTIONS = (1, 2), ("SAME", "VALID", [(1, 1), (0, 1)]), (1, 2), (1, 2), (1, 3)
-# Half of all combinations: each value of an option is there with each value of another one.
+# Half of all combinations, which contain each pair of values of two options.
 CASES = [
     tuple(values[i] for values, i in zip(KINDS_OF_CONVOLUTIONS, chosen, strict=True))
     for chosen in itertools.product(*(range(len(values)) for values in KINDS_OF_CONVOLUTIONS))
@@ -89,14 +89,14 @@ SOME = {(2, "SAME", 1, 1, 1), (1, "VALID", 1, 2, 3)}
 
 def cases():
     for stride, padding, *rest in CASES:
-        if rest[0] == 1 or isinstance(padding, list):  # JAX takes no name of a padding where inputs are spread
+        if rest[0] == 1 or isinstance(padding, list):  # JAX refuses named padding with input dilation
             some = isinstance(padding, list) and rest == [2, 1, 3]
             some = some or (not isinstance(padding, list) and (stride, padding, *rest) in SOME)
             yield pytest.param(stride, padding, *rest, marks=() if some else pytest.mark.full)
 
 
 @pytest.mark.parametrize(("stride", "padding", "spread", "apart", "groups"), [*cases()])
-def test_convolutions_are_as_xla_counts_them(stride, padding, spread, apart, groups):
+def test_counts_of_convolutions_equal_those_of_xla(stride, padding, spread, apart, groups):
     def convolved(x, w):
         where = (stride, stride), padding, (spread, spread), (apart, apart), ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, w, *where, feature_group_count=groups)
@@ -113,8 +113,8 @@ def test_convolutions_are_as_xla_counts_them(stride, padding, spread, apart, gro
     ("kind", "accumulate"),
     some([*itertools.product(("mlp", "cnn", "transformer"), (1, 3))], {("cnn", 3)}),
 )
-def test_steps_have_about_as_many_as_xla_counts(tmp_path, kind, accumulate):
-    """It counts a comparison, too, and functions such as `exp` apart."""
+def test_counts_of_steps_are_close_to_those_of_xla(tmp_path, kind, accumulate):
+    """XLA also counts comparisons, and counts functions such as `exp` separately."""
     builder = LearnerBuilder(tmp_path / "run").grads_accumulation(accumulate)
     learner = builder.build(KINDS[kind].make(0.0), optax.adam, 0.1)
     state, rows = jax.eval_shape(learner.init), KINDS[kind].data(24, 1)
@@ -123,9 +123,9 @@ def test_steps_have_about_as_many_as_xla_counts(tmp_path, kind, accumulate):
     lowered = jax.jit(lambda state, *batches: step.unrolled_step(state, list(batches))).lower(
         state, *[batch] * accumulate
     )
-    found = step_flops(step, state, batch)
-    assert found.exact
-    assert found.number == pytest.approx(lowered.cost_analysis()["flops"], rel=0.06)
+    flops = step_flops(step, state, batch)
+    assert flops.exact
+    assert flops.number == pytest.approx(lowered.cost_analysis()["flops"], rel=0.06)
 
 
 def test_sums_and_products():

@@ -1,4 +1,4 @@
-"""Gradients of a step for every kind of model, against those that the model's own library computes; weighted means."""
+"""Tests of `value_and_grad` against each model's library, and of `GradientsAccumulator`."""
 
 import equinox as eqx
 import jax
@@ -50,8 +50,8 @@ def close(got, expected):
 
 
 @pytest.mark.full
-def test_nnx_gets_what_nnx_gets_and_changes_the_same():
-    """Statistics, counters, and the random streams, which go on in place: the second call drops other activations."""
+def test_nnx_models_have_the_gradients_and_changes_of_nnx():
+    """Statistics, counters and random streams change in place, so the second call drops other activations."""
     ours, theirs = Everything(), Everything()
     for _ in range(2):
         output, grads = value_and_grad(Everything.train_step)(ours, BATCH)
@@ -70,13 +70,13 @@ class Normed(nnx.Module):
         return jnp.square(self.drop(self.norm(batch["x"]))).mean()
 
 
-def test_modules_inside_of_a_pytree_get_what_they_get_alone():
-    """Also in their statistics and random streams."""
+def test_modules_inside_a_pytree_behave_like_single_modules():
+    """This includes their statistics and random streams."""
     alone, inside = Normed(), {"net": Normed(), "other": jnp.ones(1)}
     for _ in range(2):
         loss, grads = value_and_grad(Normed.train_step)(alone, BATCH)
-        found, of_both = value_and_grad(lambda model, batch: model["net"].train_step(batch))(inside, BATCH)
-        assert float(found) == pytest.approx(float(loss), rel=1e-6)
+        loss_inside, of_both = value_and_grad(lambda model, batch: model["net"].train_step(batch))(inside, BATCH)
+        assert float(loss_inside) == pytest.approx(float(loss), rel=1e-6)
         expected = {f"net.{name}.value": x for name, x in named_leaves(grads).items()}
         close(of_both, {**expected, "other": jnp.zeros(1)})
         close(nnx_arrays(inside["net"]), nnx_arrays(alone))
@@ -84,7 +84,7 @@ def test_modules_inside_of_a_pytree_get_what_they_get_alone():
 
 
 @pytest.mark.full
-def test_linen_gets_what_jax_gets():
+def test_linen_models_have_the_gradients_of_jax():
     model = make_linen()
     before = tree_arrays(model.variables)
     output, grads = value_and_grad(linen_step)(model, BATCH, KEY)
@@ -92,10 +92,10 @@ def test_linen_gets_what_jax_gets():
 
     def loss(params):
         variables = {**make_linen().variables, "params": params}
-        found, changed = model.module.apply(
+        predictions, changed = model.module.apply(
             variables, BATCH["x"], train=True, rngs={"dropout": dropout}, mutable=["batch_stats"]
         )
-        return RegressionOutput.from_predictions(found, BATCH["y"]).loss, changed
+        return RegressionOutput.from_predictions(predictions, BATCH["y"]).loss, changed
 
     (value, changed), expected = jax.value_and_grad(loss, has_aux=True)(make_linen().variables["params"])
     assert float(output.loss) == pytest.approx(float(value), rel=1e-6)
@@ -105,7 +105,7 @@ def test_linen_gets_what_jax_gets():
 
 
 @pytest.mark.full
-def test_equinox_gets_what_equinox_gets():
+def test_equinox_models_have_the_gradients_of_equinox():
     model = EquinoxNet()
     output, grads = value_and_grad(EquinoxNet.train_step)(model, BATCH, KEY)
     loss, expected = eqx.filter_value_and_grad(lambda m: m.train_step(BATCH, KEY).loss)(model)
@@ -114,7 +114,7 @@ def test_equinox_gets_what_equinox_gets():
 
 
 @pytest.mark.full
-def test_a_model_that_the_step_returns_comes_with_the_output():
+def test_a_model_that_the_step_returns_is_returned_with_the_output():
     net, state = make_normed()
     (output, (after, new_state)), grads = value_and_grad(normed_step)((net, state), BATCH)
     expected = eqx.filter_grad(lambda net: normed_step((net, state), BATCH)[0].loss)(net)
@@ -125,7 +125,7 @@ def test_a_model_that_the_step_returns_comes_with_the_output():
     assert output.loss.shape == ()
 
 
-def test_a_dict_gets_what_jax_gets():
+def test_dict_models_have_the_gradients_of_jax():
     model = make_dict()
     (output, after), grads = value_and_grad(dict_step)(model, BATCH, KEY)
 
@@ -141,8 +141,8 @@ def test_a_dict_gets_what_jax_gets():
 
 
 @pytest.mark.parametrize("case", some(CASES, {CASES[5]}), ids=str)
-def test_a_step_by_hand_is_the_step_of_a_learner(case, tmp_path):
-    """With the key that `fit` gives the first step; SGD at rate 1 shows the gradients."""
+def test_value_and_grad_equals_the_step_of_a_learner(case, tmp_path):
+    """The random key is that of the first step of `fit`; SGD with the rate 1 shows the gradients."""
     learner = LearnerBuilder(tmp_path).build(case.make(), optax.sgd, 1.0, **case.steps)
     state = learner.init()
     after, _ = learner.train_step(state, BATCH)
@@ -153,29 +153,29 @@ def test_a_step_by_hand_is_the_step_of_a_learner(case, tmp_path):
         name: a - b
         for (name, a), b in zip(named_leaves(state.params).items(), jax.tree.leaves(after.params), strict=True)
     }
-    found = named_leaves(grads)
-    if case.name == "nnx":  # a plain jit knows nothing of parameters in two places
+    gradients = named_leaves(grads)
+    if case.name == "nnx":  # `eqx.filter_jit` does not support shared parameters
         _, grads = value_and_grad(step)(case.make(), BATCH, key)
-        found = named_leaves(grads)
-    assert list(found) == list(moved)
+        gradients = named_leaves(grads)
+    assert list(gradients) == list(moved)
     for name, x in moved.items():
-        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(gradients[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.full
-def test_nnx_jit_keeps_a_parameter_that_is_in_two_places():
+def test_nnx_jit_keeps_shared_parameters():
     model = Everything()
     _, grads = nnx.jit(value_and_grad(Everything.train_step))(model, BATCH, KEY)
     close(grads, value_and_grad(Everything.train_step)(Everything(), BATCH, KEY)[1])
     assert int(model.seen[...]) == 1
 
 
-def test_only_what_is_trainable_is_differentiated():
+def test_only_trainable_parameters_are_differentiated():
     _, grads = value_and_grad(dict_step, trainable=lambda path, x: path.startswith("head"))(make_dict(), BATCH, KEY)
     assert list(named_leaves(grads)) == ["head.w"]
 
 
-def test_own_gradients_are_taken():
+def test_gradients_returned_by_the_step_are_used():
     def step(model, batch):
         return TrainOutput(
             {"w": jnp.float32(7)}, RegressionOutput.from_predictions(model["w"] * batch["x"], batch["y"])
@@ -196,7 +196,7 @@ def test_own_gradients_are_taken():
         (lambda model, batch: model["hidden"]["b"] * 1.0, "step-output-without-loss", ("[3]",)),
     ],
 )
-def test_wrong_steps_say_what_is_wrong(step, code, values):
+def test_unusable_steps_are_refused(step, code, values):
     with raises_code(code, *values):
         value_and_grad(step)(make_dict(), BATCH)
 
@@ -208,7 +208,7 @@ def tree(*numbers, dtype=jnp.float32):
     return {"a": jnp.asarray(numbers[:2], dtype), "b": [jnp.asarray(numbers[2], dtype)]}
 
 
-def test_the_mean_is_weighted_and_empties():
+def test_grads_returns_the_weighted_mean_and_resets():
     accumulator = GradientsAccumulator()
     accumulator.accumulate(tree(1.0, 2.0, 3.0), 3)
     accumulator.accumulate(tree(5.0, 6.0, -1.0), jnp.float32(1))
@@ -221,7 +221,7 @@ def test_the_mean_is_weighted_and_empties():
     assert accumulator.grads()["a"].tolist() == [1.0, 1.0]
 
 
-def test_weight_zero_contributes_nothing_even_when_it_is_nan():
+def test_nan_gradients_of_weight_zero_contribute_nothing():
     accumulator = GradientsAccumulator()
     accumulator.accumulate(tree(np.nan, np.inf, np.nan), 0)
     accumulator.accumulate(tree(1.0, 2.0, 3.0), 0.5)
@@ -230,8 +230,8 @@ def test_weight_zero_contributes_nothing_even_when_it_is_nan():
     assert accumulator.grads()["a"].tolist() == [0.0, 0.0]
 
 
-def test_half_precision_is_added_up_in_32_bits():
-    """A thousand times 1 and once 2048: bfloat16 has no 1 beside 512, and no float16 is as large as the sum."""
+def test_half_precision_is_accumulated_in_float32():
+    """bfloat16 cannot represent 1026, and the weighted sum, 100,000, exceeds float16."""
     accumulator = GradientsAccumulator()
     accumulator.accumulate({"w": jnp.bfloat16(1024)}, 1)
     for _ in range(3):
@@ -244,7 +244,7 @@ def test_half_precision_is_added_up_in_32_bits():
     assert float(accumulator.grads()["w"]) == 2
 
 
-def test_it_goes_through_jit_and_scan():
+def test_accumulators_work_in_jit_and_scan():
     numbers = jnp.arange(4, dtype=jnp.float32)
 
     @jax.jit
@@ -258,8 +258,8 @@ def test_it_goes_through_jit_and_scan():
     assert float(jax.jit(lambda acc: acc.grads())(add(accumulator, numbers[2]))["w"]) == 2.0
 
 
-def test_it_makes_one_batch_of_two():
-    """Parts of unequal sizes, weighted by their rows, have the gradients of the whole."""
+def test_accumulated_parts_equal_the_whole_batch():
+    """The parts have different sizes and are weighted by their rows."""
     whole = other_batch(3, rows=6)
     accumulator = GradientsAccumulator()
     model = line(3, 2, bias=False, value=0.3)
@@ -269,7 +269,7 @@ def test_it_makes_one_batch_of_two():
     close(accumulator.grads(), value_and_grad(regression_step)(model, whole)[1])
 
 
-def test_wrong_gradients_and_weights_say_what_is_wrong():
+def test_unusable_gradients_and_weights_are_refused():
     accumulator = GradientsAccumulator()
     with raises_code("step-gradients-missing"):
         accumulator.grads()
@@ -284,6 +284,6 @@ def test_wrong_gradients_and_weights_say_what_is_wrong():
 
 
 @pytest.mark.full
-def test_parameters_of_a_model_begin_an_accumulator():
+def test_an_accumulator_starts_from_the_parameters_of_a_model():
     accumulator = GradientsAccumulator(trainable_params(make_dict()))
     assert [x.shape for x in jax.tree.leaves(accumulator.grads())] == [(3, 2), (3,), (3, 3)]

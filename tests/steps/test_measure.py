@@ -1,4 +1,4 @@
-"""The metrics of a split inside a program: which are updated when, merged, and read."""
+"""Tests of `MetricCollection`: updating, merging and computing the metrics of a split inside a program."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ from learner.training.programs.compilation import CompileTimes
 
 
 class Largest(Metric):
-    """As people write them: Python numbers, and states that are not sums."""
+    """A metric with Python numbers as its first state, and with a merge that is not a sum."""
 
     name = "Largest"
     fields = ("logits",)
@@ -47,7 +47,7 @@ class Largest(Metric):
 
 
 class Flag(Metric):
-    """Its state becomes weakly typed where it is left to itself."""
+    """A metric whose state would be weakly typed."""
 
     name = "Flag"
 
@@ -65,7 +65,7 @@ class Flag(Metric):
 
 
 class PerClass(Metric):
-    """Not one number."""
+    """A metric whose value is an array."""
 
     name, numeric = "Per Class", False
 
@@ -115,14 +115,14 @@ def info(step, weight, norm=None):
 
 
 def after(batches, step=0):
-    """The state after a step over some of `OUTPUTS`."""
+    """Return the state after a step over some of `OUTPUTS`."""
     state = MEASURE.init()
     for batch in batches:
         state = MEASURE.update(state, OUTPUTS[batch], info(step, 2 - batch))
     return MEASURE.update_step(state, info(step, sum(2 - b for b in batches), jnp.float32(3.0 + step)))
 
 
-def test_it_takes_what_runs_on_the_device():
+def test_the_collection_contains_metrics_of_the_device():
     assert [m.name for m in MEASURE.metrics] == [
         "Loss",
         "Learning Rate",
@@ -136,12 +136,12 @@ def test_it_takes_what_runs_on_the_device():
     assert not any(isinstance(m, HostMetric) for m in MEASURE.metrics)
 
 
-def test_names_of_a_step_leave_out_what_is_no_number():
+def test_step_names_exclude_non_numeric_metrics():
     assert MEASURE.step_names == ("Loss", "Learning Rate", "Largest", "Gradient Norm", "Accuracy", "Flag")
     assert MEASURE.step_values(after([0])).shape == (6,)
 
 
-def test_the_values_of_a_step():
+def test_step_values():
     values = dict(zip(MEASURE.step_names, MEASURE.step_values(after([0, 1])).tolist(), strict=True))
     one = np.log(np.exp(2.0) + 1 + np.exp(1.0)) - 2
     two = np.log(2 + np.exp(5.0))
@@ -153,7 +153,7 @@ def test_the_values_of_a_step():
     assert values["Gradient Norm"] == 3.0
 
 
-def test_metrics_of_the_step_itself_are_updated_once_for_each_step():
+def test_per_step_metrics_are_updated_once_per_step():
     state = MEASURE.init()
     for batch in (0, 1):
         state = MEASURE.update(state, OUTPUTS[batch], info(7, 1))
@@ -164,20 +164,20 @@ def test_metrics_of_the_step_itself_are_updated_once_for_each_step():
     assert before["Loss"] == MEASURE.values(MEASURE.update_step(after([0]), info(1, 2, jnp.float32(9))))["Loss"]
 
 
-def test_merged_states_are_those_of_all_steps():
+def test_merged_states_cover_all_steps():
     values = MEASURE.values(MEASURE.merge(after([0], step=0), after([1], step=1)))
     both = MEASURE.values(after([0, 1]))
     for name in ("Loss", "Accuracy", "Largest"):
         np.testing.assert_allclose(values[name], both[name], rtol=1e-6)
     np.testing.assert_array_equal(values["Per Class"], [1, 1, 1])
-    np.testing.assert_allclose(values["Learning Rate"], 0.4, rtol=1e-6)  # the last
-    assert values["Gradient Norm"] == 3.5  # the mean
+    np.testing.assert_allclose(values["Learning Rate"], 0.4, rtol=1e-6)  # the last rate
+    assert values["Gradient Norm"] == 3.5  # the mean norm
     empty = MEASURE.values(MEASURE.merge(MEASURE.init(), after([0])))
     assert empty["Accuracy"] == 0.5
 
 
 class Fading(Metric):
-    """Merges with a number of its own, which is in the program, or with one of an array."""
+    """A metric that merges with a factor, which is a constant of the program or an array."""
 
     fields = ("logits",)
 
@@ -197,15 +197,15 @@ class Fading(Metric):
         return state
 
 
-def test_metrics_that_merge_in_the_same_way_do_so_at_once_and_keep_their_bits():
+def test_metrics_with_equal_merges_are_merged_together_with_the_same_bits():
     metrics = [Accuracy(), Fading("A", 0.5), Loss(), PerClass(), Fading("B", 0.25), Accuracy(), GradientNorm()]
     metrics += [Fading("C", 0.5), Fading("D", jnp.float32(0.5)), Fading("E", jnp.float32(0.125)), GradientNorm()]
     measure = MetricCollection.of(metrics)
     assert sorted(measure._mergeable_groups) == [(0, 5), (1, 7), (2, 6, 10), (3,), (4,), (8,), (9,)]
 
     def states(batch):
-        told = info(batch, 2, jnp.float32(1 / 3 + batch))
-        return tuple(metric.update(metric.init(), OUTPUTS[batch], told) for metric in metrics)
+        step_info = info(batch, 2, jnp.float32(1 / 3 + batch))
+        return tuple(metric.update(metric.init(), OUTPUTS[batch], step_info) for metric in metrics)
 
     @jax.jit
     def together(states):
@@ -214,19 +214,19 @@ def test_metrics_that_merge_in_the_same_way_do_so_at_once_and_keep_their_bits():
             epoch = measure.add(epoch, state)
         return measure._unpack(epoch)
 
-    each = [states(batch) for batch in (0, 1, 0, 0)]
+    batch_states = [states(batch) for batch in (0, 1, 0, 0)]
     for number, metric in enumerate(metrics):
         alone = metric.init()
-        for state in each:
+        for state in batch_states:
             alone = jax.jit(metric.merge)(alone, state[number])
-        found = together(each)[number]
-        assert jax.tree.structure(found) == jax.tree.structure(alone)
-        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+        merged = together(batch_states)[number]
+        assert jax.tree.structure(merged) == jax.tree.structure(alone)
+        for x, y in zip(jax.tree.leaves(merged), jax.tree.leaves(alone), strict=True):
             assert (np.asarray(x).tobytes(), x.dtype) == (np.asarray(y).tobytes(), jnp.asarray(y).dtype)
 
 
 class Constant(Metric):
-    """One without a state."""
+    """A metric without a state."""
 
     name = "Constant"
 
@@ -252,7 +252,7 @@ def test_metrics_without_a_state():
     assert measure.totals(epoch)["B"] == 3
 
 
-def test_states_of_other_dtypes_merge_by_themselves():
+def test_states_of_other_dtypes_are_merged_separately():
     class Seen(Metric):
         fields = ("logits",)
 
@@ -278,7 +278,7 @@ def test_states_of_other_dtypes_merge_by_themselves():
     assert [float(value) for value in totals.values()] == [1.0] * 8
 
 
-def test_nothing_yet():
+def test_values_without_batches():
     values = MEASURE.values(MEASURE.init())
     assert np.isnan(values["Loss"])
     assert np.isnan(values["Accuracy"])
@@ -291,7 +291,7 @@ def test_collected_rows():
     np.testing.assert_array_equal(rows["best"], [0, 1])
 
 
-def test_without_metrics():
+def test_an_empty_collection():
     nothing = MetricCollection.of([])
     assert nothing.init() == ()
     assert nothing.step_values(()).shape == (0,)
@@ -300,11 +300,11 @@ def test_without_metrics():
     assert nothing.merge((), ()) == ()
 
 
-def test_states_are_strongly_typed_wherever_they_come_from():
-    """A weak type would be another program at the next dispatch."""
+def test_states_are_strongly_typed():
+    """A weak type would compile another program at the next dispatch."""
     weak = lambda tree: [x.weak_type for x in jax.tree.leaves(jax.eval_shape(lambda: tree()))]  # noqa: E731
-    for made in (MEASURE.init, lambda: after([0, 1]), lambda: MEASURE.merge(after([0]), after([1]))):
-        assert not any(weak(made))
+    for make in (MEASURE.init, lambda: after([0, 1]), lambda: MEASURE.merge(after([0]), after([1]))):
+        assert not any(weak(make))
     step = jax.jit(lambda state, output: MEASURE.merge(state, MEASURE.update(MEASURE.init(), output, info(0, 1))))
     state = jax.jit(MEASURE.init)()
     with CompileTimes() as times:
@@ -313,14 +313,14 @@ def test_states_are_strongly_typed_wherever_they_come_from():
     assert times.count == 1
 
 
-def test_it_is_static():
-    """Programs hold it: the same metrics are the same measure."""
+def test_collections_are_compared_by_value():
+    """Collections are static arguments of programs, so equal metrics must be equal collections."""
     assert MetricCollection.of(METRICS) == MEASURE
     assert dataclasses.replace(MEASURE, collecting=()) != MEASURE
 
 
 class Count(Metric):
-    """Counts rows, and how often its update is traced."""
+    """A metric that counts rows, and the traces of its update."""
 
     def __init__(self, name, key, factor=1):
         self.name, self.key, self.factor, self.traced = name, key, factor, []
@@ -344,13 +344,13 @@ class Count(Metric):
 
 
 class DoubleCount(Count):
-    """Of the same key, but another update."""
+    """A metric with the same key as `Count`, but another update."""
 
     def update(self, state, output, info):
         return super().update(state, output, info) + jnp.uint32(len(output.logits))
 
 
-def test_metrics_of_one_key_share_a_state_that_is_updated_once():
+def test_metrics_with_equal_keys_share_one_state():
     metrics = [Count("one", "a"), Loss(), Count("ten", "a", 10), Count("other", "b"), DoubleCount("twice", "a")]
     metrics += [Count("own", None), Count("own too", None)]
     measure = MetricCollection.of(metrics)
@@ -363,7 +363,7 @@ def test_metrics_of_one_key_share_a_state_that_is_updated_once():
     assert counts == {name: times * rows for name, times in expected.items()}
 
 
-def test_states_from_before_metrics_shared_them():
+def test_states_from_before_sharing_are_converted():
     metrics = [Count("one", "a"), Largest(), Count("ten", "a", 10), Count("other", "b")]
     measure = MetricCollection.of(metrics)
     separate = dataclasses.replace(measure, separate=True)
@@ -372,7 +372,7 @@ def test_states_from_before_metrics_shared_them():
     jax.tree.map(np.testing.assert_array_equal, measure.share(of_each), shared)
 
 
-def test_a_method_of_a_subclass_may_read_what_an_inherited_key_does_not_know():
+def test_subclasses_with_other_attributes_do_not_share_a_state():
     class OfGroup(Precision):
         def __init__(self, group):
             super().__init__(2)
@@ -398,7 +398,7 @@ def test_a_method_of_a_subclass_may_read_what_an_inherited_key_does_not_know():
     assert len(MetricCollection.of([Precision(2), FBeta(2), Recall(2), R2(), ExplainedVariance()]).stateful) == 2
 
 
-def test_a_value_depends_on_the_metric_as_it_is_when_the_collection_is_made():
+def test_values_use_the_metric_at_the_time_of_the_collection():
     metric, values = Count("one", "a"), []
     for metric.factor in (1, 10):
         measure = MetricCollection.of([metric])

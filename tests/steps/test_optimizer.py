@@ -1,6 +1,6 @@
-"""Every optimizer of optax, at a traced rate; and what is refused.
+"""Tests of optimizers: every optax optimizer with a traced rate, extra arguments, schedules, and refused optimizers.
 
-The reference is a loop written by hand with a fixed rate, and optax itself.
+The reference is a loop with a fixed rate that uses optax directly.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ from tests.support.runs import line, regression_step
 
 
 def public_with_a_rate() -> dict[str, Callable[..., Any]]:
-    """Every public function of optax and optax.contrib with a parameter `learning_rate` (or `max_learning_rate`)."""
-    found = {}
+    """Return every public function of optax with a parameter `learning_rate` or `max_learning_rate`."""
+    functions = {}
     for prefix, namespace in (("", optax), ("contrib.", optax.contrib)):
         for name, thing in vars(namespace).items():
             if not name.startswith("_") and inspect.isfunction(thing) and rate_name(thing):
-                found[prefix + name] = thing
-    return found
+                functions[prefix + name] = thing
+    return functions
 
 
 def rate_name(function: Callable[..., Any]) -> str | None:
@@ -54,7 +54,7 @@ def rate_name(function: Callable[..., Any]) -> str | None:
 
 PUBLIC = public_with_a_rate()
 
-# What needs more than the rate, or what update is to be given besides the gradients.
+# Arguments besides the rate, and extra arguments of `update`.
 FURTHER: dict[str, Callable[..., dict[str, Any]]] = {
     "noisy_sgd": lambda lr: {"key": jax.random.key(3)},
     "contrib.schedule_free": lambda lr: {"base_optimizer": optax.sgd(lr)},
@@ -75,14 +75,14 @@ MORE_ARGUMENTS: dict[str, dict[str, Any]] = {
     "scale_by_zoom_linesearch": {"max_linesearch_steps": 5},
 }
 EACH_EXAMPLE = {"contrib.dpsgd"}
-SCALE_FREE = {"contrib.cocob"}  # its rate scales the gradients, and it does not depend on their scale
-# XLA folds a constant rate, so that a fixed rate has other last bits than the same loop with the rate as an argument; a
-# line search feeds them back into the length of its steps.
+SCALE_FREE = {"contrib.cocob"}  # its rate scales the gradients, whose scale does not matter
+# XLA folds a constant rate, so the last bits differ from those of a loop with the rate as an argument. A line search
+# feeds the difference back into its step lengths. Values are relative tolerances.
 FOLDED_BY_XLA = {"adafactor": 0.0, "fromage": 0.0, "lars": 0.0, "lbfgs": 1e-4}
 
 
 def maker(name: str) -> Callable[[Any], optax.GradientTransformation]:
-    """A public optimizer as a function of the rate alone."""
+    """Return a public optimizer as a function of the rate alone."""
     function = PUBLIC[name]
     fixed = MORE_ARGUMENTS.get(name, {})
     further = FURTHER.get(name, lambda lr: {})
@@ -95,7 +95,7 @@ def maker(name: str) -> Callable[[Any], optax.GradientTransformation]:
     return make
 
 
-# What people build of them.
+# Typical compositions.
 COMPOSED: dict[str, Callable[[Any], optax.GradientTransformation]] = {
     "partial": functools.partial(optax.adamw, weight_decay=0.1),
     "clipped": lambda lr: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(lr)),
@@ -110,7 +110,7 @@ COMPOSED: dict[str, Callable[[Any], optax.GradientTransformation]] = {
 }
 
 
-def test_the_registry_leaves_nothing_out():
+def test_the_registry_is_complete():
     assert set(PUBLIC) > {"adamw", "lbfgs", "rprop", "polyak_sgd", "contrib.muon", "contrib.prodigy", "contrib.dpsgd"}
     assert len([name for name in PUBLIC if "." not in name]) >= 27
     assert len([name for name in PUBLIC if "." in name]) >= 17
@@ -150,8 +150,8 @@ def each_example_step(model, batch) -> TrainOutput:
     return TrainOutput(jax.vmap(one, (None, 0))(model, batch), train_step(model, batch))
 
 
-def by_hand(name: str, rate: float, as_argument: bool = False) -> Any:
-    """The loop that one would write, with the rate as a constant (or as an argument of the compiled function)."""
+def plain_loop(name: str, rate: float, as_argument: bool = False) -> Any:
+    """Train in a plain loop, with the rate as a constant or as an argument of the compiled function."""
     make, extra = ALL[name], EXTRA.get(name, ())
 
     def loss_of(params, batch):
@@ -181,7 +181,7 @@ def by_hand(name: str, rate: float, as_argument: bool = False) -> Any:
 
 
 class Ours:
-    """The learner's program for an optimizer; `run` takes any rate."""
+    """The training program of a learner with an optimizer; `run` accepts any rate."""
 
     def __init__(self, make: Callable[[Any], Any], own_grads: bool = False):
         train = each_example_step if own_grads else train_step
@@ -196,7 +196,7 @@ class Ours:
         self.epoch = nothing.fresh()
 
     def run(self, rate: float) -> tuple[Any, int]:
-        """The parameters after `STEPS` steps, and how many programs were compiled for that."""
+        """Return the parameters after `STEPS` steps, and the number of compiled programs."""
         leaves = jax.tree.leaves(self.step.init(rate, 0))
         cursor, count = jnp.int32(0), jnp.int32(STEPS)
         with CompileTimes() as times:
@@ -205,7 +205,7 @@ class Ours:
 
 
 def assert_same(got: Any, expected: Any) -> None:
-    """Bit for bit between two programs on x86 CPUs, which is XLA's to keep; within 2 ulp for each step elsewhere."""
+    """Compare bits on x86 CPUs, where XLA rounds both programs alike; elsewhere allow 2 ulp per step."""
     if platform.machine() in ("x86_64", "AMD64") and jax.default_backend() == "cpu":
         jax.tree.map(np.testing.assert_array_equal, got, expected)
     else:
@@ -213,7 +213,7 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def assert_near(got: Any, expected: Any, tolerance: float) -> None:
-    """Within 2 ulp of the largest number for each step, or a tolerance relative to it."""
+    """Allow 2 ulp of the largest number per step, or a tolerance relative to that number."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         largest = np.abs(b).max()
         np.testing.assert_allclose(a, b, rtol=0, atol=max(2 * STEPS * np.spacing(largest), tolerance * largest))
@@ -222,7 +222,7 @@ def assert_near(got: Any, expected: Any, tolerance: float) -> None:
 ALL = {**{name: maker(name) for name in PUBLIC}, **COMPOSED}
 
 
-# One of each kind; the others are in the full run.
+# One of each kind; full runs contain the others.
 SAMPLE = {
     *("adafactor", "rprop", "contrib.cocob", "by_part"),
 }
@@ -234,19 +234,19 @@ def test_a_traced_rate_gives_the_bits_of_a_fixed_one(name):
     first, compiled = ours.run(0.25)
     assert compiled == 1
     second, compiled = ours.run(0.03)
-    assert compiled == 0  # another rate is the same program
+    assert compiled == 0  # another rate uses the same program
     for changed in (first, second):
         assert not np.array_equal(changed["w"], PARAMS["w"])
     if name not in SCALE_FREE:
-        assert not np.array_equal(first["w"], second["w"])  # the rate that was given is the one that is used
+        assert not np.array_equal(first["w"], second["w"])  # the given rate is used
     if name in FOLDED_BY_XLA:
-        assert_same(second, by_hand(name, 0.03, as_argument=True))
-        assert_near(second, by_hand(name, 0.03), FOLDED_BY_XLA[name])
+        assert_same(second, plain_loop(name, 0.03, as_argument=True))
+        assert_near(second, plain_loop(name, 0.03), FOLDED_BY_XLA[name])
     else:
-        assert_same(second, by_hand(name, 0.03))
+        assert_same(second, plain_loop(name, 0.03))
 
 
-def test_the_comparison_would_notice_one_bit():
+def test_the_comparison_detects_one_bit():
     one = {"w": np.float32([1.0, 2.0])}
     other = {"w": np.nextafter(one["w"], np.float32(3))}
     if platform.machine() in ("x86_64", "AMD64") and jax.default_backend() == "cpu":
@@ -256,11 +256,11 @@ def test_the_comparison_would_notice_one_bit():
         assert_near(one, {"w": one["w"] * np.float32(1.00001)}, 0.0)
 
 
-# -- what an optimizer is given ----------------------------------------------------------------------------------------
+# -- extra arguments ---------------------------------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
-    """What an update was called with."""
+    """The extra arguments of an update."""
 
     value: Any
     grad: Any
@@ -268,7 +268,7 @@ class Seen(NamedTuple):
 
 
 def looking(lr: Any, again: bool = True) -> optax.GradientTransformationExtraArgs:
-    """SGD that keeps what it was given besides the gradients, and the loss evaluated again."""
+    """Return SGD that records its extra arguments and the loss evaluated again."""
 
     def init(params):
         zero = jnp.float32(0)
@@ -282,7 +282,7 @@ def looking(lr: Any, again: bool = True) -> optax.GradientTransformationExtraArg
 
 
 class Dropped(nnx.Module):
-    """A model whose loss differs from call to call, unless the random keys are the same."""
+    """A model whose loss depends on random keys."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -307,7 +307,7 @@ def build(model: Any, optimizer: Any, lr: Any, tmp_path: Any, accumulate: int = 
     return builder.metrics(LearningRate()).build(model, optimizer, lr, **steps)
 
 
-def test_extra_arguments_are_the_loss_the_gradients_and_the_same_loss_again(tmp_path):
+def test_extra_arguments_are_the_loss_the_gradients_and_the_loss_function(tmp_path):
     learner = build(Dropped(), looking, 0.1, tmp_path)
     step = jax.jit(learner.train_step)
     state = learner.init()
@@ -315,8 +315,8 @@ def test_extra_arguments_are_the_loss_the_gradients_and_the_same_loss_again(tmp_
         before, (state, values) = state, step(state, some_rows(8 * i, 8 * i + 8))
         seen = state.opt_state
         np.testing.assert_allclose(seen.value, values["Loss"], rtol=1e-6)
-        np.testing.assert_allclose(seen.again, seen.value, rtol=1e-5)  # the same masks and the same noise
-        np.testing.assert_allclose(  # and the gradients are those that moved the parameters
+        np.testing.assert_allclose(seen.again, seen.value, rtol=1e-5)  # equal masks and noise
+        np.testing.assert_allclose(  # the gradients of the update
             seen.grad["linear"]["kernel"],
             (before.params["linear"]["kernel"] - state.params["linear"]["kernel"]) / 0.1,
             rtol=1e-2,
@@ -324,7 +324,7 @@ def test_extra_arguments_are_the_loss_the_gradients_and_the_same_loss_again(tmp_
         )
 
 
-def test_the_value_of_an_accumulated_step_is_the_weighted_mean(tmp_path):
+def test_the_loss_of_an_accumulated_step_is_the_weighted_mean(tmp_path):
     once = functools.partial(looking, again=False)
     learner = build(PARAMS, once, 0.1, tmp_path, accumulate=2, train_step=train_step)
     state, _ = jax.jit(learner.train_step)(learner.init(), some_rows(0, 6), some_rows(6, 8))
@@ -343,8 +343,8 @@ def test_lbfgs_finds_the_least_squares_solution(tmp_path):
 
 
 @pytest.mark.parametrize("store_grad", [pytest.param(False, marks=pytest.mark.full), True])
-def test_a_line_search_gets_the_loss_of_a_float64_model_as_it_is(tmp_path, store_grad):
-    """The loss at the minimum is 0.5: rounded to float32, a step that lowers it by 1e-9 looks like none."""
+def test_a_line_search_receives_the_float64_loss_of_a_float64_model(tmp_path, store_grad):
+    """The loss at the minimum is 0.5, and float32 would hide a decrease by 1e-9."""
     search = optax.scale_by_backtracking_linesearch(20, store_grad=store_grad)
     lbfgs = functools.partial(optax.lbfgs, linesearch=search)
 
@@ -357,13 +357,17 @@ def test_a_line_search_gets_the_loss_of_a_float64_model_as_it_is(tmp_path, store
         step, state = jax.jit(learner.train_step), learner.init()
         optimizer = lbfgs(1.0)
         w, of_optax = first, optimizer.init(first)
-        value_and_grad = jax.jit(jax.value_and_grad(value))
+
+        @jax.jit
+        def step_of_optax(w, opt_state):
+            loss, grad = jax.value_and_grad(value)(w)
+            updates, opt_state = optimizer.update(grad, opt_state, w, value=loss, grad=grad, value_fn=value)
+            return optax.apply_updates(w, updates), opt_state
+
         for _ in range(12):
             state, _ = step(state, {"x": jnp.zeros((1, 1))})
-            with jax.numpy_dtype_promotion("standard"):  # which optax needs
-                loss, grad = value_and_grad(w)
-                updates, of_optax = optimizer.update(grad, of_optax, w, value=loss, grad=grad, value_fn=value)
-            w = optax.apply_updates(w, updates)
+            with jax.numpy_dtype_promotion("standard"):  # optax needs it
+                w, of_optax = step_of_optax(w, of_optax)
         np.testing.assert_allclose(state.params["w"], w, atol=1e-12)
         assert np.abs(state.params["w"]).max() < 1e-8
 
@@ -383,7 +387,7 @@ def injected(path):
 
 @pytest.mark.parametrize("name", INJECTED)
 def test_hyperparameters_that_optax_injects_follow_the_rate(name, tmp_path):
-    """The first rate is 0: what kept it would learn nothing."""
+    """The first rate is 0, so an optimizer that keeps it would not change the parameters."""
     schedule = optax.linear_schedule(0.0, 0.1, 4)
     make = INJECTED[name]
     learner = build(PARAMS, make, schedule, tmp_path, train_step=train_step)
@@ -394,7 +398,7 @@ def test_hyperparameters_that_optax_injects_follow_the_rate(name, tmp_path):
         batch = some_rows(4 * i, 4 * i + 4)
         state, _ = step(state, batch)
         with jax.numpy_dtype_promotion("standard"):
-            optimizer = make(schedule(i))  # a state whose injected rate is that of this step
+            optimizer = make(schedule(i))  # its initial state contains the rate of this step
             fresh = optimizer.init(params)
             old = fresh if opt_state is None else opt_state
             opt_state = jax.tree_util.tree_map_with_path(lambda p, x, new: new if injected(p) else x, old, fresh)
@@ -424,12 +428,12 @@ def test_update_params_works_alone():
 
 
 def test_complex_parameters_descend(tmp_path):
-    """Of f = |w|² with w = 1 + 2i, `jax.grad` returns ∂f/∂x - i ∂f/∂y = 2 - 4i: the step is one against 2 + 4i."""
+    """For f = |w|² with w = 1 + 2i, `jax.grad` returns ∂f/∂x - i ∂f/∂y = 2 - 4i; descent steps against 2 + 4i."""
     model, batch = {"w": jnp.complex64(1 + 2j)}, {"x": np.zeros(1, np.float32)}
     loss = lambda model, batch: {"loss": jnp.abs(model["w"]) ** 2}  # noqa: E731
     gradients = lambda model, batch: TrainOutput(jax.grad(lambda w: jnp.abs(w["w"]) ** 2)(model), loss(model, batch))  # noqa: E731
     sam = lambda lr: optax.contrib.sam(optax.sgd(lr), optax.sgd(0.25), opaque_mode=True)  # noqa: E731
-    # The last one goes up by 0.25 (2 + 4i) first, to 1.5 + 3i, whose direction is 3 + 6i.
+    # The last optimizer first ascends by 0.25 (2 + 4i) to 1.5 + 3i, where the gradient direction is 3 + 6i.
     for optimizer, step, expected in (
         (optax.sgd, loss, 0.8 + 1.6j),
         (optax.sgd, gradients, 0.8 + 1.6j),
@@ -454,7 +458,7 @@ def test_lbfgs_finds_complex_parameters():
     np.testing.assert_allclose(params, np.linalg.lstsq(a, b)[0], atol=1e-4)
 
 
-# -- what is refused at build ------------------------------------------------------------------------------------------
+# -- refused optimizers ------------------------------------------------------------------------------------------------
 
 
 def problem_with(optimizer: Any, tmp_path: Any, accumulate: int = 1, train: Any = train_step, lr: Any = 0.1) -> str:
@@ -467,7 +471,7 @@ def problem_with(optimizer: Any, tmp_path: Any, accumulate: int = 1, train: Any 
 @pytest.mark.parametrize(
     "built", [optax.adamw(1e-3), optax.chain(optax.clip(1.0), optax.sgd(0.1)), optax.contrib.prodigy()]
 )
-def test_a_built_optimizer_is_refused_with_the_right_call(built, tmp_path):
+def test_a_built_optimizer_is_refused(built, tmp_path):
     message = problem_with(built, tmp_path)
     assert "already built" in message
     assert "optax.adamw" in message
@@ -509,7 +513,7 @@ def needs_a_kernel(lr):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"),
+    ("optimizer", "expected"),
     [
         ("adamw", "the optimizer is 'adamw'"),
         (two_arguments, "(two_arguments) cannot be called with a learning rate"),
@@ -526,9 +530,9 @@ def needs_a_kernel(lr):
         (needs_a_kernel, "(needs_a_kernel) cannot update this model: 'kernel'"),
     ],
 )
-def test_what_is_no_optimizer_is_refused(optimizer, said, tmp_path):
+def test_unusable_optimizers_are_refused(optimizer, expected, tmp_path):
     message = problem_with(optimizer, tmp_path)
-    assert said in message
+    assert expected in message
 
 
 PASSES_ON = {
@@ -539,8 +543,8 @@ PASSES_ON = {
 
 
 @pytest.mark.parametrize("name", PASSES_ON)
-def test_gradients_that_an_optimizer_adds_to_parameters(name):
-    """optax.masked hands on the gradients of what its mask leaves out: b climbs by its gradient, 2 clipped to 1."""
+def test_masks_that_pass_gradients_on_are_detected(name):
+    """`optax.masked` passes on gradients outside its mask, so b increases by its gradient 2, clipped to 1."""
     optimizer = lambda lr: PASSES_ON[name](optax.sgd(lr), {"w": True, "b": False})  # noqa: E731
     params, grads = {"w": jnp.float32(0), "b": jnp.float32(0)}, {"w": jnp.float32(0), "b": jnp.float32(2)}
     changed, _ = update_params(optimizer, 0.5, grads, optimizer(0.5).init(params), params, loss=jnp.float32(0))
@@ -561,12 +565,12 @@ def own(model, batch):
     ("step", "refused"),
     [
         (linear, True),
-        (lambda model, batch: linear({**model, "b": jax.lax.stop_gradient(model["b"])}, batch), False),  # it stays
-        (own, False),  # which may be what is to be added
+        (lambda model, batch: linear({**model, "b": jax.lax.stop_gradient(model["b"])}, batch), False),  # b is fixed
+        (own, False),  # the step's gradients may be intended updates
     ],
     ids=["all", "stopped", "own"],
 )
-def test_a_run_whose_optimizer_hands_gradients_on_is_refused(tmp_path, step, refused):
+def test_a_run_whose_optimizer_passes_gradients_on_is_refused(tmp_path, step, refused):
     optimizer = lambda lr: optax.masked(optax.sgd(lr), {"w": True, "b": False})  # noqa: E731
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     learner = builder.build({"w": jnp.ones(()), "b": jnp.ones(())}, optimizer, 0.1, train_step=step)
@@ -590,7 +594,7 @@ def test_a_line_search_needs_the_whole_batch(name, tmp_path):
     assert "grads_accumulation has it in parts" in message
 
 
-def test_no_other_optimizer_is_refused():
+def test_all_other_optimizers_are_accepted():
     refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, False).problems}
     assert refused == EACH_EXAMPLE
     refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, True).problems}
@@ -599,8 +603,8 @@ def test_no_other_optimizer_is_refused():
 
 
 @pytest.mark.full
-def test_parameters_of_half_precision():
-    """The rate is float32: a state that takes it up would not keep its dtype. That is said, and the others work."""
+def test_optimizers_with_half_precision_parameters():
+    """The rate is float32, so a state that includes it would change its dtype and is refused."""
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     problems = {name: check_optimizer(ALL[name], half, False).problems for name in PUBLIC if name not in EACH_EXAMPLE}
     refused = {name: problem for name, problem in problems.items() if problem}
@@ -630,7 +634,7 @@ def test_dpsgd_needs_the_gradients_of_each_example(tmp_path):
     assert "needs the gradient of each example" in message
     assert "TrainOutput" in message
     assert "cannot be added up" in problem_with(dpsgd, tmp_path, accumulate=2, train=each_example_step)
-    learner = build(PARAMS, dpsgd, 0.1, tmp_path, train_step=each_example_step)  # says that it returns them
+    learner = build(PARAMS, dpsgd, 0.1, tmp_path, train_step=each_example_step)  # the step returns them
     state, values = jax.jit(learner.train_step)(learner.init(), some_rows(0, 8))
     assert np.isfinite(values["Loss"])
     assert not np.array_equal(state.params["w"], PARAMS["w"])
@@ -648,7 +652,7 @@ def test_the_schedule_counts_optimizer_steps_from_0(accumulate, tmp_path):
     step, state, w = jax.jit(learner.train_step), learner.init(), 0.0
     for i, rate in enumerate([0.5, 0.25, 0.25, 0.025]):
         state, values = step(state, *[{"x": np.zeros(4, np.float32)}] * accumulate)
-        w -= rate  # the gradient is 1
+        w -= rate  # the gradient of Slope is 1
         np.testing.assert_allclose(state.params["w"], w, rtol=1e-6)
         np.testing.assert_allclose(values["Learning Rate"], rate, rtol=1e-6)
         assert state.step == i + 1
@@ -684,8 +688,8 @@ def test_a_rate_is_the_schedule_times_the_scale(name):
             np.testing.assert_allclose(rate, 0.5 * np.float64(schedule(step)), rtol=1e-5, atol=1e-8)
 
 
-def test_a_schedule_is_checked_by_one_program_and_compiled_once():
-    """Whose operations JAX would compile one by one, at each start of a process."""
+def test_a_schedule_is_checked_with_one_program():
+    """Without it, JAX would compile each operation at the start of each process."""
 
     def schedule(step):
         return jnp.where(step < 3, jnp.cos(step / 7), jnp.sqrt(step + 0.25) * 1e-3)
@@ -703,7 +707,7 @@ def test_without_a_schedule_the_rate_is_the_scale():
 
 
 @pytest.mark.parametrize("thing", [0.1, "cosine", None, optax.adamw(0.1), float, lambda: 0.1, lambda a, b: 0.1])
-def test_what_is_no_schedule(thing):
+def test_other_objects_are_not_schedules(thing):
     assert not is_schedule(thing)
 
 
@@ -712,7 +716,7 @@ def looks_at_the_step(step):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("schedule", "expected"),
     [
         (looks_at_the_step, "(looks_at_the_step) cannot be called with a traced step"),
         (lambda step: jnp.stack([step, step]), "gives int32[2]; it needs one number"),
@@ -729,5 +733,5 @@ def looks_at_the_step(step):
         (OneCycle(0.1, over=2), "the learning rate: OneCycle(peak=0.1, over=2): 2 steps are too short for one cycle"),
     ],
 )
-def test_a_wrong_schedule_is_refused_at_build(schedule, said, tmp_path):
-    assert said in problem_with(optax.sgd, tmp_path, lr=schedule)
+def test_unusable_schedules_are_refused_at_build(schedule, expected, tmp_path):
+    assert expected in problem_with(optax.sgd, tmp_path, lr=schedule)

@@ -1,4 +1,4 @@
-"""What steps return: losses, weights and gradients against NumPy, scikit-learn and numbers worked out by hand."""
+"""Tests of outputs: losses, weights and gradients against NumPy, scikit-learn and hand-computed values."""
 
 import dataclasses
 import functools
@@ -33,13 +33,13 @@ ROWS, LENGTH, CLASSES = 6, 5, 4
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of output, how to make it, and its loss per value of the mask, in float64."""
+    """A kind of output: its constructor, and its loss per value of the mask in float64."""
 
     name: str
     make: Callable[..., Any]
     inputs: tuple[int, ...]
     targets: Callable[[np.random.Generator], np.ndarray]
-    each: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    losses: Callable[[np.ndarray, np.ndarray], np.ndarray]
     mask_shape: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ all_kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
 def data(kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets and a mask that keeps some."""
+    """Return inputs, targets and a mask with zeros and ones."""
     rng = np.random.default_rng(3)
     inputs = rng.normal(size=kind.inputs).astype(np.float32) * 3
     targets = kind.targets(rng)
@@ -103,7 +103,7 @@ def data(kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @functools.cache
 def loss_and_grad(kind: Kind) -> Callable[..., Any]:
-    """Compiled: of inputs, targets and a mask."""
+    """Return the compiled loss and gradient as a function of inputs, targets and a mask."""
     return jax.jit(jax.value_and_grad(lambda inputs, targets, mask: kind.make(inputs, targets, mask=mask).loss))
 
 
@@ -114,62 +114,62 @@ def loss_and_grad(kind: Kind) -> Callable[..., Any]:
 def test_the_loss_is_the_mean_over_all_rows(kind):
     inputs, targets, _ = data(kind)
     output = jax.jit(kind.make)(inputs, targets)
-    each = kind.each(np.float64(inputs), targets)
-    np.testing.assert_allclose(output.loss, each.mean(), rtol=1e-5)
+    losses = kind.losses(np.float64(inputs), targets)
+    np.testing.assert_allclose(output.loss, losses.mean(), rtol=1e-5)
     assert output.loss.shape == ()
     assert output.loss.dtype == jnp.float32
-    assert output.weight == each.size
+    assert output.weight == losses.size
     assert output.mask is None
     np.testing.assert_array_equal(output.targets, targets)
 
 
 @all_kinds
-def test_numbers_of_64_bits_have_losses_of_64_bits(kind):
-    """And its gradient has the digits of float64."""
+def test_float64_inputs_have_float64_losses(kind):
+    """The gradient has float64 precision, too."""
     inputs, targets, mask = data(kind)
     inputs = inputs.astype(np.float64) * (1 + 1e-9)
     targets = targets.astype(np.float64) if targets.dtype == np.float32 else targets
     nudged = inputs + 1e-6 * np.sign(inputs)
-    each, there = kind.each(inputs, targets)[mask == 1].mean(), kind.each(nudged, targets)[mask == 1].mean()
+    mean, nudged_mean = kind.losses(inputs, targets)[mask == 1].mean(), kind.losses(nudged, targets)[mask == 1].mean()
     with jax.enable_x64(True):
         loss, grad = jax.jit(jax.value_and_grad(lambda x: kind.make(x, targets, mask=mask).loss))(inputs)
         assert (loss.dtype, grad.dtype) == (jnp.float64, jnp.float64)
-        np.testing.assert_allclose(float(loss), each, rtol=1e-13)
-        np.testing.assert_allclose(float((grad * (nudged - inputs)).sum()), there - each, rtol=1e-4)
+        np.testing.assert_allclose(float(loss), mean, rtol=1e-13)
+        np.testing.assert_allclose(float((grad * (nudged - inputs)).sum()), nudged_mean - mean, rtol=1e-4)
 
 
 @all_kinds
 @pytest.mark.parametrize("dtype", [bool, pytest.param(np.float32, marks=pytest.mark.full), np.int32])
-def test_the_loss_is_the_mean_over_what_the_mask_keeps(kind, dtype):
+def test_the_loss_is_the_mean_over_unmasked_values(kind, dtype):
     inputs, targets, mask = data(kind)
     output = jax.jit(kind.make)(inputs, targets, mask.astype(dtype))
-    each = kind.each(np.float64(inputs), targets)
-    np.testing.assert_allclose(output.loss, each[mask == 1].mean(), rtol=1e-5)
+    losses = kind.losses(np.float64(inputs), targets)
+    np.testing.assert_allclose(output.loss, losses[mask == 1].mean(), rtol=1e-5)
     assert int(output.weight) == mask.sum()
     np.testing.assert_array_equal(output.mask, mask.astype(dtype))
 
 
 @all_kinds
-def test_the_numbers_of_a_mask_weight_the_loss(kind):
+def test_a_float_mask_weights_the_loss(kind):
     inputs, targets, mask = data(kind)
     weights = mask * np.random.default_rng(1).uniform(0.1, 2.0, mask.shape).astype(np.float32)
     output = jax.jit(kind.make)(inputs, targets, weights)
-    expected = np.average(kind.each(np.float64(inputs), targets), weights=weights)
+    expected = np.average(kind.losses(np.float64(inputs), targets), weights=weights)
     np.testing.assert_allclose(output.loss, expected, rtol=1e-5)
     np.testing.assert_allclose(output.weight, weights.sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, bool, np.float16, jnp.bfloat16, np.float32])
 @pytest.mark.parametrize("weights", [np.float32([0.5, 0.5, 2.0]), np.array([1, 1, 0]), np.array([True, False, True])])
-def test_a_weighted_mean_is_that_of_its_numbers_whatever_their_dtype(dtype, weights):
+def test_weighted_means_do_not_depend_on_the_dtype(dtype, weights):
     values = np.array([1, 0, 1]).astype(dtype)
     mean, weight = weighted_mean(jnp.asarray(values), jnp.asarray(weights))
     np.testing.assert_allclose(mean, np.average(np.float64(values), weights=weights), rtol=1e-6)
     assert (mean.dtype, weight.dtype, float(weight)) == (jnp.float32, jnp.float32, weights.sum())
 
 
-def test_a_mask_of_an_output_of_ones_own_needs_a_weight():
-    """Batches of 4 and of 1 row that counts would have the same weight."""
+def test_a_custom_output_with_a_mask_needs_a_weight():
+    """Otherwise, batches with 4 unmasked rows and with 1 would have equal weights."""
     mask = jnp.array([1, 0, 1])
     for output in (as_output({"loss": 1.0, "mask": mask}), types.SimpleNamespace(loss=1.0, mask=mask)):
         with raises_code("output-mask-without-weight"):
@@ -194,7 +194,7 @@ def test_masked_rows_may_be_nan_or_infinite_for_the_loss_and_its_gradient(kind):
         dirty = inputs.copy()
         dirty[hidden] = bad
         bad_targets = targets.copy()
-        bad_targets[hidden] = bad if targets.dtype == np.float32 else 10**6  # labels that no model knows
+        bad_targets[hidden] = bad if targets.dtype == np.float32 else 10**6  # far outside the classes
         loss, grads = loss_and_grad(kind)(dirty, bad_targets, mask)
         assert loss == clean[0]
         np.testing.assert_array_equal(grads, clean[1])
@@ -202,14 +202,14 @@ def test_masked_rows_may_be_nan_or_infinite_for_the_loss_and_its_gradient(kind):
 
 
 @all_kinds
-def test_what_the_mask_keeps_does_count_when_it_is_nan(kind):
+def test_unmasked_nan_makes_the_loss_nan(kind):
     inputs, targets, mask = data(kind)
     inputs[mask == 1] = np.nan
     assert np.isnan(loss_and_grad(kind)(inputs, targets, mask)[0])
 
 
 @all_kinds
-def test_a_mask_that_keeps_nothing_weighs_nothing(kind):
+def test_an_all_zero_mask_has_weight_zero(kind):
     inputs, targets, mask = data(kind)
     inputs[:] = np.nan
     nothing = np.zeros_like(mask)
@@ -220,8 +220,8 @@ def test_a_mask_that_keeps_nothing_weighs_nothing(kind):
 
 
 @all_kinds
-def test_the_gradient_is_that_of_the_mean(kind):
-    """By central differences of the float64 loss."""
+def test_the_gradient_equals_finite_differences(kind):
+    """The reference is central differences of the float64 loss."""
     inputs, targets, mask = data(kind)
     inputs /= 3
     grads = np.asarray(loss_and_grad(kind)(inputs, targets, mask)[1])
@@ -231,7 +231,7 @@ def test_the_gradient_is_that_of_the_mean(kind):
         for sign in (1, -1):
             moved = wide.copy()
             moved[index] += sign * h
-            losses.append(kind.each(moved, targets)[mask == 1].mean())
+            losses.append(kind.losses(moved, targets)[mask == 1].mean())
         np.testing.assert_allclose(grads[index], (losses[0] - losses[1]) / (2 * h), rtol=1e-3, atol=1e-6)
 
 
@@ -242,8 +242,8 @@ def test_the_loss_of_half_precision_is_computed_in_float32(kind, dtype):
     half = jnp.asarray(inputs, dtype)
     loss = kind.make(half, targets).loss
     assert loss.dtype == jnp.float32
-    expected = kind.each(np.asarray(half, np.float64), targets).mean()
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)  # half precision itself would be off by 1e-3
+    expected = kind.losses(np.asarray(half, np.float64), targets).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)  # half precision would have errors of 1e-3
 
 
 @all_kinds
@@ -263,7 +263,7 @@ def test_fields_of_an_output_are_read_as_from_a_dict():
         output["eror"]
 
 
-# -- by hand, and by scikit-learn --------------------------------------------------------------------------------------
+# -- hand-computed, and scikit-learn -----------------------------------------------------------------------------------
 
 
 def test_classification_by_hand():
@@ -296,13 +296,13 @@ def test_several_labels_by_hand():
     assert output.weight == 2
 
 
-def test_unknown_labels_count_nowhere():
+def test_unknown_labels_are_ignored():
     logits = jnp.log(jnp.array([[3.0, 1.0], [3.0, 1.0], [3.0, 3.0]]))
     targets, mask = jnp.array([[1, -1], [0, 1], [-1, -1]]), jnp.array([1.0, 0.5, 1.0])
     make = functools.partial(MultiLabelOutput.from_logits, ignore_label=-1)
     output = make(logits, targets)
     np.testing.assert_allclose(output.loss, (math.log(4 / 3) + math.log(4) + math.log(2)) / 3, rtol=1e-6)
-    np.testing.assert_allclose(output.weight, 1.5)  # one label of two in the first row, and none in the last
+    np.testing.assert_allclose(output.weight, 1.5)  # one of two labels in the first row, none in the last
     weighted = make(logits, targets, mask)
     np.testing.assert_allclose(weighted.loss, (math.log(4 / 3) + (math.log(4) + math.log(2)) / 2) / 2, rtol=1e-6)
     np.testing.assert_allclose(weighted.weight, 1.0)
@@ -313,7 +313,7 @@ def test_unknown_labels_count_nowhere():
 
 
 @pytest.mark.parametrize("target", [-1, 2, -1.0, 1.5])
-def test_labels_that_are_neither_present_nor_absent_are_named(target):
+def test_labels_other_than_0_and_1_are_invalid(target):
     targets = jnp.array([[target, 1], [0, 1]], type(target))
     output = MultiLabelOutput.from_logits(jnp.zeros((2, 2)), targets)
     assert np.isnan(output.loss)
@@ -325,7 +325,7 @@ def test_labels_that_are_neither_present_nor_absent_are_named(target):
     np.testing.assert_allclose(mixed.loss, math.log(2), rtol=1e-6)
 
 
-def test_wrong_labels_of_a_head_are_found():
+def test_invalid_labels_of_a_head_are_detected():
     right = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, 0]))
     wrong = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, 3]))
     assert not has_wrong_labels(Output(right.loss, genre=right, other=jnp.ones(2)))
@@ -338,7 +338,7 @@ def test_regression_by_hand():
     assert output.weight == 2
 
 
-def test_missing_values_of_a_row_count_nowhere():
+def test_missing_values_are_ignored():
     predictions = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     targets = jnp.array([[1.0, jnp.nan], [1.0, 2.0], [jnp.nan, jnp.nan]])
 
@@ -346,7 +346,7 @@ def test_missing_values_of_a_row_count_nowhere():
         return RegressionOutput.from_predictions(predictions, targets, jnp.where(jnp.isnan(targets), 0, weight))
 
     np.testing.assert_allclose(output(predictions).loss, (0 + 4 + 4) / 3, rtol=1e-6)
-    assert output(predictions).weight == 1.5  # a value of two in the first row, and none in the last
+    assert output(predictions).weight == 1.5  # one of two values in the first row, none in the last
     np.testing.assert_allclose(jax.grad(lambda x: output(x).loss)(predictions) * 3, [[0, 0], [4, 4], [0, 0]], rtol=1e-6)
     weighted = output(predictions, jnp.array([[1.0, 1.0], [3.0, 1.0], [1.0, 1.0]]))
     np.testing.assert_allclose(weighted.loss, (0 + 3 * 4 + 4) / 5, rtol=1e-6)
@@ -356,11 +356,11 @@ def test_missing_values_of_a_row_count_nowhere():
             RegressionOutput.from_predictions(predictions, targets, jnp.ones(shape))
 
 
-def test_tokens_count_alike_in_short_and_long_sequences():
+def test_tokens_count_equally_in_short_and_long_sequences():
     logits = jnp.log(jnp.array([[[0.5, 0.5]] * 3, [[0.25, 0.75]] * 3]))
     mask = jnp.array([[1, 1, 1], [1, 0, 0]])
     output = SequenceOutput.from_logits(logits, jnp.zeros((2, 3), int), mask)
-    np.testing.assert_allclose(output.loss, (3 * math.log(2) + math.log(4)) / 4, rtol=1e-6)  # not the mean of the rows
+    np.testing.assert_allclose(output.loss, (3 * math.log(2) + math.log(4)) / 4, rtol=1e-6)  # not the mean over rows
     assert output.weight == 4
 
 
@@ -426,9 +426,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_shapes_and_dtypes_are_said(name):
-    make, arguments, said = WRONG[name]
-    with pytest.raises(LearnerError, match=said) as error:
+def test_wrong_shapes_and_dtypes_are_refused(name):
+    make, arguments, pattern = WRONG[name]
+    with pytest.raises(LearnerError, match=pattern) as error:
         make(*arguments)
     if "mask" not in name:
         assert make.__qualname__ in str(error.value)

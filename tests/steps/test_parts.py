@@ -1,4 +1,4 @@
-"""Programs in parts."""
+"""Tests of compiling programs in parts: equal layers are compiled once, with the bits of eager operations."""
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +10,21 @@ from learner.training.programs.compilation import CompileTimes
 
 
 def layers(key, *, count=8, shape=(5, 3)):
-    """What a deep model does: keys by number, a normal and a truncated draw of each, scaled."""
+    """Initialize like a deep model: a key per layer, with scaled normal draws."""
     scale = jnp.sqrt(1 / shape[0])
     normal = [jax.random.normal(jax.random.fold_in(key, i), shape) * scale for i in range(count)]
     return {"normal": normal, "uniform": jax.random.uniform(key, shape), "zeros": jnp.zeros(shape)}
 
 
 def by_split(key, *, count=6):
-    """Keys that are split, and draws that depend on draws."""
+    """Use split keys, and draws that depend on other draws."""
     keys = jax.random.split(key, count)
     first = [jax.random.normal(key, 4) for key in keys]
     return [jax.random.bernoulli(key, jax.nn.sigmoid(x)) for key, x in zip(keys, first, strict=True)], first
 
 
 def raw_key(key, *, count=6):
-    """The keys of before."""
+    """Use raw uint32 keys."""
     raw = jax.random.key_data(key)
     return [jax.random.truncated_normal(jax.random.fold_in(raw, i), -1.0, 1.0, (2, 3)) for i in range(count)]
 
@@ -36,39 +36,39 @@ def no_draws(key):
 FUNCTIONS = [layers, by_split, raw_key, no_draws]
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_same(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert (x.dtype, x.weak_type) == (y.dtype, y.weak_type)
         np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_bits_are_those_of_the_operations_one_by_one(function):
+def test_parts_have_the_bits_of_eager_operations(function):
     key = jax.random.key(3)
     expected = function(key)
     assert_same(call_in_parts(function, [key], lambda jitted: jitted), expected)
 
 
-def test_barriers_keep_draws_and_their_scale_apart():
+def test_barriers_separate_draws_from_their_scale():
     key = jax.random.key(3)
     assert_same(jax.jit(with_barriers(layers))(key), layers(key))
 
 
-def test_layers_that_are_alike_are_compiled_once():
+def test_equal_layers_are_compiled_once():
     def programs(count):
-        made = []
+        compiled = []
         call_in_parts(
-            lambda key: layers(key, count=count), [jax.random.key(0)], lambda jitted: made.append(1) or jitted
+            lambda key: layers(key, count=count), [jax.random.key(0)], lambda jitted: compiled.append(1) or jitted
         )
-        return len(made)
+        return len(compiled)
 
-    # The keys, the normal and the uniform draws; the last program, and those before the keys and before the draws.
+    # Programs for the keys, the normal draws, the uniform draw, the end, and before the keys and the draws.
     assert programs(8) == programs(30) == 6
-    assert programs(4) == 1  # too few to be worth it
+    assert programs(4) == 1  # too few layers to split
 
 
-def test_it_is_traced_once():
+def test_a_function_is_traced_once():
     traces = []
 
     def function(key):
@@ -79,7 +79,7 @@ def test_it_is_traced_once():
     assert len(traces) == 1
 
 
-def test_arrays_that_a_function_holds_are_arguments():
+def test_captured_arrays_are_arguments():
     held, seen = np.arange(6.0, dtype=np.float32), []
 
     def compiled(jitted):
@@ -109,13 +109,13 @@ def test_effects_keep_their_order():
 
 
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: [x, x]])
-def test_a_function_that_computes_nothing(function):
+def test_a_function_without_operations(function):
     x = jnp.arange(3.0)
     assert_same(call_in_parts(function, [x], lambda jitted: jitted), function(x))
     assert_same(jax.jit(with_barriers(function))(x), function(x))
 
 
-def test_a_second_model_of_the_same_layers_compiles_no_draws():
+def test_a_second_model_with_equal_layers_compiles_no_draws():
     from learner.util import executables
 
     executables.clear()
@@ -123,4 +123,4 @@ def test_a_second_model_of_the_same_layers_compiles_no_draws():
     call_in_parts(lambda key: layers(key, count=8), [jax.random.key(0)], compiled)
     with CompileTimes() as times:
         call_in_parts(lambda key: layers(key, count=9), [jax.random.key(0)], compiled)
-    assert times.count <= 1  # the program of all results
+    assert times.count <= 1  # the program of the results

@@ -1,4 +1,4 @@
-"""Precision: what is cast and what is not, the same numbers as loops with casts written by hand, and the loss scale."""
+"""Tests of precision policies: casts, comparison with loops that cast explicitly, and the loss scale."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def build(tmp_path, model, precision: Any, optimizer=optax.sgd, lr=0.1, accumula
 
 
 def trained(learner, *batches, state=None):
-    """The states after each of the steps, and their values."""
+    """Return the first state and the state after each step, and the values of each step."""
     step, states, values = jax.jit(learner.train_step), [learner.init() if state is None else state], []
     for batch in batches:
         new, numbers = step(states[-1], *(batch if isinstance(batch, list) else [batch]))
@@ -56,7 +56,7 @@ def dtypes_of(tree):
     return {name: str(x.dtype) for name, x in named_leaves(tree).items() if hasattr(x, "dtype")}
 
 
-# -- what is cast ------------------------------------------------------------------------------------------------------
+# -- casts -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", some(CASES, [c for c in CASES if c.name == "linen"]), ids=str)
@@ -80,7 +80,7 @@ def test_float32_leaves_a_model_of_another_dtype_as_it_is(tmp_path):
 
 @dataclasses.dataclass
 class Spy:
-    """A step that notes the dtypes of what it is given."""
+    """A step that records the dtypes of its arguments."""
 
     step: Any
     seen: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -96,31 +96,33 @@ class Spy:
         raise AssertionError
 
 
-STATISTICS = {  # what is neither a parameter nor a constant of the model
+STATISTICS = {  # model state that keeps its dtype
     "nnx": ("norm.mean", "norm.var"),
     "linen": ("batch_stats",),
 }
 
 
-# Equinox's BatchNorm itself refuses rows of another dtype than its statistics.
+# BatchNorm of Equinox refuses rows and statistics of different dtypes.
 MIXING = [case for case in CASES if case.name != "equinox_state"]
 CHOSEN = [(case, d) for case in MIXING for d in HALF if (case.name, d) == ("dict", "float16")]
 
 
 @pytest.mark.parametrize(("case", "dtype"), some([(case, d) for case in MIXING for d in HALF], CHOSEN), ids=str)
-def test_what_is_cast(case, dtype, tmp_path):
-    """Parameters and batch; neither statistics, nor whole numbers, nor anything that is kept."""
+def test_parameters_and_batches_are_cast(case, dtype, tmp_path):
+    """Statistics, integers and the kept state are not cast."""
     spies = Spy(case.step), Spy(case.step)
-    policy = Policy(compute=dtype, loss_scale=LossScale(64.0))  # one that these gradients have room for
+    policy = Policy(compute=dtype, loss_scale=LossScale(64.0))  # does not overflow with these gradients
     learner = build(tmp_path, case.make(), policy, optax.adamw, train_step=spies[0], valid_step=spies[1])
     batch = {**BATCH, "count": np.arange(8, dtype=np.int32), "on": np.ones(8, bool)}
     (before, after), (values,) = trained(learner, batch)
     jax.jit(learner.valid_step)(after, batch)
     for spy in spies:
         assert spy.seen["batch"] == {"x": dtype, "y": dtype, "count": "int32", "on": "bool"}
-        for name, found in spy.seen["model"].items():
+        for name, dtype_seen in spy.seen["model"].items():
             kept = name.startswith(STATISTICS.get(case.name, ()))
-            assert found in (("float32", "int32", "uint32") if kept else (dtype, "int32", "uint32", "key<fry>")), name
+            assert dtype_seen in (("float32", "int32", "uint32") if kept else (dtype, "int32", "uint32", "key<fry>")), (
+                name
+            )
         assert dtype in spy.seen["model"].values()
     assert dtypes_of(after) == dtypes_of(before)
     for part in (after.params, after.opt_state):
@@ -149,7 +151,7 @@ def shown_step(model, batch):
 
 
 class Dtypes(Metric):
-    """Notes the dtypes that metrics see."""
+    """A metric that records the dtypes of its arguments."""
 
     name = "Dtypes"
     higher_is_better = None
@@ -172,7 +174,7 @@ ROWS = {"x": np.ones((8, 3), np.float32), "n": np.arange(8, dtype=np.int32)}
 
 @pytest.mark.parametrize("output", DTYPES)
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_what_metrics_see(tmp_path, output, split):
+def test_metrics_receive_the_output_dtype(tmp_path, output, split):
     policy = Policy(compute="bfloat16", output=output)
     builder = LearnerBuilder(tmp_path / "run").precision(policy).metrics(Dtypes())
     learner = builder.build(ONES, optax.sgd, 0.1, train_step=shown_step, valid_step=shown_step)
@@ -181,7 +183,7 @@ def test_what_metrics_see(tmp_path, output, split):
     assert Dtypes.seen == expected
 
 
-def test_predictions_are_of_the_output_dtype(tmp_path):
+def test_predictions_have_the_output_dtype(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").renderer(None).precision("bfloat16")
     learner = builder.build(ONES, optax.sgd, 0.1, valid_step=shown_step)
     (output,) = learner.predict([ROWS])
@@ -189,7 +191,7 @@ def test_predictions_are_of_the_output_dtype(tmp_path):
 
 
 @pytest.mark.parametrize("param", ["float32", "bfloat16"])
-def test_the_dtype_that_parameters_are_kept_in(tmp_path, param):
+def test_parameters_have_the_param_dtype(tmp_path, param):
     policy = Policy(param=param, compute="bfloat16")
     learner = build(tmp_path, make_list(), policy, optax.adam, train_step=list_loss, accumulate=2)
     (before, after), _ = trained(learner, [BATCH, other_batch(3)])
@@ -200,7 +202,7 @@ def list_loss(model, batch):
     return RegressionOutput.from_predictions(batch["x"] @ model[0], batch["y"])
 
 
-# -- parameters that are not trained -----------------------------------------------------------------------------------
+# -- frozen parameters -------------------------------------------------------------------------------------------------
 
 
 def head_only(path, x):
@@ -208,7 +210,7 @@ def head_only(path, x):
 
 
 @pytest.mark.parametrize("name", some(["nnx", "linen", "equinox", "dict"], ["nnx"]))
-def test_frozen_parameters_are_cast_for_the_step_and_keep_their_bits(name, tmp_path):
+def test_frozen_parameters_are_cast_for_the_step_and_unchanged(name, tmp_path):
     (case,) = [case for case in CASES if case.name == name]
     spy = Spy(case.step)
     learner = build(tmp_path, case.make(), "bfloat16", train_step=spy, trainable=head_only)
@@ -217,11 +219,11 @@ def test_frozen_parameters_are_cast_for_the_step_and_keep_their_bits(name, tmp_p
     assert frozen
     for path, x in frozen.items():
         np.testing.assert_array_equal(named_leaves(after.model_state)[path], x, err_msg=path)
-    assert all(found == "bfloat16" for path, found in spy.seen["model"].items() if "hidden" in path or "layers" in path)
+    assert all(dtype == "bfloat16" for path, dtype in spy.seen["model"].items() if "hidden" in path or "layers" in path)
 
 
 class Moving(nnx.Module):
-    """Changes a parameter that is not trained, and a statistic that it computes in half precision."""
+    """A model that changes a frozen parameter, and a statistic that it computes in half precision."""
 
     def __init__(self):
         self.head = nnx.Param(jnp.ones((3, 2)))
@@ -235,7 +237,7 @@ class Moving(nnx.Module):
         return RegressionOutput.from_predictions(y, batch["y"])
 
 
-def test_what_a_step_changes_keeps_its_dtype(tmp_path):
+def test_changed_state_keeps_its_dtype(tmp_path):
     (_, after), _ = trained(build(tmp_path, Moving(), "bfloat16", trainable=head_only), BATCH)
     assert set(dtypes_of(after.model_state).values()) == {"float32"}
     np.testing.assert_array_equal(after.model_state["slow"], np.float32(jnp.bfloat16(0.1)) * 2)
@@ -243,9 +245,9 @@ def test_what_a_step_changes_keeps_its_dtype(tmp_path):
     np.testing.assert_allclose(after.model_state["mean"], np.float32(expected), rtol=1e-2)
 
 
-# -- loops with casts, written by hand ---------------------------------------------------------------------------------
+# -- loops with explicit casts -----------------------------------------------------------------------------------------
 
-MOMENTUM = functools.partial(optax.sgd, momentum=0.9)  # Adam would hide a wrong scale
+MOMENTUM = functools.partial(optax.sgd, momentum=0.9)  # Adam would hide a wrong loss scale
 
 
 def images(seed):
@@ -307,7 +309,7 @@ def cnn_by_hand(dtype):
 
 
 def loop_by_hand(of, dtype, batches, scale):
-    """Momentum on float32 parameters, with gradients of the scaled loss."""
+    """Train float32 parameters with momentum and gradients of the scaled loss."""
     loss, params, statistics = of(dtype)
     optimizer = MOMENTUM(0.1)
     state = optimizer.init(params)
@@ -335,7 +337,7 @@ LOOPS = [(*parts, d) for parts in ((mlp_by_hand, mlp, mlp_step), (cnn_by_hand, C
 
 
 @pytest.mark.parametrize(("of", "model", "step", "dtype"), some(LOOPS, [LOOPS[0]]))
-def test_the_same_as_a_loop_by_hand(tmp_path, of, model, step, dtype):
+def test_training_equals_a_loop_with_explicit_casts(tmp_path, of, model, step, dtype):
     batches = [images(seed) for seed in range(6)]
     learner = build(tmp_path, model(), dtype, MOMENTUM, 0.1, **({} if step is None else {"train_step": step}))
     (*_, state), values = trained(learner, *batches)
@@ -353,7 +355,7 @@ def test_the_same_as_a_loop_by_hand(tmp_path, of, model, step, dtype):
 
 
 @pytest.mark.parametrize("dtype", some(HALF, ["bfloat16"]))
-def test_validation_by_hand(tmp_path, dtype):
+def test_validation_equals_explicit_casts(tmp_path, dtype):
     learner = build(tmp_path, mlp(), dtype, train_step=mlp_step, valid_step=mlp_step)
     values = jax.jit(learner.valid_step)(learner.init(), images(3))
     loss, params, _ = mlp_by_hand(dtype)
@@ -363,7 +365,7 @@ def test_validation_by_hand(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", some(HALF, ["float16"]))
 def test_accumulation_in_half_precision(tmp_path, dtype):
-    """Sums are float32: four micro-batches are the mean of their gradients by hand."""
+    """Sums are float32, so four micro-batches give the mean of their gradients."""
     group = [images(seed) for seed in range(4)]
     learner = build(tmp_path, mlp(), dtype, lr=1.0, accumulate=4, train_step=mlp_step)
     (before, after), _ = trained(learner, group)
@@ -377,8 +379,8 @@ def test_accumulation_in_half_precision(tmp_path, dtype):
 
 
 @pytest.mark.full
-def test_a_step_that_computes_its_own_gradients(tmp_path):
-    """They are those of the cast parameters, and are cast back."""
+def test_own_gradients_are_cast_back(tmp_path):
+    """The step differentiates by the cast parameters; its gradients are cast to float32."""
     seen = []
 
     def step(model, batch):
@@ -402,8 +404,7 @@ def test_a_step_that_computes_its_own_gradients(tmp_path):
 
 @pytest.mark.parametrize("dtype", some(HALF, ["float16"]))
 @pytest.mark.full
-def test_optimizers_that_evaluate_the_loss_again(tmp_path, dtype):
-    """What they search along is computed in half precision too, and it is a float32 loss."""
+def test_line_searches_use_half_precision_and_a_float32_loss(tmp_path, dtype):
     learner = build(tmp_path, mlp(), dtype, optax.lbfgs, 1.0, train_step=mlp_step)
     _, values = trained(learner, *[images(0)] * 6)
     losses = [v["Loss"] for v in values]
@@ -419,7 +420,7 @@ def test_optimizers_that_evaluate_the_loss_again(tmp_path, dtype):
 
 
 def product(model, batch):
-    """Its gradient is the batch's number; the loss is computed in the dtype of computing."""
+    """Return a loss in the compute dtype, whose gradient is the number in the batch."""
     loss = model["w"] * batch["x"].mean()
     return Shown(loss, loss[None], batch["x"], jnp.float32(1))
 
@@ -432,7 +433,7 @@ def number(x, rows=1):
 
 
 def test_small_gradients_are_not_lost(tmp_path):
-    """2⁻²⁶ is below what float16 has: without the scale it is 0."""
+    """2⁻²⁶ underflows in float16 without the loss scale."""
     learner = build(tmp_path, ONE, "float16", lr=2.0**20, train_step=lambda m, b: tiny(m, b))
     (_, after), _ = trained(learner, number(1.0))
     assert float(after.params["w"]) == 0.5 - 2.0**-6
@@ -446,8 +447,8 @@ def tiny(model, batch):
     return Shown(loss, loss[None], batch["x"], jnp.float32(1))
 
 
-def scales_by_hand(numbers, start, every):
-    """`(scale, good, whether it overflowed)` after each step: the scaled gradient is more than float16 has or not."""
+def expected_scales(numbers, start, every):
+    """Return `(scale, good, overflowed)` after each step; a step overflows if the scaled gradient exceeds float16."""
     scale, good, rows = start, 0, []
     for x in numbers:
         over = scale * x > 65504
@@ -464,29 +465,29 @@ NUMBERS = [1.0, 100.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 50.0, 1.
 
 
 @pytest.mark.parametrize("accumulate", some([1, 2], [2]))
-def test_the_scale_goes_down_and_up_at_the_right_steps(tmp_path, accumulate):
-    """A step that overflowed changes nothing but the scale and the count of steps."""
+def test_the_scale_changes_at_the_right_steps(tmp_path, accumulate):
+    """A step that overflows changes only the scale and the count of steps."""
     policy = Policy(compute="float16", loss_scale=LossScale(1024.0, every=3))
     learner = build(tmp_path, ONE, policy, optax.adam, 0.01, accumulate, train_step=product)
     groups = [[number(x)] if accumulate == 1 else [number(1.0), number(x)] for x in NUMBERS]
     states, values = trained(learner, *groups)
-    expected = scales_by_hand(NUMBERS, 1024.0, 3)
+    expected = expected_scales(NUMBERS, 1024.0, 3)
     assert {over for _, _, over in expected} == {True, False}
     updates = 0
     for before, after, numbers, (scale, good, over) in zip(states[:-1], states[1:], values, expected, strict=True):
-        found = after.extra["loss_scale"]
-        assert (float(found["scale"]), int(found["good"])) == (scale, good)
+        scaling = after.extra["loss_scale"]
+        assert (float(scaling["scale"]), int(scaling["good"])) == (scale, good)
         assert int(after.step) == int(before.step) + 1
         updates += not over
         assert int(after.opt_state[0].count) == updates
         assert (float(after.params["w"]) == float(before.params["w"])) is over
         assert int(after.extra["nonfinite"][3]) == (-scale if over else 0)
-        assert np.isnan(numbers["Gradient Norm"]) == over  # not infinite: it counts in no mean
-    assert scales_by_hand(NUMBERS, 1024.0, 3)[1][2]
+        assert np.isnan(numbers["Gradient Norm"]) == over  # NaN is excluded from means, unlike inf
+    assert expected_scales(NUMBERS, 1024.0, 3)[1][2]
 
 
 @pytest.mark.full
-def test_statistics_of_a_step_that_overflowed_are_not_kept(tmp_path):
+def test_a_step_that_overflows_does_not_change_statistics(tmp_path):
     policy = Policy(compute="float16", loss_scale=LossScale(2.0**24))
     (before, after), _ = trained(build(tmp_path, Cnn(), policy, optax.adam), images(0))
     assert float(after.extra["loss_scale"]["scale"]) == 2.0**23
@@ -495,8 +496,8 @@ def test_statistics_of_a_step_that_overflowed_are_not_kept(tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
-def test_the_decision_is_made_when_all_gradients_are_summed(tmp_path):
-    """What several devices add to one another comes between a micro-batch and the end of the step."""
+def test_overflow_is_detected_in_the_sum_of_gradients(tmp_path):
+    """Devices add their gradients between the last micro-batch and the end of the step."""
     learner = build(tmp_path, ONE, "float16", train_step=product)
     step, state = learner.definition.step, learner.init()
     acc, _ = step.accumulate_micro_batch(state, step.begin(state), number(1.0), jnp.int32(0))
@@ -507,7 +508,7 @@ def test_the_decision_is_made_when_all_gradients_are_summed(tmp_path):
     assert float(new.params["w"]) == 0.5
 
 
-def test_a_step_without_weight_is_neither_good_nor_bad(tmp_path):
+def test_a_step_without_weight_does_not_affect_the_scale(tmp_path):
     def nothing(model, batch):
         output = product(model, batch)
         return dataclasses.replace(output, weight=jnp.float32(0))
@@ -518,7 +519,7 @@ def test_a_step_without_weight_is_neither_good_nor_bad(tmp_path):
     assert int(states[-1].extra["nonfinite"][3]) == 0
 
 
-def test_the_scale_has_a_most_and_a_least():
+def test_the_scale_is_bounded():
     scaling = LossScale(2.0**24, every=1)
     state = scaling.after(scaling.fresh(), jnp.bool_(False), jnp.bool_(True))
     assert float(state["scale"]) == 2.0**24
@@ -540,8 +541,8 @@ def test_the_scale_has_a_most_and_a_least():
         ("ignore", np.nan, 0, np.nan),
     ],
 )
-def test_at_the_least_scale_it_is_for_the_watch(tmp_path, policy, x, kind, w):
-    """A NaN of the loss is so at once, and leaves the scale as it is."""
+def test_at_the_minimum_scale_the_nonfinite_policy_applies(tmp_path, policy, x, kind, w):
+    """For a NaN loss, it applies at any scale, which does not change."""
     start = 1.0 if x == x else 1024.0
     learner = LearnerBuilder(tmp_path / "run").on_nonfinite(policy)
     learner = learner.precision(Policy(compute="float16", loss_scale=LossScale(start)))
@@ -553,7 +554,7 @@ def test_at_the_least_scale_it_is_for_the_watch(tmp_path, policy, x, kind, w):
 
 
 def huge(model, batch):
-    """A finite loss whose gradient in float16 is not, if the number is one that float16 does not have."""
+    """Return a finite loss whose float16 gradient overflows if the number does."""
     x = batch["x"].mean()
     value = jnp.where(jnp.isnan(x), x.astype(jnp.float32), jnp.float32(1.0))
     loss = value + model["w"].astype(jnp.float32) * 0 + steep(model["w"], x)
@@ -569,7 +570,7 @@ steep.defvjp(lambda w, x: (jnp.float32(0), x), lambda x, g: (x * 2, jnp.zeros_li
 
 
 def test_overflows_do_not_count_among_skipped_steps():
-    """Nor do they interrupt those in a row."""
+    """They do not interrupt consecutive skipped steps, either."""
     watch = NonFinitePolicy("skip", in_a_row=2)
     mark, changes = watch.look(watch.fresh(), jnp.int32(0), jnp.float32(1), jnp.float32(jnp.nan), jnp.float32(1))
     mark, changes = watch.look(mark, jnp.int32(1), jnp.float32(0), jnp.float32(1), jnp.float32(jnp.inf))
@@ -588,9 +589,9 @@ def test_the_precision_of_matrix_products(tmp_path, matmul):
         expected = {None: "None", "default": "None", "high": "HIGH", "highest": "HIGHEST"}[matmul]
         for operation in ("dot_general", "conv_general_dilated"):
             assert operation in text
-        found = {part.split("\n")[0].split("]")[0].strip("( ,)") for part in text.split("precision=")[1:]}
-        assert all((expected in part) is (expected != "None") or expected == "None" for part in found), found
-        assert any("HIGH" in part for part in found) is (matmul in ("high", "highest"))
+        precisions = {part.split("\n")[0].split("]")[0].strip("( ,)") for part in text.split("precision=")[1:]}
+        assert all((expected in part) is (expected != "None") or expected == "None" for part in precisions), precisions
+        assert any("HIGH" in part for part in precisions) is (matmul in ("high", "highest"))
 
 
 # -- wrong input -------------------------------------------------------------------------------------------------------
@@ -603,7 +604,7 @@ WRONG = {
     "an integer": (lambda: Policy(output=jnp.int32), ("precision-dtype-unknown", "output", "int32")),
     "nothing": (lambda: Policy(param=None), ("precision-dtype-unknown", "param", "None")),
     "parameters in float16": (lambda: Policy(param="float16"), ("precision-float16-params",)),
-    "a scale that is none": (
+    "no loss scale": (
         lambda: Policy(compute="float16", loss_scale=8.0),
         ("precision-loss-scale-type", "8.0"),
     ),
@@ -619,14 +620,14 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_input(what):
-    make, expected = WRONG[what]
+@pytest.mark.parametrize("case", WRONG)
+def test_invalid_policies_are_refused(case):
+    make, expected = WRONG[case]
     with raises_code(*expected):
         make()
 
 
-def test_dtypes_are_names_too():
+def test_dtypes_may_be_objects():
     assert Policy(np.float32, jnp.bfloat16, jnp.dtype("float16")) == Policy("float32", "bfloat16", "float16")
     assert PRESETS["float32"] == FLOAT32
     assert PRESETS["float16"].scaling == LossScale()
@@ -643,7 +644,7 @@ def test_a_weight_in_half_precision_is_refused(tmp_path):
             call(learner.init(), ROWS)
 
 
-def test_gradients_of_ones_own_have_no_loss_scale(tmp_path):
+def test_own_gradients_with_a_loss_scale_are_refused(tmp_path):
     def step(model, batch):
         return TrainOutput(model, shown_step(model, batch))
 
@@ -652,7 +653,7 @@ def test_gradients_of_ones_own_have_no_loss_scale(tmp_path):
         learner.train_step(learner.init(), ROWS)
 
 
-def test_update_casts_for_itself(tmp_path):
+def test_update_refuses_precision_and_remat(tmp_path):
     update = lambda model, batch, lr, rng: (model, shown_step(model, batch))  # noqa: E731
     builder = LearnerBuilder(tmp_path / "run").precision("bfloat16").remat("dots_saveable")
     with pytest.raises(LearnerError) as error:
@@ -663,10 +664,9 @@ def test_update_casts_for_itself(tmp_path):
     assert "HIGH" in str(jax.make_jaxpr(learner.train_step)(learner.init(), ROWS))
 
 
-def test_every_library_has_its_frozen_part():
-    """The booleans have the shape of the state that they are about."""
+def test_frozen_flags_match_the_model_state_of_every_library():
     for case in CASES:
         adapter = adapter_of(case.make())
         assert jax.tree.structure(adapter.frozen) == jax.tree.structure(adapter.model_state), case.name
-        if case.name == "equinox_state":  # all that it carries is in its State
+        if case.name == "equinox_state":  # its State contains all state
             assert set(jax.tree.leaves(adapter.frozen)) == {False}

@@ -1,4 +1,4 @@
-"""Fingerprints of programs: equal for the same function in any process, and other for any other."""
+"""Tests of program fingerprints: equal for equal functions in any process, different for different functions."""
 
 import collections
 import functools
@@ -38,8 +38,8 @@ few_and_all = pytest.mark.parametrize(
 
 
 @few_and_all
-def test_another_process_computes_the_same(tmp_path, names):
-    """In another directory and with another hash seed."""
+def test_another_process_computes_equal_fingerprints(tmp_path, names):
+    """The process has another directory and another hash seed."""
     environment = os.environ | {"PYTHONHASHSEED": "31337", "PYTHONPATH": str(SUPPORT.parents[1])}
     command = [sys.executable, str(SUPPORT / "traced_steps.py"), *names]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -58,13 +58,13 @@ def test_constants_count_by_their_values():
     table = np.arange(1000.0, dtype=np.float32)
     other = table.copy()
     other[777] += 1
-    found = [of(lambda x, t=t: x.sum() + jnp.asarray(t).sum()) for t in (table, table.copy(), other)]
-    assert found[0] == found[1] != found[2]
+    fingerprints = [of(lambda x, t=t: x.sum() + jnp.asarray(t).sum()) for t in (table, table.copy(), other)]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
     assert of(lambda x: x + 0.0) != of(lambda x: x + -0.0)
     assert of(lambda x: x + jnp.float32([1, 2, 3])[None]) != of(lambda x: x + jnp.float32([1, 2, 4])[None])
 
 
-def test_what_is_inside_of_programs_counts():
+def test_inner_programs_count():
     def scanned(factor, length=3):
         return lambda x: jax.lax.scan(lambda c, _: (c * factor, None), x, None, length=length)[0]
 
@@ -93,20 +93,20 @@ def test_a_jitted_function_may_be_renamed():
     assert of(jax.jit(one)) == of(jax.jit(two))
 
 
-def test_random_numbers_count_by_how_they_are_made():
+def test_random_numbers_count_by_their_generator():
     def noise(x, key):
         return x + jax.random.normal(key, x.shape)
 
-    found = [of(noise, X, jax.random.key(0, impl=impl)) for impl in ("threefry2x32", "rbg", "threefry2x32")]
-    assert found[0] == found[2] != found[1]
+    fingerprints = [of(noise, X, jax.random.key(0, impl=impl)) for impl in ("threefry2x32", "rbg", "threefry2x32")]
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
     with jax.threefry_partitionable(False):
-        assert of(noise, X, jax.random.key(0)) != found[0]
+        assert of(noise, X, jax.random.key(0)) != fingerprints[0]
     keys = [jax.random.key(seed) for seed in (1, 1, 2)]
     closed = [of(lambda x, key=key: x + jax.random.normal(key, x.shape)) for key in keys]
     assert closed[0] == closed[1] != closed[2]
 
 
-def test_host_functions_count_by_their_names_and_not_by_their_addresses():
+def test_host_functions_count_by_their_names_not_their_addresses():
     shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
 
     def calling(name):
@@ -119,7 +119,7 @@ def test_host_functions_count_by_their_names_and_not_by_their_addresses():
     assert of(calling("first")) == of(calling("first")) != of(calling("second"))
 
 
-def test_rules_of_derivatives_leave_no_addresses():
+def test_differentiation_rules_contain_no_addresses():
     def program():
         @jax.custom_vjp
         def f(x):
@@ -134,20 +134,20 @@ def test_rules_of_derivatives_leave_no_addresses():
     )
 
 
-def test_small_floats_and_large_constants():
+def test_constants_of_small_dtypes_count():
     x = jnp.ones(3, jnp.bfloat16)
     assert of(lambda x: x * jnp.bfloat16(0.5), x) != of(lambda x: x * jnp.bfloat16(0.25), x)
     assert of(lambda x: x + jnp.int32(5), jnp.arange(3)) != of(lambda x: x + jnp.int32(6), jnp.arange(3))
     assert of(lambda x: x, X) != of(lambda x: x, x)
 
 
-def test_types_of_numpy_and_objects_have_no_address():
+def test_numpy_types_and_objects_contain_no_addresses():
     canonical = program_fingerprint._Canonical()
     assert canonical.value(np.float32) == "float32"
     assert canonical.value(np.array([object()])) == "object(1,)"
 
 
-def test_a_sharding_counts_by_its_parts_and_not_by_its_devices():
+def test_a_sharding_counts_by_its_axes_not_its_devices():
     def program(count):
         mesh = jax.make_mesh((count,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))

@@ -1,4 +1,4 @@
-"""The protocols of models that bring their steps."""
+"""Tests of the protocols of models with step methods."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ class Random:
         return batch
 
 
-def test_isinstance_looks_at_the_names():
+def test_isinstance_checks_the_method_names():
     assert isinstance(Both(), TrainStep)
     assert isinstance(Both(), ValidStep)
     assert isinstance(Random(), TrainStep)
@@ -33,8 +33,8 @@ def test_isinstance_looks_at_the_names():
 
 
 @pytest.mark.full
-def test_a_type_checker_reads_them(tmp_path):
-    """A model fits by its method alone, and one whose step takes other batches is noticed."""
+def test_a_type_checker_checks_the_protocols(tmp_path):
+    """A model with the method is accepted; one whose step takes another type of batch is an error."""
     (tmp_path / "annotated.py").write_text(
         textwrap.dedent("""
         from learner import TrainStep

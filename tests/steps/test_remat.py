@@ -1,4 +1,4 @@
-"""Rematerialisation: the same gradients with less memory, and which policies there are."""
+"""Tests of rematerialization: gradients, memory and policies."""
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,12 @@ def layer(x, weights):
 
 
 def deep(model, batch):
-    """Its layers are a loop."""
+    """Run the layers in a loop."""
     return RegressionOutput.from_predictions(jax.lax.scan(layer, batch["x"], model)[0], batch["y"])
 
 
-def deep_by_hand(model, batch):
-    """The same with `jax.checkpoint` around each layer."""
+def deep_with_checkpoint(model, batch):
+    """Run the layers in a loop with `jax.checkpoint` around each layer."""
     again = jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
     return RegressionOutput.from_predictions(jax.lax.scan(again, batch["x"], model)[0], batch["y"])
 
@@ -43,7 +43,7 @@ def jitted(model, batch):
 
 
 def flat(model, batch):
-    """Without a loop."""
+    """Run the layers without a loop."""
     x = batch["x"]
     for index in range(DEPTH):
         x, _ = layer(x, jax.tree.map(lambda w, index=index: w[index], model))
@@ -55,17 +55,17 @@ def build(tmp_path, policy, model=WEIGHTS, **steps):
 
 
 def temporary(learner):
-    """Bytes that the compiled train step needs besides its arguments and results."""
+    """Return the temporary memory of the compiled train step in bytes."""
     program = jax.jit(learner.train_step, donate_argnums=0).lower(jax.eval_shape(learner.init), DATA).compile()
     return program.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.full
 def test_a_loop_needs_less_memory(tmp_path):
-    """As little as with each layer wrapped by hand; matrix products are in between."""
+    """It needs as much as `jax.checkpoint` around each layer; keeping matrix products needs more."""
     nothing, dots = (temporary(build(tmp_path, p, train_step=deep)) for p in ("nothing_saveable", "dots_saveable"))
     everything = temporary(build(tmp_path, None, train_step=deep))
-    by_hand = temporary(build(tmp_path, None, train_step=deep_by_hand))
+    by_hand = temporary(build(tmp_path, None, train_step=deep_with_checkpoint))
     assert nothing == by_hand
     assert 3 * nothing < everything
     assert nothing < dots < everything / 2
@@ -74,14 +74,14 @@ def test_a_loop_needs_less_memory(tmp_path):
 
 NAMED = jax.checkpoint_policies.save_only_these_names("hidden")
 PAIRS = [*((deep, policy) for policy in (*REMAT, NAMED)), (jitted, NAMED), (flat, NAMED), (flat, REMAT[0])]
-CHOSEN = [(deep, NAMED)]  # `jitted` is in the test above
+CHOSEN = [(deep, NAMED)]  # `test_a_loop_needs_less_memory` covers `jitted`
 
 
 @pytest.mark.parametrize(("step", "policy"), some(PAIRS, CHOSEN))
-def test_the_gradients_are_the_same(tmp_path, step, policy):
+def test_remat_does_not_change_gradients(tmp_path, step, policy):
     states = []
-    for each in (None, policy):
-        learner = build(tmp_path, each, train_step=step)
+    for setting in (None, policy):
+        learner = build(tmp_path, setting, train_step=step)
         states.append(jax.jit(learner.train_step)(learner.init(), DATA)[0].params)
     for name in WEIGHTS:
         np.testing.assert_allclose(states[1][name], states[0][name], rtol=1e-5, atol=1e-7)
@@ -90,8 +90,8 @@ def test_the_gradients_are_the_same(tmp_path, step, policy):
 
 @pytest.mark.parametrize("case", some(CASES, [c for c in CASES if c.name == "linen"]), ids=str)
 @pytest.mark.full
-def test_models_of_every_library(case, tmp_path):
-    """Dropout, statistics and returned models go through it; the random numbers are those of the forward pass."""
+def test_remat_does_not_change_models_of_any_library(case, tmp_path):
+    """The models have dropout, statistics and returned models; recomputation uses the same random numbers."""
     states = []
     for policy in (None, "dots_saveable"):
         learner = build(tmp_path, policy, case.make(), **case.steps)
@@ -114,7 +114,7 @@ class Block(nnx.Module):
 
 
 class BatchBuffer(nnx.Module):
-    """Its blocks are one module with stacked parameters, in a loop of nnx's."""
+    """A model of blocks with stacked parameters, in a loop of nnx."""
 
     def __init__(self):
         make = nnx.split_rngs(splits=DEPTH)(nnx.vmap(Block, in_axes=0, out_axes=0))
@@ -146,12 +146,12 @@ STACKS = [(BatchBuffer, {}), (linen_stack, {"train_step": linen_step})]
 
 
 @pytest.mark.parametrize(("make", "steps"), some(STACKS, STACKS[:1]))
-def test_loops_of_the_libraries_are_found(tmp_path, make, steps):
+def test_loops_of_the_libraries_are_rematerialized(tmp_path, make, steps):
     kept, again = (temporary(build(tmp_path, policy, make(), **steps)) for policy in (None, "nothing_saveable"))
     assert 2 * again < kept
 
 
-def test_what_has_a_loop():
+def test_loops_are_detected():
     traced = lambda f: jax.make_jaxpr(f)(WEIGHTS, DATA).jaxpr  # noqa: E731
     assert has_loop(traced(deep))
     assert has_loop(traced(jitted))
@@ -161,37 +161,37 @@ def test_what_has_a_loop():
 # -- policies ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_policy_without_arguments_is_there_by_name():
+def test_every_policy_without_arguments_is_available_by_name():
     names = [name for name in dir(jax.checkpoint_policies) if not name.startswith("_")]
-    taken = []
+    available = []
     for name in names:
         try:
             assert remat_of(name) is getattr(jax.checkpoint_policies, name)
-            taken.append(name)
+            available.append(name)
         except LearnerError as error:
             assert f"jax.checkpoint_policies.{name}(...)" in str(error)  # noqa: PT017
-    assert set(REMAT) <= set(taken)
-    assert "save_only_these_names" not in taken
-    assert "checkpoint_dots" in taken
+    assert set(REMAT) <= set(available)
+    assert "save_only_these_names" not in available
+    assert "checkpoint_dots" in available
 
 
 @pytest.mark.parametrize("given", ["dots", "", 3, True, ["dots_saveable"]])
-def test_what_is_no_policy(given):
+def test_unknown_policies_are_refused(given):
     with raises_code("step-remat-unknown", "'nothing_saveable'"):
         remat_of(given)
 
 
-def test_a_function_that_makes_policies():
+def test_policy_factories_are_refused():
     with raises_code("step-remat-policy-factory", name="save_only_these_names"):
         remat_of(jax.checkpoint_policies.save_only_these_names)
 
 
-def test_names():
+def test_policy_names():
     assert remat_name(jax.checkpoint_policies.checkpoint_dots) == "dots_saveable"
     assert remat_name(deep) == "deep"
 
 
-def test_gradients_of_ones_own(tmp_path):
+def test_own_gradients_with_remat_are_refused(tmp_path):
     from learner import TrainOutput
 
     learner = build(tmp_path, "dots_saveable", train_step=lambda model, batch: TrainOutput(model, deep(model, batch)))
@@ -199,8 +199,8 @@ def test_gradients_of_ones_own(tmp_path):
         learner.train_step(learner.init(), DATA)
 
 
-def test_a_convolution_is_found_inside(tmp_path):
-    """On a CPU programs with one have no loop around them."""
+def test_a_convolution_inside_remat_is_found(tmp_path):
+    """On a CPU, programs with a convolution have no loop around them."""
     from learner.steps.program import has_convolution
 
     def step(model, batch):

@@ -1,6 +1,6 @@
-"""One optimizer step: accumulation, weights, gradients of one's own, returned models, keys, and the public functions.
+"""Tests of one optimizer step: accumulation, weights, own gradients, returned models, random keys and public functions.
 
-What is expected is worked out by hand, by NumPy in float64, or by a loop written with jax.grad and optax.
+Expected values come from arithmetic, from NumPy in float64, or from a loop with `jax.grad` and optax.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ CASE = {case.name: case for case in CASES}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Own:
-    """An output of one's own."""
+    """A custom output."""
 
     loss: Any
     weight: Any = None
@@ -52,7 +52,7 @@ def build(tmp_path: Any, model: Any, lr: Any = 0.1, optimizer: Any = optax.sgd, 
 
 
 def trained(learner: Any, *groups: list[Any], state: Any = None) -> tuple[Any, list[dict[str, float]]]:
-    """The state after one step for each group of micro-batches, and the values of each step."""
+    """Return the state after one step per group of micro-batches, and the values of each step."""
     state, step, values = learner.init() if state is None else state, jax.jit(learner.train_step), []
     for group in groups:
         state, numbers = step(state, *group)
@@ -84,7 +84,7 @@ WEIGHTS = {
 
 
 def tokens(counts: list[int], length: int = 6) -> dict[str, np.ndarray]:
-    """Sequences of which the first so many tokens count; the logits of the others are NaN."""
+    """Return sequences whose first `counts` tokens are unmasked; the logits of the others become NaN."""
     rng = np.random.default_rng(sum(counts) + 10 * len(counts))
     mask = (np.arange(length)[None] < np.array(counts)[:, None]).astype(np.int32)
     x = rng.normal(size=(len(counts), length, 3)).astype(np.float32)
@@ -107,7 +107,7 @@ def token_step(model, batch):
 
 
 def mean_cross_entropy(params: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss and its gradient over everything that counts, in float64, by hand."""
+    """Return the loss over unmasked values and its gradient in float64."""
     keep = batch["mask"].astype(bool) if "mask" in batch else np.ones(batch["y"].shape, bool)
     x, y = np.float64(batch["x"][keep]), batch["y"][keep]
     logits = x @ np.float64(params["w"]) + np.float64(params["b"])
@@ -147,7 +147,7 @@ def test_accumulation_is_one_step_on_the_joined_batch(name, tmp_path):
     assert values["weight"] == (batch["mask"].sum() if "mask" in batch else len(batch["y"]))
 
 
-def test_without_accumulation_it_is_the_same_step(tmp_path):
+def test_without_accumulation_the_step_is_equal(tmp_path):
     group = GROUPS["unequal tokens"][1]
     state, (values,) = trained(build(tmp_path, WEIGHTS, 0.5, train_step=token_step), [joined(group)])
     loss, grads = mean_cross_entropy(WEIGHTS, joined(group))
@@ -155,12 +155,12 @@ def test_without_accumulation_it_is_the_same_step(tmp_path):
     np.testing.assert_allclose(values["Loss"], loss, rtol=1e-6)
 
 
-def test_the_mean_of_means_would_be_another_number():
-    """So that the comparison above can fail."""
+def test_the_mean_of_means_differs():
+    """This shows that the comparison above can fail."""
     group = GROUPS["unequal tokens"][1]
     _, grads = mean_cross_entropy(WEIGHTS, joined(group))
-    each = [mean_cross_entropy(WEIGHTS, batch)[1]["w"] for batch in group]
-    assert np.abs(np.mean(each, 0) - grads["w"]).max() > 0.01
+    gradients = [mean_cross_entropy(WEIGHTS, batch)[1]["w"] for batch in group]
+    assert np.abs(np.mean(gradients, 0) - grads["w"]).max() > 0.01
 
 
 def test_steps_count_by_optimizer_step(tmp_path):
@@ -182,11 +182,11 @@ def test_sums_of_half_precision_gradients_are_float32(tmp_path):
     assert state.params["w"][0] == -263 / 8  # 256 + 1 is 256 in bfloat16
 
 
-# -- what has weight 0 counts nothing ----------------------------------------------------------------------------------
+# -- weight 0 ----------------------------------------------------------------------------------------------------------
 
 
 def weighed(model, batch):
-    """A loss that is NaN where x is, whatever its weight."""
+    """Return a loss that is NaN if x is, with any weight."""
     return Own((model["w"] * batch["x"]).mean(), batch["weight"].sum())
 
 
@@ -208,26 +208,26 @@ def test_a_micro_batch_of_weight_0_contributes_nothing(bad, tmp_path):
         assert values["weight"] == 3
 
 
-def test_a_micro_batch_that_counts_may_be_nan(tmp_path):
+def test_a_nan_micro_batch_with_weight_makes_the_step_nan(tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(2)}, 1.0, accumulate=2, train_step=weighed)
     state, _ = trained(learner, weighing((1, 1), (np.nan, 1)))
     assert np.isnan(state.params["w"])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_of_weight_0_changes_nothing_but_the_count(accumulate, tmp_path):
+def test_a_step_of_weight_0_changes_only_the_count(accumulate, tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(2)}, 0.1, optax.adamw, accumulate, train_step=weighed)
     before, _ = trained(learner, weighing((3, 1)))
     after, (values,) = trained(learner, weighing((np.nan, 0), (np.inf, 0))[:accumulate], state=before)
     for name in ("params", "opt_state", "model_state", "lr_scale"):
         assert_bits(getattr(after, name), getattr(before, name))
     assert after.step == before.step + 1
-    assert np.isnan(values["Loss"])  # of nothing
+    assert np.isnan(values["Loss"])  # a mean over nothing
     assert values["weight"] == 0
 
 
 class Watching(nnx.Module):
-    """Statistics that remember the last batch."""
+    """A model with a statistic that is the last batch."""
 
     def __init__(self):
         self.w, self.last = nnx.Param(jnp.float32(2)), nnx.BatchStat(jnp.float32(0))
@@ -237,7 +237,7 @@ class Watching(nnx.Module):
         return Own((self.w[...] * batch["x"]).mean(), batch["weight"].sum())
 
 
-def test_a_micro_batch_of_weight_0_leaves_the_statistics(tmp_path):
+def test_a_micro_batch_of_weight_0_does_not_change_statistics(tmp_path):
     learner = build(tmp_path, Watching(), 1.0, accumulate=3)
     state, _ = trained(learner, weighing((5, 1), (7, 2), (np.nan, 0)))
     assert state.model_state["last"] == 7
@@ -248,8 +248,8 @@ def test_a_micro_batch_of_weight_0_leaves_the_statistics(tmp_path):
     assert state.model_state["last"] == 5
 
 
-def test_statistics_go_from_micro_batch_to_micro_batch(tmp_path):
-    """BatchNorm sees each micro-batch by itself, one after the other."""
+def test_statistics_are_updated_by_each_micro_batch(tmp_path):
+    """BatchNorm processes the micro-batches one after the other."""
     learner = build(tmp_path, CASE["nnx"].make(), 0.0, accumulate=2)
     state, _ = trained(learner, [BATCH, other_batch(1)])
     arrays = {name: np.float64(x) for name, x in CASE["nnx"].arrays(Everything()).items()}
@@ -262,7 +262,7 @@ def test_statistics_go_from_micro_batch_to_micro_batch(tmp_path):
     assert state.model_state["seen"] == 2
 
 
-def test_the_weight_is_the_number_of_rows_where_an_output_has_none(tmp_path):
+def test_the_default_weight_is_the_number_of_rows(tmp_path):
     def train(model, batch):
         return Own((model["w"] * batch["x"]).mean())
 
@@ -274,7 +274,7 @@ def test_the_weight_is_the_number_of_rows_where_an_output_has_none(tmp_path):
     assert rows_of({"a": {"b": np.zeros((5, 2))}}) == 5
 
 
-# -- gradients of one's own --------------------------------------------------------------------------------------------
+# -- own gradients -----------------------------------------------------------------------------------------------------
 
 
 def own_nnx(model, batch):
@@ -330,7 +330,7 @@ ONCE_AND_TWICE = [
 
 
 @pytest.mark.parametrize(("name", "accumulate"), ONCE_AND_TWICE)
-def test_gradients_of_ones_own_train_like_the_learners(name, accumulate, tmp_path):
+def test_own_gradients_train_like_those_of_the_learner(name, accumulate, tmp_path):
     make, own, plain = OWN[name]
     group = [BATCH, other_batch(1, rows=3)][:accumulate]
     results = []
@@ -343,7 +343,7 @@ def test_gradients_of_ones_own_train_like_the_learners(name, accumulate, tmp_pat
     np.testing.assert_allclose(values[1]["Gradient Norm"], expected_values[1]["Gradient Norm"], rtol=1e-4)
 
 
-def test_gradients_are_used_as_they_are_given(tmp_path):
+def test_own_gradients_are_used_unchanged(tmp_path):
     def train(model, batch):
         return TrainOutput({"w": jnp.float32([10.0, 20.0])}, Own(jnp.float32(1)))
 
@@ -352,7 +352,7 @@ def test_gradients_are_used_as_they_are_given(tmp_path):
     np.testing.assert_allclose(values["Gradient Norm"], np.sqrt(500), rtol=1e-6)
 
 
-def test_a_loss_that_is_a_python_number_is_one(tmp_path):
+def test_a_loss_may_be_a_python_number(tmp_path):
     def train(model, batch):
         return TrainOutput({"w": jnp.ones(2)}, Own(1.5))
 
@@ -396,7 +396,7 @@ def test_own_gradients_of_the_trainable_part(tmp_path):
         (None, "model-structure-changed", ("missing: b, w",)),
     ],
 )
-def test_gradients_that_do_not_fit_are_an_error_that_names_them(grads, code, values, tmp_path):
+def test_own_gradients_that_do_not_fit_are_refused(grads, code, values, tmp_path):
     def train(model, batch):
         return TrainOutput(grads, Own(jnp.float32(0)))
 
@@ -405,10 +405,10 @@ def test_gradients_that_do_not_fit_are_an_error_that_names_them(grads, code, val
         trained(learner, [BATCH])
 
 
-# -- what a step returns besides ---------------------------------------------------------------------------------------
+# -- returned models ---------------------------------------------------------------------------------------------------
 
 
-def test_from_a_returned_model_comes_what_is_not_differentiated(tmp_path):
+def test_a_returned_model_updates_the_state_that_is_not_differentiated(tmp_path):
     def train(model, batch):
         new = {"w": model["w"] * 100, "seen": model["seen"] + 2, "table": model["table"] * 3}
         return Own((model["w"] * batch["x"][0]).sum()), new
@@ -416,21 +416,21 @@ def test_from_a_returned_model_comes_what_is_not_differentiated(tmp_path):
     model = {"w": jnp.ones(3), "seen": jnp.int32(1), "table": jnp.ones(2)}
     learner = build(tmp_path, model, 0.5, train_step=train, trainable=lambda path, x: path == "w")
     state, _ = trained(learner, [BATCH], [BATCH])
-    np.testing.assert_allclose(state.params["w"], 1 - 2 * 0.5 * BATCH["x"][0], rtol=1e-6)  # 100 times w is not taken
+    np.testing.assert_allclose(state.params["w"], 1 - 2 * 0.5 * BATCH["x"][0], rtol=1e-6)  # the returned w is ignored
     assert state.model_state["seen"] == 5
     np.testing.assert_array_equal(state.model_state["table"], [9, 9])
 
 
-def test_a_pytree_that_is_not_returned_stays_as_it_was(tmp_path):
+def test_a_pytree_that_is_not_returned_does_not_change(tmp_path):
     def train(model, batch):
-        model["seen"] = model["seen"] + 1  # its own copy
+        model["seen"] = model["seen"] + 1  # changes a copy
         return Own(model["w"].sum())
 
     state, _ = trained(build(tmp_path, {"w": jnp.ones(3), "seen": jnp.int32(1)}, train_step=train), [BATCH])
     assert state.model_state["seen"] == 1
 
 
-def test_an_nnx_model_may_be_returned_too(tmp_path):
+def test_an_nnx_model_may_be_returned(tmp_path):
     def train(model, batch):
         return Watching.train_step(model, batch), model
 
@@ -440,14 +440,14 @@ def test_an_nnx_model_may_be_returned_too(tmp_path):
     assert_bits(one.params, two.params)
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- random keys-------------------------------------------------------------------------------------------------------
 
 
 def draw_step(model, batch, rng):
     return Own(model["w"] * 0 + jax.random.uniform(rng))
 
 
-def test_the_key_of_a_micro_batch_is_folded_from_root_step_and_number(tmp_path):
+def test_keys_are_folded_from_root_step_and_micro_batch(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").seed(7)
     learner = builder.build({"w": jnp.float32(0)}, optax.sgd, 0.1, train_step=draw_step, valid_step=draw_step)
     step, state = jax.jit(learner.train_step), learner.init()
@@ -460,14 +460,14 @@ def test_the_key_of_a_micro_batch_is_folded_from_root_step_and_number(tmp_path):
     assert valid["Loss"] == jax.random.uniform(key)
 
 
-def test_micro_batches_draw_apart(tmp_path):
+def test_micro_batches_have_different_keys(tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(0)}, accumulate=3, train_step=draw_step)
     _, (values,) = trained(learner, [BATCH] * 3)
     keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), i) for i in range(3)]
     np.testing.assert_allclose(values["Loss"], np.mean([jax.random.uniform(key) for key in keys]), rtol=1e-6)
 
 
-def test_validation_batches_draw_apart_but_alike_in_each_epoch(tmp_path):
+def test_validation_batches_have_different_keys_equal_in_each_epoch(tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(0)}, train_step=draw_step, valid_step=draw_step)
     evaluate = jax.jit(learner.definition.step.evaluate)
     first = learner.init()
@@ -480,7 +480,7 @@ def test_validation_batches_draw_apart_but_alike_in_each_epoch(tmp_path):
 # -- methods and functions ---------------------------------------------------------------------------------------------
 
 
-def test_a_method_and_a_function_are_the_same_step(tmp_path):
+def test_a_method_and_a_function_are_equal_steps(tmp_path):
     def train(model, batch):
         return Watching.train_step(model, batch)
 
@@ -489,7 +489,7 @@ def test_a_method_and_a_function_are_the_same_step(tmp_path):
     assert_bits(results[0].params, results[1].params)
 
 
-def test_a_function_goes_before_the_method(tmp_path):
+def test_a_function_takes_precedence_over_the_method(tmp_path):
     learner = build(tmp_path, Everything(), train_step=lambda model, batch: Own(model.head.bias.sum() * 0 + 5.0))
     assert trained(learner, [BATCH])[1][0]["Loss"] == 5.0
 
@@ -528,7 +528,7 @@ def keyword(model, batch, *, scale=1.0):
         (jax.jit(draw_step), True),
     ],
 )
-def test_what_a_step_function_may_look_like(fn, takes_rng):
+def test_accepted_step_functions(fn, takes_rng):
     step = step_fn({}, "train_step", fn)
     assert step.takes_rng == takes_rng
     output, model = step({"w": jnp.float32(1)}, BATCH, jax.random.key(0))
@@ -536,7 +536,7 @@ def test_what_a_step_function_may_look_like(fn, takes_rng):
     assert model is None
 
 
-def test_no_step_is_none():
+def test_a_missing_step_is_none():
     assert step_fn({"w": 1}, "train_step", None) is None
     assert step_fn(Everything(), "valid_step", None).name == "Everything.valid_step"
 
@@ -553,7 +553,7 @@ def test_no_step_is_none():
         ("train", "step-function-type", ("train_step", "'train'")),
     ],
 )
-def test_a_step_with_other_arguments_is_refused(fn, code, values, tmp_path):
+def test_step_functions_with_other_arguments_are_refused(fn, code, values, tmp_path):
     with raises_code(code, *values):
         build(tmp_path, {"w": jnp.float32(1)}, train_step=fn)
 
@@ -577,18 +577,18 @@ make_first, make_second = functools.partial(optax.adam, b1=0.5), optax.rmsprop
 
 
 def gan_losses(generator: Any, critic: Any, real: Any, noise: Any) -> tuple[Any, Any]:
-    made = noise @ generator["w"] + generator["b"][None]
+    generated = noise @ generator["w"] + generator["b"][None]
     score = lambda x: jax.nn.sigmoid(jnp.tanh(x @ critic["w"]) @ critic["v"])  # noqa: E731
-    return -jnp.log(score(made)).mean(), -(jnp.log(score(real)) + jnp.log(1 - score(made))).mean()
+    return -jnp.log(score(generated)).mean(), -(jnp.log(score(real)) + jnp.log(1 - score(generated))).mean()
 
 
 def gan_update(state, batch, lr, rng):
-    """Two networks with an optimizer each; the second one is slower."""
+    """Update two networks, each with its optimizer; the second one has a lower rate."""
     generator, critic = state["generator"], state["critic"]
     noise = jax.random.normal(rng, (batch["x"].shape[0], 2))
     loss, grads = jax.value_and_grad(lambda g: gan_losses(g, critic, batch["x"], noise)[0])(generator)
     critic_loss, critic_grads = jax.value_and_grad(lambda c: gan_losses(generator, c, batch["x"], noise)[1])(critic)
-    with jax.numpy_dtype_promotion("standard"):  # for optax
+    with jax.numpy_dtype_promotion("standard"):  # optax needs it
         updates, first = make_first(lr).update(grads, state["first"])
         critic_updates, second = make_second(lr * 0.1).update(critic_grads, state["second"])
     new = {
@@ -613,17 +613,17 @@ def gan_state() -> dict[str, Any]:
 
 
 @pytest.mark.full
-def test_a_gan_with_two_optimizers_trains_as_written_by_hand(tmp_path):
+def test_a_gan_with_two_optimizers_trains_like_a_plain_loop(tmp_path):
     schedule = optax.linear_schedule(0.1, 0.0, 5)
     builder = LearnerBuilder(tmp_path / "run").metrics(LearningRate())
     learner = builder.build(gan_state(), None, schedule, update=gan_update)
     batches = [other_batch(i) for i in range(4)]
     state, values = trained(learner, *[[batch] for batch in batches])
 
-    expected, by_hand = gan_state(), jax.jit(gan_update)
+    expected, plain = gan_state(), jax.jit(gan_update)
     for i, batch in enumerate(batches):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), i), 0)
-        expected, output = by_hand(expected, batch, jnp.float32(0.1 - 0.02 * i), key)
+        expected, output = plain(expected, batch, jnp.float32(0.1 - 0.02 * i), key)
         np.testing.assert_allclose(values[i]["Loss"], output.loss, rtol=1e-5)
         np.testing.assert_allclose(values[i]["Learning Rate"], 0.1 - 0.02 * i, rtol=1e-6)
     got = learner.model_of(state)
@@ -635,8 +635,8 @@ def test_a_gan_with_two_optimizers_trains_as_written_by_hand(tmp_path):
 
 
 @pytest.mark.full
-def test_the_state_of_an_update_may_hold_an_array_twice(tmp_path):
-    """As the first states of some optimizers do."""
+def test_the_state_of_an_update_may_contain_an_array_twice(tmp_path):
+    """The first states of some optimizers do."""
     make = optax.contrib.prodigy
     params = {"w": jnp.full((3, 4), 0.5), "b": jnp.zeros(4)}
 
@@ -689,7 +689,7 @@ def test_an_update_may_change_an_nnx_module_in_place(tmp_path):
 
 
 class Mode(nnx.Module):
-    """Tells which mode it is in, and counts what it saw while training."""
+    """A model with BatchNorm and dropout, which have modes."""
 
     def __init__(self):
         self.norm = nnx.BatchNorm(1, momentum=0.0, rngs=nnx.Rngs(0))
@@ -703,8 +703,8 @@ def two_modes() -> dict[str, Any]:
     return {"nets": [Mode(), Mode()], "w": jnp.ones(1)}
 
 
-def test_modules_inside_of_a_state_are_in_train_and_in_eval_mode(tmp_path):
-    """In eval mode they have the statistics that the update left, and drop nothing."""
+def test_modules_inside_a_state_have_the_mode_of_the_step(tmp_path):
+    """In eval mode, they use the statistics of the update and drop nothing."""
     seen = []
 
     def update(state, batch, lr, rng):
@@ -724,13 +724,15 @@ def test_modules_inside_of_a_state_are_in_train_and_in_eval_mode(tmp_path):
     assert seen[0] == [(False, False)] * 2
     assert seen[-1] == [(True, True)] * 2
     np.testing.assert_allclose(values["Loss"], 1.0, rtol=1e-4)
-    made = learner.model_of(state)
-    assert [(net.norm.use_running_average, net.drop.deterministic) for net in made["nets"]] == [(True, True)] * 2
-    np.testing.assert_allclose(made["nets"][1].norm.mean[...], [3.0])
+    trained_state = learner.model_of(state)
+    assert [(net.norm.use_running_average, net.drop.deterministic) for net in trained_state["nets"]] == [
+        (True, True)
+    ] * 2
+    np.testing.assert_allclose(trained_state["nets"][1].norm.mean[...], [3.0])
 
 
-def test_an_equinox_module_may_stand_beside_its_optimizers_state(tmp_path):
-    """That state is the module again, with None for what is not trained, such as the flag of its mode."""
+def test_the_state_may_contain_an_equinox_module_and_its_optimizer_state(tmp_path):
+    """The optimizer state has the structure of the module, with None for fields such as the flag of the mode."""
     momentum = functools.partial(optax.sgd, momentum=0.9)
     net, opt, seen = EquinoxNet(), Optimizer(momentum), []
 
@@ -745,22 +747,22 @@ def test_an_equinox_module_may_stand_beside_its_optimizers_state(tmp_path):
 
     learner = build(tmp_path, {"net": net, "optimizer": opt.init(net)}, 0.1, None, update=update)
     state, _ = trained(learner, [BATCH], [BATCH])
-    made, alone = learner.model_of(state)["net"], momentum(0.1)
+    trained_net, alone = learner.model_of(state)["net"], momentum(0.1)
     assert set(seen) == {(False, None)}
-    assert made.drop.inference is True
+    assert trained_net.drop.inference is True
     opt_state = alone.init(eqx.filter(net, eqx.is_inexact_array))
     for _ in range(2):
         updates, opt_state = alone.update(eqx.filter_grad(loss)(net), opt_state)
         net = eqx.apply_updates(net, updates)
-    np.testing.assert_allclose(made.head.weight, net.head.weight, rtol=1e-5)
+    np.testing.assert_allclose(trained_net.head.weight, net.head.weight, rtol=1e-5)
 
 
-def test_modules_inside_of_a_model_change_in_place(tmp_path):
-    """Their statistics are carried, and not trained: SGD with a large weight decay would change those."""
+def test_modules_inside_a_model_change_in_place(tmp_path):
+    """Their statistics are carried, not trained; SGD with a large weight decay would change trained ones."""
 
     def step(model, batch):
-        made = [net(batch["x"]) for net in model["nets"]]
-        return Own(jnp.square(made[0] * model["w"][None]).mean())
+        results = [net(batch["x"]) for net in model["nets"]]
+        return Own(jnp.square(results[0] * model["w"][None]).mean())
 
     decayed = lambda lr: optax.chain(optax.add_decayed_weights(0.5), optax.sgd(lr))  # noqa: E731
     learner = build(tmp_path, two_modes(), 0.1, decayed, train_step=step, valid_step=step)
@@ -768,9 +770,9 @@ def test_modules_inside_of_a_model_change_in_place(tmp_path):
     assert sorted(named_leaves(state.params)) == sorted(
         [f"nets.{i}.norm.{name}.value" for i in (0, 1) for name in ("bias", "scale")] + ["w"]
     )
-    made = learner.model_of(state)
-    np.testing.assert_allclose(made["nets"][0].norm.mean[...], [5.0], rtol=1e-6)
-    assert made["nets"][0].drop.rngs.count[...] == 2  # another mask in each step
+    results = learner.model_of(state)
+    np.testing.assert_allclose(results["nets"][0].norm.mean[...], [5.0], rtol=1e-6)
+    assert results["nets"][0].drop.rngs.count[...] == 2  # a new mask in each step
 
 
 def adapter_params(model: nnx.Module) -> Any:
@@ -778,7 +780,7 @@ def adapter_params(model: nnx.Module) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "pattern"),
     [
         ({"update": gan_update, "optimizer": optax.sgd}, "pass None as the optimizer"),
         ({"update": gan_update, "train_step": class_step}, "no train_step"),
@@ -786,9 +788,9 @@ def adapter_params(model: nnx.Module) -> Any:
         ({"update": "gan"}, "update is 'gan'; it needs a function"),
     ],
 )
-def test_what_does_not_go_with_update_is_refused(options, said, tmp_path):
+def test_options_that_conflict_with_update_are_refused(options, pattern, tmp_path):
     options = {"optimizer": None, "accumulate": 1, **options}
-    with pytest.raises(LearnerError, match=said):
+    with pytest.raises(LearnerError, match=pattern):
         build(tmp_path, gan_state(), 0.1, **options)
 
 
@@ -801,7 +803,7 @@ def test_what_does_not_go_with_update_is_refused(options, said, tmp_path):
         (lambda state: {**state, "n": state["n"] + 0.5}, "step-state-changed", ("n", "int32[]", "float32[]")),
     ],
 )
-def test_an_update_that_changes_the_structure_is_an_error_that_names_it(returned, code, values, tmp_path):
+def test_an_update_that_changes_the_structure_is_refused(returned, code, values, tmp_path):
     def update(state, batch, lr, rng):
         return returned(state), Own(jnp.float32(0))
 
@@ -813,8 +815,7 @@ def test_an_update_that_changes_the_structure_is_an_error_that_names_it(returned
 # -- the public functions under jit and vmap ---------------------------------------------------------------------------
 
 
-def test_a_hand_written_loop_ends_at_the_same_numbers(tmp_path):
-    """SGD with momentum, by optax alone."""
+def test_training_equals_a_plain_optax_loop(tmp_path):
     make = functools.partial(optax.sgd, momentum=0.9)
     learner = build(tmp_path, WEIGHTS, 0.2, make, train_step=class_step, valid_step=class_step)
     batches = [rows(4, i) for i in range(5)]
@@ -833,8 +834,8 @@ def test_a_hand_written_loop_ends_at_the_same_numbers(tmp_path):
     assert numbers["weight"] == 16
 
 
-def test_labels_may_be_traced_by_the_users_own_jit(tmp_path):
-    """The check of labels needs their values, which are not there then."""
+def test_labels_may_be_traced_by_a_jit_of_the_user(tmp_path):
+    """The check of labels needs concrete values and must be skipped."""
     builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy())
     learner = builder.build(WEIGHTS, optax.sgd, 0.1, train_step=class_step, valid_step=class_step)
     state = learner.init()
@@ -852,7 +853,7 @@ def test_labels_may_be_traced_by_the_users_own_jit(tmp_path):
 @pytest.mark.parametrize("kind", some(["nnx", "dict"], {"dict"}))
 @pytest.mark.full
 def test_rates_and_seeds_train_side_by_side(tmp_path, kind):
-    """`vmap` over members, each with a rate and a random key of its own, under one `jit`."""
+    """`vmap` over members with different rates and random keys, inside one `jit`."""
     case = CASE[kind]
     learner = build(tmp_path, case.make(), 0.1, optax.adamw, **case.steps)
     rates, seeds = jnp.float32([0.3, 0.1, 0.01, 0.0]), jnp.arange(4)
@@ -880,7 +881,7 @@ def test_rates_and_seeds_train_side_by_side(tmp_path, kind):
     assert len(set(np.asarray(values["Loss"]).tolist())) == 4
 
 
-def test_the_state_that_is_given_is_not_changed(tmp_path):
+def test_the_given_state_is_not_changed(tmp_path):
     learner = build(tmp_path, make_dict(), 0.1, optax.adamw, **CASE["dict"].steps)
     state = learner.init()
     before = jax.tree.map(lambda x: np.array(jax.random.key_data(x) if is_key(x) else x), state)
@@ -903,7 +904,7 @@ def test_values_have_names(tmp_path):
     assert sorted(jax.jit(learner.valid_step)(state, rows(4, 1))) == ["Accuracy", "Loss", "weight"]
 
 
-def test_public_functions_say_what_is_wrong(tmp_path):
+def test_public_functions_refuse_unusable_input(tmp_path):
     learner = build(tmp_path, WEIGHTS, accumulate=2, train_step=class_step)
     state = learner.init()
     with raises_code("step-batch-count", "0", "2"):
@@ -915,11 +916,11 @@ def test_public_functions_say_what_is_wrong(tmp_path):
     evaluating = build(tmp_path, WEIGHTS, valid_step=class_step)
     with raises_code("step-train-missing", "train_step"):
         evaluating.train_step(state, rows(4, 1))
-    for step, said in ((lambda m, b: None, "returned nothing"), (lambda m, b: b["x"], "no field 'loss'")):
+    for step, pattern in ((lambda m, b: None, "returned nothing"), (lambda m, b: b["x"], "no field 'loss'")):
         wrong = build(tmp_path, WEIGHTS, train_step=step, valid_step=step)
-        with pytest.raises(LearnerError, match=f"train_step {said}|train_step returned an array .* {said}"):
+        with pytest.raises(LearnerError, match=f"train_step {pattern}|train_step returned an array .* {pattern}"):
             wrong.train_step(state, rows(4, 1))
-        with pytest.raises(LearnerError, match=f"valid_step {said}|valid_step returned an array .* {said}"):
+        with pytest.raises(LearnerError, match=f"valid_step {pattern}|valid_step returned an array .* {pattern}"):
             wrong.valid_step(state, rows(4, 1))
 
 
@@ -928,7 +929,7 @@ def test_public_functions_say_what_is_wrong(tmp_path):
 
 def test_global_norm_by_hand():
     assert global_norm({"a": jnp.float32([3.0]), "b": jnp.float32([[4.0]])}) == 5.0
-    half = {"a": jnp.full(300, 33.0, jnp.bfloat16)}  # 33² is 1088 in bfloat16
+    half = {"a": jnp.full(300, 33.0, jnp.bfloat16)}  # 33² would be rounded to 1088 in bfloat16
     np.testing.assert_allclose(global_norm(half), 33 * np.sqrt(300), rtol=1e-6)
     assert global_norm({"z": jnp.array([3 + 4j])}) == 5.0
     layers = [{"w": jnp.full((80, 80), 0.5), "b": jnp.full(4, 2.0)} for _ in range(3)]  # 3 * (1600 + 16)
@@ -938,10 +939,10 @@ def test_global_norm_by_hand():
 
 def test_small_arrays_of_a_shape_share_a_reduction_in_the_norm():
     program = jax.make_jaxpr(global_norm)([jnp.ones(4)] * 5 + [jnp.ones((80, 80))] * 2)
-    assert sum(equation.primitive.name == "reduce_sum" for equation in program.eqns) == 4  # one is that of the sums
+    assert sum(equation.primitive.name == "reduce_sum" for equation in program.eqns) == 4  # one of them adds the sums
 
 
-def test_like_makes_types_strong_and_names_what_differs():
+def test_like_makes_types_strong_and_names_differences():
     weak = jax.jit(lambda: like({"x": 2.0}, {"x": jnp.float32(1)}, "it"))()
     assert not weak["x"].weak_type
     with raises_code("step-state-changed", "it", "float32[]", "int32[]", name="x"):

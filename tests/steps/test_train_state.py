@@ -1,4 +1,4 @@
-"""The state of a run: one pytree, named leaves, arrays of its own."""
+"""Tests of `TrainState`: a pytree with named leaves and unshared arrays."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ def test_a_state_is_a_pytree_of_its_fields():
         state.step = 1
 
 
-def test_leaves_have_the_names_that_people_write():
+def test_leaves_have_dotted_names():
     tree = {"layers": [{"kernel": 1, "bias": 2}, (3,)], "opt": optax.ScaleState(), "count": optax.EmptyState()}
     assert named_leaves(tree) == {"layers.0.bias": 2, "layers.0.kernel": 1, "layers.1.0": 3}
     assert named_leaves(5) == {"": 5}
@@ -48,8 +48,8 @@ def test_leaves_have_the_names_that_people_write():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_first_state_is_made_of_strong_arrays_of_its_own(case):
-    """A buffer that is there twice could not be donated, a weak type would be another program."""
+def test_the_first_state_has_strongly_typed_unshared_arrays(case):
+    """A shared buffer could not be donated, and a weak type would compile another program."""
     model = case.make()
     state = build(model, **case.steps).init()
     leaves = [x for x in jax.tree.leaves(state) if x is not state.rng]
@@ -62,7 +62,7 @@ def test_the_first_state_is_made_of_strong_arrays_of_its_own(case):
 
 
 @pytest.mark.parametrize("name", some(["cocob", "dog", "dowg", "madgrad", "prodigy"], {"cocob", "prodigy"}))
-def test_optimizers_that_hold_one_array_twice_can_be_donated(name):
+def test_states_of_optimizers_with_shared_arrays_can_be_donated(name):
     model = line(3, 2, bias=False, value=1.0)
     optimizer = getattr(optax.contrib, name)
     held = jax.tree.leaves((model, optimizer(0.1).init(model)))
@@ -84,14 +84,14 @@ def test_the_first_state():
     assert jax.random.key_data(state.rng).tolist() == jax.random.key_data(jax.random.key(9)).tolist()
     assert {name: leaf.tolist() for name, leaf in state.extra.items()} == {"nonfinite": [0, 0, 0, 0]}
     np.testing.assert_array_equal(state.params["w"], np.full((3, 2), 0.5))
-    assert state.params["w"].dtype == jnp.float32  # as JAX has them
+    assert state.params["w"].dtype == jnp.float32  # JAX converts to 32 bits
     assert list(state.model_state) == ["table"]
     expected = optax.adamw(0.25).init({"w": jnp.zeros((3, 2))})
     assert jax.tree.structure(state.opt_state) != jax.tree.structure(())
     assert [x.shape for x in jax.tree.leaves(state.opt_state)] == [x.shape for x in jax.tree.leaves(expected)]
 
 
-def test_each_init_is_new():
+def test_each_init_returns_new_arrays():
     learner = build(line(3, 2, bias=False, value=1.0), train_step=regression_step)
     one, two = learner.init(), learner.init()
     jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
@@ -101,7 +101,7 @@ def test_each_init_is_new():
     assert not two.params["w"].is_deleted()
 
 
-def test_a_state_can_be_described_without_being_made():
+def test_init_can_be_evaluated_abstractly():
     learner = build(line(3, 2, bias=False, value=1.0), train_step=regression_step)
     shapes = jax.eval_shape(learner.init)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(

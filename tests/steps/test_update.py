@@ -1,4 +1,4 @@
-"""Updates of a part of a model at a rate that is an argument, against optax."""
+"""Tests of `Optimizer`: updates of parts of a model, against optax."""
 
 from functools import partial
 
@@ -28,12 +28,12 @@ OPTIMIZERS = {
 
 
 def standard():
-    """Optax mixes dtypes and ranks."""
+    """Return contexts that allow optax to mix dtypes and ranks."""
     return jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
 
 
 def by_optax(make, rates, params, grads):
-    """The parameters after steps with these rates, each by an optimizer of a fixed rate."""
+    """Return the parameters after steps with these rates, each with an optax optimizer of a fixed rate."""
     one, two = standard()
     with one, two:
         state = make(rates[0]).init(params)
@@ -51,7 +51,7 @@ def close(got, expected):
 
 
 @pytest.mark.parametrize("name", some(OPTIMIZERS, {"sgd", "adamw"}))
-def test_all_parameters_at_rates_that_change(name):
+def test_all_parameters_with_changing_rates(name):
     opt, params = Optimizer(OPTIMIZERS[name]), PARAMS
     state = opt.init(params, lr=0.1)
     for rate in (0.1, 0.03):
@@ -60,8 +60,8 @@ def test_all_parameters_at_rates_that_change(name):
 
 
 @pytest.mark.parametrize("name", some(["adamw", "clipped"], {"clipped"}))
-def test_two_parts_with_a_rate_each(name):
-    """Each part is what optax makes of that part alone; clipping sees the norm of its part."""
+def test_two_parts_with_different_rates(name):
+    """Each part equals optax on that part alone; clipping uses the norm of the part."""
     opt = Optimizer(OPTIMIZERS[name])
     part, rest = partition_params(GRADS, "a.b", "c")
     of_part, of_rest = partition_params(PARAMS, "a.b", "c")
@@ -84,7 +84,7 @@ def test_two_parts_with_a_rate_each(name):
 
 
 @pytest.mark.parametrize("make", [Everything, make_linen])
-def test_a_model_is_updated_and_the_given_one_stays(make):
+def test_an_updated_model_is_a_new_one(make):
     model, opt = make(), Optimizer(optax.sgd)
     params = trainable_params(model)
     head, _ = partition_params(jax.tree.map(jnp.ones_like, params), "head")
@@ -95,7 +95,7 @@ def test_a_model_is_updated_and_the_given_one_stays(make):
     close(trainable_params(model), params)
 
 
-def test_a_full_state_with_a_part_shows_the_right_call():
+def test_a_full_state_with_partial_gradients_is_refused():
     opt = Optimizer(optax.adam)
     part, _ = partition_params(GRADS, "a.b")
     with raises_code("optimizer-state-mismatch", "a.b") as error:
@@ -110,7 +110,7 @@ def test_a_full_state_with_a_part_shows_the_right_call():
         opt.step(0.1, PARAMS, GRADS, opt.init(part))
 
 
-def test_arguments_in_another_order():
+def test_arguments_in_another_order_are_refused():
     opt = Optimizer(optax.sgd)
     with raises_code("optimizer-rate-type", "dict"):
         opt.step(PARAMS, GRADS, opt.init(PARAMS), 0.1)
@@ -118,7 +118,7 @@ def test_arguments_in_another_order():
         opt.step(0.1, PARAMS, opt.init(PARAMS), GRADS)
 
 
-def test_gradients_of_other_parameters():
+def test_gradients_of_other_parameters_are_refused():
     opt = Optimizer(optax.sgd)
     wrong = {"a": {"w": jnp.ones(3), "bb": jnp.ones(1)}}
     with raises_code("optimizer-gradients-mismatch", "2") as error:
@@ -141,19 +141,19 @@ def test_gradients_of_other_parameters():
         ),
     ],
 )
-def test_rates_that_are_none(rate, code, values):
+def test_invalid_rates_are_refused(rate, code, values):
     opt = Optimizer(optax.sgd)
     with raises_code(code, *values):
         opt.step(rate, PARAMS, GRADS, opt.init(PARAMS))
 
 
-def test_optimizers_that_are_none():
+def test_unusable_optimizers_are_refused():
     for wrong in (optax.adam(1e-3), "adam", lambda lr: 3):
         with raises_code("optimizer-unusable", "pass the function"):
             Optimizer(wrong)
 
 
-def test_a_state_that_depends_on_the_first_rate():
+def test_a_state_that_depends_on_the_rate_needs_one():
     opt = Optimizer(optax.rprop)
     with raises_code("optimizer-rate-needed"):
         opt.init(PARAMS)
@@ -161,7 +161,7 @@ def test_a_state_that_depends_on_the_first_rate():
     close(params, by_optax(optax.rprop, (0.1,), PARAMS, GRADS))
 
 
-def test_optimizers_that_look_at_the_loss():
+def test_optimizers_that_use_the_loss_need_it():
     opt = Optimizer(optax.polyak_sgd)
     state = opt.init(PARAMS)
     with raises_code("optimizer-loss-needed"):
@@ -172,7 +172,7 @@ def test_optimizers_that_look_at_the_loss():
 
 
 @pytest.mark.full
-def test_a_line_search_looks_at_its_part():
+def test_a_line_search_changes_only_its_part():
     opt = Optimizer(optax.lbfgs)
     params = {"w": jnp.float32([3.0, -2.0]), "other": jnp.ones(1)}
 
@@ -187,7 +187,7 @@ def test_a_line_search_looks_at_its_part():
     assert params["other"].tolist() == [1]
 
 
-def test_private_gradients_of_each_example_are_those_of_optax():
+def test_private_updates_from_gradients_of_each_example_equal_optax():
     def private(lr):
         aggregate = optax.contrib.differentially_private_aggregate(0.5, 0.1, jax.random.key(3))
         return optax.chain(aggregate, optax.sgd(lr))
@@ -209,6 +209,6 @@ def test_private_gradients_of_each_example_are_those_of_optax():
     after, _ = opt.step(0.5, params, part, opt.init(partition_params(params, "w")[0]))
     assert (after["w"] != 1).all()
     assert after["b"].tolist() == [0] * 4
-    for each in (grads, {"w": grads["w"], "b": jnp.zeros(4)}):
+    for wrong in (grads, {"w": grads["w"], "b": jnp.zeros(4)}):
         with raises_code("optimizer-gradients-mismatch"):
-            Optimizer(optax.adam if each is grads else private).step(0.5, params, each, opt_state)
+            Optimizer(optax.adam if wrong is grads else private).step(0.5, params, wrong, opt_state)

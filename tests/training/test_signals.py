@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGUSR1: in the handlers alone, and while a model is trained."""
+"""Tests of SIGINT, SIGTERM and SIGUSR1: the handlers alone, and during training."""
 
 import asyncio
 import contextlib
@@ -34,20 +34,20 @@ NAMES = {INT: "ctrl-c", TERM: "sigterm"}
 
 @pytest.fixture(autouse=True)
 def handler():
-    """Handlers of somebody else's, which must be called, and be there again afterwards."""
-    heard = []
-    before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in (INT, TERM, USR1)}
-    yield heard
+    """Install handlers that record signals; they must be called, and be restored afterwards."""
+    received = []
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in (INT, TERM, USR1)}
+    yield received
     for number, previous in before.items():
         signal.signal(number, previous)
 
 
-def press(number=INT):
+def send(number=INT):
     os.kill(os.getpid(), number)
 
 
 class Reports(list):
-    """Those of a thread, which can be waited for."""
+    """Reports of the signal thread, with an event for waiting."""
 
     def __init__(self):
         self.new = threading.Event()
@@ -58,14 +58,14 @@ class Reports(list):
 
 
 @pytest.mark.parametrize("number", NAMES)
-def test_the_first_one_is_reported_before_its_handler_can_run(number):
-    """Here it is blocked in the main thread, as a compilation would block it."""
+def test_the_first_signal_is_reported_before_its_handler_runs(number):
+    """The main thread is blocked, as during a compilation."""
     reports = Reports()
     before = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(before)
     with first_signal(reports.report), on_signals(lambda name: None, pytest.fail):
-        waiting = signal.signal(number, lambda *_: reports.new.wait(60))  # a handler that ends once it is reported
-        press(number)
+        waiting = signal.signal(number, lambda *_: reports.new.wait(60))  # returns once the signal is reported
+        send(number)
         signal.signal(number, waiting)
         assert reports == [NAMES[number]]
     assert signal.set_wakeup_fd(before) == before
@@ -73,9 +73,9 @@ def test_the_first_one_is_reported_before_its_handler_can_run(number):
 
 @contextlib.contextmanager
 def interrupted_collection():
-    """Collect garbage with a callback that is interrupted, as JAX's may be."""
-    press_once = iter([press])
-    callback = lambda phase, info: next(press_once, lambda: None)()  # noqa: E731
+    """Collect garbage while an interrupt arrives in a callback, as may happen in JAX's callback."""
+    send_once = iter([send])
+    callback = lambda phase, info: next(send_once, lambda: None)()  # noqa: E731
     gc.callbacks.append(callback)
     try:
         gc.collect()
@@ -95,7 +95,7 @@ def test_an_interrupt_that_python_drops_is_raised_later():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_was_dropped_before_is_raised_by_a_block_inside():
+def test_an_earlier_dropped_interrupt_is_raised_by_an_inner_block():
     signal.signal(INT, signal.default_int_handler)
     with dropped_signals():
         with interrupted_collection(), dropped_signals() as raise_dropped, pytest.raises(KeyboardInterrupt):
@@ -109,7 +109,7 @@ def test_an_interrupt_that_became_an_error_is_raised():
 
     def fail_to_import():
         try:
-            press()
+            send()
         except KeyboardInterrupt as error:
             raise ImportError from error
 
@@ -133,16 +133,16 @@ def test_an_interrupt_that_python_drops_while_a_step_is_traced_ends_fit(tmp_path
 def test_no_signal_and_other_signals_are_not_reported():
     reports = Reports()
     with first_signal(reports.report), on_signals(pytest.fail, lambda: None):
-        press(USR1)
+        send(USR1)
     assert reports == []
 
 
-def test_an_event_loop_still_gets_its_signals():
+def test_an_event_loop_receives_its_signals():
     async def wait_for_signal():
         arrived = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(USR1, arrived.set)
         with first_signal(pytest.fail):
-            press(USR1)
+            send(USR1)
             await asyncio.wait_for(arrived.wait(), 60)
 
     asyncio.run(wait_for_signal())
@@ -158,7 +158,7 @@ def test_a_signal_to_a_forked_process_is_not_reported():
         if child == 0:
             try:
                 signal.signal(TERM, lambda *_: None)
-                press(TERM)
+                send(TERM)
             finally:
                 os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
@@ -166,60 +166,60 @@ def test_a_signal_to_a_forked_process_is_not_reported():
 
 
 @pytest.mark.parametrize("number", NAMES)
-def test_the_first_one_asks_to_stop(handler, number):
-    asked = []
-    with on_signals(asked.append, pytest.fail):
-        press(number)
-        assert (asked, handler) == ([NAMES[number]], [number])
-    press(number)
-    assert (asked, handler) == ([NAMES[number]], [number, number])
+def test_the_first_signal_requests_a_stop(handler, number):
+    requests = []
+    with on_signals(requests.append, pytest.fail):
+        send(number)
+        assert (requests, handler) == ([NAMES[number]], [number])
+    send(number)
+    assert (requests, handler) == ([NAMES[number]], [number, number])
 
 
 @pytest.mark.parametrize("first", NAMES)
 @pytest.mark.parametrize(("second", "error"), [(INT, KeyboardInterrupt), (TERM, SystemExit)])
-def test_the_second_one_ends_at_once(handler, first, second, error):
-    asked = []
+def test_the_second_signal_ends_immediately(handler, first, second, error):
+    requests = []
 
     def twice():
-        press(first)
-        press(second)
+        send(first)
+        send(second)
 
-    with pytest.raises(error) as raised, on_signals(asked.append, pytest.fail):
+    with pytest.raises(error) as raised, on_signals(requests.append, pytest.fail):
         twice()
     assert getattr(raised.value, "code", 143) == 143
-    press(first)
-    assert (asked, handler) == ([NAMES[first]], [first, first])
+    send(first)
+    assert (requests, handler) == ([NAMES[first]], [first, first])
 
 
-def test_usr1_asks_to_save_each_time(handler):
-    asked = []
-    with on_signals(pytest.fail, lambda: asked.append("save")):
-        press(USR1)
-        press(USR1)
-    assert (asked, handler) == (["save"] * 2, [USR1] * 2)
+def test_usr1_requests_a_save_each_time(handler):
+    requests = []
+    with on_signals(pytest.fail, lambda: requests.append("save")):
+        send(USR1)
+        send(USR1)
+    assert (requests, handler) == (["save"] * 2, [USR1] * 2)
 
 
 @pytest.mark.parametrize("number", NAMES)
-def test_the_handler_comes_back_after_an_error(handler, number):
+def test_the_handler_is_restored_after_an_error(handler, number):
     with pytest.raises(ZeroDivisionError), on_signals(pytest.fail, pytest.fail):
         raise ZeroDivisionError
-    press(number)
+    send(number)
     assert handler == [number]
 
 
 @pytest.mark.parametrize("default", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
-def test_any_handler_comes_back(default):
+def test_any_handler_is_restored(default):
     signal.signal(INT, default)
-    asked = []
-    with on_signals(asked.append, pytest.fail):
+    requests = []
+    with on_signals(requests.append, pytest.fail):
         assert signal.getsignal(INT) is not default
-        press()
+        send()
     assert signal.getsignal(INT) is default
-    assert asked == ["ctrl-c"]
+    assert requests == ["ctrl-c"]
 
 
-def test_a_handler_that_python_does_not_know_is_left_alone(monkeypatch):
-    """One that was installed from C: Python cannot put it back, so it must not take it away."""
+def test_a_handler_unknown_to_python_is_kept(monkeypatch):
+    """Python cannot restore a handler installed from C, so it must not be replaced."""
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     before = signal.signal(INT, signal.SIG_IGN)
     with on_signals(pytest.fail, pytest.fail):
@@ -227,7 +227,7 @@ def test_a_handler_that_python_does_not_know_is_left_alone(monkeypatch):
     assert signal.signal(INT, before) is signal.SIG_IGN
 
 
-def test_other_threads_take_no_handlers(handler):
+def test_other_threads_install_no_handlers(handler):
     inside = []
 
     def work():
@@ -253,46 +253,46 @@ def no_handlers():
 @pytest.mark.parametrize("number", [TERM, *HANGUPS])
 def test_a_command_exits_with_143(number):
     with pytest.raises(SystemExit) as ended, of_a_command():
-        press(number)
+        send(number)
     assert ended.value.code == 143
     assert [signal.getsignal(number) for number in (TERM, *HANGUPS, USR1)] == [signal.SIG_DFL] * (2 + len(HANGUPS))
 
 
 @pytest.mark.usefixtures("no_handlers")
 def test_a_command_without_a_run_has_nothing_to_save():
-    asked = []
+    requests = []
     with of_a_command():
-        press(USR1)
-        with on_signals(pytest.fail, lambda: asked.append("save")):
-            press(USR1)
-        press(USR1)
-    assert asked == ["save"]
+        send(USR1)
+        with on_signals(pytest.fail, lambda: requests.append("save")):
+            send(USR1)
+        send(USR1)
+    assert requests == ["save"]
 
 
 @pytest.mark.usefixtures("no_handlers")
 @pytest.mark.parametrize("number", [TERM, *HANGUPS])
-def test_a_run_inside_of_a_command_is_stopped_in_order_first(number):
-    asked = []
+def test_a_run_inside_a_command_is_stopped_in_order_first(number):
+    requests = []
     with of_a_command(), dropped_signals():
-        with on_signals(asked.append, pytest.fail):
-            press(number)
-            assert asked == [signal.Signals(number).name.lower()]
+        with on_signals(requests.append, pytest.fail):
+            send(number)
+            assert requests == [signal.Signals(number).name.lower()]
         with pytest.raises(SystemExit):
-            press(number)
-    assert len(asked) == 1
+            send(number)
+    assert len(requests) == 1
 
 
-def test_a_command_leaves_a_handler_alone(handler):
+def test_a_command_keeps_an_existing_handler(handler):
     before = signal.getsignal(TERM)
     with of_a_command():
         assert signal.getsignal(TERM) is before
-        press(TERM)
-        press(USR1)
+        send(TERM)
+        send(USR1)
     assert handler == [TERM, USR1]
 
 
 @pytest.mark.usefixtures("no_handlers")
-def test_a_command_in_another_thread_takes_no_handler():
+def test_a_command_in_another_thread_installs_no_handler():
     inside = []
 
     def work():
@@ -305,20 +305,20 @@ def test_a_command_in_another_thread_takes_no_handler():
     assert inside == [signal.SIG_DFL]
 
 
-# -- while a model is trained ------------------------------------------------------------------------------------------
+# -- during training --------------------------------------------------------------------------------------------------
 
 
-def at_step(step, press):
+def at_step(step, send):
     def hook(info, model):
         if info.step == step:
-            press()
+            send()
 
     return hook
 
 
-def test_sigterm_may_return_the_result_so_far(tmp_path, handler):
+def test_sigterm_can_return_the_result(tmp_path, handler):
     builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer().on_sigterm("return")
-    result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(TERM)))).fit(shuffled())
+    result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: send(TERM)))).fit(shuffled())
     assert (result.stopped_by, result.summary["steps"]) == ("sigterm", STEPS + 2)
     assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
     assert handler == [TERM]
@@ -326,7 +326,7 @@ def test_sigterm_may_return_the_result_so_far(tmp_path, handler):
 
 def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
     builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
-    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(TERM))))
+    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: send(TERM))))
     with pytest.raises(SystemExit) as ended:
         learner.fit(shuffled())
     assert ended.value.code == 143
@@ -335,9 +335,9 @@ def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
-def test_a_closed_terminal_ends_the_program_under_its_own_name(tmp_path):
+def test_a_closed_terminal_is_recorded_as_sighup(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
-    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(signal.SIGHUP))))
+    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: send(signal.SIGHUP))))
     earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as ended:
@@ -349,30 +349,30 @@ def test_a_closed_terminal_ends_the_program_under_its_own_name(tmp_path):
     assert journal_of(tmp_path / "run")[-1]["stopped_by"] == "sighup"
 
 
-def test_on_sigterm_knows_two_words(tmp_path):
+def test_unknown_values_of_on_sigterm_are_refused(tmp_path):
     with raises_code("builder-choice-unknown", "'exit'", "'return'", value="die"):
         quiet(tmp_path / "run").on_sigterm("die")
 
 
-def test_usr1_saves_and_goes_on(tmp_path):
+def test_usr1_saves_and_continues(tmp_path):
     def build(name):
         return quiet(tmp_path / name).num_epochs(2).with_file_checkpointer(keep_last=9)
 
-    result = build_line(build("asked").every(steps=1, fn=at_step(STEPS + 2, lambda: press(USR1)))).fit(shuffled())
-    assert saved_steps(tmp_path / "asked") == [STEPS, STEPS + 2, 2 * STEPS]
+    result = build_line(build("requests").every(steps=1, fn=at_step(STEPS + 2, lambda: send(USR1)))).fit(shuffled())
+    assert saved_steps(tmp_path / "requests") == [STEPS, STEPS + 2, 2 * STEPS]
     plain = build_line(build("plain")).fit(shuffled())
     assert (result.stopped_by, result.history.to_json()) == ("num_epochs", plain.history.to_json())
-    assert logs_of(tmp_path / "asked") == logs_of(tmp_path / "plain")
+    assert logs_of(tmp_path / "requests") == logs_of(tmp_path / "plain")
 
 
 @pytest.mark.parametrize("number", [INT, pytest.param(TERM, marks=pytest.mark.full)])
-def test_data_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch, number):
-    """The loader hangs in the middle of an epoch: the run ends where it stands, and is saved there."""
+def test_a_signal_does_not_wait_for_hanging_data(tmp_path, monkeypatch, number):
+    """The loader hangs inside an epoch; the run ends and saves at its current step."""
     given_up, close = threading.Event(), Prefetcher.close
 
     def loader():
         yield from batches()[:3]
-        press(number)
+        send(number)
         assert given_up.wait(60)
 
     monkeypatch.setattr(Prefetcher, "close", lambda ahead: (given_up.set(), close(ahead)))
@@ -380,24 +380,24 @@ def test_data_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch, number
     result = build_line(builder).fit(loader)
     assert result.stopped_by == NAMES[number]
     assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
-    assert result.summary["steps"] <= 2  # the third is handed on when a fourth has come, or none
+    assert result.summary["steps"] <= 2  # the third batch is passed on only when the fourth arrives or the epoch ends
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 @pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN, lambda *_: None])
-def test_a_closed_terminal_stops_unless_somebody_handles_it(before):
-    """`nohup` ignores it. It may come twice, from the shell and from the kernel: the second one ends nothing."""
-    asked, reports, earlier = [], [], signal.signal(signal.SIGHUP, before)
+def test_a_closed_terminal_stops_unless_it_has_a_handler(before):
+    """`nohup` ignores SIGHUP. It may arrive twice, from the shell and from the kernel; the second one has no effect."""
+    requests, reports, earlier = [], [], signal.signal(signal.SIGHUP, before)
     try:
-        with on_signals(asked.append, pytest.fail), first_signal(reports.append):  # as a run has them
-            press(signal.SIGHUP)
-            press(signal.SIGHUP)
+        with on_signals(requests.append, pytest.fail), first_signal(reports.append):  # nested as in a run
+            send(signal.SIGHUP)
+            send(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if before is signal.SIG_DFL else before)
             stops = ["sighup"] if before is signal.SIG_DFL else []
-            assert asked == stops
+            assert requests == stops
             if stops:
                 with pytest.raises(SystemExit) as raised:
-                    press(TERM)
+                    send(TERM)
                 assert raised.value.code == 143
         assert reports == stops
         assert signal.getsignal(signal.SIGHUP) is before

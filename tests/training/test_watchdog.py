@@ -1,4 +1,4 @@
-"""The watchdog: alone, with a clock of the tests' own; over runs that hang; in a process that nothing else ends."""
+"""Tests of the watchdog: the rule with a fake clock, runs that hang, and a process that is stuck."""
 
 import logging
 import os
@@ -25,84 +25,83 @@ from tests.support.shown import without_stages
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-SECONDS = 60  # within which things have to happen that happen at once
+SECONDS = 60  # timeout of events that should be immediate
 
 
-class SingleProcess:
-    """A watchdog without a thread, and all that it does."""
+class Recorder:
+    """A watchdog without a thread, which records its actions."""
 
     def __init__(self, ends):
-        self.now, self.steps, self.did = 0.0, 0, []
+        self.now, self.steps, self.actions = 0.0, 0, []
         self.dog = Watchdog(
             10,
             lambda: self.steps,
-            lambda text, stacks: self.did.append(("report", text)),
-            (lambda reason: self.did.append(("stop", reason))) if ends else None,
+            lambda text, stacks: self.actions.append(("report", text)),
+            (lambda reason: self.actions.append(("stop", reason))) if ends else None,
             lambda: self.now,
-            lambda code: self.did.append(("end", code)),
+            lambda code: self.actions.append(("end", code)),
         )
 
     def at(self, now, steps):
-        """What it does at a time, after so many steps."""
-        self.now, self.steps, self.did = now, steps, []
+        """Return its actions at a time, with a number of steps done."""
+        self.now, self.steps, self.actions = now, steps, []
         self.dog.check()
-        return self.did
+        return self.actions
 
 
 STALL = ("report", "no step ended for 10 s")
 STOP = ("stop", "watchdog: no step ended for 10 s")
 
 
-def test_once_per_stall():
-    alone = SingleProcess(ends=False)
-    assert alone.at(9.9, 0) == []
-    assert alone.at(10, 0) == [STALL]  # before the first step too
-    assert alone.at(30, 0) == []
-    assert alone.at(100, 1) == []  # it went on at some time since
-    assert alone.at(109, 1) == []
-    assert alone.at(110, 1) == [STALL]
-    assert alone.at(500, 1) == []
+def test_each_stall_is_reported_once():
+    recorder = Recorder(ends=False)
+    assert recorder.at(9.9, 0) == []
+    assert recorder.at(10, 0) == [STALL]  # also before the first step
+    assert recorder.at(30, 0) == []
+    assert recorder.at(100, 1) == []  # a step has ended since
+    assert recorder.at(109, 1) == []
+    assert recorder.at(110, 1) == [STALL]
+    assert recorder.at(500, 1) == []
 
 
 def test_steps_that_end_are_no_stall():
-    alone = SingleProcess(ends=True)
-    assert [alone.at(9 * i, i) for i in range(1, 9)] == [[]] * 8
+    recorder = Recorder(ends=True)
+    assert [recorder.at(9 * i, i) for i in range(1, 9)] == [[]] * 8
 
 
-def test_the_run_is_stopped_and_then_the_process(capsys):
-    alone = SingleProcess(ends=True)
-    assert alone.at(15, 0) == [STALL, STOP]
-    assert alone.at(24.9, 0) == []  # the same time again begins where it was asked to stop
+def test_the_run_is_stopped_before_the_process_is_ended(capsys):
+    recorder = Recorder(ends=True)
+    assert recorder.at(15, 0) == [STALL, STOP]
+    assert recorder.at(24.9, 0) == []  # the second period starts at the stop request
     last = "no step ended for 10 s, and for as long after the run was asked to end: the process is ended"
-    assert alone.at(25, 0) == [("report", last), ("end", EXIT)]
+    assert recorder.at(25, 0) == [("report", last), ("end", EXIT)]
     assert capsys.readouterr().err == f"learner: {last}\n"
 
 
-def test_a_run_that_goes_on_after_it_was_asked_to_stop():
-    """A last step, and then nothing: the time begins anew."""
-    alone = SingleProcess(ends=True)
-    assert alone.at(10, 0) == [STALL, STOP]
-    assert alone.at(19, 1) == []
-    assert alone.at(28, 1) == []
-    assert alone.at(29, 1) == [STALL, STOP]
-    assert alone.at(39, 1)[-1] == ("end", EXIT)
+def test_a_step_after_the_stop_request_restarts_the_period():
+    recorder = Recorder(ends=True)
+    assert recorder.at(10, 0) == [STALL, STOP]
+    assert recorder.at(19, 1) == []
+    assert recorder.at(28, 1) == []
+    assert recorder.at(29, 1) == [STALL, STOP]
+    assert recorder.at(39, 1)[-1] == ("end", EXIT)
 
 
-def test_a_report_that_fails_or_hangs_keeps_it_from_nothing(monkeypatch):
+def test_a_failing_or_hanging_report_does_not_block_the_watchdog(monkeypatch):
     monkeypatch.setattr("learner.training.watchdog.PATIENCE", 0.01)
-    released, did, now = threading.Event(), [], [0.0]
+    released, actions, now = threading.Event(), [], [0.0]
     for report in (lambda text, stacks: 1 / 0, lambda text, stacks: released.wait(SECONDS)):
         now[0] = 0.0
-        dog = Watchdog(10, lambda: 0, report, lambda reason: None, lambda: now[0], did.append)
+        dog = Watchdog(10, lambda: 0, report, lambda reason: None, lambda: now[0], actions.append)
         for now[0] in (10, 20):
             dog.check()
-    assert did == [EXIT, EXIT]
+    assert actions == [EXIT, EXIT]
     released.set()
 
 
-def test_the_thread_ends_and_keeps_no_process_alive():
+def test_the_thread_is_a_daemon_and_ends():
     dog = Watchdog(10, lambda: 0, lambda text, stacks: None)
-    dog.close()  # of one that was not started
+    dog.close()  # not started
     dog = Watchdog(10, lambda: 0, lambda text, stacks: None)
     dog.start()
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "learner-watchdog"]
@@ -111,14 +110,14 @@ def test_the_thread_ends_and_keeps_no_process_alive():
     assert not thread.is_alive()
 
 
-def test_stacks_of_threads_that_wait():
+def test_stacks_of_waiting_threads():
     begun, done = threading.Event(), threading.Event()
 
-    def a_place_to_wait():
+    def wait_here():
         begun.set()
         done.wait(SECONDS)
 
-    thread = threading.Thread(target=a_place_to_wait, name="one that waits")
+    thread = threading.Thread(target=wait_here, name="one that waits")
     thread.start()
     assert begun.wait(SECONDS)
     shown, without = [], []
@@ -130,17 +129,17 @@ def test_stacks_of_threads_that_wait():
     parts = re.split(r"^thread (.*):\n", shown[0], flags=re.MULTILINE)
     named = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert parts[1] == "MainThread"
-    assert "in test_stacks_of_threads_that_wait" in named["MainThread"]
-    assert "in a_place_to_wait\n    done.wait(SECONDS)" in named["one that waits"]
+    assert "in test_stacks_of_waiting_threads" in named["MainThread"]
+    assert "in wait_here\n    done.wait(SECONDS)" in named["one that waits"]
     assert "ask" not in named
     assert "one that waits" not in without[0]
 
 
-# -- over a run --------------------------------------------------------------------------------------------------------
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 class Stall:
-    """Time that passes only while something hangs, until the log says so; and an event that ends the hang."""
+    """A clock that advances only during a hang that is not yet reported, and an event that ends the hang."""
 
     def __init__(self, directory, monkeypatch):
         self.directory, self.now, self.hangs, self.reports = directory, 0.0, 0, 0
@@ -153,7 +152,7 @@ class Stall:
         return self.now
 
     def reported(self):
-        """For a logger: the log says that nothing moves."""
+        """End the hang; loggers call this when the stall is reported."""
         self.reports += 1
         self.over.set()
 
@@ -164,7 +163,7 @@ class Stall:
 
 
 class Notices(logging.Handler):
-    """Of a user's own logger: what was said, and each stack ends a hang."""
+    """A logging handler that keeps warnings, and ends the hang at each report with stacks."""
 
     def __init__(self, stall):
         super().__init__()
@@ -184,7 +183,7 @@ def own_logger(stall):
 
 
 def hanging(stall, *epochs):
-    """Data whose loader hangs before the third batch of some epochs."""
+    """Return data whose loader hangs before the third batch of the given epochs."""
     passes = iter(range(1, 100))
 
     def the_loader():
@@ -197,8 +196,8 @@ def hanging(stall, *epochs):
     return the_loader
 
 
-def test_a_loader_that_hangs_and_goes_on(tmp_path, monkeypatch):
-    """Each hang is told once, with where it is; the run is what it would have been."""
+def test_a_loader_that_hangs_and_recovers(tmp_path, monkeypatch):
+    """Each hang is reported once, with the stacks; the result of the run does not change."""
     stall, memory, before = Stall(tmp_path / "run", monkeypatch), MemoryLogger(), set(threading.enumerate())
     logger, notices = own_logger(stall)
     builder = quiet(tmp_path / "run").num_epochs(2).steps_per_dispatch(1).watchdog(1)
@@ -219,8 +218,7 @@ def test_a_loader_that_hangs_and_goes_on(tmp_path, monkeypatch):
     assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("learner")]
 
 
-def test_in_the_log(tmp_path, monkeypatch):
-    """A hook that hangs, in the middle of the main thread."""
+def test_a_hanging_hook_is_in_the_log(tmp_path, monkeypatch):
     stall = Stall(tmp_path / "run", monkeypatch)
 
     class Shown(Listener):
@@ -235,8 +233,8 @@ def test_in_the_log(tmp_path, monkeypatch):
     assert re.search(r"thread MainThread:\n(  .*\n)*  .* in call_hooks\n(  .*\n)*  .* in hang_here\n", text)
 
 
-def test_the_run_ends(tmp_path, monkeypatch):
-    """By data that never come: it ends with a checkpoint, as by a signal (`test_resume.py` resumes those)."""
+def test_the_watchdog_ends_a_run(tmp_path, monkeypatch):
+    """The data never arrives; the run ends with a checkpoint, as by a signal (`test_resume.py` resumes such runs)."""
     stall = Stall(tmp_path / "run", monkeypatch)
     stuck = threading.Event()
 
@@ -248,7 +246,7 @@ def test_the_run_ends(tmp_path, monkeypatch):
                 return
             yield batch
 
-    close = Prefetcher.close  # which waits for the thread of the data, for some seconds
+    close = Prefetcher.close  # waits some seconds for the data thread
     monkeypatch.setattr(Prefetcher, "close", lambda ahead: (stuck.set(), close(ahead)))
     logger, _ = own_logger(stall)
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2).steps_per_dispatch(1).application_logger(logger)
@@ -260,8 +258,8 @@ def test_the_run_ends(tmp_path, monkeypatch):
     assert 0 < last["step"] <= 4
 
 
-def test_validation_counts(tmp_path, monkeypatch):
-    """Every batch that ends is progress: a run of which nothing is read has made none, this one has made them all."""
+def test_validation_counts_as_progress(tmp_path, monkeypatch):
+    """Every batch that ends is progress, in training and in validation."""
     counts = []
 
     class Counting(Watchdog):
@@ -276,15 +274,15 @@ def test_validation_counts(tmp_path, monkeypatch):
     assert seen == [STEPS + 3, 2 * (STEPS + 3)]
 
 
-def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
-    """Of a run that ended in order, which a scheduler starts anew all the same."""
+def test_the_exit_code_of_the_command(tmp_path, monkeypatch, capsys):
+    """The run ends in order, and the exit code still asks the scheduler for a restart."""
     over, hanging, now = threading.Event(), threading.Event(), [0.0]
 
     def clock():
         now[0] += 1000.0 * hanging.is_set()
         return now[0]
 
-    def made(seconds, ended, report, stop):
+    def watchdog(seconds, ended, report, stop):
         return Watchdog(seconds, ended, report, lambda reason: (stop(reason), over.set()), clock)
 
     def hook(info, model):
@@ -296,7 +294,7 @@ def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
     module = types.ModuleType("hanging")
     module.hook = hook
     monkeypatch.setitem(sys.modules, "hanging", module)
-    monkeypatch.setattr("learner.training.setup.supervision.Watchdog", made)
+    monkeypatch.setattr("learner.training.setup.supervision.Watchdog", watchdog)
     monkeypatch.chdir(tmp_path)
     config = CONFIG | {"watchdog": {"seconds": 1, "then": "end"}, "every": {"steps": 1, "fn": "hanging.hook"}}
     Path("config.yaml").write_text(yaml.safe_dump(config))
@@ -306,7 +304,7 @@ def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
     assert saved_steps("run") == [2]
 
 
-# -- a process that nothing else ends ----------------------------------------------------------------------------------
+# -- a stuck process ---------------------------------------------------------------------------------------------------
 
 STUCK = """\
 import functools, os, threading, time
@@ -323,7 +321,7 @@ def in_c(info, model):
         while not os.path.exists("run/checkpoint/3"):  # made by another thread
             stuck.wait(0.01)
         stuck.set()
-        os.read(os.pipe()[0], 1)  # what nobody writes
+        os.read(os.pipe()[0], 1)  # never written
 """
 
 
@@ -337,15 +335,15 @@ def started(directory, config):
 
 
 @pytest.mark.full
-def test_a_process_that_is_stuck(tmp_path, monkeypatch):
-    """A call that never returns, and holds all locks that a run may hold: the exit code asks for another start."""
+def test_a_stuck_process_is_ended(tmp_path, monkeypatch):
+    """The call never returns and blocks every lock of the run; the exit code asks the scheduler for a restart."""
     config = CONFIG | {"watchdog": {"seconds": 0.3, "then": "end"}, "every": {"steps": 1, "fn": "stuck.in_c"}}
     ran = started(tmp_path, config)
-    said = "no step ended for 0.3 s, and for as long after the run was asked to end: the process is ended"
-    assert (ran.returncode, without_stages(ran.stdout), ran.stderr) == (EXIT, "", f"learner: {said}\n")
+    message = "no step ended for 0.3 s, and for as long after the run was asked to end: the process is ended"
+    assert (ran.returncode, without_stages(ran.stdout), ran.stderr) == (EXIT, "", f"learner: {message}\n")
     log = (tmp_path / "run/experiment.log").read_text()
     assert log.count("the stacks of all threads:") == 2
-    assert f"WARNING {said}; the stacks" in log
+    assert f"WARNING {message}; the stacks" in log
     assert "in in_c\n    os.read(os.pipe()[0], 1)" in log
     assert saved_steps(tmp_path / "run") == [3]
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Populations in waves: the members are those of one population, and each wave is a run that resumes."""
+"""Tests of populations in waves: results equal those of one population, and each wave can resume."""
 
 import numpy as np
 import optax
@@ -39,12 +39,12 @@ def fit(builder, train=None, valid=None, lr=0.1):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory, compiled_once):
     directory = tmp_path_factory.mktemp("both")
-    # Data of a length of its own, so that nothing has compiled the programs before.
+    # The length of the data is unique, so that no other test has compiled the programs.
     waves, whole = (lines(directory / "waves", waves=3), lines(directory / "whole"))
     return directory / "waves", *(fit(builder, shuffled(rows=20), shuffled(rows=8)) for builder in (waves, whole))
 
 
-def test_the_result_is_that_of_one_population(both):
+def test_the_result_equals_that_of_one_population(both):
     _, result, whole = both
     assert [member.name for member in result] == NAMES
     assert [member.index for member in result] == [0, 1, 2, 3, 4]
@@ -72,17 +72,17 @@ def test_each_wave_is_a_population(both):
     logs = [(directory / f"wave-{wave}" / "experiment.log").read_text() for wave in (1, 2, 3)]
     assert "wave 2 of 3: a population of 2 members" in logs[1]
     compiled = [int(log.split(" programs compiled")[0].split()[-1]) for log in logs]
-    assert compiled[0] > 0 == compiled[1] < compiled[2]  # the third has one member
+    assert compiled[0] > 0 == compiled[1] < compiled[2]  # the third wave has one member
 
 
-def test_waves_of_equal_size():
+def test_wave_sizes():
     population = waves.equal_sizes
     assert [population(9, 2), population(4, 4), population(8, 3, 2)] == [[5, 4], [1] * 4, [4, 2, 2]]
     assert [waves.wave_name(n, 10) for n in (1, 10)] == ["wave-01", "wave-10"]
 
 
 class Interrupting:
-    """Validation data that stops the run in the second epoch of a wave, or in the third if the journal is late."""
+    """Validation data that stops the run in the second epoch of a wave, or in the third if the journal lags behind."""
 
     def __init__(self, interrupter, wave):
         self.interrupter, self.wave = interrupter, wave
@@ -97,8 +97,8 @@ def epochs_of(directory):
     return [entry for entry in journal_of(directory) if entry["event"] == "epoch"] if directory.exists() else []
 
 
-def test_resumes_to_the_bit(tmp_path):
-    """The second wave stops before its last epoch, and the third does not begin. Rates of plateaus resume as well."""
+def test_waves_resume_to_the_bit(tmp_path):
+    """The second wave stops before its last epoch, and the third does not start. The rates of plateaus resume, too."""
 
     def start(name, wave="none"):
         interrupter = Interrupter()
@@ -129,8 +129,8 @@ def test_resumes_to_the_bit(tmp_path):
     assert tree_of(tmp_path / "run") == before
 
 
-def test_waves_that_memory_needs(tmp_path, monkeypatch):
-    """The state and the gradients of a member have some hundred bytes, and the batches that they share a thousand."""
+def test_the_number_of_waves_depends_on_memory(tmp_path, monkeypatch):
+    """A member has a few hundred bytes of state and gradients, and the shared batches have about a thousand."""
     compiled, measured = [], waves.memory_of
 
     def memory_of(runner, feed, loop):
@@ -150,13 +150,13 @@ def test_waves_that_memory_needs(tmp_path, monkeypatch):
     three = lines(tmp_path / "run", 1, lr=RATES[:3], waves=True)
     assert (sizes(None, three), compiled) == ([3], [])
     assert (sizes(10**6, three), compiled) == ([3], [3])
-    assert (sizes(500, three), compiled) == ([1, 1, 1], [3, 3])  # the first of its states alone would fit
+    assert (sizes(500, three), compiled) == ([1, 1, 1], [3, 3])  # the states alone would fit
     with raises_code("population-memory", members=1, most=0):
         sizes(110, three)
     assert not (tmp_path / "run").exists()
     limit_to(500)
     assert {member.directory.parent.name for member in fit(three)} == {"wave-1", "wave-2", "wave-3"}
-    assert sizes(None, three.resume()) == [1, 1, 1]  # those of before
+    assert sizes(None, three.resume()) == [1, 1, 1]  # a resumed population keeps its waves
 
 
 def test_a_wave_that_diverges_does_not_end_the_others(tmp_path):
@@ -165,7 +165,7 @@ def test_a_wave_that_diverges_does_not_end_the_others(tmp_path):
     assert read_summary(tmp_path / "run" / "wave-1")["stopped_by"] == "early stopping: all 2 members have ended"
 
 
-def test_what_waves_cannot_have(tmp_path):
+def test_unsupported_options_of_waves_are_refused(tmp_path):
     for builder in (
         lines(tmp_path / "run", waves=2).halving("valid/Loss"),
         lines(tmp_path / "run", waves=True).exploit("valid/Loss"),
@@ -181,7 +181,7 @@ def test_what_waves_cannot_have(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_directory_is_used_in_one_way(tmp_path):
+def test_a_directory_holds_either_waves_or_one_population(tmp_path):
     fit(lines(tmp_path / "waves", 1, saves=True, waves=3))
     fit(lines(tmp_path / "whole", 1, saves=True))
     before = tree_of(tmp_path)
@@ -198,18 +198,18 @@ def test_the_directory_is_used_in_one_way(tmp_path):
         with raises_code("resume-population-differs"):
             fit(lines(tmp_path / "waves", 2, **changed).resume())
     assert tree_of(tmp_path) == before
-    # A population that fitted resumes as one.
+    # A population without waves resumes without waves.
     assert len(fit(lines(tmp_path / "whole", 1, saves=True, waves=3).resume())) == 5
     assert tree_of(tmp_path) == before
 
 
 @pytest.mark.full
-def test_overwriting_removes_the_waves_of_before(tmp_path):
+def test_overwriting_removes_the_previous_waves(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("mine")
     fit(lines(run, 1, lr=RATES[:3], waves=3))
-    (run / "config.yaml").rename(run / "mine.txt")  # no run's, although it has the name of a run's file
+    (run / "config.yaml").rename(run / "mine.txt")  # no longer has the name of a file of a run
     fit(lines(run, 1, lr=RATES[:2], waves=2, overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["mine.txt", "wave-1", "wave-2", "waves.json"]
     assert read_waves(run) == {"wave-1": NAMES[:1], "wave-2": NAMES[1:2]}
@@ -219,8 +219,8 @@ def test_overwriting_removes_the_waves_of_before(tmp_path):
     assert sorted(path.name for path in run.iterdir()) == ["mine.txt", "wave-1", "wave-2", "waves.json"]
 
 
-def test_a_time_limit_is_that_of_all_waves(tmp_path):
-    """The first wave reaches it."""
+def test_a_time_limit_applies_to_all_waves(tmp_path):
+    """The first wave reaches the limit."""
     result = fit(lines(tmp_path / "run", 10**6, waves=3).with_time_limit(0.5))
     assert len(result) == 2
     assert result.stopped_by.startswith("time")

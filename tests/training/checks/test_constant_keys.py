@@ -69,11 +69,11 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(("step", "found"), FOUND.values(), ids=FOUND)
-def test_constant_keys_are_found(step, found):
+@pytest.mark.parametrize(("step", "expected"), FOUND.values(), ids=FOUND)
+def test_constant_keys_are_found(step, expected):
     learner = LearnerBuilder("unused").build(model(), optax.sgd, 0.1, train_step=step)
     traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH)
-    assert traced.has_constant_key == found
+    assert traced.has_constant_key == expected
 
 
 def test_a_key_of_the_step_in_on_batch_is_not_constant(tmp_path):

@@ -385,8 +385,8 @@ def test_the_journal_contains_the_fingerprint(runs):
 
 def test_different_steps_with_one_config_have_different_fingerprints(runs, tmp_path):
     build(saving(tmp_path / "other", 1), step=scaled_step).fit(loader(rows=21), valid_data())
-    found = compare([RunReader(runs / "one"), RunReader(tmp_path / "other")])
-    one, other = found.rows
+    comparison = compare([RunReader(runs / "one"), RunReader(tmp_path / "other")])
+    one, other = comparison.rows
     assert (one["data.train.rows"], other["data.train.rows"]) == (22, 21)
     assert one["train step"] != other["train step"]
     same = compare([RunReader(runs / "one"), RunReader(runs / "inside")])

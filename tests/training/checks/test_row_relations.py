@@ -22,9 +22,9 @@ def model():
     return {"w": jnp.eye(WIDTH)}
 
 
-def output(each):
-    loss, weight = weighted_mean(each, None)
-    return RegressionOutput(loss, each, each, jnp.float32(weight))
+def output(losses):
+    loss, weight = weighted_mean(losses, None)
+    return RegressionOutput(loss, losses, losses, jnp.float32(weight))
 
 
 def in_batch_negatives(model, batch):
@@ -74,8 +74,8 @@ def step_of(train, accumulate=1):
     ],
 )
 def test_rows_on_two_axes_are_found(train, expected):
-    found = warnings_of_parts(*step_of(train, 4), BATCH, SingleDevice())
-    assert found == [] if expected is None else expected in found[0]
+    warnings = warnings_of_parts(*step_of(train, 4), BATCH, SingleDevice())
+    assert warnings == [] if expected is None else expected in warnings[0]
 
 
 def of_tokens(model, batch):
@@ -128,8 +128,8 @@ def scaled_by_the_model(model, batch):
 )
 def test_a_loss_divided_by_a_sum_over_the_batch_needs_a_weight(train, expected):
     """The arithmetic shows that the loss differs from the mean of the parts' losses weighted by rows."""
-    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
-    assert ["weighted_mean" in text for text in found] == [True] * expected
+    warnings = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["weighted_mean" in text for text in warnings] == [True] * expected
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
     output = as_output(train(model(), BATCH))
     halves = [as_output(train(model(), {k: x[rows] for k, x in BATCH.items()})) for rows in (slice(4), slice(4, 8))]
@@ -181,8 +181,8 @@ def looped(model, batch):
     ],
 )
 def test_a_loss_that_is_a_sum_over_rows_is_warned_about(train, expected):
-    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
-    assert ["sums its loss over the rows" in text for text in found] == [True] * expected
+    warnings = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["sums its loss over the rows" in text for text in warnings] == [True] * expected
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
 
 
@@ -244,8 +244,8 @@ def of_linear_terms(model, batch):
     ],
 )
 def test_a_loss_that_is_nonlinear_in_sums_over_rows_is_warned_about(train, expected):
-    found = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
-    assert ["a larger batch_size" in text for text in found] == ([True] if expected else [False] * len(found))
+    warnings = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["a larger batch_size" in text for text in warnings] == ([True] if expected else [False] * len(warnings))
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
 
 

@@ -172,11 +172,11 @@ def test_streams_and_resident_data_have_equal_dispatches(shape, buffer):
     rows, size, accumulate = shape
     batches = lambda: [{"x": np.arange(i, min(i + size, rows))} for i in range(0, rows, size)]  # noqa: E731
     loader = DataLoaderBuilder().batch_size(size).build({"x": np.arange(rows)})
-    made = []
+    dispatches = []
     for data in (loader, batches()):
         feeder = feeder_of(data, plan_of(accumulate, buffer))
-        made.append([(d.kind, d.count, d.steps, d.batches, d.ends_epoch) for d in taken(feeder, last=2)])
-    assert made[0] == made[1]
+        dispatches.append([(d.kind, d.count, d.steps, d.batches, d.ends_epoch) for d in taken(feeder, last=2)])
+    assert dispatches[0] == dispatches[1]
 
 
 @settings(max_examples=60, deadline=None)

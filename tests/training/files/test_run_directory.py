@@ -16,16 +16,16 @@ def test_reading_survives_the_removal_of_checkpoints(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
     learner = build_line(builder)
     learner.fit(shuffled())
-    found = []
+    steps = []
 
     def read(store, entry):
-        found.append(entry.step)
-        if len(found) < 3:
+        steps.append(entry.step)
+        if len(steps) < 3:
             shutil.rmtree(store.path(entry.step))
         return sorted(store.path(entry.step).iterdir())
 
     assert read_found(learner.definition.options, SINGLE_PROCESS, "latest", None, read)
-    assert found == [3 * STEPS, 2 * STEPS, STEPS]
+    assert steps == [3 * STEPS, 2 * STEPS, STEPS]
 
 
 def test_removal_of_every_checkpoint_is_an_error(tmp_path):

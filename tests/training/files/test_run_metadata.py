@@ -24,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def test_the_environment_is_recorded():
-    found = environment()
-    assert (found["jax"], found["flax"], found["optax"]) == (jax.__version__, flax.__version__, optax.__version__)
-    assert found["learner"] == VERSION
-    assert found["python"] == platform.python_version()
-    assert (found["platform"], found["devices"], found["processes"]) == ("cpu", 8, 1)
-    assert json.loads(json.dumps(found)) == found
+    facts = environment()
+    assert (facts["jax"], facts["flax"], facts["optax"]) == (jax.__version__, flax.__version__, optax.__version__)
+    assert facts["learner"] == VERSION
+    assert facts["python"] == platform.python_version()
+    assert (facts["platform"], facts["devices"], facts["processes"]) == ("cpu", 8, 1)
+    assert json.loads(json.dumps(facts)) == facts
 
 
 def git(directory, *words):

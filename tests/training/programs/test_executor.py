@@ -242,7 +242,7 @@ class Record:
 _labs = {}
 
 
-def lab(*key):
+def lab_of(*key):
     if key not in _labs:
         _labs[key] = Lab(*key)
     return _labs[key]
@@ -267,22 +267,22 @@ limits = st.lists(st.integers(1, 7), min_size=1, max_size=8)
 @given(limits=limits)
 def test_dispatches_of_any_lengths_leave_the_same_bits(model, accumulate, streams, limits):
     """The lengths of dispatches depend on the clock. The run has dropout, statistics, a schedule and a ragged batch."""
-    made = lab(model, accumulate)
-    whole, expected = made.whole(streams)
-    assert max(steps for _, steps in whole.dispatches) > 1 or made.accumulate == 3
-    assert made.train(limits, streams=streams).bits == expected
+    lab = lab_of(model, accumulate)
+    whole, expected = lab.whole(streams)
+    assert max(steps for _, steps in whole.dispatches) > 1 or lab.accumulate == 3
+    assert lab.train(limits, streams=streams).bits == expected
 
 
 @pytest.mark.parametrize(("model", "accumulate", "streams"), some(WAYS, {("mlp", 2, True)}))
 @pytest.mark.full
 def test_a_pass_from_any_step_leaves_the_same_bits(model, accumulate, streams):
     """The pass starts from a copy of the state and of the metrics, as in a checkpoint."""
-    made = lab(model, accumulate)
-    whole = made.train([1], streams=streams)
+    lab = lab_of(model, accumulate)
+    whole = lab.train([1], streams=streams)
     steps = len(whole.numbers)
     for step in range(1, steps):
-        position, leaves, metrics = made.train([1], keep_at=step, streams=streams).kept
-        tail = made.train([2, 1], position, leaves=leaves, metrics=metrics, streams=streams)
+        position, leaves, metrics = lab.train([1], keep_at=step, streams=streams).kept
+        tail = lab.train([2, 1], position, leaves=leaves, metrics=metrics, streams=streams)
         assert position[2] == step
         assert bits(jax.tree.leaves(_raw(tail.state))) == bits(jax.tree.leaves(_raw(whole.state)))
         assert bits(tail.numbers) == bits(whole.numbers[step:])
@@ -301,8 +301,8 @@ def test_a_pass_from_any_step_leaves_the_same_bits(model, accumulate, streams):
 )
 def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate, streams, ks):
     """The three programs have buffers for 2 steps (used for 1 and 2), for 5 and for 32."""
-    made = lab(model, accumulate)
-    records = {k: made.train([k], k=k, streams=streams) for k in ks}
+    lab = lab_of(model, accumulate)
+    records = {k: lab.train([k], k=k, streams=streams) for k in ks}
     assert [max(steps for _, steps in records[k].dispatches) for k in (1, 2)] == [1, 1 if accumulate == 3 else 2]
     assert {k: record.bits == records[32].bits for k, record in records.items()} == dict.fromkeys(records, True)
 
@@ -320,15 +320,15 @@ def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate
 @pytest.mark.full
 def test_resident_data_and_the_same_batches_streamed_leave_the_same_bits(model, accumulate, loop):
     """One program gathers the rows, the other reads them from a buffer, with and without a loop."""
-    made = lab(model, accumulate)
-    assert made.train(loop=loop).bits == made.train(loop=loop, streams=True).bits
+    lab = lab_of(model, accumulate)
+    assert lab.train(loop=loop).bits == lab.train(loop=loop, streams=True).bits
 
 
 @pytest.mark.parametrize(("model", "accumulate"), [full("mlp", 2), full("cnn", 1), full("transformer", 3)])
 def test_without_a_loop_the_numbers_are_the_same_to_rounding(model, accumulate):
     """These are different programs, which XLA may round differently."""
-    made = lab(model, accumulate)
-    looped, single = made.train(), made.train(loop=False)
+    lab = lab_of(model, accumulate)
+    looped, single = lab.train(), lab.train(loop=False)
     assert {kind for kind, _ in single.dispatches} == ({"parts"} if accumulate > 1 else {"single", "tail"})
     np.testing.assert_allclose(np.stack(single.numbers), np.stack(looped.numbers), rtol=2e-3, atol=1e-5)
     np.testing.assert_allclose(np.stack(single.rows), np.stack(looped.rows), rtol=2e-2, atol=1e-3)
@@ -343,22 +343,22 @@ def test_without_a_loop_the_numbers_are_the_same_to_rounding(model, accumulate):
 @given(limits=limits)
 def test_validation_in_dispatches_of_any_lengths_has_the_same_bits(streams, limits):
     """The random key of a batch is derived from its number in the split."""
-    made = lab("mlp", 2)
-    made.begin()
-    before = bits(jax.tree.leaves(_raw(made.runner.state)))
-    whole, cut = made.valid(streams=streams), made.valid(limits, streams=streams)
+    lab = lab_of("mlp", 2)
+    lab.begin()
+    before = bits(jax.tree.leaves(_raw(lab.runner.state)))
+    whole, cut = lab.valid(streams=streams), lab.valid(limits, streams=streams)
     assert cut.bits == whole.bits
-    assert bits(jax.tree.leaves(_raw(made.runner.state))) == before
+    assert bits(jax.tree.leaves(_raw(lab.runner.state))) == before
     assert len(whole.numbers) == 6
     assert len({row.tobytes() for row in whole.rows}) == 22
 
 
 def test_outputs_equal_those_of_validation():
-    made = lab("mlp", 2)
-    made.begin()
-    whole = made.valid()
-    batches = list(made.loader.epoch(1))
-    logits = [jax.device_get(made.runner.outputs(batch, number).logits) for number, batch in enumerate(batches)]
+    lab = lab_of("mlp", 2)
+    lab.begin()
+    whole = lab.valid()
+    batches = list(lab.loader.epoch(1))
+    logits = [jax.device_get(lab.runner.outputs(batch, number).logits) for number, batch in enumerate(batches)]
     np.testing.assert_allclose(np.concatenate(logits), np.stack(whole.rows), rtol=1e-5, atol=1e-6)
 
 
@@ -367,7 +367,7 @@ def test_outputs_equal_those_of_validation():
 
 def test_values_of_steps_include_weights_and_rates():
     """22 rows are read in batches of 4, two per step."""
-    record = lab("mlp", 2).train()
+    record = lab_of("mlp", 2).train()
     assert record.weights == [8, 8, 6] * EPOCHS
     assert len(record.rows) == 22 * EPOCHS
     rates = [float(numbers[list_of_names().index("Learning Rate")]) for numbers in record.numbers]
@@ -379,39 +379,39 @@ def list_of_names():
 
 
 def test_the_values_of_an_epoch_are_weighted_means_over_its_steps():
-    record = lab("mlp", 2).train()
+    record = lab_of("mlp", 2).train()
     for epoch, values in enumerate(record.epochs):
         steps = slice(3 * epoch, 3 * epoch + 3)
         for name in ("Loss", "Accuracy"):
-            each = [numbers[list_of_names().index(name)] for numbers in record.numbers[steps]]
-            np.testing.assert_allclose(values[name], np.average(each, weights=record.weights[steps]), rtol=1e-6)
+            per_step = [numbers[list_of_names().index(name)] for numbers in record.numbers[steps]]
+            np.testing.assert_allclose(values[name], np.average(per_step, weights=record.weights[steps]), rtol=1e-6)
 
 
 def test_a_copy_of_the_state_survives_training():
-    made = lab("mlp", 2)
-    tally = made.begin()
-    made.limit = wild([1])
-    original, copy = made.runner.leaves, made.runner.copy(made.runner.leaves)
+    lab = lab_of("mlp", 2)
+    tally = lab.begin()
+    lab.limit = wild([1])
+    original, copy = lab.runner.leaves, lab.runner.copy(lab.runner.leaves)
     before = bits(_raw(copy))
-    dispatches = made.feeder().open(1, 0, 0, 1)
-    made.runner.train(tally, next(dispatches))
+    dispatches = lab.feeder().open(1, 0, 0, 1)
+    lab.runner.train(tally, next(dispatches))
     assert any(leaf.is_deleted() for leaf in original)
     assert bits(_raw(copy)) == before
 
 
 def test_the_initial_state_survives_training():
     """Placing may not copy, and the runner donates its own arrays."""
-    made = lab("mlp", 2)
-    made.train()
-    assert bits(jax.tree.leaves(_raw(made.state))) == bits([*made.first])
+    lab = lab_of("mlp", 2)
+    lab.train()
+    assert bits(jax.tree.leaves(_raw(lab.state))) == bits([*lab.first])
 
 
 def test_set_lr_scale_changes_only_the_scale():
-    made = lab("mlp", 2)
-    made.begin()
-    before = made.runner.copy(made.runner.state)
-    made.runner.set_lr_scale(0.25)
-    after = made.runner.state
+    lab = lab_of("mlp", 2)
+    lab.begin()
+    before = lab.runner.copy(lab.runner.state)
+    lab.runner.set_lr_scale(0.25)
+    after = lab.runner.state
     assert (float(after.lr_scale), after.lr_scale.committed, after.lr_scale.weak_type) == (0.25, True, False)
     rest = lambda state: bits(_raw((state.step, state.params, state.model_state, state.opt_state, state.rng)))  # noqa: E731
     assert rest(after) == rest(before)
@@ -419,6 +419,6 @@ def test_set_lr_scale_changes_only_the_scale():
 
 @pytest.mark.parametrize(("model", "expected"), [("mlp", False), full("cnn", True)])
 def test_the_traced_programs_show_convolutions(model, expected):
-    made = lab(model, 2)
+    lab = lab_of(model, 2)
     for kind in ("train", "valid"):
-        assert has_convolution(made.runner.traced(kind, made.feeder(split=kind).example())) == expected
+        assert has_convolution(lab.runner.traced(kind, lab.feeder(split=kind).example())) == expected

@@ -53,7 +53,7 @@ class Convolved(nnx.Module):
 
 def custom_loop(learner, train, epochs, accumulate):
     """Train in a custom loop over epochs; return the last state and the values of every step."""
-    state, found = learner.init(), []
+    state, step_values = learner.init(), []
     for epoch in range(1, epochs + 1):
         group = []
         batches = list(train.epoch(epoch))
@@ -61,9 +61,9 @@ def custom_loop(learner, train, epochs, accumulate):
             group.append(batch)
             if len(group) == accumulate or number == len(batches):
                 state, values = learner.train_step(state, *group)
-                found.append(values)
+                step_values.append(values)
                 group = []
-    return state, found
+    return state, step_values
 
 
 CASES = [
@@ -101,9 +101,9 @@ def test_a_custom_loop_has_the_bits_of_fit(tmp_path, model, rows, accumulate, ki
     assert [float(v["Loss"]) for v in values] == memory.steps["train/Loss"]
     if model != "noisy line":
         assert [float(v["Accuracy"]) for v in values] == memory.steps["train/Accuracy"]
-    found = [learner.valid_step(state, batch) for batch in valid_data()]
-    assert [float(v["Loss"]) for v in found] == memory.steps["valid/Loss"][-len(found) :]
-    assert [float(v["weight"]) for v in found] == [10, 10]
+    valid_values = [learner.valid_step(state, batch) for batch in valid_data()]
+    assert [float(v["Loss"]) for v in valid_values] == memory.steps["valid/Loss"][-len(valid_values) :]
+    assert [float(v["weight"]) for v in valid_values] == [10, 10]
     assert not (tmp_path / "hand").exists()
 
 

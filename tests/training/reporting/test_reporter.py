@@ -110,7 +110,7 @@ def values_of(*numbers, buffer=4, rows=(), tail=()):
     return StepOutputs(jnp.stack([column, jnp.arange(buffer, dtype=jnp.float32) + 1, 0 * column], 1), rows, tail)
 
 
-def made(first, *numbers, split="train", epoch=1, batches=None, **values):
+def steps_dispatched(first, *numbers, split="train", epoch=1, batches=None, **values):
     count = len(numbers)
     last = first + count - 1
     return StepsDispatched(split, epoch, first, count, batches or count, last, 10, last, values_of(*numbers, **values))
@@ -152,7 +152,7 @@ def test_step_times_exclude_earlier_work(start):
     now = [0.0]
     worker = start(Loss(), seconds, now=lambda: now[0])
     now[0] = 1000.0
-    put_all(worker, dataclasses.replace(made(1, 0.5), time=DispatchTime(since=990.0)))
+    put_all(worker, dataclasses.replace(steps_dispatched(1, 0.5), time=DispatchTime(since=990.0)))
     assert seconds.last == 10
 
 
@@ -162,7 +162,7 @@ def test_step_times_exclude_other_work_of_the_reporter(start):
     now, estimator = [0.0], StepTimeEstimator()
     estimator.measured("train", 1, 50.0)
     worker = start(Loss(), seconds, estimator=estimator, now=lambda: now[0])
-    put_all(worker, Callback(lambda: now.__setitem__(0, 1000.0)), made(1, 0.5, 0.25))
+    put_all(worker, Callback(lambda: now.__setitem__(0, 1000.0)), steps_dispatched(1, 0.5, 0.25))
     assert seconds.last == 100
 
 
@@ -173,11 +173,11 @@ def test_files_history_and_listeners_receive_everything_in_order(start):
     files, listener, seen = Files(), ListenerThread(), []
     worker = start(files=files, listeners=[listener])
     worker.put(EpochStarted(1.0, 1, 3))
-    worker.put(made(1, 0.5, 0.25))
-    worker.put(made(3, 0.125))
+    worker.put(steps_dispatched(1, 0.5, 0.25))
+    worker.put(steps_dispatched(3, 0.125))
     worker.put(Callback(lambda: seen.append(len(files.joined()))))
     worker.put(SplitFinished("train", 1, 3, None, {"Loss": jnp.float32(0.1)}))
-    worker.put(made(1, 0.75, split="valid"))
+    worker.put(steps_dispatched(1, 0.75, split="valid"))
     worker.put(SplitFinished("valid", 1, 3, None, {"Loss": jnp.float32(0.75)}))
     worker.put(EpochFinished(1, 3))
     worker.wait()
@@ -268,7 +268,12 @@ def test_waiting_dispatches_are_one_event_per_split_and_epoch(start):
     files, listener = Files(), ListenerThread()
     worker = start(files=files, listeners=[listener])
     gate = held(worker)
-    for item in (made(4, 0.5, 0.25), made(6, 0.125), made(7, 0.75, epoch=2), made(1, 1.0, split="valid")):
+    for item in (
+        steps_dispatched(4, 0.5, 0.25),
+        steps_dispatched(6, 0.125),
+        steps_dispatched(7, 0.75, epoch=2),
+        steps_dispatched(1, 1.0, split="valid"),
+    ):
         worker.put(item)
     gate.set()
     worker.wait()
@@ -306,16 +311,16 @@ def test_short_dispatches_are_read_together_without_delay(start, reads):
     """They are read when the loop waits for them, or when another message arrives."""
     worker = start(limiter=InFlightLimiter(most=16), estimator=Known(0.0))
     for first in range(1, 5):
-        worker.put(made(first, 0.5))
+        worker.put(steps_dispatched(first, 0.5))
     assert reads.get(timeout=WAIT) == 4
-    worker.put(made(5, 0.5))
-    worker.put(made(6, 0.5))
+    worker.put(steps_dispatched(5, 0.5))
+    worker.put(steps_dispatched(6, 0.5))
     worker.put(EpochStarted(1.0, 2, 3))
     assert reads.get(timeout=WAIT) == 2
     worker.wait()  # until the reporter has released their slots
     for _ in range(16):
         worker.limiter.acquire(0.0)
-    worker.put(made(7, 0.5))
+    worker.put(steps_dispatched(7, 0.5))
     worker.acquire("train", 1)  # waits for the slot of an earlier dispatch
     assert reads.get(timeout=WAIT) == 1
 
@@ -326,7 +331,7 @@ def test_dispatches_of_five_milliseconds_are_read_together(start, reads, seconds
     gate = held(worker)
     for first in range(1, together + 1):
         assert worker._queue.empty() or seconds > 0.005
-        worker.put(made(first, 0.5))
+        worker.put(steps_dispatched(first, 0.5))
     gate.set()
     assert reads.get(timeout=WAIT) == together
 
@@ -336,7 +341,7 @@ def test_iteration_speed_has_a_line_for_each_step_whatever_the_dispatch(start):
     worker = start(Loss(), IterationSpeed(), files=files)
     gate = held(worker)
     for first, numbers in ((1, [0.5]), (2, [0.5] * 4), (6, [0.5] * 2)):
-        worker.put(made(first, *numbers))
+        worker.put(steps_dispatched(first, *numbers))
     gate.set()
     worker.wait()
     speeds = [values["Iteration Speed"] for _, _, _, values, _ in files.calls]
@@ -360,9 +365,9 @@ def test_a_host_metric_receives_steps_and_seconds_and_is_reset_after_a_split(sta
             Recording.resets += 1
 
     worker = start(Loss(), Recording())
-    worker.put(made(1, 0.5, 0.5))
+    worker.put(steps_dispatched(1, 0.5, 0.5))
     worker.wait()
-    worker.put(made(3, 0.5))
+    worker.put(steps_dispatched(3, 0.5))
     worker.put(SplitFinished("train", 1, 3, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
     assert (Recording.reported, Recording.resets) == ([(2, True), (1, True)], 1)
@@ -372,8 +377,8 @@ def test_a_host_metric_receives_steps_and_seconds_and_is_reset_after_a_split(sta
 def test_a_host_metric_receives_rows_and_weights(start):
     worker = start(Loss(), RowsPerSecond(), TokensPerSecond(), IterationSpeed(), files=(files := Files()))
     gate = held(worker)
-    worker.put(dataclasses.replace(made(1, 0.5, 0.5), rows=30))
-    worker.put(dataclasses.replace(made(3, 0.5), rows=12))
+    worker.put(dataclasses.replace(steps_dispatched(1, 0.5, 0.5), rows=30))
+    worker.put(dataclasses.replace(steps_dispatched(3, 0.5), rows=12))
     gate.set()
     worker.wait()
     (columns,) = [values for _, _, _, values, _ in files.calls]
@@ -404,24 +409,28 @@ def test_speeds_leave_out_compiling_and_waiting_for_batches(start, monkeypatch, 
     """Each dispatch has two steps, 10 rows and 1 + 2 tokens."""
     now, read, listener = [0.0], step_reader.fetch, ListenerThread()
 
-    def arrives(made):
-        now[0] = next(ended for since, dispatched, _, ended in dispatches if dispatched == made[-1].time.dispatched)
-        return read(made)
+    def arrives(steps_dispatched):
+        now[0] = next(
+            ended for since, dispatched, _, ended in dispatches if dispatched == steps_dispatched[-1].time.dispatched
+        )
+        return read(steps_dispatched)
 
     monkeypatch.setattr(step_reader, "fetch", arrives)
     metrics = Loss(), IterationSpeed(), RowsPerSecond(), TokensPerSecond()
     worker = start(*metrics, listeners=[listener], now=lambda: now[0])
     gate = held(worker) if together else None
     for number, (since, dispatched, apart, _) in enumerate(dispatches):
-        item = dataclasses.replace(made(1 + 2 * number, 0.5, 0.5), rows=10, time=DispatchTime(since, apart, dispatched))
+        item = dataclasses.replace(
+            steps_dispatched(1 + 2 * number, 0.5, 0.5), rows=10, time=DispatchTime(since, apart, dispatched)
+        )
         worker.put(item)
         if gate is None:
             worker.wait()
     if gate is not None:
         gate.set()
     put_all(worker, SplitFinished("train", 1, 4, None, {"Loss": jnp.float32(0.5)}))
-    found = [worker.history[f"train/{name}"][0] for name in SPEEDS]
-    np.testing.assert_allclose(found, [4 / seconds, 20 / seconds, 6 / seconds], rtol=1e-6)
+    speeds = [worker.history[f"train/{name}"][0] for name in SPEEDS]
+    np.testing.assert_allclose(speeds, [4 / seconds, 20 / seconds, 6 / seconds], rtol=1e-6)
     assert worker.spent["train"] == pytest.approx(seconds)
     steps = [event for event in listener.events if isinstance(event, StepsEnded)]
     assert sum(event.seconds for event in steps) == dispatches[-1][3]  # the elapsed time, for progress bars
@@ -431,14 +440,14 @@ def test_step_times_during_waiting_are_the_time_of_their_values(start, monkeypat
     """The loop only waited for batches, so the time of computing the values is the only measurement."""
     now, read = [2.0], step_reader.fetch
 
-    def arrives(made):
+    def arrives(steps_dispatched):
         now[0] += 0.25
-        return read(made)
+        return read(steps_dispatched)
 
     monkeypatch.setattr(step_reader, "fetch", arrives)
     worker = start(Loss(), RowsPerSecond(), now=lambda: now[0])
     time = DispatchTime(since=2.0, overhead=9.0, dispatched=2.25)
-    worker.put(dataclasses.replace(made(1, 0.5, 0.5), rows=10, time=time))
+    worker.put(dataclasses.replace(steps_dispatched(1, 0.5, 0.5), rows=10, time=time))
     put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
     assert worker.history["train/Rows per Second"] == [10 / 0.25]
 
@@ -503,7 +512,7 @@ def test_text_metrics_are_text_and_have_no_column(start):
     Words.__abstractmethods__ = frozenset()
     files = Files()
     worker = start(Words(), Loss(), files=files)
-    worker.put(made(1, 0.5))
+    worker.put(steps_dispatched(1, 0.5))
     worker.put(SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5), "Words": jnp.arange(3)}))
     worker.wait()
     assert files.calls[0][3] == {"Loss": [0.5]}
@@ -515,14 +524,14 @@ def test_collected_rows_are_joined_in_order_across_loops_tails_and_parts(start):
     rows = lambda *numbers: {"x": jnp.array(numbers, jnp.float32)}  # noqa: E731
     buffer = {"x": jnp.array([[[1, 2], [3, 4]], [[5, 6], [-1, -1]], [[-1, -1], [-1, -1]]], jnp.float32)}
     worker = start(Loss(), ResidentBatches())
-    worker.put(made(1, 0.5, 0.5, batches=3, buffer=3, rows=(buffer,)))
+    worker.put(steps_dispatched(1, 0.5, 0.5, batches=3, buffer=3, rows=(buffer,)))
     tail = {"x": jnp.array([[[7, 8], [-1, -1]]], jnp.float32)}
-    worker.put(made(3, 0.5, batches=2, buffer=1, rows=(tail,), tail=(rows(9),)))
-    worker.put(made(4, 0.5, batches=3, buffer=1, tail=[(rows(10),), (rows(11, 12),), (rows(13),)]))
+    worker.put(steps_dispatched(3, 0.5, batches=2, buffer=1, rows=(tail,), tail=(rows(9),)))
+    worker.put(steps_dispatched(4, 0.5, batches=3, buffer=1, tail=[(rows(10),), (rows(11, 12),), (rows(13),)]))
     worker.put(SplitFinished("train", 1, 4, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
     assert worker.history["train/Rows"] == [float(sum(i * i for i in range(1, 14)))]
-    worker.put(made(5, 0.5, batches=1, buffer=1, tail=[(rows(2),)]))
+    worker.put(steps_dispatched(5, 0.5, batches=1, buffer=1, tail=[(rows(2),)]))
     worker.put(SplitFinished("train", 2, 5, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
     assert worker.history["train/Rows"][1:] == [2.0]  # each split starts without rows
@@ -531,7 +540,7 @@ def test_collected_rows_are_joined_in_order_across_loops_tails_and_parts(start):
 def test_rows_of_several_shapes_are_refused(start):
     worker = start(Loss(), ResidentBatches())
     for first, length in ((1, 2), (2, 3)):
-        worker.put(made(first, 0.5, buffer=1, tail=[({"x": jnp.ones((4, length))},)]))
+        worker.put(steps_dispatched(first, 0.5, buffer=1, tail=[({"x": jnp.ones((4, length))},)]))
     with raises_code("metric-row-shapes-differ", "[(2,), (3,)]", name="Rows", split="train"):
         put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
 
@@ -544,8 +553,8 @@ def test_rows_of_several_shapes_are_padded_for_metrics_that_accept_padding(start
             return float(rows["x"] @ np.array([1, 10, 100]) @ np.array([1, 2, 3]))
 
     worker = start(Loss(), Padded())
-    worker.put(made(1, 0.5, buffer=1, tail=[({"x": jnp.ones((2, 2))},)]))
-    worker.put(made(2, 0.5, buffer=1, tail=[({"x": jnp.ones((1, 3))},)]))
+    worker.put(steps_dispatched(1, 0.5, buffer=1, tail=[({"x": jnp.ones((2, 2))},)]))
+    worker.put(steps_dispatched(2, 0.5, buffer=1, tail=[({"x": jnp.ones((1, 3))},)]))
     put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
     assert worker.history["train/Rows"] == [11 * 1 + 11 * 2 + 111 * 3]
 
@@ -557,7 +566,7 @@ def test_a_value_of_another_type_is_an_error_that_names_the_metric(start, value)
             return value
 
     worker = start(Loss(), Table())
-    worker.put(made(1, 0.5, buffer=1, tail=[({"x": jnp.ones((1, 1))},)]))
+    worker.put(steps_dispatched(1, 0.5, buffer=1, tail=[({"x": jnp.ones((1, 1))},)]))
     with raises_code("metric-value-not-a-number", repr(value), "numeric = False", "text(self, value)", name="Rows"):
         put_all(worker, SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
 
@@ -576,11 +585,14 @@ def test_an_error_of_the_files_is_raised_in_the_loop_with_its_traceback(start, m
     worker = start(files=files)
     with pytest.raises(OSError, match="No space left") as info:
         put_all(
-            worker, made(1, 0.5), SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}), EpochFinished(1, 1)
+            worker,
+            steps_dispatched(1, 0.5),
+            SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}),
+            EpochFinished(1, 1),
         )
     assert info.value.errno == errno.ENOSPC
     assert "failing_writer" in [frame.name for frame in traceback.extract_tb(info.tb)]
-    for again in (worker.check, worker.wait, lambda: worker.put(made(2, 0.5))):
+    for again in (worker.check, worker.wait, lambda: worker.put(steps_dispatched(2, 0.5))):
         with pytest.raises(OSError, match="No space left"):
             again()
 
@@ -590,7 +602,7 @@ def test_a_full_disk_is_an_error_of_the_loop(start, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     worker = start(files=RunFiles(tmp_path, lambda: 0.0))
-    worker.put(made(1, 0.5))
+    worker.put(steps_dispatched(1, 0.5))
     worker.wait()
     monkeypatch.setattr(os, "write", full)
     with raises_code("run-disk-full", "No space left on device", "Loss.log"):
@@ -603,7 +615,7 @@ def test_after_an_error_nothing_more_is_delivered(start):
     worker = start(files=files, listeners=[listener])
     gate = threading.Event()
     worker.put(Callback(lambda: gate.wait(WAIT)))
-    worker.put(made(1, 0.5))
+    worker.put(steps_dispatched(1, 0.5))
     worker.put(Callback(lambda: done.append(1)))
     worker.put(Message(0.0, 20, "later"))
     gate.set()
@@ -836,7 +848,7 @@ def test_a_failing_reporter_unblocks_the_loop(start):
     for number in (1, 2):
         worker.limiter.acquire()
         if number == 2:
-            worker.put(made(1, 0.5))
+            worker.put(steps_dispatched(1, 0.5))
     thread = threading.Thread(target=lambda: [worker.limiter.acquire() for _ in range(100)], daemon=True)
     thread.start()
     thread.join(WAIT)
@@ -883,7 +895,12 @@ def test_steps_and_validation_batches_have_separate_estimates():
 def test_steps_and_validation_batches_are_read_separately(start, reads):
     worker = start(estimator=Known(0.0))
     gate = held(worker)
-    for item in (made(1, 0.5), made(2, 0.5), made(1, 0.5, split="valid"), made(3, 0.5)):
+    for item in (
+        steps_dispatched(1, 0.5),
+        steps_dispatched(2, 0.5),
+        steps_dispatched(1, 0.5, split="valid"),
+        steps_dispatched(3, 0.5),
+    ):
         worker.put(item)
     gate.set()
     worker.wait()
@@ -906,7 +923,7 @@ def test_the_reporter_measures_the_pace(start):
     worker = start(estimator=estimator)
     assert estimator.steps("train") == 1
     for first in range(1, 40):
-        worker.put(made(first, 0.5))
+        worker.put(steps_dispatched(first, 0.5))
         worker.wait()
     assert estimator.steps("train") > 1
 
@@ -917,7 +934,7 @@ def test_queued_dispatches_are_read_at_once(start, monkeypatch):
     worker = start()
     gate = held(worker)
     for first in range(1, 11):
-        worker.put(made(first, 0.5))
+        worker.put(steps_dispatched(first, 0.5))
     gate.set()
     worker.wait()
     assert reads == [10]
@@ -941,7 +958,7 @@ def test_metrics_of_skipped_steps_are_not_reported(start):
     reported = []
     worker = start(Loss(), Norm(), warn=reported.append)
     values = {"Loss": jnp.float32(0.5), "Norm": jnp.float32(jnp.nan)}
-    step = made(1, 0.5)
+    step = steps_dispatched(1, 0.5)
     overflow = jnp.full((4, 1), -128, jnp.float32)
     table = jnp.concatenate([jnp.zeros((4, 3)), overflow], axis=1)  # two metrics, the weight and the non-finite mark
     worker.put(dataclasses.replace(step, values=StepOutputs(table, ())))
