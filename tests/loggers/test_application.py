@@ -1,4 +1,4 @@
-"""`experiment.log`."""
+"""Tests of the application log, `experiment.log`."""
 
 import logging
 import re
@@ -25,7 +25,7 @@ def test_lines_have_time_level_and_text(tmp_path, caplog, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_resumed_run_appends_and_nothing_is_written_twice(tmp_path):
+def test_resumed_run_appends(tmp_path):
     for text in ("first", "second"):
         log = open_application_log(tmp_path, True)
         log.info(text)
@@ -45,7 +45,7 @@ def test_two_runs_at_once_do_not_mix(tmp_path):
     assert [(tmp_path / name / "experiment.log").read_text()[-2:] for name in "ab"] == ["a\n", "b\n"]
 
 
-def test_none_writes_nothing(tmp_path, capsys, caplog):
+def test_none_disables_the_log(tmp_path, capsys, caplog):
     log = open_application_log(tmp_path / "run", None)
     log.error("nobody hears")
     close_application_log(log)
@@ -54,7 +54,7 @@ def test_none_writes_nothing(tmp_path, capsys, caplog):
     assert caplog.records == []
 
 
-def test_a_users_logger_is_used_and_left_as_it_is(tmp_path):
+def test_users_logger_is_used_unchanged(tmp_path):
     own = logging.Logger("own", level=logging.ERROR)
     handler = logging.FileHandler(tmp_path / "own.log")
     own.addHandler(handler)
@@ -69,12 +69,12 @@ def test_a_users_logger_is_used_and_left_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["experiment.log", False, 1, logging.INFO])
-def test_anything_else_is_refused(tmp_path, setting):
+def test_wrong_types_are_refused(tmp_path, setting):
     with raises_code("logger-application-type", "application_logger", "logging.Logger"):
         open_application_log(tmp_path, setting)
 
 
-def test_a_link_is_not_written_through(tmp_path):
+def test_symbolic_link_is_not_followed(tmp_path):
     (tmp_path / "other").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/experiment.log").symlink_to(tmp_path / "other")
@@ -88,12 +88,12 @@ def test_runs_leave_no_logger_in_the_registry(tmp_path):
     before = set(logging.root.manager.loggerDict)
     for number in range(3):
         build_line(quiet(tmp_path / str(number)).num_steps(1)).fit(batches())
-    found = set(logging.root.manager.loggerDict) - before
-    assert {name for name in found if name.startswith("learner")} == set()
+    added = set(logging.root.manager.loggerDict) - before
+    assert {name for name in added if name.startswith("learner")} == set()
 
 
-def test_addresses_in_errors_are_written_without_what_is_secret(tmp_path):
-    """An object store puts the address of an upload into its error, with which anybody can write there."""
+def test_addresses_in_errors_are_written_without_secrets(tmp_path):
+    """Errors of object stores contain the address of an upload, which gives anybody write access."""
 
     def post(step):
         raise OSError("503 for https://me:word@storage.example.org/upload/b?name=8&upload_id=a1b2, twice")

@@ -1,4 +1,4 @@
-"""Loggers with one method."""
+"""Tests of the base classes of loggers: `MetricLogger` and `RunLogger`."""
 
 import importlib.util
 
@@ -51,7 +51,7 @@ def test_log_step_gets_each_step_with_its_number(events):
     assert all(type(call[2]) in (float, str) for call in logger.calls)
 
 
-def test_steps_cost_nothing_where_nobody_wants_them(events):
+def test_values_of_steps_are_not_read_without_log_step(events):
     class Untouchable:
         def items(self):
             pytest.fail("the values were read")
@@ -65,7 +65,7 @@ class Halves(Steps):
     every_steps, every_epochs = 2, 3
 
 
-def test_steps_and_epochs_are_thinned_by_their_numbers(events):
+def test_steps_and_epochs_are_thinned(events):
     logger = Halves()
     for event in events:
         logger.on_event(event)
@@ -83,17 +83,17 @@ def steps_of(first, count):
 
 
 @pytest.mark.parametrize("cuts", [[12], [5, 7], [1] * 12, [7, 1, 4]], ids=str)
-def test_which_steps_are_due_does_not_depend_on_how_they_are_dispatched(cuts):
+def test_logged_steps_do_not_depend_on_dispatches(cuts):
     logger, first = RunLogger(every_steps=3), 1
-    told = []
-    logger.steps = lambda event, steps, values: told.extend(zip(steps, values["Loss"].tolist(), strict=True))
+    logged = []
+    logger.steps = lambda event, steps, values: logged.extend(zip(steps, values["Loss"].tolist(), strict=True))
     for count in cuts:
         logger.on_event(steps_of(first, count))
         first += count
-    assert told == [(3, 3.0), (6, 6.0), (9, 9.0), (12, 12.0)]
+    assert logged == [(3, 3.0), (6, 6.0), (9, 9.0), (12, 12.0)]
 
 
-def test_a_logger_may_leave_all_steps_out():
+def test_no_steps_where_every_steps_is_none():
     logger = RunLogger(every_steps=None)
     logger.steps = lambda event, steps, values: pytest.fail("it got steps")
     logger.on_event(steps_of(1, 4))
@@ -114,20 +114,20 @@ def test_wrong_numbers_are_refused(options, code, shown):
         RunLogger(**options)
 
 
-def test_all_that_is_wrong_is_one_error():
+def test_all_problems_in_one_error():
     with raises_code("logger-arguments-wrong", "2 problems") as refused:
         JsonLines(every_steps=-1, every_epochs=0)
     assert all(name in str(refused.value) for name in ("every_steps", "every_epochs", "JsonLines"))
 
 
 @pytest.mark.parametrize(("make", "extra"), [(TensorBoard, "tensorboard"), (WandB, "wandb"), (MLflow, "mlflow")])
-def test_a_missing_package_is_an_error_that_says_what_to_install(make, extra, monkeypatch):
+def test_missing_package_raises_with_install_command(make, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with raises_code("package-missing", install_hint(extra)):
         make()
 
 
-def test_a_directory_of_a_packages_name_is_no_package(tmp_path, monkeypatch):
+def test_directory_with_a_packages_name_is_not_the_package(tmp_path, monkeypatch):
     (tmp_path / "only_a_directory").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with raises_code("package-missing"):
@@ -135,9 +135,9 @@ def test_a_directory_of_a_packages_name_is_no_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("logger", [WandB, MLflow])
-def test_what_draws_pictures_is_looked_for_before_a_run(logger, monkeypatch):
-    """A run shall not lose its logger at the end of its first epoch."""
-    found = importlib.util.find_spec("numpy")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "PIL" else found)
+def test_missing_pillow_raises_before_a_run(logger, monkeypatch):
+    """A missing Pillow would otherwise detach the logger at the end of the first epoch."""
+    spec = importlib.util.find_spec("numpy")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "PIL" else spec)
     with raises_code("package-missing", logger.__name__, "PIL"):
         logger()

@@ -1,4 +1,4 @@
-"""What servers have already, in a file of the run."""
+"""Tests of ExactlyOnceLogger and its cursor, the file of what a server has received."""
 
 import json
 
@@ -14,38 +14,38 @@ NAMES = '{"id": "a", "step": 1, "row": 1, "splits": {}, "names": []}'
 
 
 class Server(ExactlyOnceLogger):
-    """Takes values for good."""
+    """A destination that cannot delete; it keeps what it receives."""
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.taken = []
+        self.received = []
 
     def send_steps(self, event, steps, values):
         with self.handed.over():
-            self.taken += zip(steps, values["Loss"].tolist(), strict=True)
+            self.received += zip(steps, values["Loss"].tolist(), strict=True)
 
     def send_split(self, event):
         with self.handed.over():
-            self.taken.append((event.split, event.epoch, event.step))
+            self.received.append((event.split, event.epoch, event.step))
 
 
 class Named(Server):
-    """Keeps the values of splits."""
+    """A server that keeps the values of splits."""
 
     def send_split(self, event):
         with self.handed.over():
-            self.taken.append(dict(event.values))
+            self.received.append(dict(event.values))
 
 
-def test_one_of_each(tmp_path):
-    """How far it got is kept in one file."""
+def test_second_logger_of_a_class_is_refused(tmp_path):
+    """Two loggers of one class would share the cursor's file."""
     builder = LearnerBuilder(tmp_path / "run").metric_loggers(Server(), JsonLines())
     with raises_code("logger-twice", "server.json"):
         builder.metric_loggers(Server())
 
 
-def test_what_was_sent_is_not_sent_again(tmp_path):
-    """Killed in step 5, the run goes on at step 2: 3 to 5 were sent, the validation of step 4 was not."""
+def test_resumed_run_sends_new_values_only(tmp_path):
+    """A run killed in step 5 resumes at step 2: steps 3 to 5 were sent, the validation of step 4 was not."""
     first, second = Server(), Server()
     for event in (started(tmp_path), steps(1, 1.0, 2.0), split("valid", 2, {"Loss": 1.0}), steps(3, 3.0, 4.0, 5.0)):
         first.on_event(event)
@@ -58,12 +58,12 @@ def test_what_was_sent_is_not_sent_again(tmp_path):
         split("train", 6, {"Loss": 3.0}),
     ):
         second.on_event(event)
-    assert first.taken == [(1, 1.0), (2, 2.0), ("valid", 1, 2), (3, 3.0), (4, 4.0), (5, 5.0)]
-    assert second.taken == [("valid", 1, 4), (6, 6.0), ("train", 1, 6)]
+    assert first.received == [(1, 1.0), (2, 2.0), ("valid", 1, 2), (3, 3.0), (4, 4.0), (5, 5.0)]
+    assert second.received == [("valid", 1, 4), (6, 6.0), ("train", 1, 6)]
 
 
-def test_a_split_that_ends_twice_at_a_step_sends_what_is_new(tmp_path):
-    """Also after the run goes on: what was sent at the newest step is known by name."""
+def test_repeated_split_sends_new_values_only(tmp_path):
+    """The cursor keeps the names of the values that were sent at the newest step, for a resumed run too."""
     ends = [split("custom", 10, values, at_step=10) for values in ({"a": 1.0}, {"a": 1.0, "b": 2.0}, {"c": 3.0})]
     later = split("custom", 20, {"a": 4.0}, at_step=20)
     first, second = Named(), Named()
@@ -71,55 +71,55 @@ def test_a_split_that_ends_twice_at_a_step_sends_what_is_new(tmp_path):
         first.on_event(event)
     for event in (started(tmp_path, 9), *ends, later, ends[0]):
         second.on_event(event)
-    assert first.taken == [{"a": 1.0}, {"b": 2.0}]
-    assert second.taken == [{"c": 3.0}, {"a": 4.0}]
+    assert first.received == [{"a": 1.0}, {"b": 2.0}]
+    assert second.received == [{"c": 3.0}, {"a": 4.0}]
 
 
 def test_pictures_are_sent_with_their_values_only(tmp_path):
     class Drawn(Server):
         def send_split(self, event):
-            self.taken.append({name: draw() for name, draw in event.pictures.items()})
+            self.received.append({name: draw() for name, draw in event.pictures.items()})
 
     logger, draws = Drawn(), {"a": lambda: "picture of a", "b": lambda: "picture of b"}
     logger.on_event(started(tmp_path))
     logger.on_event(split("custom", 10, {"a": "1"}, at_step=10, pictures={"a": draws["a"]}))
     logger.on_event(split("custom", 10, {"a": "1", "b": "2", "c": 3.0}, at_step=10, pictures=draws))
-    assert logger.taken == [{"a": "picture of a"}, {"b": "picture of b"}]
+    assert logger.received == [{"a": "picture of a"}, {"b": "picture of b"}]
 
 
-def test_thinned_steps_are_the_same_ones(tmp_path):
+def test_thinning_is_the_same_after_resuming(tmp_path):
     first, second = Server(every_steps=2), Server(every_steps=2)
     for logger, event in ((first, started(tmp_path)), (first, steps(1, 1.0, 2.0, 3.0, 4.0))):
         logger.on_event(event)
     for event in (started(tmp_path, 1), steps(2, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)):
         second.on_event(event)
-    assert (first.taken, second.taken) == ([(2, 2.0), (4, 4.0)], [(6, 6.0)])
+    assert (first.received, second.received) == ([(2, 2.0), (4, 4.0)], [(6, 6.0)])
 
 
-def test_what_a_server_did_not_take_is_not_noted(tmp_path):
-    handed = UploadCursor(tmp_path / "server.json")
-    handed.id, handed.step = "a", 4
-    with handed.over():
+def test_cursor_advances_after_successful_uploads_only(tmp_path):
+    cursor = UploadCursor(tmp_path / "server.json")
+    cursor.id, cursor.step = "a", 4
+    with cursor.over():
         assert UploadCursor(tmp_path / "server.json").step == 4, "it is noted before"
-    handed.step = 9
-    with pytest.raises(ConnectionError), handed.over():
+    cursor.step = 9
+    with pytest.raises(ConnectionError), cursor.over():
         raise ConnectionError
     assert UploadCursor(tmp_path / "server.json").step == 4
-    handed.step = 12
-    with handed.over():
+    cursor.step = 12
+    with cursor.over():
         pass
     assert UploadCursor(tmp_path / "server.json").step == 12
 
 
-def test_where_nothing_was_taken_there_is_no_file(tmp_path):
-    handed = UploadCursor(tmp_path / "server.json")
-    with pytest.raises(ConnectionError), handed.over():
+def test_no_cursor_file_before_the_first_upload(tmp_path):
+    cursor = UploadCursor(tmp_path / "server.json")
+    with pytest.raises(ConnectionError), cursor.over():
         raise ConnectionError
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"id": 5, "step": 1, "row": 1, "splits": {}}', '{"id": "a"}', NAMES])
-def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, content):
+def test_damaged_cursor_file_raises(tmp_path, content):
     (tmp_path / "server.json").write_text(content)
     with raises_code("logger-state-damaged", "server.json"):
         UploadCursor(tmp_path / "server.json")
@@ -129,8 +129,8 @@ def test_the_file_is_json(tmp_path):
     logger = Server()
     for event in (started(tmp_path), steps(1, 1.0, 2.0), split("valid", 2, {"Loss": 1.0})):
         logger.on_event(event)
-    said = json.loads((tmp_path / "server.json").read_text())
-    assert (said["step"], said["splits"], said["names"]) == (2, {"valid": [1, 2]}, {"valid": ["Loss"]})
+    cursor = json.loads((tmp_path / "server.json").read_text())
+    assert (cursor["step"], cursor["splits"], cursor["names"]) == (2, {"valid": [1, 2]}, {"valid": ["Loss"]})
 
 
 def test_links_are_not_followed(tmp_path):

@@ -1,4 +1,4 @@
-"""Nested settings as one table."""
+"""Tests of nested settings as one flat table."""
 
 import math
 

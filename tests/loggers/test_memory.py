@@ -1,11 +1,11 @@
-"""The logger that keeps everything."""
+"""Tests of MemoryLogger."""
 
 from learner.events import EpochStarted, SplitEnded, StepsEnded
 from learner.loggers import MemoryLogger
 from learner.runs.history import Point
 
 
-def test_it_keeps_events_and_values(events):
+def test_events_and_values(events):
     memory = MemoryLogger()
     for event in events:
         memory.on_event(event)
@@ -24,7 +24,7 @@ def test_events_of_a_kind(events):
     assert memory.of(EpochStarted) == [EpochStarted(0.0, 1, 3)]
 
 
-def test_closing_keeps_it_all(events):
+def test_events_remain_after_closing(events):
     memory = MemoryLogger()
     memory.on_event(events[0])
     assert not memory.closed

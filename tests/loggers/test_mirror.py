@@ -1,4 +1,4 @@
-"""Copies of runs that train, to a store in memory."""
+"""Tests of RunMirror, which copies a run while it trains, with fsspec's store in memory."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def fit(directory, url, epochs, **options):
     return build_line(builder).fit(batches(), batches())
 
 
-def test_another_machine_resumes_the_copy_to_the_bit(tmp_path, url):
+def test_resuming_from_the_copy_is_exact(tmp_path, url):
     whole = build_line(quiet(tmp_path / "whole").num_epochs(3)).fit(batches(), batches())
     fit(tmp_path / "first", url, 2)
     RemoteRun(url).download(tmp_path / "second")
@@ -47,18 +47,18 @@ def test_another_machine_resumes_the_copy_to_the_bit(tmp_path, url):
     assert [path.name for path in (tmp_path / "third" / "checkpoint").iterdir()] == ["18"]
 
 
-def test_a_store_that_is_gone_for_a_while(tmp_path, url, monkeypatch):
+def test_store_that_is_unavailable_for_a_while(tmp_path, url, monkeypatch):
     build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
     pauses, pipe, failures = [], MemoryFileSystem.pipe_file, [ConnectionResetError(104, "reset")] * 3
 
-    def gone(self, path, *args, **kw):
+    def unavailable(self, path, *args, **kw):
         if failures:
             raise failures.pop()
         pipe(self, path, *args, **kw)
 
     mirror = RunMirror(url, retries=2, sleep=pauses.append)
     mirror.on_event(started(tmp_path / "run"))
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", gone)
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", unavailable)
     saved = Saved(1.0, 1, 6, tmp_path / "run" / "checkpoint" / "6", 0.1)
     with pytest.warns(UserWarning, match="tried again at the next checkpoint"):
         mirror.on_event(saved)
@@ -68,23 +68,23 @@ def test_a_store_that_is_gone_for_a_while(tmp_path, url, monkeypatch):
     assert journal_of(tmp_path / "back") == journal_of(tmp_path / "run")
     failures += [ConnectionResetError(104, "reset")] * 3
     (tmp_path / "run" / "summary.json").write_text("{}")
-    with pytest.raises(ConnectionResetError):  # the last chance: the run shows it
+    with pytest.raises(ConnectionResetError):  # no later copy: the run reports it
         mirror.close()
 
 
 @pytest.mark.parametrize("method", ["exists", "find"])
-def test_a_store_that_does_not_answer_once_is_asked_again(tmp_path, url, monkeypatch, method):
-    """Before the first copy and at the last one, too, as nothing comes after those."""
+def test_first_and_last_copy_are_retried(tmp_path, url, monkeypatch, method):
+    """The check before the first copy and the last copy are retried too: no later checkpoint would do it."""
     build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
-    pauses, ask, failures = [], getattr(MemoryFileSystem, method), [ConnectionResetError(104, "reset")]
+    pauses, call, failures = [], getattr(MemoryFileSystem, method), [ConnectionResetError(104, "reset")]
 
-    def gone(self, *args, **kw):
+    def unavailable(self, *args, **kw):
         if failures:
             raise failures.pop()
-        return ask(self, *args, **kw)
+        return call(self, *args, **kw)
 
     mirror = RunMirror(url, sleep=pauses.append)
-    monkeypatch.setattr(MemoryFileSystem, method, gone)
+    monkeypatch.setattr(MemoryFileSystem, method, unavailable)
     mirror.on_event(started(tmp_path / "run"))
     mirror.close()
     assert pauses == [1.0]
@@ -93,7 +93,7 @@ def test_a_store_that_does_not_answer_once_is_asked_again(tmp_path, url, monkeyp
 
 
 @pytest.mark.parametrize("place", ["/scratch", "gs://bucket/run"])
-def test_checkpoints_elsewhere_are_not_copied_with_one_warning(tmp_path, url, place):
+def test_one_warning_for_checkpoints_outside_the_run_directory(tmp_path, url, place):
     (tmp_path / "run").mkdir()
     mirror, saved = RunMirror(url), Saved(1.0, 1, 6, epath.Path(place) / "6", 0.1)
     mirror.on_event(started(tmp_path / "run"))
@@ -102,7 +102,7 @@ def test_checkpoints_elsewhere_are_not_copied_with_one_warning(tmp_path, url, pl
     mirror.on_event(saved)  # a second warning would be an error
 
 
-def test_a_new_run_leaves_the_copy_of_another_alone(tmp_path, url):
+def test_copy_of_another_run_is_not_replaced(tmp_path, url):
     fit(tmp_path / "first", url, 1)
     with raises_code("remote-holds-another", url=url):
         RunMirror(url).on_event(started(tmp_path / "other"))
@@ -110,7 +110,7 @@ def test_a_new_run_leaves_the_copy_of_another_alone(tmp_path, url):
     assert journal_of(tmp_path / "back") == journal_of(tmp_path / "first")
 
 
-def test_nothing_is_copied_of_a_run_that_never_began(tmp_path, url):
+def test_run_that_never_began_is_not_copied(tmp_path, url):
     played(RunMirror(url))
     assert not fsspec.filesystem("memory").exists(url)
 
@@ -123,7 +123,7 @@ def test_wrong_arguments(tmp_path):
         RunMirror(tmp_path / "copy", seconds=0)
 
 
-def test_members_of_a_population_are_not_copied_one_by_one(tmp_path, url):
+def test_members_of_a_population_are_refused(tmp_path, url):
     (tmp_path / "population.json").write_text("{}")
     with raises_code("logger-mirror-population"):
         RunMirror(url).on_event(started(tmp_path / "000"))

@@ -1,4 +1,4 @@
-"""MLflow: a real server on SQLite, and what its own client reads there."""
+"""Tests of MLflow: a real server on SQLite, read by MLflow's own client."""
 
 import json
 import math
@@ -31,13 +31,13 @@ from tests.support.runs import batches, build_line, line, model_bits, quiet
     ids=str,
 )
 def test_wrong_options_are_refused(options, code, shown, monkeypatch):
-    """Also where mlflow is not installed."""
+    """Options are checked without importing mlflow."""
     monkeypatch.setattr("learner.loggers.mlflow.refuse_missing", lambda *names: pytest.fail("it looked for mlflow"))
     with raises_code(code, *shown):
         MLflow(**options)
 
 
-def test_names_get_the_characters_that_mlflow_takes():
+def test_names_get_characters_that_mlflow_accepts():
     assert key_of("valid/F-beta (0.5), ä") == "valid/F-beta _0.5__ ä"
     assert key_of("valid/精度") != key_of("valid/召回")
     assert len(key_of("x" * 300)) == 250
@@ -60,8 +60,8 @@ def client(url, monkeypatch):
 
 
 def runs_of(client, experiment):
-    found = client.get_experiment_by_name(experiment)
-    return client.search_runs([found.experiment_id], order_by=["attributes.start_time ASC"])
+    experiment_info = client.get_experiment_by_name(experiment)
+    return client.search_runs([experiment_info.experiment_id], order_by=["attributes.start_time ASC"])
 
 
 def points(client, run, key):
@@ -74,7 +74,7 @@ def text(client, run, name, tmp_path):
 
 
 @pytest.mark.full
-def test_what_the_server_has_of_a_run(url, client, tmp_path):
+def test_contents_of_a_run(url, client, tmp_path):
     facts = {"config": {"lr": 0.1, "model": {"sizes": [1, 2]}}, "environment": {"jax": "0.10"}, "commit": "abc"}
     valid = split("valid", 3, {"Loss": 0.25, "Matrix": "1 0\n0 1"}, time=7.0)
     logger = MLflow(url, "first", every_steps=1)
@@ -100,32 +100,35 @@ def test_what_the_server_has_of_a_run(url, client, tmp_path):
 
 @pytest.mark.full
 def test_pictures_and_messages(url, client, tmp_path, monkeypatch):
-    """To the bit, at their steps; each start has its own messages. Pillow's bound is none of ours."""
+    """Pictures arrive unchanged, at their steps, and each start has its own messages. Pillow's limit does not apply."""
     rng = np.random.default_rng(0)
     drawn = {"A/Matrix (2)": rng.integers(0, 256, (4, 6, 3), np.uint8), "Dark": rng.integers(0, 2, (4, 6), np.uint8)}
     pictures = {name: lambda picture=picture: picture for name, picture in drawn.items()}
     valid = split("valid", 3, dict.fromkeys(drawn, "1 0"), pictures=pictures, time=7.0)
-    place = tmp_path / "run"
+    directory = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(Image, "MAX_IMAGE_PIXELS", 1)  # it is about what is read from strangers
-        played(MLflow(url, "pictures"), started(place), Message(0.0, 30, "slow"), valid, RunFailed(1.0, 1, 4, "no"))
+        patched.setattr(Image, "MAX_IMAGE_PIXELS", 1)  # a limit for untrusted files
+        played(MLflow(url, "pictures"), started(directory), Message(0.0, 30, "slow"), valid, RunFailed(1.0, 1, 4, "no"))
     error = RunFailed(9.0, 1, 4, "no")
-    played(MLflow(url, "pictures"), started(place, 2, time=8.0), Message(9.0, 30, "slow again"), error)
-    played(MLflow(url, "pictures"), started(place, 2, time=86398.0), Message(86399.0, 20, "saved"), valid, ended(5))
+    played(MLflow(url, "pictures"), started(directory, 2, time=8.0), Message(9.0, 30, "slow again"), error)
+    played(MLflow(url, "pictures"), started(directory, 2, time=86398.0), Message(86399.0, 20, "saved"), valid, ended(5))
     (run,) = runs_of(client, "pictures")
-    found = sorted(each.path for each in client.list_artifacts(run.info.run_id, "images") if each.path.endswith(".png"))
-    assert [re.sub(r"\+[0-9a-f-]{36}\.png|%[0-9a-f-]{36}\.png", "", path).replace("%", "+") for path in found] == [
+    paths = sorted(
+        artifact.path for artifact in client.list_artifacts(run.info.run_id, "images") if artifact.path.endswith(".png")
+    )
+    assert [re.sub(r"\+[0-9a-f-]{36}\.png|%[0-9a-f-]{36}\.png", "", path).replace("%", "+") for path in paths] == [
         "images/valid A_Matrix _2_+step+3+timestamp+7000",
         "images/valid Dark+step+3+timestamp+7000",
     ]
-    for path, picture in zip(found, drawn.values(), strict=True):
+    for path, picture in zip(paths, drawn.values(), strict=True):
         with Image.open(client.download_artifacts(run.info.run_id, path, str(tmp_path))) as image:
             np.testing.assert_array_equal(np.asarray(image), picture)
     assert run.data.tags["mlflow.loggedImages"] == "True"
-    said = {
-        each.path: text(client, run, each.path, tmp_path) for each in client.list_artifacts(run.info.run_id, "messages")
+    messages = {
+        artifact.path: text(client, run, artifact.path, tmp_path)
+        for artifact in client.list_artifacts(run.info.run_id, "messages")
     }
-    assert said == {
+    assert messages == {
         "messages/from-step-0-at-1970-01-01T00-00-01.txt": "1970-01-01 00:00:00 WARNING slow\n",
         "messages/from-step-2-at-1970-01-01T00-00-08.txt": "1970-01-01 00:00:09 WARNING slow again\n",
         "messages/from-step-2-at-1970-01-01T23-59-58.txt": "1970-01-01 23:59:59 INFO  saved\n",
@@ -133,16 +136,16 @@ def test_pictures_and_messages(url, client, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_run_goes_on_under_its_id_and_nothing_is_there_twice(url, client, tmp_path):
-    """It failed in step 4; it goes on at step 2, with another rate, and the validation of step 3 is new."""
-    place, options = tmp_path / "run", {"every_steps": 1}
-    first = [started(place, config={"lr": 0.1}), steps(1, 1.0, 2.0), steps(3, 3.0, 4.0), RunFailed(1.0, 1, 4, "no")]
+def test_resumed_run_keeps_its_id_and_sends_nothing_twice(url, client, tmp_path):
+    """A run that failed in step 4 resumes at step 2, with another learning rate and a new validation in step 3."""
+    directory, options = tmp_path / "run", {"every_steps": 1}
+    first = [started(directory, config={"lr": 0.1}), steps(1, 1.0, 2.0), steps(3, 3.0, 4.0), RunFailed(1.0, 1, 4, "no")]
     played(MLflow(url, "second", **options), *first)
     (run,) = runs_of(client, "second")
     assert (run.info.status, run.data.tags["learner.error"]) == ("FAILED", "no")
     again = [steps(3, 3.0, time=8.0), split("valid", 3, {"Loss": 0.5}), steps(4, 4.0, 5.0, time=8.0)]
     config = {"lr": 0.2, "seed": 1}
-    played(MLflow(url, "second", **options), started(place, 2, config=config), *again, ended(5, "sigterm"))
+    played(MLflow(url, "second", **options), started(directory, 2, config=config), *again, ended(5, "sigterm"))
     (run,) = runs_of(client, "second")
     assert (run.info.status, run.data.params) == ("KILLED", {"lr": "0.1", "seed": "1"})
     assert points(client, run, "step/train/Loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
@@ -173,7 +176,7 @@ def test_a_store_in_a_file(tmp_path, monkeypatch, capfd):
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader")  # MLflow's own use of SQLAlchemy
 def test_a_short_run_waits_for_a_new_store(tmp_path):
-    """Creating its tables takes longer than the run, and than most loggers may take."""
+    """Creating the store's tables takes longer than the run, and longer than the time limit of most loggers."""
     from mlflow.tracking import MlflowClient
 
     store = f"sqlite:///{tmp_path}/own.db"
@@ -185,7 +188,7 @@ def test_a_short_run_waits_for_a_new_store(tmp_path):
 
 
 @pytest.mark.full
-def test_a_server_that_is_not_there_is_asked_again_and_given_up(tmp_path, monkeypatch):
+def test_unreachable_server_is_retried_and_abandoned(tmp_path, monkeypatch):
     from tests.support.mlflowserver import free_port
 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -214,7 +217,7 @@ def test_errors_do_not_show_the_user_of_an_address(tmp_path, monkeypatch, scheme
 
 @pytest.mark.full
 def test_the_best_checkpoint_is_an_artifact(url, client, tmp_path):
-    """Downloaded again, it is read as any checkpoint."""
+    """The downloaded artifact loads as any checkpoint."""
     logger = MLflow(url, "checkpoints", log_model="best")
     builder = quiet(tmp_path / "run").metric_loggers(logger).num_epochs(3)
     result = build_line(builder.with_file_checkpointer(keep_last=2, keep_best=1)).fit(batches(), batches())

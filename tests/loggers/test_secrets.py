@@ -1,4 +1,4 @@
-"""Secrets by the names of environment variables, and what of them is masked."""
+"""Tests of secrets given as names of environment variables, and of masking them."""
 
 from pathlib import Path
 
@@ -11,22 +11,22 @@ from learner.loggers.secrets import parts_of, resolve
 from tests.support.runs import batches, build_line, quiet
 
 
-def test_texts_are_resolved_wherever_they_stand(monkeypatch):
+def test_nested_texts_are_resolved(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "a1b2 ${env:OTHER} $x")
-    given = {"a": ["${env:MY_TOKEN}", ("x${env:MY_TOKEN}y", 5)], "b": None, "p": Path("d/${env:MY_TOKEN}")}
-    token = "a1b2 ${env:OTHER} $x"  # once: what a variable holds is taken as it is
-    assert resolve(given) == {"a": [token, (f"x{token}y", 5)], "b": None, "p": Path("d", token)}
-    assert given["a"][0] == "${env:MY_TOKEN}"
+    settings = {"a": ["${env:MY_TOKEN}", ("x${env:MY_TOKEN}y", 5)], "b": None, "p": Path("d/${env:MY_TOKEN}")}
+    token = "a1b2 ${env:OTHER} $x"  # the value of a variable is not resolved again
+    assert resolve(settings) == {"a": [token, (f"x{token}y", 5)], "b": None, "p": Path("d", token)}
+    assert settings["a"][0] == "${env:MY_TOKEN}"
     other = object()
     assert resolve(other) is other
 
 
 @pytest.mark.parametrize("text", ["$HOME", "${HOME}", "${env:", "env:HOME", "{env:HOME}", ""])
-def test_other_texts_stay(text):
+def test_other_texts_are_unchanged(text):
     assert resolve(text) == text
 
 
-def test_all_variables_that_are_missing_are_named_at_once(monkeypatch):
+def test_missing_variables_are_reported_together(monkeypatch):
     monkeypatch.delenv("NO_A", raising=False)
     with pytest.raises(LearnerError) as error:
         resolve({"a": "${env:NO_A}", "b": ["${env:NO_B} ${env:HOME}"], "c": "${env:}", "d": "${env:no-name}"})
@@ -37,7 +37,7 @@ def test_all_variables_that_are_missing_are_named_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["http://[broken/secret", "secret", ""])
-def test_what_is_no_address_is_secret_as_a_whole(text):
+def test_text_that_is_no_address_is_masked_as_a_whole(text):
     assert parts_of(text, None, 5) == ((text,) if text else ())
 
 
@@ -52,14 +52,14 @@ def test_what_is_no_address_is_secret_as_a_whole(text):
     ],
     ids=["JsonLines", "Csv", "TensorBoard", "MLflow", "WandB"],
 )
-def test_each_logger_takes_names(monkeypatch, make, attribute):
+def test_loggers_resolve_their_arguments(monkeypatch, make, attribute):
     monkeypatch.setenv("MY_PLACE", "place")
     assert getattr(make("a${env:MY_PLACE}"), attribute) == "aplace"
 
 
 @pytest.mark.full
-def test_an_error_of_mlflow_shows_nothing_of_its_address(monkeypatch, tmp_path, capfd):
-    """Nobody listens there."""
+def test_mlflow_errors_do_not_show_secrets(monkeypatch, tmp_path, capfd):
+    """No server listens at the address, so that the logger fails."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(Listener, "seconds_to_close", 120.0)  # it is imported in its own thread
     mlflow = MLflow("http://someone:sEcReT-word@127.0.0.1:9/sEcReT-path?key=sEcReT-key", retries=0)

@@ -1,4 +1,4 @@
-"""The logger that writes a table, read by `csv` alone."""
+"""Tests of Csv; `csv` reads what it writes."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ def rows(path):
 
 
 def test_the_table(tmp_path):
-    """Without matrices, whose cells no spreadsheet can show."""
+    """Matrices are left out, as spreadsheets cannot show them."""
     matrix = MetricInfo("valid", "Matrix", numeric=False)
     infos = (*INFOS, MetricInfo("train", "Top-5 Accuracy"), MetricInfo("valid", "Loss"), matrix)
     event = started(tmp_path, metrics=infos)
@@ -35,15 +35,15 @@ def test_the_table(tmp_path):
     assert "Matrix" not in last
 
 
-def test_numbers_that_are_not_finite_come_back(tmp_path):
+def test_non_finite_numbers(tmp_path):
     played(Csv(every_steps=1), started(tmp_path), steps(1, float("nan"), float("inf"), float("-inf")))
     read = [float(row["Loss"]) for row in rows(tmp_path / "metrics.csv")]
     assert math.isnan(read[0])
     assert read[1:] == [math.inf, -math.inf]
 
 
-def test_a_metric_that_comes_late_gets_a_column(tmp_path):
-    """Also one whose name CSV has to quote; the rows before have nothing there."""
+def test_later_metric_gets_a_column(tmp_path):
+    """The new column is empty in earlier rows; its name needs quotes in CSV."""
     late = 'norm, "squared"'
     played(
         Csv(every_steps=1),
@@ -60,8 +60,8 @@ def test_a_metric_that_comes_late_gets_a_column(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_a_run_goes_on_at_its_step(tmp_path):
-    """Its columns stay, in their order; what is made again is there once."""
+def test_resuming_truncates_the_table(tmp_path):
+    """The columns keep their order; rows of repeated steps are replaced."""
     before = [steps(1, 1.0, 0.5), split("custom", 2, {"norm": 1.0}, at_step=2), steps(3, 0.25)]
     played(Csv(every_steps=1), started(tmp_path), *before)
     with (tmp_path / "metrics.csv").open("a") as file:
@@ -78,8 +78,8 @@ def test_a_run_goes_on_at_its_step(tmp_path):
     ]
 
 
-def test_a_run_goes_on_behind_a_long_text(tmp_path):
-    """Former versions wrote confusion matrices; `csv` alone reads up to 131 072 characters."""
+def test_resuming_after_a_long_text(tmp_path):
+    """Former versions wrote confusion matrices; `csv` limits fields to 131 072 characters by default."""
     text = "0 1\n" * 50_000
     with (tmp_path / "metrics.csv").open("w", newline="") as file:
         before = csv.writer(file, lineterminator="\n")
@@ -97,7 +97,7 @@ def test_a_run_goes_on_behind_a_long_text(tmp_path):
     assert json.loads(table[1]["Matrix"]) == text
 
 
-def test_what_was_measured_before_the_checkpoint_stays(tmp_path):
+def test_values_from_before_the_checkpoint_stay(tmp_path):
     played(
         Csv(every_steps=1),
         started(tmp_path),
@@ -113,7 +113,7 @@ def test_what_was_measured_before_the_checkpoint_stays(tmp_path):
     ]
 
 
-def test_a_run_that_begins_replaces_the_table(tmp_path):
+def test_new_run_replaces_the_table(tmp_path):
     late = split("custom", 1, {"norm": 2.0}, at_step=1)
     played(Csv(every_steps=1), started(tmp_path), steps(1, 1.0), late)
     played(Csv(every_steps=1), started(tmp_path), steps(1, 1.0))
@@ -121,7 +121,7 @@ def test_a_run_that_begins_replaces_the_table(tmp_path):
     assert "norm" not in row
 
 
-def test_weights_are_those_of_the_steps(tmp_path):
+def test_each_step_has_its_weight(tmp_path):
     event = steps(3, 1.0, 2.0, 3.0, 4.0)
     object.__setattr__(event, "weights", np.float32([3, 4, 5, 6]))
     played(Csv(every_steps=2), started(tmp_path), event)

@@ -1,4 +1,4 @@
-"""What is taken back from the end of a file."""
+"""Tests of truncating append-only files when a run resumes."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ def number(line):
     return int(line)
 
 
-def test_lines_that_are_too_many_go_whatever_the_blocks(tmp_path, monkeypatch):
+def test_surplus_lines_are_removed_for_any_block_size(tmp_path, monkeypatch):
     path = tmp_path / "numbers"
     for block, torn in itertools.product((1, 2, 3, 7, 64), (b"", b"99", b"9999999999")):
         monkeypatch.setattr(tail, "BLOCK", block)
@@ -32,7 +32,7 @@ def test_lines_that_are_too_many_go_whatever_the_blocks(tmp_path, monkeypatch):
         assert looked_at == [60, 5, 400, 3], (block, torn)
 
 
-def test_a_file_with_nothing_too_much_is_not_touched(tmp_path):
+def test_file_without_surplus_lines_is_not_written(tmp_path):
     path = tmp_path / "numbers"
     path.write_bytes(b"1\n2\n")
     os.chmod(path, 0o644)
@@ -52,9 +52,9 @@ def test_files_without_a_line(tmp_path, content):
 def test_only_the_end_of_a_large_file_is_read(tmp_path):
     path = tmp_path / "numbers"
     path.write_text("".join(f"{i:09}\n" for i in range(300_000)))  # 3 MB
-    asked = []
-    cut_tail(path, lambda line: asked.append(line) or (False if number(line) > 299_997 else None))
-    assert len(asked) == 3
+    lines = []
+    cut_tail(path, lambda line: lines.append(line) or (False if number(line) > 299_997 else None))
+    assert len(lines) == 3
     assert path.read_text().endswith("000299996\n000299997\n")
     assert path.stat().st_size == 10 * 299_998
 
@@ -71,7 +71,7 @@ def started(step, resumed=True, history=()):
     return RunStarted(0.0, Path("runs/a"), 1, None, 3, (), 10, step=step, resumed=resumed, history=dict(history))
 
 
-def test_a_run_that_begins_has_a_new_file(tmp_path):
+def test_new_run_removes_the_file(tmp_path):
     path = tmp_path / "deep" / "numbers"
     go_on(path, started(0, resumed=False), lambda line: True)
     assert path.parent.is_dir()
@@ -80,10 +80,8 @@ def test_a_run_that_begins_has_a_new_file(tmp_path):
     assert not path.exists()
 
 
-def test_what_stays_where_a_run_goes_on():
-    """The run goes on at step 8. The value of the train split at step 8 was measured before the checkpoint, that of the
-    validation after it.
-    """
+def test_lines_to_keep_when_resuming():
+    """The run resumes at step 8. Its training split ended before the checkpoint, its validation after it."""
     keep = keeps(started(8, history={"train/Loss": [(1, 6, 0.5), (2, 8, 0.4)], "valid/Loss": [(1, 6, 0.3)]}))
     assert keep("step", "train", 2, 9, ["Loss"]) is False
     assert keep("step", "train", 2, 8, ["Loss"]) is True

@@ -1,4 +1,4 @@
-"""TensorBoard's files, read as protocol buffers."""
+"""Tests of TensorBoard; its files are read as protocol buffers."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from tests.support.logged import INFOS, ended, played, split, started, steps
 from tests.support.tfevents import events_of, read, scalars, texts, values
 
 
-def test_scalars_lie_at_their_steps(tmp_path):
+def test_scalars(tmp_path):
     valid = split("valid", 4, {"Loss": 0.25, "Matrix": "1 0"}, time=7.0)
     played(TensorBoard(every_steps=1), started(tmp_path), steps(1, 4.0, 2.0, time=5.0), steps(3, 1.0), valid, ended(4))
     assert scalars(tmp_path / "tensorboard") == {
@@ -33,22 +33,22 @@ def test_scalars_lie_at_their_steps(tmp_path):
 
 
 def test_the_splits_of_a_metric_share_a_card(tmp_path):
-    """A card has one tag, and each directory is a run in it."""
+    """TensorBoard draws one card per tag, with one curve per directory."""
     both = [split(name, 2, {"Loss": 0.5, "Report": "fine"}) for name in ("train", "valid")]
     played(TensorBoard(every_steps=1), started(tmp_path), steps(1, 4.0), *both)
     tags = {name: [value.tag for event in read(tmp_path / "tensorboard" / name) for value in event.summary.value]
             for name in ("train", "valid")}  # fmt: skip
     assert tags["valid"] == ["epoch/Loss", "epoch/Report/text_summary"]
     assert tags["train"] == ["step/Loss", "step/Top-5 Accuracy", *tags["valid"]]
-    assert sorted(tags["train"])[-2:] == tags["train"][:2]  # single steps are the last cards
+    assert sorted(tags["train"])[-2:] == tags["train"][:2]  # cards of steps come last
 
 
-def test_not_every_step_is_written(tmp_path):
+def test_steps_are_thinned(tmp_path):
     played(TensorBoard(every_steps=3), started(tmp_path), steps(1, *range(10)))
     assert [step for step, _ in scalars(tmp_path / "tensorboard")["train/step/Loss"]] == [3, 6, 9]
 
 
-def test_numbers_that_are_not_finite_stay(tmp_path):
+def test_non_finite_numbers(tmp_path):
     played(TensorBoard(every_steps=1), started(tmp_path), steps(1, float("nan"), float("inf")))
     (_, nan), (_, inf) = scalars(tmp_path / "tensorboard")["train/step/Loss"]
     assert (np.isnan(nan), inf) == (True, np.inf)
@@ -59,12 +59,12 @@ def test_texts(tmp_path):
     played(
         TensorBoard(), started(tmp_path, **facts), split("valid", 4, {"Matrix": "1 0\n# 1 <b>"}), ended(4, "sigterm")
     )
-    found = texts(tmp_path / "tensorboard")
-    assert found["valid/epoch/Matrix"] == "    1 0\n    # 1 <b>"
-    assert json.loads(found["run/config"]) == {"lr": 0.1}
-    assert json.loads(found["run/environment"]) == {"jax": "0.10"}
-    assert found["run/commit"].strip() == "abc"
-    assert json.loads(found["run/summary"])["stopped_by"] == "sigterm"
+    written = texts(tmp_path / "tensorboard")
+    assert written["valid/epoch/Matrix"] == "    1 0\n    # 1 <b>"
+    assert json.loads(written["run/config"]) == {"lr": 0.1}
+    assert json.loads(written["run/environment"]) == {"jax": "0.10"}
+    assert written["run/commit"].strip() == "abc"
+    assert json.loads(written["run/summary"])["stopped_by"] == "sigterm"
 
 
 def test_an_error_is_a_text(tmp_path):
@@ -86,7 +86,7 @@ def test_pictures(tmp_path):
 
 
 def test_a_run_shows_its_confusion_matrix(tmp_path):
-    """Rows of label 0 are 3 of 4 times predicted as 0, that of label 1 never as itself."""
+    """Label 0 is predicted as 0 in 3 of 4 rows, label 1 never as 1; the grey of a cell is 255 * (1 - fraction)."""
     x, y = np.array([[2, 0], [2, 0], [2, 0], [0, 2], [2, 0]], np.float32), np.array([0, 0, 0, 0, 1], np.int32)
 
     def step(model, batch):
@@ -125,20 +125,20 @@ def test_hyper_parameters(tmp_path):
     assert "_hparams_/session_end_info" in data
 
 
-def test_a_run_goes_on_at_its_step_even_within_a_second(tmp_path):
-    """What the first start wrote after step 2 is taken back, and nothing before it."""
-    place, options = tmp_path / "tensorboard", {"every_steps": 1}
+def test_resuming_within_a_second(tmp_path):
+    """Records of the first start after step 2 are removed, and none before it."""
+    directory, options = tmp_path / "tensorboard", {"every_steps": 1}
     played(TensorBoard(**options), started(tmp_path), steps(1, 4.0, 2.0, 1.0), split("valid", 3, {"Loss": 0.5}))
     played(TensorBoard(**options), started(tmp_path, 2), steps(3, 1.0, 0.5), split("valid", 3, {"Loss": 0.5}))
     played(TensorBoard(**options), started(tmp_path, 4), steps(5, 0.25))
-    assert [len(list((place / name).glob("events*"))) for name in ("", "train", "valid")] == [3, 3, 2]
-    assert scalars(place)["train/step/Loss"] == [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5), (5, 0.25)]
-    assert scalars(place)["valid/epoch/Loss"] == [(3, 0.5)]
+    assert [len(list((directory / name).glob("events*"))) for name in ("", "train", "valid")] == [3, 3, 2]
+    assert scalars(directory)["train/step/Loss"] == [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5), (5, 0.25)]
+    assert scalars(directory)["valid/epoch/Loss"] == [(3, 0.5)]
 
 
-def test_what_was_measured_after_the_checkpoint_of_a_step_is_there_once(tmp_path):
-    """The checkpoint of step 3 lies between two splits; the process is killed behind the epoch's validation, twice."""
-    place, picture = tmp_path / "tensorboard", np.zeros((2, 2), np.uint8)
+def test_resuming_replaces_values_from_after_the_checkpoint(tmp_path):
+    """The checkpoint of step 3 lies between two splits; two processes are killed after the epoch's validation."""
+    directory, picture = tmp_path / "tensorboard", np.zeros((2, 2), np.uint8)
     known = {"train/Loss": [(1, 3, 2.0)], "valid/Matrix": [(1, 3, "1 0")], "custom/norm": [(1, 3, 5.0)]}
     before = [
         steps(1, 4.0, 2.0, 1.0),
@@ -150,14 +150,14 @@ def test_what_was_measured_after_the_checkpoint_of_a_step_is_there_once(tmp_path
     played(TensorBoard(every_steps=1), started(tmp_path), *before, *after)
     for _ in range(2):
         played(TensorBoard(every_steps=1), started(tmp_path, 3, known), *after, steps(4, 0.5))
-    assert scalars(place) == {
+    assert scalars(directory) == {
         "train/step/Loss": [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5)],
         "train/step/Top-5 Accuracy": [(1, 5.0), (2, 3.0), (3, 2.0), (4, 1.5)],
         "custom/epoch/norm": [(3, 5.0), (3, 6.0)],
         "train/epoch/Loss": [(3, 2.0)],
         "valid-b/epoch/Loss": [(3, 0.5)],
     }
-    tags = [tag for tag, event, _ in values(place) if event.step == 3 and "Matrix" in tag]
+    tags = [tag for tag, event, _ in values(directory) if event.step == 3 and "Matrix" in tag]
     assert sorted(tags) == [
         "valid-b/epoch/Matrix/text_summary",
         "valid/epoch/Matrix",
@@ -165,34 +165,38 @@ def test_what_was_measured_after_the_checkpoint_of_a_step_is_there_once(tmp_path
     ]
 
 
-def test_a_record_that_a_kill_has_torn_ends_its_file(tmp_path):
-    place, options = tmp_path / "tensorboard", {"every_steps": 1}
+def test_reading_ends_at_a_partial_record(tmp_path):
+    directory, options = tmp_path / "tensorboard", {"every_steps": 1}
     played(TensorBoard(**options), started(tmp_path), steps(1, 4.0, 2.0), split("train", 2, {"Loss": 3.0}))
-    (path,) = (place / "train").iterdir()
-    whole, content = scalars(place), path.read_bytes()
+    (path,) = (directory / "train").iterdir()
+    whole, content = scalars(directory), path.read_bytes()
     count = len(events_of(path))
     for torn in (b"\x10", content[:12], content[:20], b"\xff" * 12):
         path.write_bytes(content + torn)
         assert len(list(read_records(path))) == count
     played(TensorBoard(**options), started(tmp_path, 2, {"train/Loss": [(1, 2, 3.0)]}), steps(3, 1.0))
     path.write_bytes(content)
-    assert scalars(place)["train/epoch/Loss"] == whole["train/epoch/Loss"]
-    assert scalars(place)["train/step/Loss"] == [*whole["train/step/Loss"], (3, 1.0)]
+    assert scalars(directory)["train/epoch/Loss"] == whole["train/epoch/Loss"]
+    assert scalars(directory)["train/step/Loss"] == [*whole["train/step/Loss"], (3, 1.0)]
 
 
-def test_a_run_that_begins_removes_its_own_files_only(tmp_path):
-    place = tmp_path / "elsewhere"
-    place.mkdir()
-    (place / "events.out.tfevents.1700000000.host").write_bytes(b"")
-    other = TensorBoard(str(place / "train" / "of another run"))
+def test_new_run_removes_its_own_files_only(tmp_path):
+    directory = tmp_path / "elsewhere"
+    directory.mkdir()
+    (directory / "events.out.tfevents.1700000000.host").write_bytes(b"")
+    other = TensorBoard(str(directory / "train" / "of another run"))
     played(other, started(tmp_path / "other"))
-    played(TensorBoard(str(place / "inside")), started(tmp_path / "inside"))
+    played(TensorBoard(str(directory / "inside")), started(tmp_path / "inside"))
     for _ in range(2):
-        played(TensorBoard(str(place), every_steps=1), started(tmp_path / "run"), steps(1, 4.0))
-    assert len([path for path in place.iterdir() if path.is_file()]) == 2
-    assert len(list((place / "train").glob("events*"))) == 1
-    assert len(list((place / "train" / "of another run").iterdir())) == len(list((place / "inside").iterdir())) == 1
-    assert scalars(place)["train/step/Loss"] == [(1, 4.0)]
+        played(TensorBoard(str(directory), every_steps=1), started(tmp_path / "run"), steps(1, 4.0))
+    assert len([path for path in directory.iterdir() if path.is_file()]) == 2
+    assert len(list((directory / "train").glob("events*"))) == 1
+    assert (
+        len(list((directory / "train" / "of another run").iterdir()))
+        == len(list((directory / "inside").iterdir()))
+        == 1
+    )
+    assert scalars(directory)["train/step/Loss"] == [(1, 4.0)]
 
 
 def test_the_file_is_written_every_two_seconds(tmp_path):
@@ -203,10 +207,10 @@ def test_the_file_is_written_every_two_seconds(tmp_path):
     (path,) = (tmp_path / "tensorboard" / "train").iterdir()
     now[0] = 1.9
     logger.on_event(steps(2, 2.0))
-    begun = len(events_of(path))
+    count = len(events_of(path))
     now[0] = 2.0
     logger.on_event(steps(3, 1.0))
-    assert (begun, len(events_of(path))) == (0, 1 + 3)
+    assert (count, len(events_of(path))) == (0, 1 + 3)
     logger.close()
 
 

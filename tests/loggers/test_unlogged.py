@@ -1,4 +1,4 @@
-"""Runs whose metrics go to loggers only: `metric_loggers(only=[...])`."""
+"""Tests of runs without metric files: `metric_loggers(only=[...])`."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def fit(directory, *, only=True, stops_at=None, epochs=3):
-    """A run that goes on if it was begun, with each step in `metrics.jsonl`."""
+    """Train with every step in `metrics.jsonl`, and resume if the run exists."""
     interrupter = Interrupter()
 
     def hook(info, model):
@@ -33,8 +33,8 @@ def fit(directory, *, only=True, stops_at=None, epochs=3):
     return build_line(builder.num_epochs(epochs).interrupter(interrupter).resume()).fit(batches(), valid_data())
 
 
-def told(directory):
-    """What the JSON lines have: `(kind, split, step, values)`."""
+def losses_of(directory):
+    """Return the kind, split, step and loss of each JSON line of numbers."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     kept = [x for x in lines if x["event"] in ("step", "split")]
     return [tuple(x[name] for name in ("event", "split", "step", "Loss")) for x in kept]
@@ -42,7 +42,7 @@ def told(directory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The same run with its own files."""
+    """Return the result and the directory of a run with metric files."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     return fit(directory, only=False), directory
 
@@ -58,7 +58,7 @@ def test_loggers_replace_the_metric_files_and_nothing_else(whole, unlogged):
     assert (result.history, read_history(directory)) == (whole[0].history, whole[0].history)
     assert logs_of(directory) == {}
     assert not (directory / "train").exists()
-    assert told(directory) == told(whole[1])
+    assert losses_of(directory) == losses_of(whole[1])
     assert result.summary["metrics"] == whole[0].summary["metrics"]
     assert (directory / "summary.json").exists()
     assert "values of single steps go to loggers only" in (directory / "experiment.log").read_text()
@@ -66,18 +66,18 @@ def test_loggers_replace_the_metric_files_and_nothing_else(whole, unlogged):
 
 @pytest.mark.full
 @pytest.mark.parametrize("step", [5, STEPS, 9])
-def test_such_a_run_resumes(whole, tmp_path, step):
-    """Inside an epoch, where a validation was due, and at its end."""
+def test_resuming(whole, tmp_path, step):
+    """The run stops where a validation is due, at the end of an epoch, or within one."""
     fit(tmp_path / "run", stops_at=step)
     result = fit(tmp_path / "run")
     assert result.history == whole[0].history
-    assert told(tmp_path / "run") == told(whole[1])
+    assert losses_of(tmp_path / "run") == losses_of(whole[1])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", some(["files first", "loggers first"], {"files first"}))
-def test_a_run_may_change_between_both(whole, tmp_path, first):
-    """What is there stays, up to where the run goes on; no file of an earlier epoch is touched."""
+def test_switching_between_files_and_loggers(whole, tmp_path, first):
+    """Values from before the resumed step stay; files of earlier epochs do not change."""
     files = first == "files first"
     fit(tmp_path / "run", only=not files, stops_at=9)
     before = logs_of(tmp_path / "run")
@@ -85,17 +85,17 @@ def test_a_run_may_change_between_both(whole, tmp_path, first):
     between = logs_of(tmp_path / "run")
     result = fit(tmp_path / "run", only=not files)
     assert result.history == whole[0].history
-    expected, found = logs_of(whole[1]), logs_of(tmp_path / "run")
+    expected, actual = logs_of(whole[1]), logs_of(tmp_path / "run")
     if files:
         assert between == before
-        assert {path: expected[path] for path in before if "epoch-1/" in path}.items() <= found.items()
-        assert [path for path in found if "epoch-3/" in path] == [path for path in expected if "epoch-3/" in path]
+        assert {path: expected[path] for path in before if "epoch-1/" in path}.items() <= actual.items()
+        assert [path for path in actual if "epoch-3/" in path] == [path for path in expected if "epoch-3/" in path]
     else:
-        assert (before, found) == ({}, between)
+        assert (before, actual) == ({}, between)
         assert {path.split("/")[1] for path in between} == {"epoch-2", "epoch-3"}
 
 
-def test_reports_and_plots_do_without_single_steps(unlogged):
+def test_reports_and_plots_without_values_of_steps(unlogged):
     runs = list(each_run([unlogged[1]]))
     drawn = [curve for metric in curves(runs)["metrics"] for curve in metric["curves"]]
     assert {len(curve["y"]) for curve in drawn if curve["split"] == "train"} == {3}  # epochs
@@ -129,6 +129,6 @@ def test_loggers_of_both_kinds(tmp_path):
     ],
     ids=["logger", "text", "bool", "list"],
 )
-def test_what_is_no_list_of_loggers_is_refused(tmp_path, only, code, shown):
+def test_wrong_types_are_refused(tmp_path, only, code, shown):
     with raises_code(code, *shown):
         quiet(tmp_path / "run").metric_loggers(only=only)

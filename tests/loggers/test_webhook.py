@@ -1,4 +1,4 @@
-"""Webhooks, posted to a server of the standard library."""
+"""Tests of Webhook, which posts to a server of the standard library."""
 
 import contextlib
 import http.server
@@ -26,37 +26,37 @@ INFOS = (
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server on this machine, with the requests that it got; `answers` are its next codes."""
+    """Yield a local server that records its requests; `answers` are its next status codes."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             content = self.rfile.read(int(self.headers["Content-Length"]))
-            made.posts.append((self.path, dict(self.headers), json.loads(content)))
-            self.send_response(made.answers.pop(0) if made.answers else 200, made.reason)
-            if made.points_to:
-                self.send_header("Location", made.points_to)
+            httpd.posts.append((self.path, dict(self.headers), json.loads(content)))
+            self.send_response(httpd.answers.pop(0) if httpd.answers else 200, httpd.reason)
+            if httpd.points_to:
+                self.send_header("Location", httpd.points_to)
             self.end_headers()
 
         def do_GET(self):
-            made.gets.append(self.path)
+            httpd.gets.append(self.path)
             self.send_response(200)
             self.end_headers()
 
         def log_message(self, *args):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.posts, made.gets, made.answers, made.points_to, made.reason = [], [], [], None, None
-        made.url = f"http://127.0.0.1:{made.server_port}/hook?key=secret"
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        httpd.posts, httpd.gets, httpd.answers, httpd.points_to, httpd.reason = [], [], [], None, None
+        httpd.url = f"http://127.0.0.1:{httpd.server_port}/hook?key=secret"
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        yield made
-        made.shutdown()
+        yield httpd
+        httpd.shutdown()
         thread.join()
 
 
-def told(server):
+def posts_to(server):
     return [content for _, _, content in server.posts]
 
 
@@ -69,18 +69,18 @@ def begin(directory, **others):
     return started(directory, metrics=INFOS, monitor="valid/Loss", **others)
 
 
-def test_what_is_posted_of_a_run(server, tmp_path):
+def test_posts_of_a_run(server, tmp_path):
     first = split("valid", 3, {"Loss": 0.5, "Accuracy": 0.9})
     worse = split("valid", 6, {"Loss": 0.6, "Accuracy": 0.95}, epoch=2)
     better = split("valid", 9, {"Loss": 0.25, "Accuracy": 0.1}, epoch=3)
     play(Webhook(server.url), begin(tmp_path), steps(1, 1.0), split("train", 3, {"Loss": 0.1}), first, worse, better)
     play(Webhook(server.url), begin(tmp_path), ended(9))
     best = {"event": "best", "time": 0.0, "directory": str(tmp_path), "metric": "valid/Loss"}
-    assert told(server)[:2] == [
+    assert posts_to(server)[:2] == [
         {**best, "epoch": 1, "step": 3, "value": 0.5, "before": None},
         {**best, "epoch": 3, "step": 9, "value": 0.25, "before": 0.5},
     ]
-    (end,) = told(server)[2:]
+    (end,) = posts_to(server)[2:]
     assert (end["event"], end["stopped_by"], end["summary"]["stopped_by"]) == ("end", "num_epochs", "num_epochs")
     path, headers, _ = server.posts[0]
     assert (path, headers["Content-Type"]) == ("/hook?key=secret", "application/json")
@@ -96,37 +96,37 @@ def test_what_is_posted_of_a_run(server, tmp_path):
         ("early stopping: enough", "end"),
     ],
 )
-def test_preemption_is_told_apart(server, tmp_path, stopped_by, event):
+def test_preemption_has_its_own_event(server, tmp_path, stopped_by, event):
     play(Webhook(server.url), begin(tmp_path), RunEnded(9.0, 1, 3, stopped_by, {}, 8.0, False))
-    assert [post["event"] for post in told(server)] == [event]
+    assert [post["event"] for post in posts_to(server)] == [event]
 
 
 def test_failures_and_starts(server, tmp_path):
     facts = {"config": {"lr": float("inf")}, "commit": "abc", "environment": {"jax": "0.10"}}
     logger = Webhook(server.url, on=["start", "failure"], headers={"Authorization": "Bearer x"})
     play(logger, begin(tmp_path, **facts), split("valid", 3, {"Loss": 0.5}), RunFailed(2.0, 1, 3, "ValueError('no')"))
-    start, failure = told(server)
+    start, failure = posts_to(server)
     assert {key: start[key] for key in facts} == {**facts, "config": {"lr": "Infinity"}}
     assert (failure["error"], failure["epoch"], failure["step"]) == ("ValueError('no')", 1, 3)
     assert server.posts[0][1]["Authorization"] == "Bearer x"
 
 
-def test_the_best_values_are_those_of_the_whole_run(server, tmp_path):
-    """Accuracy has its own direction; NaN is no best value, and neither is what an earlier start had surpassed."""
+def test_best_values_include_earlier_starts(server, tmp_path):
+    """Each metric has its direction; NaN and values worse than an earlier start's best are not best."""
     logger = Webhook(server.url, monitors=["valid/Accuracy", "valid/Loss"])
     history = {"valid/Accuracy": [(1, 3, 0.7), (2, 6, float("nan")), (3, 9, 0.6)]}
     values = [{"Accuracy": 0.65, "Loss": float("nan")}, {"Accuracy": 0.7}, {"Accuracy": 0.8, "Loss": 2.0}]
     play(logger, begin(tmp_path, step=9, history=history))
     play(logger, *(split("valid", 12 + i, value) for i, value in enumerate(values)))
-    assert [(post["metric"], post["value"], post["before"]) for post in told(server)] == [
+    assert [(post["metric"], post["value"], post["before"]) for post in posts_to(server)] == [
         ("valid/Accuracy", 0.8, 0.7),
         ("valid/Loss", 2.0, None),
     ]
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_a_run_that_is_told_to_make_room_and_goes_on(server, tmp_path):
-    """The best value of the first part is known to the second."""
+def test_preempted_and_resumed_run(server, tmp_path):
+    """The resumed run posts the best value of the first as `before`."""
 
     def build():
         builder = quiet(tmp_path / "run", saves=True).num_epochs(2).on_sigterm("return").resume()
@@ -135,25 +135,25 @@ def test_a_run_that_is_told_to_make_room_and_goes_on(server, tmp_path):
     kill = lambda info, model: os.kill(os.getpid(), signal.SIGTERM) if info.step == 8 else None  # noqa: E731
     build_line(build().every(1, kill)).fit(batches())
     build_line(build()).fit(batches())
-    posts = told(server)
+    posts = posts_to(server)
     assert [post["event"] for post in posts] == ["start", "best", "preemption", "start", "best", "end"]
     assert [post["resumed"] for post in posts if post["event"] == "start"] == [False, True]
     first, second = (post for post in posts if post["event"] == "best")
     assert (first["metric"], first["step"], second["before"]) == ("train/Loss", 6, first["value"])
-    assert posts[-1]["summary"].pop("seconds")["total"] > 0  # of this start; the file has nothing of a clock
+    assert posts[-1]["summary"].pop("seconds")["total"] > 0  # only in the post: the file has no times
     assert posts[-1]["summary"] == json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-def test_what_may_pass_is_tried_again(server, tmp_path, code):
+def test_transient_errors_are_retried(server, tmp_path, code):
     pauses = []
     server.answers += [code, code]
     play(Webhook(server.url, sleep=pauses.append), begin(tmp_path), ended(3))
     assert pauses == [1.0, 2.0]
-    assert [post["event"] for post in told(server)] == ["end"] * 3
+    assert [post["event"] for post in posts_to(server)] == ["end"] * 3
 
 
-def test_what_is_refused_is_an_error_without_secrets(server, tmp_path):
+def test_refused_post_raises_without_secrets(server, tmp_path):
     server.answers += [404]
     with raises_code("logger-post-refused", "http://127.0.0.1:", "404 Not Found") as refused:
         play(Webhook(server.url, sleep=lambda s: pytest.fail("tried again")), begin(tmp_path), ended(3))
@@ -161,7 +161,7 @@ def test_what_is_refused_is_an_error_without_secrets(server, tmp_path):
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_a_server_that_points_elsewhere_is_not_followed(server, tmp_path, code):
+def test_redirects_are_not_followed(server, tmp_path, code):
     """The content would be lost, and the headers would go to another server."""
     server.answers, server.points_to = [code], f"http://localhost:{server.server_port}/secret"
     logger = Webhook(server.url, headers={"Authorization": "secret"}, sleep=lambda s: pytest.fail("tried again"))
@@ -175,14 +175,14 @@ def test_a_server_that_points_elsewhere_is_not_followed(server, tmp_path, code):
     ("where", "shown"),
     [("/secret", "http://127.0.0.1:"), ("http://[secret", "another place"), ("file:///secret", "another place")],
 )
-def test_what_a_server_points_to_is_shown_without_secrets(server, tmp_path, where, shown):
+def test_redirect_targets_are_shown_without_secrets(server, tmp_path, where, shown):
     server.answers, server.points_to = [302], where
     with raises_code("logger-post-refused", f"points to {shown}") as refused:
         play(Webhook(server.url), begin(tmp_path), ended(3))
     assert "secret" not in str(refused.value)
 
 
-def test_what_cannot_be_sent_is_refused_without_its_secrets():
+def test_malformed_addresses_and_headers_are_refused_without_secrets():
     cases = [
         ({"url": "http://me:secret@127.0.0.1:1/hook"}, "logger-arguments-wrong", []),
         ({"url": "http://secret@127.0.0.1:1/hook"}, "logger-arguments-wrong", []),
@@ -218,7 +218,9 @@ def test_headers_that_can_be_sent(server, tmp_path):
 
 @contextlib.contextmanager
 def endless(pieces):
-    """A server whose answer is these pieces, the last one again and again until somebody hangs up."""
+    """Yield the address of a server that sends these pieces, the last one repeatedly until the client hangs up, and an
+    event that is set then.
+    """
     hung_up = threading.Event()
 
     def answer(server):
@@ -242,7 +244,7 @@ def endless(pieces):
     assert not thread.is_alive()
 
 
-def test_an_answer_without_an_end_is_not_read(monkeypatch, tmp_path):
+def test_endless_answer_is_not_read(monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with endless([b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 2**16]) as (url, hung_up):
         play(Webhook(url), begin(tmp_path), ended(3))
@@ -250,8 +252,8 @@ def test_an_answer_without_an_end_is_not_read(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("pieces", [[b"HTTP/1.1 100 Continue\r\n\r\n"], []], ids=["goes on and on", "silent"])
-def test_an_answer_that_does_not_begin_is_given_up_in_time(monkeypatch, tmp_path, pieces):
-    """A socket's own timeout would begin anew with each piece. A server without a word is one that hangs."""
+def test_answer_that_does_not_begin_times_out(monkeypatch, tmp_path, pieces):
+    """A socket's timeout restarts with each piece; the limit is on the whole answer. The second server is silent."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with endless(pieces) as (url, _), raises_code("logger-post-failed"):
         play(Webhook(url, timeout=0.2, retries=0), begin(tmp_path), ended(3))
@@ -264,7 +266,7 @@ def test_a_long_reason_is_cut(server, tmp_path):
     assert len(str(refused.value)) < 200
 
 
-def test_a_server_that_is_not_there(server, tmp_path):
+def test_unreachable_server_is_retried(server, tmp_path):
     url, pauses = server.url, []
     server.shutdown()
     server.server_close()
@@ -274,7 +276,7 @@ def test_a_server_that_is_not_there(server, tmp_path):
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_a_run_whose_server_is_not_there_goes_on_with_one_warning(server, tmp_path):
+def test_run_with_an_unreachable_server_warns_once(server, tmp_path):
     url, memory = server.url, MemoryLogger()
     server.shutdown()
     server.server_close()

@@ -5,12 +5,12 @@ import pytest
 
 @pytest.fixture
 def rates():
-    """The rates of a schedule at some steps, traced under strict promotion: all of them float32 with a strong type."""
+    """Return a function that traces a schedule at some steps and checks that its rates are strongly typed float32."""
 
-    def at(schedule, steps):
-        found = jax.jit(jax.vmap(schedule))(jnp.asarray(steps, jnp.int32))
-        assert found.dtype == jnp.float32
-        assert not found.weak_type
-        return found.tolist()
+    def evaluate(schedule, steps):
+        values = jax.jit(jax.vmap(schedule))(jnp.asarray(steps, jnp.int32))
+        assert values.dtype == jnp.float32
+        assert not values.weak_type
+        return values.tolist()
 
-    return at
+    return evaluate

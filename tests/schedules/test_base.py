@@ -1,4 +1,4 @@
-"""Lengths that are parts of a run."""
+"""Tests of lengths given as epochs, as fractions of a run, or up to its end."""
 
 import pytest
 
@@ -26,8 +26,8 @@ from learner.schedules.resolve import rates, resolve
 from tests.support.codes import raises_code
 from tests.support.stopped import some
 
-# In a run of 120 steps, each epoch of 24, the two of a pair are the same.
-SAME = {
+# Pairs of schedules with equal rates in a run of 120 steps with 24 steps per epoch.
+EQUIVALENT = {
     "fraction": (Cosine(0.1, over=0.25, unit="fraction"), Cosine(0.1, over=30)),
     "fraction, to the nearest": (Linear(0.1, over=0.1293, unit="fraction"), Linear(0.1, over=16)),
     "epochs": (Linear(0.0, 0.1, over=2, unit="epochs"), Linear(0.0, 0.1, over=48)),
@@ -68,35 +68,35 @@ QUICK = {"fraction", "epochs", "to the end", "step", "one_cycle", "warmup_stable
 QUICK |= {"fractions in a sequence are of the run"}
 
 
-@pytest.mark.parametrize("name", some(SAME, QUICK))
+@pytest.mark.parametrize("name", some(EQUIVALENT, QUICK))
 def test_lengths_are_parts_of_the_run(name):
-    schedule, in_steps = SAME[name]
+    schedule, in_steps = EQUIVALENT[name]
     assert schedule.needs_run_length
     assert not in_steps.needs_run_length
-    found = schedule.resolved(num_steps=120, steps_per_epoch=24)
-    (steps, ours), (_, theirs) = rates(found, 120), rates(in_steps, 120)
+    resolved = schedule.resolved(num_steps=120, steps_per_epoch=24)
+    (steps, resolved_rates), (_, expected) = rates(resolved, 120), rates(in_steps, 120)
     assert steps == list(range(120))
-    assert ours == theirs
-    assert len(set(ours)) > 1
+    assert resolved_rates == expected
+    assert len(set(resolved_rates)) > 1
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SAME if "epoch" not in name and name not in ("step", "inverse_sqrt")]
+    "name", [name for name in EQUIVALENT if "epoch" not in name and name not in ("step", "inverse_sqrt")]
 )
-def test_alone_it_says_what_it_needs(name):
+def test_unresolved_schedule_raises(name):
     with pytest.raises(LengthNeededError, match=r"does not know the length of the run.*resolved\(num_steps="):
-        SAME[name][0](0)
+        EQUIVALENT[name][0](0)
 
 
 @pytest.mark.usefixtures("optimized")
-def test_a_part_that_is_never_reached_does_no_harm():
-    """A short trial of a long run."""
+def test_unreached_part_is_ignored():
+    """A short trial of a long run may end within the warm-up."""
     warmed_up = Sequence([Linear(0.0, 0.1, over=100), Cosine(0.1)], [100])
     assert rates(warmed_up.resolved(num_steps=10), 10)[1] == rates(Linear(0.0, 0.1, over=100), 10)[1]
 
 
 @pytest.mark.parametrize(
-    ("schedule", "run", "said"),
+    ("schedule", "run", "message"),
     [
         (Cosine(0.1), RunLength(), "over is left out, which means to the end of the run, and the run's length is not"),
         (Linear(0.1, over=0.5, unit="fraction"), RunLength(None, 5), "over is 0.5 of the run, and the run's length"),
@@ -112,12 +112,12 @@ def test_a_part_that_is_never_reached_does_no_harm():
         (OneCycle(0.1), RunLength(3), r"3 steps are too short for one cycle.*\[0, 3\]"),
     ],
 )
-def test_what_does_not_fit_the_run(schedule, run, said):
-    found, (problem,) = resolve(schedule, run)
-    assert found is None
-    with pytest.raises(LearnerError, match=said):
+def test_lengths_that_do_not_fit_the_run(schedule, run, message):
+    resolved, (problem,) = resolve(schedule, run)
+    assert resolved is None
+    with pytest.raises(LearnerError, match=message):
         raise LearnerError(problem)
-    with pytest.raises(LearnerError, match=said):
+    with pytest.raises(LearnerError, match=message):
         schedule.resolved(run.steps, run.epoch)
 
 

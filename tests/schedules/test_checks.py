@@ -1,4 +1,4 @@
-"""Wrong arguments of schedules."""
+"""Tests of the checks of schedules' arguments."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_wrong_arguments(make, code, values):
         make()
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_problems_in_one_error():
     with pytest.raises(LearnerError) as error:
         MultiStep(-0.1, [10, 5], factor=-1.0, unit="days")
     assert [line.partition(";")[0] for line in str(error.value).splitlines()] == [

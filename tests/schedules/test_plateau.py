@@ -1,4 +1,4 @@
-"""The scheduler that follows a metric."""
+"""Tests of ReduceOnPlateau."""
 
 import json
 import math
@@ -12,7 +12,7 @@ NAN = math.nan
 
 
 def rates(plateau, values):
-    """The rate after each value."""
+    """Return the rate after each value."""
     return [plateau.update({"valid/Loss": value}) for value in values]
 
 
@@ -48,7 +48,7 @@ def rates(plateau, values):
         pytest.param({"factor": 0.5, "patience": 1}, [NAN, NAN, 1.0, NAN], [1.0, 0.5, 0.5, 0.5], id="nan"),
     ],
 )
-def test_the_rate(options, values, expected):
+def test_rates(options, values, expected):
     assert rates(ReduceOnPlateau(1.0, "valid/Loss", **options), values) == expected
 
 
@@ -60,7 +60,7 @@ def test_a_metric_without_a_new_value_changes_nothing():
 
 
 @pytest.mark.parametrize("cut", range(9))
-def test_it_goes_on_where_it_was(cut):
+def test_state_restores_exactly(cut):
     options, values = {"factor": 0.5, "patience": 1, "cooldown": 1}, [2.0, 2.0, NAN, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0]
     first, second = (ReduceOnPlateau(0.1, "valid/Loss", **options) for _ in range(2))
     expected = rates(ReduceOnPlateau(0.1, "valid/Loss", **options), values)
@@ -89,6 +89,6 @@ def test_it_goes_on_where_it_was(cut):
         (0.1, {"min_delta": -1.0}, "metric-min-delta-value", ()),
     ],
 )
-def test_a_wrong_value_is_named(lr, options, code, values):
+def test_wrong_arguments(lr, options, code, values):
     with raises_code(code, *values):
         ReduceOnPlateau(lr, **options)

@@ -1,4 +1,4 @@
-"""What is said of a schedule over a whole run."""
+"""Tests of how a schedule is described, sampled and checked against the length of a run."""
 
 import math
 
@@ -12,7 +12,7 @@ from learner.schedules.resolve import early_end, not_reached, rates, text_of
 
 
 def test_texts():
-    """The same in every process."""
+    """Processes compare these texts, so none may contain an address."""
     assert repr(Cosine(0.1)) == "Cosine(first=0.1)"
     assert repr(Cosine(0.1, 0.01, 0.5, "fraction").resolved(10)) == (
         "Cosine(first=0.1, last=0.01, over=0.5, unit='fraction') in 10 steps"
@@ -23,14 +23,14 @@ def test_texts():
 
 
 def test_rates_of_a_long_run_are_spread_over_it():
-    steps, found = rates(Linear(0.0, 1.0, over=10_000), 10_001, points=5)
+    steps, values = rates(Linear(0.0, 1.0, over=10_000), 10_001, points=5)
     assert steps == [0, 2500, 5000, 7500, 10_000]
-    np.testing.assert_allclose(found, [0.0, 0.25, 0.5, 0.75, 1.0])
+    np.testing.assert_allclose(values, [0.0, 0.25, 0.5, 0.75, 1.0])
     assert rates(Constant(0.1), 1) == ([0], [pytest.approx(0.1)])
 
 
 @pytest.mark.parametrize(
-    ("schedule", "ends", "for_nothing"),
+    ("schedule", "ends", "is_zero"),
     [
         (Cosine(0.1, over=60), 60, True),
         (Cosine(0.1, 0.01, over=60), 60, False),
@@ -44,15 +44,15 @@ def test_rates_of_a_long_run_are_spread_over_it():
         (MultiStep(0.1, [60], 0.0), 60, True),
     ],
 )
-def test_a_schedule_that_is_shorter_than_the_run(schedule, ends, for_nothing):
-    text, nothing = early_end(schedule, 100)
-    last = 0 if for_nothing else float(schedule(99))
+def test_a_schedule_that_is_shorter_than_the_run(schedule, ends, is_zero):
+    text, learns_nothing = early_end(schedule, 100)
+    last = 0 if is_zero else float(schedule(99))
     assert text.endswith(f"ends after {ends} of 100 steps; from there on the rate stays {last:g}")
-    assert nothing is for_nothing
+    assert learns_nothing is is_zero
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("schedule", "fragments"),
     [
         (
             Sequence([Linear(0.0, 0.1), Cosine(0.1)], [200]),
@@ -68,10 +68,10 @@ def test_a_schedule_that_is_shorter_than_the_run(schedule, ends, for_nothing):
         (lambda step: 0.1, []),
     ],
 )
-def test_what_a_run_does_not_reach(schedule, said):
-    found = not_reached(schedule, 100)
-    assert len(found) == bool(said)
-    assert [text for text in said if text not in found[0]] == []
+def test_unreached_milestones(schedule, fragments):
+    texts = not_reached(schedule, 100)
+    assert len(texts) == bool(fragments)
+    assert [text for text in fragments if text not in texts[0]] == []
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_what_a_run_does_not_reach(schedule, said):
         optax.linear_schedule(0.1, 0.01, 50),
     ],
 )
-def test_one_that_is_not(schedule):
+def test_schedule_that_lasts_to_the_end(schedule):
     assert early_end(schedule, 100) is None
 
 
 @pytest.mark.parametrize("steps", [13_500, 22_500, 90_000])
-def test_a_cosine_whose_last_rates_are_0_in_float32(steps):
+def test_cosine_that_underflows_to_0_near_its_end(steps):
     schedule = optax.cosine_decay_schedule(0.1, steps)
     assert schedule(steps - 1) == 0
     assert early_end(schedule, steps) is None

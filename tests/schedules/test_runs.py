@@ -1,4 +1,4 @@
-"""Schedules in runs, which tell them how long they are."""
+"""Tests of schedules in runs, which give them their length."""
 
 import dataclasses
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def line_down(n):
-    """Of n steps: 1 - 0 / n, 1 - 1 / n, and so on."""
+    """Return the rates of a line from 0.1 to 0 in n steps."""
     return [0.1 * (1 - step / n) for step in range(n)]
 
 
 def rates_of(builder, lr, train=None):
-    """The rate of every step of a run, as its log has it."""
+    """Return the logged rate of every step of a run, and the logger."""
     memory = MemoryLogger()
     build_line(builder.metric_train(LearningRate()).metric_loggers(memory), lr).fit(
         batches() if train is None else train
@@ -65,32 +65,32 @@ def log_of(directory):
 )
 def test_the_rates_of_a_run(tmp_path, set_length, train, lr, expected):
     data = train() if train else None
-    found, _ = rates_of(set_length(quiet(tmp_path / "run")), lr, data)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+    actual, _ = rates_of(set_length(quiet(tmp_path / "run")), lr, data)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("lr", "said"),
+    ("lr", "message"),
     [
         (Cosine(0.1), r"the learning rate: Cosine\(first=0.1\): over is left out, .* Set num_steps\(n\)"),
         (Step(0.1, 0.5, 1, "epochs"), "every is 1 epochs, and it is not known how many steps an epoch has"),
         (MultiStep(0.1, [0.5], unit="fraction"), r"milestones\[0\] is 0.5 of the run, and the run's length"),
     ],
 )
-def test_a_run_whose_length_is_not_known(tmp_path, lr, said):
-    with pytest.raises(LearnerError, match=said):
+def test_a_run_whose_length_is_not_known(tmp_path, lr, message):
+    with pytest.raises(LearnerError, match=message):
         build_line(quiet(tmp_path / "run"), lr).fit(iter(batches()))
     assert not (tmp_path / "run").exists()
 
 
-def test_it_is_told_with_all_else_that_is_wrong(tmp_path):
+def test_unknown_length_is_reported_with_other_problems(tmp_path):
     learner = build_line(quiet(tmp_path / "run").with_file_checkpointer(monitor="valid/Los"), Cosine(0.1))
     with pytest.raises(LearnerError, match=r"2 problems:\n.*over is left out.*\n.*valid/Los") as error:
         learner.fit(iter(batches()), valid_data())
     assert "learning rate" in str(error.value)
 
 
-def test_a_first_rate_that_no_run_can_have(tmp_path):
+def test_negative_first_rate(tmp_path):
     learner = build_line(quiet(tmp_path / "run"), Sequence([lambda step: -0.1, Linear(0.1)], [3]))
     with pytest.raises(LearnerError, match=r"starts with -0\.1"):
         learner.fit(batches())
@@ -101,15 +101,15 @@ def test_evaluating_needs_no_length(tmp_path):
     assert build_line(quiet(tmp_path / "run"), Cosine(0.1)).evaluate(valid_data()) == expected
 
 
-def test_steps_by_hand_learn_it_from_the_training_data(tmp_path):
-    """A run of 6 steps; the second has 5/6 of the rate. Without data they say what to do."""
+def test_train_step_takes_the_length_from_the_training_data(tmp_path):
+    """In a run of 6 steps, the second has 5/6 of the rate. Without data, the length is an error."""
     by_number = build_line(quiet(tmp_path / "run"), 0.1)
     state = dataclasses.replace(by_number.init(), step=jnp.int32(1))
     expected, _ = jax.jit(by_number.train_step)(dataclasses.replace(state, lr_scale=0.1 * 5 / 6), batches()[1])
     learner = build_line(quiet(tmp_path / "run"), Linear(0.1), train=batches())
-    found, _ = jax.jit(learner.train_step)(dataclasses.replace(state, lr_scale=1.0), batches()[1])
+    actual, _ = jax.jit(learner.train_step)(dataclasses.replace(state, lr_scale=1.0), batches()[1])
     for name in ("w", "b"):
-        np.testing.assert_allclose(found.params[name], expected.params[name], rtol=1e-6)
+        np.testing.assert_allclose(actual.params[name], expected.params[name], rtol=1e-6)
     without = build_line(quiet(tmp_path / "run"), Linear(0.1))
     for use in (without.init, lambda: without.train_step(state, batches()[0])):
         with raises_code("schedule-length-needed"):
@@ -117,20 +117,20 @@ def test_steps_by_hand_learn_it_from_the_training_data(tmp_path):
     assert float(build_line(quiet(tmp_path / "run").num_steps(3), Linear(0.1)).init().lr_scale) == 1.0
 
 
-def test_a_learner_whose_steps_were_used_by_hand_learns_the_length_of_its_run(tmp_path):
+def test_fit_after_init_uses_the_length_of_its_run(tmp_path):
     memory = MemoryLogger()
     builder = quiet(tmp_path / "run").metric_train(LearningRate()).metric_loggers(memory)
     learner = build_line(builder, Linear(0.1), train=batches())
     learner.init()
-    learner.fit(batches(2))  # 12 of them
+    learner.fit(batches(2))  # 12 batches
     np.testing.assert_allclose(memory.steps["train/Learning Rate"], line_down(12), rtol=1e-6)
 
 
-# -- going on ----------------------------------------------------------------------------------------------------------
+# -- resuming ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_the_same_length_goes_on_to_the_bit(tmp_path):
+def test_resuming_with_the_same_length_is_exact(tmp_path):
     warmed_up = Sequence([Linear(0.0, 0.1), Cosine(0.1)], [0.25], "fraction")
 
     def train(directory, stop=None):
@@ -144,7 +144,7 @@ def test_the_same_length_goes_on_to_the_bit(tmp_path):
     assert "WARNING" not in log_of(tmp_path / "cut")
 
 
-def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path):
+def test_resuming_a_longer_run_uses_the_new_length(tmp_path):
     def train(epochs):
         builder = quiet(tmp_path / "run", saves=True).num_epochs(epochs).metric_train(LearningRate()).resume()
         return build_line(builder, Linear(0.1)).fit(batches())
@@ -152,18 +152,18 @@ def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path)
     train(1)
     train(2)
     logs = logs_of(tmp_path / "run")
-    found = [
+    actual = [
         float(line.split(",")[0])
         for epoch in (1, 2)
         for line in logs[f"train/epoch-{epoch}/Learning_Rate.log"].splitlines()[:-1]
     ]
-    np.testing.assert_allclose(found, [*line_down(6), *line_down(12)[6:]], rtol=1e-6)
-    said = "the schedule: Linear(first=0.1) in 6 steps -> Linear(first=0.1) in 12 steps"
-    assert said in log_of(tmp_path / "run")
+    np.testing.assert_allclose(actual, [*line_down(6), *line_down(12)[6:]], rtol=1e-6)
+    message = "the schedule: Linear(first=0.1) in 6 steps -> Linear(first=0.1) in 12 steps"
+    assert message in log_of(tmp_path / "run")
 
 
 @pytest.mark.full
-def test_a_checkpoint_that_does_not_say_its_schedule(tmp_path):
+def test_resuming_from_a_checkpoint_without_a_schedule(tmp_path):
     def train(epochs):
         build_line(quiet(tmp_path / "run", saves=True).num_epochs(epochs).resume(), Linear(0.1)).fit(batches())
 
@@ -181,31 +181,34 @@ def test_a_checkpoint_that_does_not_say_its_schedule(tmp_path):
 @pytest.mark.parametrize(
     "lr", [pytest.param(Cosine(0.1, over=4), marks=pytest.mark.full), optax.cosine_decay_schedule(0.1, 4)]
 )
-def test_people_are_told_when_nothing_is_learnt_to_the_end(tmp_path, lr):
+def test_schedule_that_ends_at_0_is_announced(tmp_path, lr):
     _, memory = rates_of(quiet(tmp_path / "run"), lr)
-    (said,) = [event.text for event in memory.of(Message)]
-    assert said.endswith("ends after 4 of 6 steps; from there on the rate stays 0, so nothing is learned")
-    assert said in log_of(tmp_path / "run")
+    (message,) = [event.text for event in memory.of(Message)]
+    assert message.endswith("ends after 4 of 6 steps; from there on the rate stays 0, so nothing is learned")
+    assert message in log_of(tmp_path / "run")
 
 
-def test_a_warmup_is_only_in_the_log(tmp_path):
+def test_early_end_at_a_positive_rate_is_only_logged(tmp_path):
     _, memory = rates_of(quiet(tmp_path / "run"), Linear(0.0, 0.1, over=4))
     assert memory.of(Message) == []
-    said = "the schedule Linear(first=0.0, last=0.1, over=4) ends after 4 of 6 steps; from there on the rate stays 0.1"
-    assert f"INFO  {said}\n" in log_of(tmp_path / "run")
+    message = (
+        "the schedule Linear(first=0.0, last=0.1, over=4) ends after 4 of 6 steps; from there on the rate stays 0.1"
+    )
+    assert f"INFO  {message}\n" in log_of(tmp_path / "run")
 
 
 @pytest.mark.full
-def test_a_run_of_its_own_length_says_nothing(tmp_path):
+def test_schedule_as_long_as_the_run_is_not_announced(tmp_path):
     _, memory = rates_of(quiet(tmp_path / "run"), Cosine(0.1, over=6))
     assert memory.of(Message) == []
     assert "ends after" not in log_of(tmp_path / "run")
 
 
 @pytest.mark.full
-def test_the_model_is_that_of_optax(tmp_path):
-    """The same numbers as with optax's schedule of that length."""
-    ours = build_line(quiet(tmp_path / "ours").num_epochs(2), Cosine(0.1)).fit(batches())
-    theirs = build_line(quiet(tmp_path / "theirs").num_epochs(2), optax.cosine_decay_schedule(0.1, 12)).fit(batches())
+def test_model_equals_one_trained_with_optax(tmp_path):
+    actual = build_line(quiet(tmp_path / "actual").num_epochs(2), Cosine(0.1)).fit(batches())
+    expected = build_line(quiet(tmp_path / "expected").num_epochs(2), optax.cosine_decay_schedule(0.1, 12)).fit(
+        batches()
+    )
     for name in ("w", "b"):
-        np.testing.assert_allclose(ours.model[name], theirs.model[name], rtol=1e-6)
+        np.testing.assert_allclose(actual.model[name], expected.model[name], rtol=1e-6)

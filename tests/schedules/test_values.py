@@ -1,4 +1,4 @@
-"""Every schedule against its formula, in float64, at its first step, around its boundaries, at its end and after it."""
+"""Tests of every schedule against its formula in float64: first step, boundaries, end, and after the end."""
 
 import inspect
 import math
@@ -40,24 +40,24 @@ def line(first, last, t, over):
 
 
 def one_cycle(t):
-    """Peak 1, over 41 steps: up in int(0.3 * 41) = 12, and down in 29."""
+    """Return the rate of a cycle with peak 1 over 41 steps: up for int(0.3 * 41) = 12 steps, down for 29."""
     return wave(0.04, 1.0, t, 12) if t < 12 else wave(1.0, 4e-6, t - 12, 29)
 
 
 def one_cycle_of_lines(t):
-    """Up in 12 steps, down until int(0.85 * 41) = 34, and on to 41."""
+    """Return the rate of a piecewise linear cycle: up for 12 steps, down to step int(0.85 * 41) = 34, then to 41."""
     if t < 12:
         return line(0.04, 1.0, t, 12)
     return line(1.0, 0.04, t - 12, 22) if t < 34 else line(0.04, 4e-6, t - 34, 7)
 
 
 def two_waves(t):
-    """Three times as long as the first one, which has 11 of 44 steps, and half as high."""
+    """Return the rate of two cycles in 44 steps; the second is 3 times as long (33 steps for 11) and half as high."""
     return wave(0.4, 0.1, t, 11) if t < 11 else wave(0.2, 0.1, t - 11, 33)
 
 
 def stable(t, down):
-    """Up in 3 steps from 0.01 to 0.2, and down to 0.02 from step 30 to 41."""
+    """Return the rate that rises from 0.01 to 0.2 in 3 steps, and falls to 0.02 between steps 30 and 41."""
     if t < 3:
         return line(0.01, 0.2, t, 3)
     return 0.2 if t < 30 else 0.2 + (0.02 - 0.2) * down(min(t - 30, 11) / 11)
@@ -116,28 +116,28 @@ STEPS = [0, 1, 2, 3, 4, 10, 11, 12, 20, 29, 30, 31, 33, 34, 35, 40, 41, 42, 43, 
 
 
 def test_every_schedule_has_its_formula():
-    made = {type(schedule) for schedule, _ in CASES.values()}
+    tested = {type(schedule) for schedule, _ in CASES.values()}
     public = {value for value in vars(learner.schedules).values() if inspect.isclass(value)}
-    assert made == {kind for kind in public if issubclass(kind, Schedule)} - {Schedule}
+    assert tested == {kind for kind in public if issubclass(kind, Schedule)} - {Schedule}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_values(name, rates):
     schedule, formula = CASES[name]
-    found = rates(schedule, STEPS)
-    np.testing.assert_allclose(found, [formula(t) for t in STEPS], rtol=1e-5, atol=1e-9)
-    assert found[0] == pytest.approx(formula(0), rel=1e-7)
+    values = rates(schedule, STEPS)
+    np.testing.assert_allclose(values, [formula(t) for t in STEPS], rtol=1e-5, atol=1e-9)
+    assert values[0] == pytest.approx(formula(0), rel=1e-7)
 
 
 def test_a_step_may_be_a_number():
-    found = Linear(0.25, over=4)(1)
-    assert (float(found), found.dtype, found.weak_type) == (0.1875, jnp.float32, False)
+    rate = Linear(0.25, over=4)(1)
+    assert (float(rate), rate.dtype, rate.weak_type) == (0.1875, jnp.float32, False)
     assert float(Linear(0.25, over=4)(np.int64(2))) == 0.125
 
 
 @pytest.mark.parametrize("over", [7, 41])
 def test_the_end_is_exact(over, rates):
-    """Optax's line to 0 is a little below it there, and the root of that NaN, as compilers multiply by reciprocals."""
+    """Compilers multiply by reciprocals: optax's linear schedule then ends just below 0, and its square root is NaN."""
     for schedule in (Linear(0.1, over=over), Polynomial(0.1, over=over, power=0.5), Cosine(0.1, over=over)):
         before, *after = rates(schedule, [over - 1, over, over + 1])
         assert before > 0
@@ -145,16 +145,16 @@ def test_the_end_is_exact(over, rates):
 
 
 @pytest.mark.parametrize("every", [1, 7, 41, 47, 61])
-def test_stairs_are_not_late(every, rates):
-    """`floor(step / every)` is, where the division is compiled to a product."""
+def test_stairs_fall_at_exact_multiples(every, rates):
+    """`floor(step / every)` is late where the division is compiled to a product."""
     steps = [every * stair + behind for stair in range(1, 8) for behind in (-1, 0)]
     expected = [0.5 ** (step // every) for step in steps]
     assert rates(Step(1.0, 0.5, every), steps) == expected
 
 
 @pytest.mark.full
-def test_they_are_optaxs_own(rates):
-    """Between the ends."""
+def test_rates_equal_optax(rates):
+    """Away from the boundaries, which are exact here and rounded in optax."""
     pairs = [
         (Linear(0.1, 0.02, 40), optax.linear_schedule(0.1, 0.02, 40)),
         (Polynomial(0.1, 0.02, 40), optax.polynomial_schedule(0.1, 0.02, 2.0, 40)),
@@ -169,19 +169,19 @@ def test_they_are_optaxs_own(rates):
             optax.warmup_cosine_decay_schedule(0.0, 0.4, 10, 40),
         ),
     ]
-    for ours, theirs in pairs:
+    for schedule, optax_schedule in pairs:
         steps = [1, 9, 11, 25, 39]
         with jax.numpy_dtype_promotion("standard"):
-            expected = jax.jit(jax.vmap(theirs))(jnp.asarray(steps))
-        np.testing.assert_allclose(rates(ours, steps), expected, rtol=1e-6)
+            expected = jax.jit(jax.vmap(optax_schedule))(jnp.asarray(steps))
+        np.testing.assert_allclose(rates(schedule, steps), expected, rtol=1e-6)
 
 
 def _wave(steps):
     return {"init_value": 0.4, "peak_value": 0.4, "warmup_steps": 0, "decay_steps": steps}
 
 
-def test_optax_takes_them():
-    """SGD by hand: two steps of a gradient of 1, with the rates 0.5 and 0.25."""
+def test_schedule_in_an_optax_optimizer():
+    """By hand: gradients of 1 with rates 0.5, 0.25 and 0 move SGD's parameter to -0.5, -0.75 and -0.75."""
     optimizer = optax.sgd(Linear(0.5, over=2))
     params = jnp.float32(0)
     state = optimizer.init(params)
