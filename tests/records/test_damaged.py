@@ -1,4 +1,4 @@
-"""Files that are damaged anywhere load as they are, or end in one clear error."""
+"""Tests that damaged files load, or raise one LearnerError."""
 
 import warnings
 
@@ -23,8 +23,8 @@ MODEL = {
 }
 
 
-def mutated(data, rng):
-    """The bytes with a fault or a few: flipped, cut out, repeated, cut off, or in the place of others."""
+def mutate(data, rng):
+    """Return the bytes with 1 to 3 random faults: a flipped bit, or bytes deleted, repeated, truncated or replaced."""
     data = bytearray(data)
     for _ in range(rng.integers(1, 4)):
         at, length = int(rng.integers(0, max(1, len(data)))), int(rng.integers(1, 9))
@@ -47,10 +47,10 @@ def mutated(data, rng):
 
 @pytest.mark.parametrize("recorder", [*RECORDERS, CompactRecorder(), BinRecorder()], ids=repr)
 @pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.full)])
-def test_a_damaged_file_loads_or_ends_in_one_error(recorder, count):
+def test_damaged_file_loads_or_raises_one_error(recorder, count):
     rng, data, messages = np.random.default_rng(5), recorder.to_bytes(MODEL), []
     for number in range(count):
-        damaged = mutated(data, rng)
+        damaged = mutate(data, rng)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             try:

@@ -1,4 +1,4 @@
-"""What fits into which precision."""
+"""Tests of the dtypes in files of each precision, and of their limits."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ FULL = {
         ),
     ],
 )
-def test_the_dtypes_of_a_precision(precision, changed):
+def test_dtypes_of_each_precision(precision, changed):
     assert dtypes_in_file(precision, MODEL) == {**FULL, **changed}
 
 
@@ -72,7 +72,7 @@ def test_the_dtypes_of_a_precision(precision, changed):
         (np.uint32([70000]), None),
     ],
 )
-def test_half_precision_refuses_what_it_cannot_hold(array, number):
+def test_half_precision_checks_its_limits(array, number):
     recorder, model = JsonRecorder("half"), {"fine": jnp.ones(1), "deep": {"leaf": array}}
     if number is None:
         loaded = recorder.from_bytes(recorder.to_bytes(model), model)
@@ -85,7 +85,7 @@ def test_half_precision_refuses_what_it_cannot_hold(array, number):
         recorder.to_bytes(model)
 
 
-def test_all_that_is_too_large_is_named_with_a_recorder_that_holds_it():
+def test_all_overflows_in_one_error():
     model = {"a": jnp.float32([1e5]), "b": jnp.int32([[1, 40000]]), "c": jnp.ones(3)}
     with pytest.raises(LearnerError) as caught:
         CompactRecorder().check(model)
@@ -98,14 +98,14 @@ def test_all_that_is_too_large_is_named_with_a_recorder_that_holds_it():
     MessagePackRecorder(precision="full", gzip=True).check(model)
 
 
-def test_bfloat16_rounds_no_limit_away():
-    """65504 is 65536 in bfloat16, and that is more than float16 holds."""
+def test_limit_is_not_rounded_to_bfloat16():
+    """float16 ends at 65504, which rounds to 65536 in bfloat16."""
     assert beyond(np.asarray([65536.0], jnp.bfloat16), np.dtype(np.float16)) == 65536.0
     assert beyond(np.asarray([65280.0], jnp.bfloat16), np.dtype(np.float16)) is None
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "code", "values"),
+    ("source", "target", "code", "values"),
     [
         (
             np.float32([7e4]),
@@ -121,7 +121,7 @@ def test_bfloat16_rounds_no_limit_away():
         (np.bool_([1]), np.int32([0]), "record-model-differs", ("another kind of number",)),
     ],
 )
-def test_nothing_becomes_another_number_when_it_is_loaded(there, here, code, values):
+def test_loading_never_changes_a_number(source, target, code, values):
     recorder = SafetensorsRecorder()
     with raises_code(code, *values):
-        recorder.from_bytes(recorder.to_bytes({"x": there}), {"x": here})
+        recorder.from_bytes(recorder.to_bytes({"x": source}), {"x": target})

@@ -1,4 +1,4 @@
-"""Which array goes where, and what is said of those that go nowhere."""
+"""Tests of matching arrays of a file to a model by path, and of the report of the others."""
 
 import logging
 
@@ -21,17 +21,17 @@ RULES = [(r"^encoder\.", "backbone.")]
 SOURCE = "the record (JSON, version 2, full precision)"
 
 
-def load(model=MODEL, file=FILE, **how):
-    return JsonRecorder().from_bytes(JsonRecorder().to_bytes(file), model, **how)
+def load(model=MODEL, file=FILE, **options):
+    return JsonRecorder().from_bytes(JsonRecorder().to_bytes(file), model, **options)
 
 
-def error(**how):
+def error(**options):
     with pytest.raises(LearnerError) as caught:
-        load(**how)
+        load(**options)
     return str(caught.value).split("\n")
 
 
-def test_every_path_that_differs_is_named_with_both_sides():
+def test_differing_paths_are_listed_with_both_sides():
     assert error(rename=RULES) == [
         f"{SOURCE} does not fit the model; 3 arrays differ:",
         "  head.bias: not in the file, float16[4] in the model; did you mean 'head.b'?",
@@ -41,14 +41,14 @@ def test_every_path_that_differs_is_named_with_both_sides():
     ]
 
 
-def test_one_that_is_too_much_is_said_to_be_near():
+def test_surplus_array_with_a_similar_path():
     assert error(model={"b": np.zeros(2)}, file={"b": np.ones(2), "bb": np.ones(2)})[:2] == [
         f"{SOURCE} does not fit the model; 1 array differs:",
         "  bb: float64[2] in the file, not in the model; did you mean 'b'?",
     ]
 
 
-def test_nothing_that_fits_is_an_error_in_any_case():
+def test_no_match_raises_even_if_not_strict():
     for strict in (True, False):
         first, *rows, advice = error(strict=strict)
         assert first == f"nothing in {SOURCE} fits the model, by path, shape and dtype:"
@@ -57,7 +57,7 @@ def test_nothing_that_fits_is_an_error_in_any_case():
         assert "layout='torch'" in advice
 
 
-def test_what_fits_is_loaded_and_the_rest_is_reported():
+def test_partial_load_is_reported():
     reports = []
     loaded = load(rename=RULES, strict=False, report=reports.append)
     assert loaded["backbone"][0]["w"].tolist() == np.ones((2, 3)).tolist()
@@ -80,7 +80,7 @@ def test_what_fits_is_loaded_and_the_rest_is_reported():
     ]
 
 
-def test_without_a_report_what_was_left_is_logged(caplog):
+def test_partial_load_without_a_callback_is_logged(caplog):
     with caplog.at_level(logging.INFO):
         load(rename=RULES, strict=False)
         load(model=FILE)
@@ -90,7 +90,7 @@ def test_without_a_report_what_was_left_is_logged(caplog):
     assert record.getMessage().startswith("loaded 2 of 4 arrays")
 
 
-def test_a_report_of_what_fits():
+def test_report_of_a_complete_load():
     reports = []
     load(model=FILE, report=reports.append)
     assert reports[0].complete
@@ -117,30 +117,30 @@ def test_rules_apply_in_turn():
         ([("head.w", "head.b")], ["rename makes 'head.b' of both"]),
     ],
 )
-def test_rules_that_are_wrong(rules, messages):
+def test_wrong_rules(rules, messages):
     for strict in (True, False):
-        said = "\n".join(error(rename=rules, strict=strict))
+        lines = "\n".join(error(rename=rules, strict=strict))
         for message in messages:
-            assert message in said
+            assert message in lines
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"layout": "pytorch"}, "layout is 'pytorch'; it needs 'torch', or None"),
         ({"strict": "no"}, "strict is 'no'; it needs True or False"),
     ],
 )
-def test_options_that_are_wrong(how, message):
-    assert message in error(**how)[0]
+def test_wrong_options(options, message):
+    assert message in error(**options)[0]
 
 
-def test_names_of_a_file_steer_no_terminal():
-    said = error(model={"w": np.zeros(1)}, file={"\x1b[2Jw": np.zeros(1)})
-    assert all(line.isprintable() for line in said)
+def test_errors_contain_no_control_characters():
+    lines = error(model={"w": np.zeros(1)}, file={"\x1b[2Jw": np.zeros(1)})
+    assert all(line.isprintable() for line in lines)
 
 
-def test_an_error_does_not_grow_without_end():
+def test_long_errors_are_cut():
     file = {f"x{i}": np.zeros(1) for i in range(3000)}
-    said = error(model={"x0": np.zeros(1)}, file=file)
-    assert said[-2] == "  and 2000 more"
+    lines = error(model={"x0": np.zeros(1)}, file=file)
+    assert lines[-2] == "  and 2000 more"

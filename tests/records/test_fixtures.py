@@ -1,4 +1,4 @@
-"""Files of every version load for ever. Each was written once, by the code of its time, and is never written again."""
+"""Tests that files of every version load. Each file was written by the code of its version, and is never rewritten."""
 
 from pathlib import Path
 
@@ -36,9 +36,9 @@ MODEL = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_every_version_loads(name):
-    given = {**jax.tree.map(np.zeros_like, {**MODEL, "key": np.zeros(1)}), "key": jax.random.key(0)}
-    model = load_model(FIXTURES / name, given)
+def test_files_of_every_version_load(name):
+    target = {**jax.tree.map(np.zeros_like, {**MODEL, "key": np.zeros(1)}), "key": jax.random.key(0)}
+    model = load_model(FIXTURES / name, target)
     np.testing.assert_array_equal(jax.random.key_data(model.pop("key")), [7, 4294967295])
     exact = jax.tree.map(np.asarray, {part: x for part, x in MODEL.items() if part != "key"})
     if name.startswith("half"):
@@ -50,5 +50,5 @@ def test_a_file_of_every_version_loads(name):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_no_fixture_is_lost():
+def test_every_fixture_is_tested():
     assert sorted(path.name for path in FIXTURES.iterdir()) == sorted(FILES)

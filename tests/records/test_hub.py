@@ -1,4 +1,4 @@
-"""Models on the Hub: pushed and pulled again from a server on this machine, and no token in any message."""
+"""Tests of pushing models to the Hub and pulling them, with a local server."""
 
 import json
 import sys
@@ -29,26 +29,26 @@ def server(tmp_path, monkeypatch):
         yield server
 
 
-def test_a_pushed_model_is_pulled_and_loaded(server, tmp_path):
+def test_push_pull_and_load(server, tmp_path):
     result = build_net(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(shuffled(), valid_data())
     address = result.push("me/net", card={"license": "mit"})
     commit = server.branches["me/net"]["main"]
     assert address == f"{server.endpoint}/me/net/commit/{commit}"
     assert server.newest("me/net").keys() == {".gitattributes", "README.md", "model.safetensors"}
     path = pull_model("me/net", tmp_path / "net")
-    assert sorted(each.name for each in path.iterdir()) == ["README.md", "hub.json", "model.safetensors"]
+    assert sorted(file.name for file in path.iterdir()) == ["README.md", "hub.json", "model.safetensors"]
     assert json.loads((path / "hub.json").read_text()) == {"repository": "me/net", "commit": commit}
     model = load_model(path / "model.safetensors", Net(seed=1))
     model.eval()
     assert jnp.array_equal(model(X), result.best_model(X))
     card = hub.ModelCard.load(path / "README.md")
-    best = {each.metric_name: each.metric_value for each in card.data.eval_results}
+    best = {entry.metric_name: entry.metric_value for entry in card.data.eval_results}
     epoch = result.best_epoch - 1
     assert best == {name: result.history[f"valid/{name}"][epoch] for name in ("Accuracy", "Loss", "Last Row")}
     assert card.data.license == "mit"
 
 
-def test_the_card_has_what_the_hub_and_people_read(server, tmp_path):
+def test_contents_of_the_card(server, tmp_path):
     export = export_model(tmp_path / "out", line(), X, function=line_predictions, platforms=["cpu"])
     card = {"datasets": ["mnist"], "pipeline_tag": "image-classification", "tags": ["digits"]}
     config = "model: mine.Line\nlr: 0.1\n"
@@ -56,7 +56,7 @@ def test_the_card_has_what_the_hub_and_people_read(server, tmp_path):
     files = server.newest("me/line")
     assert files["config.yaml"].decode() == config
     assert {name for name in files if name.startswith("inference/")} == {
-        f"inference/{each.name}" for each in export.iterdir()
+        f"inference/{file.name}" for file in export.iterdir()
     }
     np.testing.assert_array_equal(load(files["model.safetensors"])["w"], np.zeros((3, 1), np.float32))
     read = hub.ModelCard(files["README.md"].decode())
@@ -73,7 +73,7 @@ def test_the_card_has_what_the_hub_and_people_read(server, tmp_path):
     assert f"```yaml\n{config}```" in read.text
     assert "learner pull me/line line" in read.text
     path = pull_model("me/line", tmp_path / "line")
-    assert {each.name for each in (path / "inference").iterdir()} == {each.name for each in export.iterdir()}
+    assert {file.name for file in (path / "inference").iterdir()} == {file.name for file in export.iterdir()}
 
 
 def test_branches_and_private_repositories(server, tmp_path, monkeypatch):
@@ -90,12 +90,12 @@ def test_branches_and_private_repositories(server, tmp_path, monkeypatch):
     assert not (tmp_path / "none").exists()
 
 
-def test_no_more_is_pulled_than_a_model(server, tmp_path):
+def test_other_files_are_not_pulled(server, tmp_path):
     push_model("me/line", line())
     files = server.newest("me/line")
     files |= {"run.py": b"import os", "inference/../../evil": b"", "hub.json": b"{}", "journal.jsonl": b"{}"}
     path = pull_model("me/line", tmp_path / "line")
-    assert sorted(each.name for each in path.iterdir()) == ["README.md", "hub.json", "model.safetensors"]
+    assert sorted(file.name for file in path.iterdir()) == ["README.md", "hub.json", "model.safetensors"]
     assert not list(tmp_path.rglob("evil"))
     del files["model.safetensors"]
     server.branches["me/line"]["main"] = server._commit(files)
@@ -103,14 +103,14 @@ def test_no_more_is_pulled_than_a_model(server, tmp_path):
         pull_model("me/line", tmp_path / "none")
     with raises_code("hub-directory-exists"):
         pull_model("me/line", tmp_path / "line")
-    assert {each.name for each in tmp_path.iterdir()} == {"cache", "line"}
+    assert {file.name for file in tmp_path.iterdir()} == {"cache", "line"}
 
 
 def test_offline(server, tmp_path, monkeypatch):
     push_model("me/line", line(value=3.0))
     pull_model("me/line", tmp_path / "first")
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    path = pull_model("me/line", tmp_path / "second")  # of the cache
+    path = pull_model("me/line", tmp_path / "second")  # from the cache
     assert load_model(path / "model.safetensors", line())["w"][0, 0] == 3.0
     with raises_code("hub-offline", "HF_HUB_OFFLINE", "cache"):
         pull_model("me/other", tmp_path / "none")
@@ -118,7 +118,7 @@ def test_offline(server, tmp_path, monkeypatch):
         push_model("me/line", line())
 
 
-def test_what_is_wrong_is_told_before_anything_is_sent(server, tmp_path, monkeypatch):
+def test_wrong_arguments_raise_before_any_request(server, tmp_path, monkeypatch):
     with raises_code("hub-card-key", "'license'", key="licence"):
         push_model("me/line", line(), card={"licence": "mit"})
     with raises_code("hub-export-missing"):
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_told_before_anything_is_sent(server, tmp_path, monkeyp
     assert server.requests == []
 
 
-def test_a_token_is_in_no_message_and_no_file(server, tmp_path, monkeypatch, caplog):
+def test_token_is_in_no_message_and_no_file(server, tmp_path, monkeypatch, caplog):
     wrong = TOKEN[::-1]
     builder = quiet(tmp_path / "run", saves=True).num_epochs(1)
     result = builder.build(line(), optax.sgd, 0.1, train_step=line_step).fit(shuffled())
@@ -146,7 +146,7 @@ def test_a_token_is_in_no_message_and_no_file(server, tmp_path, monkeypatch, cap
         result.push("me/line", best=False)
     with raises_code("hub-repository-missing") as missing:
         pull_model("me/none", tmp_path / "none")
-    shown = [*(traceback.format_exception(each.value) for each in (quoted, refused, missing)), caplog.text]
+    shown = [*(traceback.format_exception(error.value) for error in (quoted, refused, missing)), caplog.text]
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     stored = [content for files in server.files.values() for content in files.values()]
     for token in (TOKEN, wrong):
@@ -154,7 +154,7 @@ def test_a_token_is_in_no_message_and_no_file(server, tmp_path, monkeypatch, cap
         assert all(token.encode() not in content for content in (*files, *stored))
 
 
-def test_a_hub_that_is_not_there(server, tmp_path, monkeypatch):
+def test_unreachable_hub(server, tmp_path, monkeypatch):
     monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     for call in (lambda: push_model("me/line", line()), lambda: pull_model("me/line", tmp_path / "none")):
         with raises_code("hub-failed", "Connect"):

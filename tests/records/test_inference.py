@@ -1,4 +1,4 @@
-"""Models for inference: the same outputs, in a process that has neither `learner` nor the model's code."""
+"""Tests of exporting models for inference in processes with neither `learner` nor the model's code."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ pytest.importorskip("flatbuffers")
 
 
 class Net(nnx.Module):
-    """Weights, running statistics, and a random stream."""
+    """A model with weights, running statistics, and a random stream."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -81,7 +81,7 @@ print(program.platforms)
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_outputs_are_those_of_the_model(tmp_path, kind):
+def test_outputs_equal_the_model(tmp_path, kind):
     make, function, inputs = MODELS[kind]
     model = make()
     path = export_model(tmp_path / "out", model, jax.tree.map(lambda x: x[:1], inputs), function=function)
@@ -90,18 +90,18 @@ def test_the_outputs_are_those_of_the_model(tmp_path, kind):
     if isinstance(model, nnx.Module):
         model.eval()
     for rows in (1, 7, 20):
-        given = jax.tree.map(lambda x, rows=rows: x[:rows], inputs)
-        expected = model(given) if function is None else function(model, given)
-        for got, needed in zip(jax.tree.leaves(program.call(weights, given)), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(got, needed, rtol=1e-6, atol=1e-6)
+        batch = jax.tree.map(lambda x, rows=rows: x[:rows], inputs)
+        expected = model(batch) if function is None else function(model, batch)
+        for x, y in zip(jax.tree.leaves(program.call(weights, batch)), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
-def test_a_bare_process_runs_the_best_model_of_a_run(tmp_path):
+def test_process_without_learner_runs_the_best_model(tmp_path):
     result = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(shuffled(), valid_data())
     path = result.export(tmp_path / "out", X, function=line_predictions)
     np.save(tmp_path / "inputs.npy", X)
-    ran = subprocess.run([sys.executable, "-c", BARE], cwd=path, capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout.strip()) == (0, "('cpu', 'cuda', 'tpu')"), ran.stderr
+    process = subprocess.run([sys.executable, "-c", BARE], cwd=path, capture_output=True, text=True)
+    assert (process.returncode, process.stdout.strip()) == (0, "('cpu', 'cuda', 'tpu')"), process.stderr
     expected = X @ np.asarray(result.best_model["w"]) + np.asarray(result.best_model["b"])
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-6)
     card = (path / "README.md").read_text()
@@ -128,20 +128,20 @@ def test_a_fixed_number_of_rows_and_one_platform(tmp_path):
         (Net, X, {"function": lambda model, x: model(x)[: int(x.shape[0])]}, "export-impossible"),
     ],
 )
-def test_what_cannot_be_exported(tmp_path, model, inputs, options, code):
+def test_wrong_arguments(tmp_path, model, inputs, options, code):
     with raises_code(code):
         export_model(tmp_path / "out", model(), inputs, **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_no_loader_reads_are_refused_before_anything_is_written(tmp_path):
+def test_float8_weights_are_refused_before_writing(tmp_path):
     model = {"w": jnp.ones((3, 2), jnp.float8_e4m3fn)}
     with raises_code("export-float8", "are float8", "bfloat16"):
         export_model(tmp_path / "out", model, X[:2], function=lambda model, x: x @ model["w"].astype(jnp.float32))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_takes_the_length_of_its_input_gets_the_line_and_the_remedies(tmp_path):
+def test_fixed_batch_size_raises_with_line_and_remedies(tmp_path):
     def flattened(model, x):
         return model(x.reshape(len(x), -1))
 
@@ -156,7 +156,7 @@ def test_a_model_that_takes_the_length_of_its_input_gets_the_line_and_the_remedi
         export_model(tmp_path / str(number), Net(), X, function=function, **options)
 
 
-def test_other_files_are_not_touched(tmp_path):
+def test_directory_with_other_files_is_refused(tmp_path):
     (tmp_path / "mine.txt").touch()
     with raises_code("export-directory-used"):
         export_model(tmp_path, Net(), X)
@@ -166,7 +166,7 @@ def test_other_files_are_not_touched(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_the_last_model_of_a_run_without_checkpoints(tmp_path):
+def test_last_model_of_a_run_without_checkpoints(tmp_path):
     learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=line_step)
     result = learner.fit(shuffled())
     with raises_code("learner-best-not-kept"):
@@ -174,7 +174,7 @@ def test_the_last_model_of_a_run_without_checkpoints(tmp_path):
     assert result.export(tmp_path / "out", {"x": X}, best=False, function=predict).is_dir()
 
 
-def test_the_card_of_a_restored_model_has_the_numbers_of_its_step(tmp_path):
+def test_card_of_a_restored_model(tmp_path):
     def scripted_step(model, batch):
         return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
 

@@ -1,4 +1,4 @@
-"""JSON, as Python's own module reads it."""
+"""Tests of JsonRecorder against Python's `json`."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from learner.records.stored import DTYPES
 MODEL = {"head": {'ker\u00e4nel "1"': np.float32([[1.0, -2.0]])}, "limits": np.float32([np.nan, np.inf])}
 
 
-def test_another_library_reads_what_is_written():
+def test_json_reads_a_record():
     content = json.loads(JsonRecorder().to_bytes(MODEL))
     assert [content.pop(name) for name in ("format", "version", "precision")] == ["learner.record", 2, "full"]
     (path, kernel), (_, limits) = content.pop("model").items()
@@ -23,7 +23,7 @@ def test_another_library_reads_what_is_written():
     assert content == {}
 
 
-def test_what_another_library_wrote_is_read():
+def test_record_written_by_json():
     content = json.loads(JsonRecorder().to_bytes(MODEL))
     data = json.dumps(content, indent=4, sort_keys=True, ensure_ascii=False).encode()
     loaded = JsonRecorder().from_bytes(
@@ -33,7 +33,7 @@ def test_what_another_library_wrote_is_read():
     np.testing.assert_array_equal(loaded["limits"], [np.nan, np.inf])
 
 
-def test_numbers_are_written_to_be_read():
+def test_numbers_in_the_file():
     model = {
         "float32": np.float32([0.1, -0.0, 1e-45]),
         "bfloat16": jnp.asarray([0.1], jnp.bfloat16),
@@ -58,8 +58,8 @@ def test_numbers_are_written_to_be_read():
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-def test_all_bits_of_every_dtype_come_back(dtype):
-    """Also NaNs of all kinds, and more numbers than are written at once."""
+def test_every_dtype_round_trips_exactly(dtype):
+    """The data contain NaNs with payloads, and more numbers than one block of the writer."""
     rng = np.random.default_rng(0)
     if dtype == np.bool_:
         data = rng.integers(0, 2, 70_000).astype(np.bool_)
@@ -76,13 +76,13 @@ def test_all_bits_of_every_dtype_come_back(dtype):
         assert loaded[name].tobytes() == expected.tobytes(), name
 
 
-def test_whole_numbers_are_floats_where_floats_belong():
-    """As JavaScript writes them."""
+def test_integers_are_read_as_floats():
+    """JavaScript writes 1.0 as 1."""
     text = JsonRecorder().to_bytes({"w": np.float32([1.0, 2.5])}).replace(b"1.0", b"1")
     assert JsonRecorder().from_bytes(text, {"w": np.zeros(2, np.float32)})["w"].tolist() == [1.0, 2.5]
 
 
-def test_the_base64_of_version_1_loads():
+def test_base64_of_version_1():
     w = base64.b64encode(np.float32([1.5]).tobytes()).decode()
     content = {"format": "learner.record", "version": 1, "precision": "full"}
     content["model"] = {"w": {"dtype": "float32", "shape": [1], "data": w}}

@@ -1,4 +1,4 @@
-"""Models taken apart."""
+"""Tests of splitting models into leaves by path, and of building them again."""
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,7 @@ from tests.support.small_models import CASES, assert_equal_arrays
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def test_the_paths_of_a_model_are_those_of_its_library():
+def test_paths_of_each_library():
     paths = {case.name: list(leaves_of(case.make()).arrays) for case in CASES}
     assert [p for p in paths["nnx"] if p.startswith(("drop", "norm"))] == [
         "drop.rngs.count",
@@ -25,7 +25,7 @@ def test_the_paths_of_a_model_are_those_of_its_library():
         "norm.scale",
         "norm.var",
     ]
-    assert "layers.1.kernel" not in paths["nnx"]  # one parameter in two places
+    assert "layers.1.kernel" not in paths["nnx"]  # shared with layers.0
     assert paths["linen"][:3] == ["batch_stats.norm.mean", "batch_stats.norm.var", "params.head.bias"]
     assert paths["equinox"] == ["hidden.weight", "hidden.bias", "head.weight", "head.bias", "offset"]
     assert paths["dict"] == ["head.w", "hidden.b", "hidden.w", "seen"]
@@ -33,18 +33,18 @@ def test_the_paths_of_a_model_are_those_of_its_library():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_not_replaced_stays(case):
+def test_leaves_that_are_not_replaced(case):
     model = case.make()
     assert_equal_arrays(case.arrays(leaves_of(model).build({})), case.arrays(model))
 
 
-def test_the_mode_and_the_ties_of_the_model_stay():
+def test_mode_and_shared_parameters_are_kept():
     model = CASES[0].make()
     model.eval()
     leaves = leaves_of(model)
-    made = leaves.build({"layers.0.kernel": jnp.ones((3, 3))})
-    assert made.drop.deterministic
-    assert made.layers[1].kernel is made.layers[0].kernel
+    rebuilt = leaves.build({"layers.0.kernel": jnp.ones((3, 3))})
+    assert rebuilt.drop.deterministic
+    assert rebuilt.layers[1].kernel is rebuilt.layers[0].kernel
     linen = leaves_of(Linen(nn.Dense(1), {"params": {"kernel": jnp.ones((1, 1))}}, rngs=("noise",)))
     assert linen.build({}).rngs == ("noise",)
 
@@ -62,7 +62,7 @@ def test_the_mode_and_the_ties_of_the_model_stay():
         ({"w": np.array([None])}, "record-dtype-unsupported", ("w", "object")),
     ],
 )
-def test_what_is_no_model(model, code, values):
+def test_values_that_are_no_models(model, code, values):
     from learner.records import JsonRecorder
 
     with raises_code(code, *values):
@@ -77,7 +77,7 @@ def test_arrays_of_several_devices_are_gathered():
     assert JsonRecorder().to_bytes({"w": split}) == JsonRecorder().to_bytes({"w": np.arange(8, dtype=np.float32)})
 
 
-def test_a_state_of_nnx_has_the_paths_of_its_model():
+def test_paths_of_an_nnx_state():
     def adapted(seed):
         rngs = nnx.Rngs(seed)
         return nnx.LoRA(3, 2, 3, base_module=nnx.Linear(3, 3, rngs=rngs), rngs=rngs)

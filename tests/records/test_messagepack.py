@@ -1,4 +1,4 @@
-"""MessagePack is read and written as its own library does."""
+"""Tests of MessagePackRecorder against the `msgpack` library."""
 
 import msgpack
 import numpy as np
@@ -10,7 +10,7 @@ from tests.support.codes import raises_code
 MODEL = {"head": {"kernel": np.float32([[1.0, -2.0]])}, "n": np.int32(7)}
 
 
-def test_another_library_reads_what_is_written():
+def test_msgpack_reads_a_record():
     assert msgpack.unpackb(MessagePackRecorder("double").to_bytes(MODEL)) == {
         "format": "learner.record",
         "version": 1,
@@ -22,8 +22,8 @@ def test_another_library_reads_what_is_written():
     }
 
 
-def test_what_another_library_wrote_is_read():
-    """With other lengths of numbers and lengths, and the parts of an array in another order."""
+def test_record_written_by_msgpack():
+    """The other library chooses other widths for integers, and another order for the parts of an array."""
     arrays = {"n": {"data": b"\x09\0\0\0", "shape": [], "dtype": "int32"}}
     arrays["head.kernel"] = {"shape": (1, 2), "dtype": "float32", "data": np.float32([3, 4]).tobytes()}
     data = msgpack.packb({"precision": "full", "version": 1, "format": "learner.record", "model": arrays})
@@ -38,7 +38,7 @@ def test_arrays_that_are_too_large(monkeypatch):
         MessagePackRecorder().check(MODEL)
 
 
-def test_an_array_is_not_copied_to_be_written():
+def test_writing_does_not_copy_arrays():
     array = np.arange(6.0).reshape(2, 3)
     chunks = list(MessagePackRecorder()._chunks({"w": Stored("float64", array)}))
     assert np.shares_memory(np.frombuffer(chunks[-1]), array)

@@ -1,4 +1,4 @@
-"""Models in files."""
+"""Tests of save_model and load_model: extensions, recorders, and atomic writes."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ from learner.records.model_files import RECORDERS
 from tests.support.codes import raises_code
 
 MODEL = {"w": jnp.float32([0.5, 0.25]), "n": jnp.int32(3)}
-GIVEN = {"w": jnp.zeros(2), "n": jnp.int32(0)}
+TARGET = {"w": jnp.zeros(2), "n": jnp.int32(0)}
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_the_extension_chooses_the_format(tmp_path, extension, start):
     save_model(path, MODEL)
     assert path.read_bytes().startswith(start)
     assert os.listdir(tmp_path) == [path.name]
-    loaded = load_model(str(path), GIVEN)
+    loaded = load_model(str(path), TARGET)
     assert loaded["w"].tolist() == [0.5, 0.25]
     assert loaded["n"] == 3
-    assert GIVEN["n"] == 0
+    assert TARGET["n"] == 0
     assert path.read_bytes() == RECORDERS[extension].to_bytes(MODEL)
 
 
@@ -49,8 +49,8 @@ def test_a_recorder_chooses_the_precision(tmp_path):
         path = tmp_path / f"model{recorder.extension}"
         save_model(path, MODEL, recorder)
         assert path.read_bytes() == recorder.to_bytes(MODEL)
-        assert load_model(path, GIVEN)["w"].tolist() == [0.5, 0.25]
-        assert load_model(path, GIVEN, recorder=recorder)["n"] == 3
+        assert load_model(path, TARGET)["w"].tolist() == [0.5, 0.25]
+        assert load_model(path, TARGET, recorder=recorder)["n"] == 3
 
 
 @pytest.mark.parametrize("recorder", [CompactRecorder(), BinRecorder("half"), JsonRecorder(gzip=True)], ids=repr)
@@ -59,32 +59,32 @@ def test_a_recorder_adds_its_extension(tmp_path, name, recorder):
     path = save_model(tmp_path / name, MODEL, recorder)
     assert path == tmp_path / f"{name}{recorder.extension}"
     assert os.listdir(tmp_path) == [path.name]
-    assert load_model(tmp_path / name, GIVEN)["n"] == 3
-    assert load_model(str(tmp_path / name), GIVEN, recorder=recorder)["n"] == 3
+    assert load_model(tmp_path / name, TARGET)["n"] == 3
+    assert load_model(str(tmp_path / name), TARGET, recorder=recorder)["n"] == 3
 
 
-def test_a_name_without_an_extension_is_that_of_one_file(tmp_path):
+def test_name_without_extension_must_match_one_file(tmp_path):
     save_model(tmp_path / "model", MODEL, CompactRecorder())
     save_model(tmp_path / "model", MODEL, BinRecorder())
     with raises_code("record-path-ambiguous", "model", "model.mpk.gz", "model.bin"):
-        load_model(tmp_path / "model", GIVEN)
-    assert load_model(tmp_path / "model", GIVEN, recorder=BinRecorder())["n"] == 3
+        load_model(tmp_path / "model", TARGET)
+    assert load_model(tmp_path / "model", TARGET, recorder=BinRecorder())["n"] == 3
     with raises_code("record-file-missing", "there is no file", "model.json", "did you mean"):
-        load_model(tmp_path / "model", GIVEN, recorder=JsonRecorder())
+        load_model(tmp_path / "model", TARGET, recorder=JsonRecorder())
 
 
 def test_bin_is_safetensors_under_another_name(tmp_path):
     path = save_model(tmp_path / "model", MODEL, BinRecorder())
     assert path.read_bytes() == SafetensorsRecorder().to_bytes(MODEL)
     path.rename(tmp_path / "model.safetensors")
-    assert load_model(tmp_path / "model", GIVEN)["w"].tolist() == [0.5, 0.25]
+    assert load_model(tmp_path / "model", TARGET)["w"].tolist() == [0.5, 0.25]
 
 
 def test_a_bin_file_of_pytorch_is_refused(tmp_path):
-    """It is a pickle in a zip file."""
+    """PyTorch's file is a pickle in a zip archive."""
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + bytes(60))
     with raises_code("record-unreadable"):
-        load_model(tmp_path / "pytorch_model.bin", GIVEN)
+        load_model(tmp_path / "pytorch_model.bin", TARGET)
 
 
 @pytest.mark.parametrize(
@@ -104,35 +104,35 @@ def test_a_bin_file_of_pytorch_is_refused(tmp_path):
         (None, None, "record-path-type", ("NoneType",)),
     ],
 )
-def test_what_does_not_fit_the_extension(tmp_path, monkeypatch, name, recorder, code, values):
+def test_wrong_extensions_and_recorders(tmp_path, monkeypatch, name, recorder, code, values):
     monkeypatch.chdir(tmp_path)
-    for do in (lambda: save_model(name, MODEL, recorder), lambda: load_model(name, GIVEN, recorder=recorder)):
+    for call in (lambda: save_model(name, MODEL, recorder), lambda: load_model(name, TARGET, recorder=recorder)):
         with raises_code(code, *values):
-            do()
+            call()
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path):
-    """What was there before stays when another cannot be written."""
+def test_saving_is_atomic(tmp_path):
+    """A failed save leaves the earlier file, and a successful one replaces it by a rename."""
     path = tmp_path / "model.mpk.gz"
     save_model(path, MODEL)
     before = path.read_bytes()
     with raises_code("record-precision-too-low", precision="half"):
         save_model(path, {**MODEL, "w": jnp.float32([1e6, 0])}, CompactRecorder())
-    gone = jnp.arange(3.0)
-    gone.delete()
+    deleted = jnp.arange(3.0)
+    deleted.delete()
     with pytest.raises(RuntimeError, match="deleted"):
-        save_model(path, {"w": gone})
+        save_model(path, {"w": deleted})
     assert path.read_bytes() == before
     os.link(path, tmp_path / "held")
-    save_model(path, GIVEN)
-    assert (tmp_path / "held").read_bytes() == before  # another file took its name; nobody reads half of one
+    save_model(path, TARGET)
+    assert (tmp_path / "held").read_bytes() == before  # a new file has the name: no reader sees a partial one
     (tmp_path / "held").unlink()
     assert load_model(path, MODEL)["w"].tolist() == [0, 0]
     assert os.listdir(tmp_path) == ["model.mpk.gz"]
 
 
-def test_what_is_not_there(tmp_path):
+def test_missing_files_and_directories(tmp_path):
     with raises_code("record-directory-missing", "absent", "model.mpk"):
         save_model(tmp_path / "absent" / "model.mpk", MODEL)
     with raises_code("record-file-missing", "there is no file", "absent/model.mpk"):

@@ -1,4 +1,4 @@
-"""Models as ONNX files: ONNX Runtime computes what the model does, in eval mode, and what it does not is refused."""
+"""Tests of exporting models to ONNX: ONNX Runtime computes the outputs of eval mode, or the export is refused."""
 
 import sys
 
@@ -25,7 +25,7 @@ IMAGES = np.random.default_rng(0).normal(size=(5, 8, 8)).astype(np.float32)
 
 
 class Convolutions(nnx.Module):
-    """Convolutions, statistics, pools over two axes of four, dropout."""
+    """Convolutions, batch statistics, pooling over two of four axes, and dropout."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -79,9 +79,9 @@ MODELS = {
 
 
 def run(path, **inputs):
-    """The outputs of the file by name, as ONNX Runtime computes them."""
+    """Return the outputs of a file by name, computed by ONNX Runtime."""
     session = runtime.InferenceSession(path / "model.onnx")
-    names = [each.name for each in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, inputs), strict=True))
 
 
@@ -91,26 +91,27 @@ def test_onnx_runtime_computes_the_outputs_of_the_model(tmp_path, kind):
     cumsum, model = jnp.cumsum, make()
     path = export_model(tmp_path / "out", model, inputs, function=function, format="onnx")
     assert jnp.cumsum is cumsum  # jax2onnx replaces it when it is imported
-    assert sorted(each.name for each in path.iterdir()) == ["README.md", "model.onnx"]
+    assert sorted(file.name for file in path.iterdir()) == ["README.md", "model.onnx"]
     model = eval_mode(model)
     for rows in (1, 3):
-        given = jax.tree.map(lambda x, rows=rows: x[:rows], inputs)
-        expected = model(given) if function is None else function(model, given)
-        if isinstance(given, dict):
-            found = run(path, **given)
-            assert found.keys() == {"y", "outputs.x", "sums", "class"}
-            found = {name.removeprefix("outputs."): x for name, x in found.items()}
+        batch = jax.tree.map(lambda x, rows=rows: x[:rows], inputs)
+        expected = model(batch) if function is None else function(model, batch)
+        if isinstance(batch, dict):
+            outputs = run(path, **batch)
+            assert outputs.keys() == {"y", "outputs.x", "sums", "class"}
+            outputs = {name.removeprefix("outputs."): x for name, x in outputs.items()}
         else:
-            found = run(path, inputs=given)["outputs"]
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+            outputs = run(path, inputs=batch)["outputs"]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), outputs, expected)
 
 
-def test_the_best_model_of_a_run_predicts_as_the_learner_does(tmp_path):
+def test_exported_best_model_equals_predict(tmp_path):
     learner = build_net(quiet(tmp_path / "run", saves=True).num_epochs(2))
     result = learner.fit(shuffled(), valid_data())
     export_model(tmp_path / "out", Net(), X, platforms=["cpu"])
     path = result.export(tmp_path / "out", X, format="onnx", batch_size=20)
-    assert sorted(each.name for each in path.iterdir()) == ["README.md", "model.onnx"]  # nothing of the other format
+    # files of the other format are removed
+    assert sorted(file.name for file in path.iterdir()) == ["README.md", "model.onnx"]
     best = quiet(tmp_path / "best").build(result.best_model, optax.sgd, 0.1)
     (output,) = best.predict([arrays(20)])
     assert isinstance(output, ClassificationOutput)
@@ -129,7 +130,7 @@ def test_the_best_model_of_a_run_predicts_as_the_learner_does(tmp_path):
         (lambda: {"w": jnp.ones((3, 1), jnp.bfloat16)}, lambda m, x: x.astype(jnp.bfloat16) @ m["w"], {}, None),
     ],
 )
-def test_what_cannot_be_exported(tmp_path, model, function, options, code):
+def test_models_that_cannot_be_exported(tmp_path, model, function, options, code):
     with raises_code(code or "export-onnx-unsupported"):
         export_model(tmp_path / "out", model(), X, function=function, **{"format": "onnx", **options})
     assert not (tmp_path / "out").exists()
@@ -144,7 +145,7 @@ def test_a_wrong_conversion_is_refused(tmp_path, monkeypatch, wrong):
         onnx_program(lambda x: 2.0 * x, X, jax.ShapeDtypeStruct((jax.export.symbolic_shape("rows")[0], 3), jnp.float32))
 
 
-def test_a_package_that_is_missing(tmp_path, monkeypatch):
+def test_missing_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
     with raises_code("package-missing", "jax2onnx", install_hint("onnx"), extra="onnx"):
         export_model(tmp_path / "out", Net(), X, format="onnx")

@@ -1,4 +1,4 @@
-"""Files of PyTorch: the expected outputs are computed with NumPy as PyTorch defines its layers."""
+"""Tests of loading PyTorch's weights. NumPy computes the expected outputs from the definitions of PyTorch's layers."""
 
 import flax.linen as nn
 import jax
@@ -27,12 +27,12 @@ def numbers(*shape):
 
 
 def linear(x, weights, name):
-    """`torch.nn.Linear`: x Wᵀ + b."""
+    """Return the output of `torch.nn.Linear`: x Wᵀ + b."""
     return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
 
 def conv(x, weight, bias, groups=1):
-    """`torch.nn.Conv2d` with padding 1: a correlation, one number after another."""
+    """Return the output of `torch.nn.Conv2d` with padding 1, a correlation, element by element."""
     out, inner, height, width = weight.shape
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     y = np.zeros((x.shape[0], out, *x.shape[2:]))
@@ -42,8 +42,8 @@ def conv(x, weight, bias, groups=1):
     return y
 
 
-def normed(x, weights, name, axis):
-    """`torch.nn.BatchNorm` in eval mode."""
+def batch_norm(x, weights, name, axis):
+    """Return the output of `torch.nn.BatchNorm` in eval mode."""
     shape = [-1 if a == axis else 1 for a in range(x.ndim)]
     mean, var, scale, bias = (
         weights[f"{name}.{part}"].reshape(shape) for part in ("running_mean", "running_var", "weight", "bias")
@@ -65,7 +65,7 @@ CNN = {
     "head.weight": numbers(3, 4 * 5 * 4),
     "head.bias": numbers(3),
 }
-_features = np.maximum(normed(conv(IMAGES, CNN["conv.weight"], CNN["conv.bias"]), CNN, "norm", 1), 0)
+_features = np.maximum(batch_norm(conv(IMAGES, CNN["conv.weight"], CNN["conv.bias"]), CNN, "norm", 1), 0)
 EXPECTED_CNN = linear(_features.reshape(2, -1), CNN, "head")
 
 
@@ -88,39 +88,39 @@ class LinenCNN(nn.Module):
         return nn.Dense(3, name="head")(x.reshape(x.shape[0], -1))
 
 
-def read(weights, model, **how):
-    return SafetensorsRecorder().from_bytes(safetensors.numpy.save(weights), model, layout="torch", **how)
+def read(weights, model, **options):
+    return SafetensorsRecorder().from_bytes(safetensors.numpy.save(weights), model, layout="torch", **options)
 
 
-def close(got, expected):
-    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
+def assert_close(actual, expected):
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_mlp_of_pytorch(tmp_path):
+def test_mlp(tmp_path):
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(4, 6, rngs=rngs), nnx.relu, nnx.Linear(6, 3, rngs=rngs))
     safetensors.numpy.save_file(MLP, tmp_path / "mlp.safetensors")
     loaded = load_model(tmp_path / "mlp.safetensors", model, layout="torch", rename=[(r"^(\d)", r"layers.\1")])
-    close(loaded(jnp.asarray(X)), EXPECTED_MLP)
+    assert_close(loaded(jnp.asarray(X)), EXPECTED_MLP)
 
 
-def test_a_cnn_of_pytorch_in_nnx():
+def test_cnn_in_nnx():
     reports = []
     model = read(CNN, NnxCNN(nnx.Rngs(0)), report=reports.append)
     model.eval()
-    close(model(jnp.asarray(IMAGES.transpose(0, 2, 3, 1))), EXPECTED_CNN)
+    assert_close(model(jnp.asarray(IMAGES.transpose(0, 2, 3, 1))), EXPECTED_CNN)
     assert reports[0].complete  # num_batches_tracked has no counterpart
     assert reports[0].renamed["norm.mean"] == "norm.running_mean"
 
 
-def test_a_cnn_of_pytorch_in_linen():
+def test_cnn_in_linen():
     module, x = LinenCNN(), jnp.asarray(IMAGES.transpose(0, 2, 3, 1))
     model = read(CNN, Linen(module, module.init(jax.random.key(0), x)))
-    close(model(x), EXPECTED_CNN)
+    assert_close(model(x), EXPECTED_CNN)
 
 
 @pytest.mark.full
-def test_equinox_has_the_axes_of_pytorch():
+def test_convolutions_and_linear_layers_in_equinox():
     import equinox as eqx
 
     one, two = jax.random.split(jax.random.key(0))
@@ -129,8 +129,8 @@ def test_equinox_has_the_axes_of_pytorch():
     loaded = read(part, model)
     x = jax.vmap(loaded["conv"])(jnp.asarray(IMAGES))
     expected = conv(IMAGES, CNN["conv.weight"], CNN["conv.bias"])
-    close(x, expected)
-    close(jax.vmap(loaded["head"])(jnp.reshape(x, (2, -1))), linear(expected.reshape(2, -1), CNN, "head"))
+    assert_close(x, expected)
+    assert_close(jax.vmap(loaded["head"])(jnp.reshape(x, (2, -1))), linear(expected.reshape(2, -1), CNN, "head"))
 
 
 @pytest.mark.full
@@ -141,7 +141,7 @@ def test_convolutions_in_groups():
         nnx.Conv(3, 6, (3, 3), padding=1, feature_group_count=3, rngs=nnx.Rngs(0)),
     )
     y = model(jnp.asarray(IMAGES.transpose(0, 2, 3, 1)))
-    close(np.asarray(y).transpose(0, 3, 1, 2), conv(IMAGES, weight, bias, groups=3))
+    assert_close(np.asarray(y).transpose(0, 3, 1, 2), conv(IMAGES, weight, bias, groups=3))
 
 
 @pytest.mark.full
@@ -158,14 +158,14 @@ def test_embeddings_and_layer_norms():
     tokens = np.array([6, 0, 3])
     x = weights["embed.weight"][tokens]
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    close(read(weights, Model(nnx.Rngs(0)))(tokens), x * weights["norm.weight"] + weights["norm.bias"])
+    assert_close(read(weights, Model(nnx.Rngs(0)))(tokens), x * weights["norm.weight"] + weights["norm.bias"])
 
 
 @pytest.mark.parametrize(
     ("shape", "turned"),
     [((5, 2), (2, 5)), ((5, 2, 3), (3, 2, 5)), ((5, 2, 3, 4), (3, 4, 2, 5)), ((5, 2, 3, 4, 6), (3, 4, 6, 2, 5))],
 )
-def test_the_axes_of_kernels(shape, turned):
+def test_axes_of_kernels(shape, turned):
     weight = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     converted = as_flax({"a.weight": Stored("float32", weight)}, {}, {"a.kernel": np.zeros(turned)}, None)
     assert converted.arrays["a.kernel"].shape == turned
@@ -174,7 +174,7 @@ def test_the_axes_of_kernels(shape, turned):
         assert converted.arrays["a.kernel"].data[(*index[2:], index[1], index[0])] == weight[index]
 
 
-def test_what_does_not_fit_is_named_as_in_the_file():
+def test_differences_are_listed_with_paths_of_the_file():
     weights = {**CNN, "extra.weight": numbers(2), "head.weight": numbers(3, 79)}
     with pytest.raises(LearnerError) as caught:
         read(weights, NnxCNN(nnx.Rngs(0)))
@@ -201,7 +201,7 @@ WORDS = numbers(2, 5, 6)
 
 
 def attention(x):
-    """`torch.nn.MultiheadAttention(6, 2)` of [batch, length, 6] with itself."""
+    """Return the self-attention of `torch.nn.MultiheadAttention(6, 2)` for [batch, length, 6]."""
     queries, keys, values = np.split(x @ ATTENTION["attn.in_proj_weight"].T + ATTENTION["attn.in_proj_bias"], 3, -1)
     heads = []
     for head in (slice(0, 3), slice(3, 6)):
@@ -211,8 +211,8 @@ def attention(x):
 
 
 class NnxAttention(nnx.Module):
-    def __init__(self, **how):
-        self.attn = nnx.MultiHeadAttention(2, 6, decode=False, rngs=nnx.Rngs(0), **how)
+    def __init__(self, **options):
+        self.attn = nnx.MultiHeadAttention(2, 6, decode=False, rngs=nnx.Rngs(0), **options)
 
 
 def test_attention_in_nnx():
@@ -230,12 +230,12 @@ def test_attention_in_equinox():
 
     biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
     model = read(ATTENTION, {"attn": eqx.nn.MultiheadAttention(2, 6, key=jax.random.key(0), **biases)})
-    got = jax.vmap(lambda x: model["attn"](x, x, x))(jnp.asarray(WORDS))
-    np.testing.assert_allclose(got, attention(WORDS), atol=1e-5)
+    actual = jax.vmap(lambda x: model["attn"](x, x, x))(jnp.asarray(WORDS))
+    np.testing.assert_allclose(actual, attention(WORDS), atol=1e-5)
 
 
-def test_projections_in_arrays_of_their_own():
-    """Of `MultiheadAttention(kdim=, vdim=)`, and of Hugging Face's models."""
+def test_separate_projections():
+    """`MultiheadAttention(kdim=, vdim=)` and Hugging Face's models store one array per projection."""
     weights = {path: x for path, x in ATTENTION.items() if "in_proj" not in path}
     for name, rows in (("q", slice(0, 6)), ("k", slice(6, 12)), ("v", slice(12, 18))):
         weights[f"attn.{name}_proj_weight"] = ATTENTION["attn.in_proj_weight"][rows]
@@ -247,7 +247,7 @@ def test_projections_in_arrays_of_their_own():
         np.testing.assert_allclose(model.attn(jnp.asarray(WORDS)), attention(WORDS), atol=1e-5)
 
 
-def test_a_part_of_an_array_that_a_model_has_no_place_for():
+def test_part_of_an_array_missing_in_the_model():
     with raises_code("record-model-differs", "attn.in_proj_bias[6:12]: float32[6] in the file, not in the model"):
         read(ATTENTION, NnxAttention(use_bias=False))
 
@@ -261,7 +261,7 @@ LSTM, GRU, ELMAN = recurrent(4), recurrent(3), recurrent(1)
 
 
 def outputs(weights, x):
-    """`torch.nn.LSTM`, `GRU` or `RNN`: the hidden states of [batch, length, inner]."""
+    """Return the hidden states of `torch.nn.LSTM`, `GRU` or `RNN` for [batch, length, inner]."""
     hidden = np.zeros((x.shape[0], 3))
     cell, states = hidden, []
     for t in range(x.shape[1]):
@@ -319,8 +319,8 @@ def test_recurrent_cells_in_equinox(name):
     states = [(jnp.zeros(3), jnp.zeros(3)) if name == "LSTM" else jnp.zeros(3)]
     for x in jnp.asarray(WORDS[0]):
         states.append(cell(x, states[-1]))
-    got = jnp.stack([state[0] if name == "LSTM" else state for state in states[1:]])
-    np.testing.assert_allclose(got, outputs(weights, WORDS)[0], atol=1e-5)
+    actual = jnp.stack([state[0] if name == "LSTM" else state for state in states[1:]])
+    np.testing.assert_allclose(actual, outputs(weights, WORDS)[0], atol=1e-5)
 
 
 def test_layers_and_directions_of_a_recurrent_layer():
@@ -333,11 +333,11 @@ def test_layers_and_directions_of_a_recurrent_layer():
     model = read(file, nnx.Dict(layers=nnx.Dict(model["layers"])), rename=rename)
     forward = outputs(ELMAN, WORDS)
     backward = outputs({name.removesuffix("_reverse"): x for name, x in back.items()}, WORDS[:, ::-1])[:, ::-1]
-    got = model["layers"]["1"](jnp.asarray(WORDS))
-    np.testing.assert_allclose(got, np.concatenate([forward, backward], -1), atol=1e-5)
+    actual = model["layers"]["1"](jnp.asarray(WORDS))
+    np.testing.assert_allclose(actual, np.concatenate([forward, backward], -1), atol=1e-5)
 
 
-def test_the_bias_of_a_gru_that_flax_does_not_have():
+def test_gru_bias_that_flax_lacks():
     model = nnx.RNN(nnx.GRUCell(6, 3, rngs=nnx.Rngs(0)))
     with raises_code("record-model-differs", "bias_hh_l0[6:9]", "cell.dense_h = nnx.Linear(3, 9, rngs=rngs)"):
         read(GRU, model)
@@ -350,8 +350,8 @@ def test_weights_of_another_cell_are_listed():
         read(GRU, nnx.RNN(nnx.LSTMCell(6, 3, rngs=nnx.Rngs(0))))
 
 
-def transposed(x, weight, bias, stride, groups=1):
-    """`torch.nn.ConvTranspose2d` without padding: each number of the input adds a multiple of the kernel."""
+def conv_transpose(x, weight, bias, stride, groups=1):
+    """Return the output of `torch.nn.ConvTranspose2d` without padding: each input adds a multiple of the kernel."""
     inner, outer, height, width = weight.shape
     shape = [(n - 1) * stride + k for n, k in zip(x.shape[2:], (height, width), strict=True)]
     y = np.zeros((x.shape[0], outer * groups, *shape)) + bias[:, None, None]
@@ -367,12 +367,12 @@ def transposed(x, weight, bias, stride, groups=1):
 def test_transposed_convolutions_in_nnx(transpose_kernel):
     class Model(nnx.Module):
         def __init__(self, rngs):
-            how = {"strides": 2, "padding": "VALID", "transpose_kernel": transpose_kernel, "rngs": rngs}
-            self.up = nnx.ConvTranspose(3, 3, (2, 3), **how)
+            options = {"strides": 2, "padding": "VALID", "transpose_kernel": transpose_kernel, "rngs": rngs}
+            self.up = nnx.ConvTranspose(3, 3, (2, 3), **options)
 
     weights = {"up.weight": numbers(3, 3, 2, 3), "up.bias": numbers(3)}
-    got = read(weights, Model(nnx.Rngs(0))).up(jnp.asarray(IMAGES.transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
-    np.testing.assert_allclose(got, transposed(IMAGES, *weights.values(), stride=2), atol=1e-5)
+    actual = read(weights, Model(nnx.Rngs(0))).up(jnp.asarray(IMAGES.transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(actual, conv_transpose(IMAGES, *weights.values(), stride=2), atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -381,11 +381,11 @@ def test_transposed_convolutions_in_equinox(groups):
 
     weights = {"up.weight": numbers(3, 6 // groups, 2, 3), "up.bias": numbers(6)}
     layer = eqx.nn.ConvTranspose2d(3, 6, (2, 3), stride=2, groups=groups, key=jax.random.key(0))
-    got = jax.vmap(read(weights, {"up": layer})["up"])(jnp.asarray(IMAGES))
-    np.testing.assert_allclose(got, transposed(IMAGES, *weights.values(), stride=2, groups=groups), atol=1e-5)
+    actual = jax.vmap(read(weights, {"up": layer})["up"])(jnp.asarray(IMAGES))
+    np.testing.assert_allclose(actual, conv_transpose(IMAGES, *weights.values(), stride=2, groups=groups), atol=1e-5)
 
 
-def test_cells_that_pytorch_does_not_have_are_refused():
+def test_unknown_cells_are_refused():
     class Own(nnx.RNNCellBase):
         def __init__(self, rngs):
             self.up = nnx.Linear(3, 3, rngs=rngs)
@@ -395,7 +395,7 @@ def test_cells_that_pytorch_does_not_have_are_refused():
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth"])
-def test_a_pickle_of_pytorch_is_refused_with_its_conversion(tmp_path, suffix):
+def test_pickle_is_refused_with_its_conversion(tmp_path, suffix):
     path = tmp_path / f"model{suffix}"
     path.write_bytes(b"PK\3\4")
     with pytest.raises(LearnerError) as caught:

@@ -1,4 +1,4 @@
-"""Weights of PyTorch's own modules: the outputs of its layers and of those that load them are equal."""
+"""Tests that layers with weights loaded from PyTorch's modules compute the same outputs."""
 
 import importlib.util
 
@@ -28,7 +28,7 @@ def channels_last(layer):
     return lambda x: jnp.moveaxis(layer(jnp.moveaxis(x, 1, -1)), -1, 1)
 
 
-def scanned(cell):
+def scan(cell):
     """Return the hidden states of a cell of Equinox, for [batch, length, 6]."""
     zeros = jnp.zeros(cell.hidden_size)
     start = (zeros, zeros) if isinstance(cell, eqx.nn.LSTMCell) else zeros
@@ -46,14 +46,14 @@ def gru():
     return nnx.RNN(cell)
 
 
-def up(**how):
-    return nnx.ConvTranspose(4, 3, (3, 3), 2, padding=[(1, 2), (1, 2)], rngs=nnx.Rngs(0), **how)
+def up(**options):
+    return nnx.ConvTranspose(4, 3, (3, 3), 2, padding=[(1, 2), (1, 2)], rngs=nnx.Rngs(0), **options)
 
 
 BIASES = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
 SELF = {"num_heads": 2, "batch_first": True}
 CASES = {
-    # the module's name and arguments, its inputs, a model, and how that is called
+    # name, arguments and options of the PyTorch module; inputs; a model; a function of the model that maps the inputs
     "linear": ("Linear", (6, 3), {}, WORDS, lambda: nnx.Linear(6, 3, rngs=nnx.Rngs(0)), lambda layer: layer),
     "convolution": (
         *("Conv2d", (4, 3, 3), {}, IMAGES, lambda: nnx.Conv(4, 3, (3, 3), padding="VALID", rngs=nnx.Rngs(0))),
@@ -83,9 +83,9 @@ CASES = {
         *("LSTM", (6, 3), {"batch_first": True}, WORDS, lambda: nnx.RNN(nnx.OptimizedLSTMCell(6, 3, rngs=nnx.Rngs(0)))),
         lambda layer: layer,
     ),
-    "lstm-eqx": ("LSTM", (6, 3), {"batch_first": True}, WORDS, lambda: eqx.nn.LSTMCell(6, 3, key=KEY), scanned),
+    "lstm-eqx": ("LSTM", (6, 3), {"batch_first": True}, WORDS, lambda: eqx.nn.LSTMCell(6, 3, key=KEY), scan),
     "gru": ("GRU", (6, 3), {"batch_first": True}, WORDS, gru, lambda layer: layer),
-    "gru-eqx": ("GRU", (6, 3), {"batch_first": True}, WORDS, lambda: eqx.nn.GRUCell(6, 3, key=KEY), scanned),
+    "gru-eqx": ("GRU", (6, 3), {"batch_first": True}, WORDS, lambda: eqx.nn.GRUCell(6, 3, key=KEY), scan),
     "transposed": ("ConvTranspose2d", (4, 3, 3, 2, 1, 1), {}, IMAGES, up, channels_last),
     "transposed-kernel": (
         *("ConvTranspose2d", (4, 3, 3, 2, 1, 1), {}, IMAGES, lambda: up(transpose_kernel=True), channels_last),
@@ -98,20 +98,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_module_of_pytorch(case):
+def test_outputs_equal_pytorch(case):
     import torch
 
-    name, arguments, how, x, model, called = CASES[case]
+    name, arguments, options, x, model, call = CASES[case]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = getattr(torch.nn, name)(*arguments, **how)
+        module = getattr(torch.nn, name)(*arguments, **options)
         for weight in module.parameters():
             torch.nn.init.normal_(weight)  # attention's biases begin with 0
-    given = torch.from_numpy(x)
+    inputs = torch.from_numpy(x)
     with torch.no_grad():
-        expected = module(given, given, given) if "attention" in case else module(given)
+        expected = module(inputs, inputs, inputs) if "attention" in case else module(inputs)
     expected = (expected[0] if isinstance(expected, tuple) else expected).numpy()
     file = safetensors.numpy.save({path: weight.numpy() for path, weight in module.state_dict().items()})
     loaded = SafetensorsRecorder().from_bytes(file, model(), layout="torch")
-    got = called(loaded)(jnp.asarray(x))
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    actual = call(loaded)(jnp.asarray(x))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

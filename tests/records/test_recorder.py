@@ -1,4 +1,4 @@
-"""Every model of every library comes back from every format in every precision."""
+"""Tests of the recorders: models of every library round-trip in every format and precision."""
 
 import gzip
 import itertools
@@ -27,10 +27,10 @@ FEW = {
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def other(model):
-    """The same model with all numbers changed; random keys too."""
+def perturb(model):
+    """Return the model with every number and random key changed."""
 
-    def changed(x):
+    def perturb_array(x):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.key(99) if not x.shape else jax.random.split(jax.random.key(99), x.shape)
         if x.dtype == bool:
@@ -38,7 +38,7 @@ def other(model):
         return x + np.ones((), x.dtype)
 
     def leaf(x):
-        return changed(x) if isinstance(x, jax.Array | np.ndarray) else x
+        return perturb_array(x) if isinstance(x, jax.Array | np.ndarray) else x
 
     if isinstance(model, nnx.Module):
         graph, state = nnx.split(model)
@@ -56,16 +56,16 @@ def other(model):
     ),
     ids=str,
 )
-def test_a_model_comes_back(recorder, case):
+def test_round_trip(recorder, case):
     model = case.make()
     before = copied(case.arrays(model))
-    given = other(model)
-    given_before = copied(case.arrays(given))
-    loaded = recorder.from_bytes(recorder.to_bytes(model), given)
+    target = perturb(model)
+    target_before = copied(case.arrays(target))
+    loaded = recorder.from_bytes(recorder.to_bytes(model), target)
     assert type(loaded) is type(model)
-    assert loaded is not given
+    assert loaded is not target
     assert_equal_arrays(case.arrays(model), before)
-    assert_equal_arrays(case.arrays(given), given_before)
+    assert_equal_arrays(case.arrays(target), target_before)
     if recorder.precision == "half":
         before = {name: in_half(x) for name, x in before.items()}
     assert_equal_arrays(case.arrays(loaded), before)
@@ -76,13 +76,13 @@ def in_half(x):
 
 
 @pytest.mark.parametrize("recorder", some(RECORDERS, FEW), ids=str)
-def test_random_streams_go_on_where_they_were(recorder):
-    model, given = CASES[0].make(), CASES[0].make()
-    model.drop.rngs()  # one number taken: the counter is 1
+def test_random_streams_round_trip(recorder):
+    model, target = CASES[0].make(), CASES[0].make()
+    model.drop.rngs()  # the counter is 1
     model.drop.rngs.key[...] = jax.random.key(5)
-    loaded = recorder.from_bytes(recorder.to_bytes(model), given)
+    loaded = recorder.from_bytes(recorder.to_bytes(model), target)
     assert loaded.drop.rngs.count[...] == 1
-    assert given.drop.rngs.count[...] == 0
+    assert target.drop.rngs.count[...] == 0
     expected = jax.random.bits(jax.random.fold_in(jax.random.key(5), 1))
     assert jax.random.bits(loaded.drop.rngs()) == expected
 
@@ -91,8 +91,8 @@ def test_random_streams_go_on_where_they_were(recorder):
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_random_keys_of_any_kind(kind, impl):
     model = {"keys": jax.random.split(jax.random.key(3, impl=impl), (2, 3)), "old": jax.random.PRNGKey(2**31)}
-    given = jax.tree.map(lambda x: x[::-1], model)
-    loaded = kind("half").from_bytes(kind("half").to_bytes(model), given)
+    target = jax.tree.map(lambda x: x[::-1], model)
+    loaded = kind("half").from_bytes(kind("half").to_bytes(model), target)
     np.testing.assert_array_equal(jax.random.key_data(loaded["keys"]), jax.random.key_data(model["keys"]))
     np.testing.assert_array_equal(loaded["old"], np.asarray(model["old"]))
     wrong = {**model, "keys": jax.random.split(jax.random.key(3, impl="unsafe_rbg"), (2, 3))}
@@ -101,17 +101,17 @@ def test_random_keys_of_any_kind(kind, impl):
 
 
 def test_any_precision_loads_any():
-    """Into a model of other dtypes, as any recorder of the format reads it."""
+    """Arrays are cast to the dtypes of the model. A recorder of any precision reads the file."""
     model = {"f": jnp.float32([0.5, -3.0]), "i": jnp.int32([[7, -7]]), "n": jnp.int32(70000), "b": jnp.array([True])}
-    given = {
+    target = {
         "f": jnp.zeros(2, jnp.bfloat16),
         "i": np.zeros((1, 2), np.int64),
         "n": jnp.uint32(0),
         "b": jnp.array([False]),
     }
     for kind, written, read in itertools.product(KINDS, ("full", "half", "double"), ("full", "half")):
-        loaded = kind(read).from_bytes(kind(written).to_bytes(model), given)
-        assert {name: x.dtype for name, x in loaded.items()} == {name: x.dtype for name, x in given.items()}
+        loaded = kind(read).from_bytes(kind(written).to_bytes(model), target)
+        assert {name: x.dtype for name, x in loaded.items()} == {name: x.dtype for name, x in target.items()}
         assert {name: np.asarray(x).tolist() for name, x in loaded.items()} == {
             "f": [0.5, -3.0],
             "i": [[7, -7]],
@@ -132,8 +132,8 @@ def test_arrays_of_every_shape_and_dtype(kind):
     model = [np.asarray(rng.integers(0, 2, shape)).astype(d) for d in dtypes for shape in shapes]
     model += [np.float32([np.nan, np.inf, -np.inf, -0.0, 1e-45]), np.asfortranarray(np.arange(6.0).reshape(2, 3))]
     model += [np.arange(3, dtype=">i4"), np.arange(6.0)[::2]]
-    given = [np.ones_like(x) for x in model]
-    loaded = kind().from_bytes(kind().to_bytes(model), given)
+    target = [np.ones_like(x) for x in model]
+    loaded = kind().from_bytes(kind().to_bytes(model), target)
     for x, y in zip(model, loaded, strict=True):
         assert x.dtype == y.dtype
         assert x.shape == y.shape
@@ -141,39 +141,39 @@ def test_arrays_of_every_shape_and_dtype(kind):
         assert native.tobytes() == y.astype(native.dtype).tobytes()
 
 
-def test_it_takes_shapes_and_puts_arrays_where_they_belong():
+def test_abstract_models_and_shardings():
     devices = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
-    place = jax.sharding.NamedSharding(devices, jax.P("x"))
+    sharding = jax.sharding.NamedSharding(devices, jax.P("x"))
     data = MessagePackRecorder().to_bytes({"w": jnp.arange(4.0), "b": jnp.float32(2)})
-    given = {"w": jax.device_put(jnp.zeros(4), place), "b": jax.ShapeDtypeStruct((), jnp.float16)}
-    loaded = MessagePackRecorder().from_bytes(data, given)
-    assert loaded["w"].sharding == place
+    target = {"w": jax.device_put(jnp.zeros(4), sharding), "b": jax.ShapeDtypeStruct((), jnp.float16)}
+    loaded = MessagePackRecorder().from_bytes(data, target)
+    assert loaded["w"].sharding == sharding
     assert loaded["w"].tolist() == [0, 1, 2, 3]
     assert loaded["b"].dtype == jnp.float16
     free = MessagePackRecorder().from_bytes(data, {"w": jnp.zeros(4), "b": jnp.float32(0)})
-    assert not free["w"].committed  # as the given one is: it goes with arrays of any device
+    assert not free["w"].committed  # like the given array, which may be combined with arrays on any device
     assert not loaded["b"].committed
     abstract = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
-    made = MessagePackRecorder().from_bytes(MessagePackRecorder().to_bytes(linear), abstract)
-    np.testing.assert_array_equal(made.kernel[...], linear.kernel[...])
+    restored = MessagePackRecorder().from_bytes(MessagePackRecorder().to_bytes(linear), abstract)
+    np.testing.assert_array_equal(restored.kernel[...], linear.kernel[...])
     with raises_code("record-model-only-shapes", path="bias"):
         MessagePackRecorder().to_bytes(abstract)
     only = MessagePackRecorder().to_bytes({"w": jnp.zeros(4)})
     with raises_code("record-model-only-shapes", "b"):
-        MessagePackRecorder().from_bytes(only, given, strict=False)
+        MessagePackRecorder().from_bytes(only, target, strict=False)
 
 
 @pytest.mark.parametrize("recorder", RECORDERS, ids=str)
-def test_the_same_model_is_the_same_bytes(recorder):
+def test_bytes_are_deterministic(recorder):
     data = recorder.to_bytes(CASES[0].make())
     assert data == recorder.to_bytes(CASES[0].make())
     if recorder.gzip:
-        assert data[3:8] == bytes(5)  # neither a name nor a time
+        assert data[3:8] == bytes(5)  # no flags, hence no file name, and no time
     assert gzip.decompress(CompactRecorder().to_bytes({"w": jnp.ones(1)}))[:1] == b"\x84"  # a map of four
 
 
-def test_what_a_recorder_is():
+def test_attributes_of_recorders():
     assert CompactRecorder().extension == MessagePackRecorder("half", gzip=True).extension == ".mpk.gz"
     assert repr(CompactRecorder()) == "CompactRecorder()"
     with raises_code("record-precision-unknown", "JsonRecorder", "'f16'", "'full'", "'half'", "'double'"):

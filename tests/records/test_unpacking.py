@@ -1,4 +1,4 @@
-"""Files that are damaged, or made to do harm: one clear error each, within bounded memory."""
+"""Tests of truncated, damaged and hostile files: each raises one error, within bounded memory."""
 
 import base64
 import gzip
@@ -28,29 +28,29 @@ W = {"dtype": "float32", "shape": [1], "data": b"1234"}
 
 
 def message_of(recorder, data, model=MODEL):
-    """What is said of the file; nothing but a LearnerError is let out."""
+    """Return the message of the LearnerError that a file raises."""
     with pytest.raises(LearnerError) as caught:
         recorder.from_bytes(data, model)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("recorder", RECORDERS, ids=str)
-def test_a_file_that_is_cut_off_anywhere(recorder):
+def test_truncated_files(recorder):
     data = recorder.to_bytes(MODEL)
-    whole = len(data.rstrip())  # JSON ends before its last line does
+    whole = len(data.rstrip())  # without the line feed at the end of JSON
     for length in range(whole):
-        said = message_of(recorder, data[:length])
-        assert "the record cannot be read: it " in said
-        assert "\n" not in said
+        messages = message_of(recorder, data[:length])
+        assert "the record cannot be read: it " in messages
+        assert "\n" not in messages
 
 
 @pytest.mark.parametrize("recorder", some(RECORDERS, RECORDERS[::2]), ids=str)
-def test_a_file_with_any_byte_changed(recorder):
-    """It is another number, or an error."""
+def test_files_with_a_changed_byte(recorder):
+    """A changed byte gives another number or raises an error."""
     data = recorder.to_bytes(MODEL)
-    for place in range(len(data)):
+    for position in range(len(data)):
         for flipped in (0x01, 0x80, 0xFF):
-            wrong = data[:place] + bytes([data[place] ^ flipped]) + data[place + 1 :]
+            wrong = data[:position] + bytes([data[position] ^ flipped]) + data[position + 1 :]
             try:
                 loaded = recorder.from_bytes(wrong, MODEL)
             except LearnerError:
@@ -59,7 +59,7 @@ def test_a_file_with_any_byte_changed(recorder):
 
 
 @pytest.mark.parametrize("recorder", RECORDERS, ids=str)
-def test_what_comes_after_the_end(recorder):
+def test_data_after_the_end(recorder):
     data = recorder.to_bytes(MODEL)
     assert "cannot be read" in message_of(recorder, data + b"more")
     if recorder.gzip:
@@ -80,9 +80,9 @@ def test_files_of_other_kinds(recorder):
         b"\x00" * 64,
         b"\xff" * 64,
     ):
-        said = message_of(recorder, data)
-        assert "cannot be read" in said
-        assert ("not compressed by gzip" in said) == recorder.gzip
+        messages = message_of(recorder, data)
+        assert "cannot be read" in messages
+        assert ("not compressed by gzip" in messages) == recorder.gzip
     assert "it is empty" in message_of(recorder, b"")
     if not recorder.gzip:
         assert "its name has to end with .gz" in message_of(recorder, gzip.compress(recorder.to_bytes(MODEL)))
@@ -95,7 +95,7 @@ def packed(**parts):
 
 
 def pairs(*items):
-    """A map of MessagePack with the items as they are, also twice."""
+    """Return a MessagePack map of the items, which may repeat a key; a bytearray is a packed value."""
     pack = msgpack.Packer()
     return pack.pack_map_header(len(items)) + b"".join(
         pack.pack(name) + (v if type(v) is bytearray else pack.pack(v)) for name, v in items
@@ -333,18 +333,18 @@ def test_hostile_safetensors(case):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def peak(do):
+def peak(function):
     tracemalloc.start()
     try:
-        do()
+        function()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
 @pytest.mark.parametrize("kind", [MessagePackRecorder, JsonRecorder, SafetensorsRecorder])
-def test_a_bomb_is_not_unpacked(kind):
-    """200 MB of zeros, in 200 kB of gzip: in the place of an array, and of everything."""
+def test_gzip_bomb_is_not_unpacked(kind):
+    """The file holds 200 MB of zeros, compressed to less than 1 MB."""
     size = 200_000_000
     if kind is MessagePackRecorder:
         start = (
@@ -357,10 +357,10 @@ def test_a_bomb_is_not_unpacked(kind):
         start = tensors({"w": entry("U8", [size], 0, size)})
     bomb = gzip.compress(start + bytes(size), 1)
     assert len(bomb) < size / 200
-    said = []
-    used = peak(lambda: said.append(message_of(kind(gzip=True), bomb)))
+    messages = []
+    used = peak(lambda: messages.append(message_of(kind(gzip=True), bomb)))
     assert used < 60_000_000
-    assert "longer than" in said[0] or "cut off" in said[0] or "exceeds" in said[0]
+    assert "longer than" in messages[0] or "cut off" in messages[0] or "exceeds" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -372,9 +372,9 @@ def test_a_bomb_is_not_unpacked(kind):
         (SafetensorsRecorder, tensors(b"{}", length=10**12)),
     ],
 )
-def test_claims_take_no_memory(kind, data):
-    said = []
-    assert peak(lambda: said.append(message_of(kind(), data))) < 10_000_000
+def test_claimed_sizes_are_not_allocated(kind, data):
+    messages = []
+    assert peak(lambda: messages.append(message_of(kind(), data))) < 10_000_000
 
 
 HEAD = b'{"format": "learner.record", "version": 1, "precision": "full", "model": {"w": '
@@ -394,37 +394,37 @@ MANY = {
 
 @pytest.mark.parametrize("case", MANY)
 def test_many_small_values_take_no_memory(case):
-    """Of each byte of a file that is made to do harm, 20 to 30 would become."""
+    """Without a limit, each byte of such a file would become 20 to 30 bytes of Python objects."""
     kind, data = MANY[case]
-    said = []
-    used = peak(lambda: said.append(message_of(kind(), data)))
+    messages = []
+    used = peak(lambda: messages.append(message_of(kind(), data)))
     assert used < 4 * len(data) + 14_000_000
-    assert "far more values than" in said[0] or "entries, which is far more than it needs" in said[0]
+    assert "far more values than" in messages[0] or "entries, which is far more than it needs" in messages[0]
 
 
 @pytest.mark.parametrize("recorder", some(RECORDERS[::2], [JsonRecorder()]), ids=str)
-def test_a_model_of_many_small_arrays_is_loaded(recorder):
-    """As many as the model has; of a file that has more, so many that its size is not made of little else."""
+def test_model_of_many_small_arrays(recorder):
+    """A file may have as many arrays as the model: here the limit is 10 000 + 4 * 12 000 + 512 000 / 512."""
     model = {f"{i}": np.float32(i) for i in range(12_000)}
     assert recorder.from_bytes(recorder.to_bytes(model), model)["11999"] == 11_999
     assert most_arrays(leaves_of(model), 512_000) == 10_000 + 4 * 12_000 + 1000
 
 
-def test_a_larger_model_is_no_bomb():
-    """Its differences are told, also of weights that gzip makes much smaller."""
+def test_larger_model_is_no_bomb():
+    """Loading a larger model lists its differences, even if gzip makes its weights much smaller."""
     large = {"w": np.zeros((100, 100), np.float32), "v": np.arange(10**6, dtype=np.float32)}
     data = MessagePackRecorder(gzip=True).to_bytes(large)
     assert "v: float32[1000000] in the file, not in the model" in message_of(MessagePackRecorder(gzip=True), data)
 
 
-def test_the_room_of_a_model():
-    """Twice its numbers at 16 bytes each; or twenty times the file."""
+def test_memory_limit():
+    """The limit is twice the model's numbers at 16 bytes each, or twenty times the file if that is more."""
     leaves = leaves_of({"w": np.zeros(10**6, np.float16)})
     assert 32 * 10**6 < memory_limit(leaves, 1000) < 34 * 10**6
     assert memory_limit(leaves, 10**7) == 2 * 10**8
 
 
-def test_what_is_unpacked_is_counted():
+def test_unpacked_bytes_are_counted():
     file = lambda: io.BytesIO(gzip.compress(b"a" * 100))  # noqa: E731
     assert unpacked(file(), 100).read() == b"a" * 100
     assert unpacked(file(), 100).read(30) == b"a" * 30
