@@ -88,7 +88,7 @@ CLAIMS = {
     "a header of gigabytes": npy(header=header_of((1,)), version=2, length=2**32 - 1),
     "a header that unpacks to very much": npy(header=" " * 16 * MEGABYTE, version=2),
     "a header that is cut off": npy(header="{'descr': '<f4', 'sha", length=5000),
-    "a header that is deep": npy(header="(" * 9000),
+    "a header that is deep": npy(header="(" * 2000),
     "a header that is deep in another way": npy(header="-" * 9000 + "1"),
     "a header that is code": npy(header="__import__('os').mkdir('made')"),
     "a dtype that is code": npy(header=header_of((1,), "__import__('os').mkdir('made')")),
@@ -102,7 +102,7 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, pytest.param(zipfile.ZIP_DEFLATED, marks=pytest.mark.full)])
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_what_claims_to_be_something_else_is_refused_before_memory_is_taken(archive, monkeypatch, claim, method):
     path = archive(method, good=npy(np.zeros(3)), bad=CLAIMS[claim])

@@ -141,6 +141,13 @@ def test_a_shuffled_dataset_has_a_new_order_in_each_epoch_and_validation_keeps_i
 # -- iterators that can be read once -----------------------------------------------------------------------------------
 
 
+def test_grain_finds_its_flags_parsed():
+    flags.FLAGS.unparse_flags()
+    source_of(grain_map().to_iter_dataset(), "train").open(1)
+    assert flags.FLAGS.is_parsed()
+
+
+@pytest.mark.full
 def test_grain_starts_its_workers_in_a_script_that_parses_no_flags():
     flags.FLAGS.unparse_flags()
     workers = grain.multiprocessing.MultiprocessingOptions(num_workers=1)

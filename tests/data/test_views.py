@@ -227,6 +227,7 @@ def test_weights_are_how_likely_items_are():
     assert list(view(range(5)).sample(seed=1)) != list(view(range(5)).sample(seed=2))
 
 
+@pytest.mark.full
 def test_they_travel_to_other_processes(tmp_path):
     """Such as are started anew, and by the path of the functions in them."""
     made = {name: make(Numbers()) for name, (make, _) in VIEWS.items()}

@@ -4,8 +4,10 @@ import contextlib
 import gzip
 import os
 import socket
+import struct
 import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ from learner.errors import LearnerError
 from tests.support.codes import raises_code
 
 MEGABYTE = 2**20
-LIMIT = 4 * MEGABYTE
+LIMIT = MEGABYTE
 
 
 def packed(path, *parts):
@@ -73,16 +75,16 @@ def test_texts_that_unpack_without_end(tmp_path, monkeypatch, read, parts, limit
 @pytest.mark.parametrize(
     ("module", "content"),
     [
-        (delimited, b"a,b,c\n" + b"0,1,0\n" * 20_000),
-        pytest.param(delimited, b"a,b\n" + b"10,0.5\n" * 20_000, marks=pytest.mark.full),
-        pytest.param(delimited, b"a,b\n" + b",0.123456789\n" * 20_000, marks=pytest.mark.full),
-        (delimited, b"a,b\n" + b"123456789012345678,%s\n" % (b"1" * 100) * 5_000),
-        (delimited, ("a\n" + "𝄞𝄞\n" * 20_000).encode()),
-        (ndjson, b'{"a": 1}\n' * 20_000),
-        pytest.param(ndjson, b'{"a": [1000, 0.25, 2000], "b": 1e9, "c": -300}\n' * 10_000, marks=pytest.mark.full),
+        (delimited, b"a,b,c\n" + b"0,1,0\n" * 5_000),
+        pytest.param(delimited, b"a,b\n" + b"10,0.5\n" * 5_000, marks=pytest.mark.full),
+        pytest.param(delimited, b"a,b\n" + b",0.123456789\n" * 5_000, marks=pytest.mark.full),
+        (delimited, b"a,b\n" + b"123456789012345678,%s\n" % (b"1" * 100) * 2_000),
+        (delimited, ("a\n" + "𝄞𝄞\n" * 5_000).encode()),
+        (ndjson, b'{"a": 1}\n' * 5_000),
+        pytest.param(ndjson, b'{"a": [1000, 0.25, 2000], "b": 1e9, "c": -300}\n' * 2_500, marks=pytest.mark.full),
         (ndjson, b'{"a": [%s]}\n' % b",".join([b"[1000,2]"] * 50) * 100),
         (ndjson, b'{"a": [%s]}\n' % b",".join([b"{}", b"[]"] * 20_000)),
-        (ndjson, ('{"a": "x\U0001d11e' + "x" * 200_000 + '"}\n').encode()),
+        (ndjson, ('{"a": "x\U0001d11e' + "x" * 45_000 + '"}\n').encode()),
     ],
 )
 def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, content):
@@ -95,24 +97,30 @@ def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, co
 
     monkeypatch.setattr(module, "MemoryBudget", Budget)
     path = tmp_path / "a"
+
+    def read():
+        with contextlib.suppress(LearnerError):  # a column of texts raises after the whole file is read
+            (sources.csv if module is delimited else sources.json_lines)(path, missing=0, max_memory=2**40)
+
+    path.write_bytes(content[:100])
+    read()  # imports
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        with contextlib.suppress(LearnerError):  # texts that are not numbers are found out when all of it is there
-            (sources.csv if module is delimited else sources.json_lines)(path, missing=0, max_memory=2**40)
+        read()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < budgets[0]._reserved + MEGABYTE
-    assert budgets[0]._reserved < 80 * len(content)  # and so what is not packed is never refused
+    assert peak < budgets[1]._reserved + MEGABYTE // 4
+    assert budgets[1]._reserved < 80 * len(content)  # and so what is not packed is never refused
 
 
 def test_what_needs_more_is_read_where_it_is_allowed(tmp_path):
-    path = packed(tmp_path / "a.csv.gz", b"a,b\n", b"10,20\n" * 50_000)
+    path = packed(tmp_path / "a.csv.gz", b"a,b\n", b"10,20\n" * 10_000)
     with raises_code("data-file-too-large", "a.csv"):
         sources.csv(path, max_memory=LIMIT)
-    assert len(sources.csv(path, max_memory=20 * LIMIT)) == 50_000
-    assert len(sources.csv(path)) == 50_000
+    assert len(sources.csv(path, max_memory=20 * LIMIT)) == 10_000
+    assert len(sources.csv(path)) == 10_000
     with raises_code("data-number-value", name="max_memory", value=0):
         sources.csv(path, max_memory=0)
 
@@ -149,7 +157,7 @@ def lists(count):
     ("read", "write", "make", "count"),
     [
         (sources.parquet, parquet, zeros, 8 * MEGABYTE),
-        (sources.parquet, parquet, lists, 8 * MEGABYTE),
+        (sources.parquet, parquet, lists, MEGABYTE),
         pytest.param(sources.parquet, parquet, texts, MEGABYTE, marks=pytest.mark.full),
         pytest.param(sources.arrow, feather("lz4"), zeros, 8 * MEGABYTE, marks=pytest.mark.full),
         pytest.param(sources.arrow, feather("zstd"), zeros, 8 * MEGABYTE, marks=pytest.mark.full),
@@ -172,14 +180,14 @@ def test_columns_that_unpack_without_end(tmp_path, read, write, make, count):
 
 
 def test_equal_texts_are_one_object(tmp_path):
-    parquet(tmp_path / "a.file", pa.table({"x": ["cat" * 1000, "dog"] * 100_000}))
+    parquet(tmp_path / "a.file", pa.table({"x": ["cat" * 1000, "dog"] * 10_000}))
     tracemalloc.start()
     try:
         table = sources.parquet(tmp_path / "a.file", labels=["x"])
-        assert tracemalloc.get_traced_memory()[1] < 10 * MEGABYTE
+        assert tracemalloc.get_traced_memory()[1] < 2 * MEGABYTE
     finally:
         tracemalloc.stop()
-    assert table.arrays["x"].tolist() == [0, 1] * 100_000
+    assert table.arrays["x"].tolist() == [0, 1] * 10_000
 
 
 def test_a_stream_that_ends_before_its_footer_says(tmp_path):
@@ -276,19 +284,22 @@ def test_encodings_that_fail_as_a_whole(tmp_path):
 
 
 def test_millions_of_wrong_cells_make_few_messages(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n" + "x\n" * 100_000)
+    (tmp_path / "a.csv").write_text("a\n" + "x\n" * 10_000)
     tracemalloc.start()
     try:
         with raises_code("data-columns-unreadable", "2"):
             sources.csv(tmp_path / "a.csv", labels={"a": ["y"]})
-        assert tracemalloc.get_traced_memory()[1] < 24 * MEGABYTE
+        assert tracemalloc.get_traced_memory()[1] < 3 * MEGABYTE
     finally:
         tracemalloc.stop()
 
 
 def test_images_that_claim_too_much(tmp_path):
     (tmp_path / "class").mkdir()
-    Image.new("L", (20_000, 10_000)).save(tmp_path / "class" / "a.png")
+    path = tmp_path / "class" / "a.png"
+    Image.new("L", (1, 1)).save(path)
+    header = b"IHDR" + struct.pack(">II", 20_000, 10_000) + path.read_bytes()[24:29]
+    path.write_bytes(path.read_bytes()[:12] + header + struct.pack(">I", zlib.crc32(header)) + path.read_bytes()[33:])
     data = ImageFolder(tmp_path)
     with raises_code("data-image-unreadable", "a.png", "exceeds limit"):
         data[0]
