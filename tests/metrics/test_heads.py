@@ -31,6 +31,7 @@ from learner.metrics import (
     Subset,
 )
 from tests.support.codes import raises_code
+from tests.support.stopped import some
 
 ROWS = 90
 rng = np.random.default_rng(0)
@@ -79,15 +80,19 @@ def expected(model):
     }
 
 
-@pytest.mark.parametrize("options", [{}, {"devices": 3}, {"grads_accumulation": 2}], ids=str)
+@pytest.mark.parametrize("options", some([{}, {"devices": 3}, {"grads_accumulation": 2}], [{}]), ids=str)
 def test_metrics_of_each_head_in_a_run(tmp_path, options):
-    genre = (Head(metric, "genre") for metric in (Accuracy(), FBeta(3), AUROC()))
+    memory = MemoryLogger()
+    genre = (Head(metric, "genre") for metric in (Accuracy(), FBeta(3), AUROC(), ConfusionMatrix(3)))
     rating = (Head(metric, "rating") for metric in (R2(), MeanAbsoluteError(), Loss()))
     others = Head(Accuracy(), "fields"), Subset(Head(Accuracy(), "genre"), "group", 1)
-    result = fit(tmp_path, *genre, *rating, *others, **options)
+    result = fit(tmp_path, *genre, *rating, *others, metric_loggers=memory, **options)
     known = expected(result.model)
     values = {name: result.history[f"valid/{name}"][-1] for name in known}
     assert values == pytest.approx(known, rel=1e-5)
+    _, valid = memory.of(SplitEnded)
+    assert list(valid.pictures) == ["Confusion Matrix of genre"]
+    assert valid.pictures["Confusion Matrix of genre"]().shape == (384, 384)
 
 
 def values_of(metric, output, weight=4.0):
@@ -174,10 +179,5 @@ def test_fields_that_a_head_does_not_have_are_named(tmp_path, metric, missing):
         fit(tmp_path, Head(metric, "genre"), step=without)
 
 
-def test_pictures_are_those_of_the_metric(tmp_path):
-    memory, metrics = MemoryLogger(), (ConfusionMatrix(3), Accuracy(), AUROC())
-    fit(tmp_path, *(Head(metric, "genre") for metric in metrics), metric_loggers=memory)
-    _, valid = memory.of(SplitEnded)
-    assert list(valid.pictures) == ["Confusion Matrix of genre"]
-    assert valid.pictures["Confusion Matrix of genre"]().shape == (384, 384)
+def test_head_of_a_subset_has_a_picture():
     assert callable(Head(Subset(ConfusionMatrix(3), "group", 1), "genre").picture)

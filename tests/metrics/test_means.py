@@ -27,7 +27,7 @@ def history(tmp_path, step, *metrics, **data):
     return learner.fit({"x": X, **data}, {"x": X, **data}).history
 
 
-@pytest.mark.parametrize("step", [returning_a_dict, returning_an_output])
+@pytest.mark.parametrize("step", [returning_a_dict, pytest.param(returning_an_output, marks=pytest.mark.full)])
 def test_batches_count_by_their_rows(tmp_path, step):
     found = history(tmp_path, step, FieldMean("scalar"), FieldMean("rows", name="Rows"), FieldMean("twice"))
     for split in ("train", "valid"):

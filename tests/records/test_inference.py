@@ -28,6 +28,7 @@ from tests.support.runs import (
     shuffled,
     valid_data,
 )
+from tests.support.stopped import some
 
 pytest.importorskip("flatbuffers")
 
@@ -80,7 +81,7 @@ print(program.platforms)
 """
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", some(MODELS, ["nnx", "a dict"]))
 def test_outputs_equal_the_model(tmp_path, kind):
     make, function, inputs = MODELS[kind]
     model = make()

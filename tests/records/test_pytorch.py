@@ -1,5 +1,7 @@
 """Tests of loading PyTorch's weights. NumPy computes the expected outputs from the definitions of PyTorch's layers."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from tests.support.codes import raises_code
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
+FULL = functools.partial(pytest.param, marks=pytest.mark.full)
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(5, 4)).astype(np.float32)
 IMAGES = RNG.normal(size=(2, 3, 5, 4)).astype(np.float32)  # channels first
@@ -291,7 +294,7 @@ def gru_with_both_biases():
     ("weights", "cell"),
     [
         (LSTM, lambda: nnx.LSTMCell(6, 3, rngs=nnx.Rngs(0))),
-        (LSTM, lambda: nnx.OptimizedLSTMCell(6, 3, rngs=nnx.Rngs(0))),
+        FULL(LSTM, lambda: nnx.OptimizedLSTMCell(6, 3, rngs=nnx.Rngs(0))),
         ({name: x for name, x in LSTM.items() if "bias" not in name}, lambda: nnx.LSTMCell(6, 3, rngs=nnx.Rngs(0))),
         (GRU, gru_with_both_biases),
         (ELMAN, lambda: nnx.SimpleCell(6, 3, rngs=nnx.Rngs(0))),
@@ -303,14 +306,16 @@ def test_recurrent_layers_in_nnx(weights, cell):
     np.testing.assert_allclose(model(jnp.asarray(WORDS)), outputs(weights, WORDS), atol=1e-5)
 
 
-@pytest.mark.parametrize(("weights", "cell"), [(LSTM, nn.LSTMCell), (LSTM, nn.OptimizedLSTMCell), (GRU, nn.GRUCell)])
+@pytest.mark.parametrize(
+    ("weights", "cell"), [(LSTM, nn.LSTMCell), FULL(LSTM, nn.OptimizedLSTMCell), FULL(GRU, nn.GRUCell)]
+)
 def test_recurrent_layers_in_linen(weights, cell):
     module, x = nn.RNN(cell(3)), jnp.asarray(WORDS)
     model = read(weights, Linen(module, module.init(jax.random.key(0), x)))
     np.testing.assert_allclose(model(x), outputs(weights, WORDS), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+@pytest.mark.parametrize("name", ["LSTM", FULL("GRU")])
 def test_recurrent_cells_in_equinox(name):
     import equinox as eqx
 
@@ -375,7 +380,7 @@ def test_transposed_convolutions_in_nnx(transpose_kernel):
     np.testing.assert_allclose(actual, conv_transpose(IMAGES, *weights.values(), stride=2), atol=1e-5)
 
 
-@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("groups", [FULL(1), 3])
 def test_transposed_convolutions_in_equinox(groups):
     import equinox as eqx
 
