@@ -1,4 +1,4 @@
-"""Batches that lose something on the way to the device."""
+"""Tests of warnings about numbers that are rounded on the way to the device."""
 
 import jax
 import numpy as np
@@ -16,12 +16,12 @@ EXACT = {
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_values_that_stay_are_not_warned_of(kind):
+def test_no_warning_for_exact_or_fractional_values(kind):
     assert rounding_warnings({"x": np.asarray(EXACT[kind])}, "train") == []
 
 
 @pytest.mark.parametrize(("values", "shown"), [([[1.5, -16777217]], "-16777217"), ([1795797689.0, 2], "1795797689")])
-def test_whole_numbers_that_float32_rounds_are_warned_of(values, shown):
+def test_warning_for_rounded_whole_numbers(values, shown):
     (text,) = rounding_warnings({"x": np.array(values)}, "train")
     assert f"'x' of a train batch holds {shown} (float64), which is {np.float32(shown):.0f} as float32" in text
     with jax.enable_x64(True):

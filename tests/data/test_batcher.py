@@ -1,3 +1,5 @@
+"""Tests of stacking items into batches."""
+
 import pickle
 
 import jax
@@ -26,7 +28,7 @@ def test_stacking_equals_numpy(item):
     np.testing.assert_array_equal(batch, expected)
 
 
-def test_a_batch_of_one_has_the_axis_too():
+def test_batch_of_one_item():
     assert stack([{"x": np.ones((2, 3))}])["x"].shape == (1, 2, 3)
 
 
@@ -60,7 +62,7 @@ def test_items_that_differ_are_named(items, code, values):
         stack(items)
 
 
-def test_other_errors_stay_what_they_are():
+def test_other_errors_are_not_replaced():
     class Broken:
         shape, ndim = (), 0
 
@@ -72,11 +74,11 @@ def test_other_errors_stay_what_they_are():
     assert not isinstance(raised.value, LearnerError)
 
 
-def test_the_numbers_of_items_become_those_of_the_dataset():
-    """Also of an error that has been in another process."""
+def test_errors_may_name_rows_of_the_dataset():
+    """The error keeps them when it is pickled in a worker process."""
     with pytest.raises(ItemError) as raised:
         stack([1, [2, 3], 4, [5]])
     sent = pickle.loads(pickle.dumps(raised.value))
-    said = "items of a batch differ in shape: the array is [] in items 70 and 5, [2] in item 8, and [1] in item 6;"
-    assert str(sent.in_dataset([70, 8, 5, 6])).startswith(said)
+    message = "items of a batch differ in shape: the array is [] in items 70 and 5, [2] in item 8, and [1] in item 6;"
+    assert str(sent.in_dataset([70, 8, 5, 6])).startswith(message)
     assert str(sent) == str(raised.value)

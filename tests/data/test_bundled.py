@@ -1,3 +1,5 @@
+"""Tests of the bundled datasets: digits, diabetes and stdlib_text."""
+
 import itertools
 import os
 import re
@@ -14,7 +16,7 @@ from tests.support.codes import raises_code
 from tests.support.stopped import some
 
 
-def test_digits_are_scikit_learns_and_split_into_two():
+def test_digits_equal_scikit_learn():
     from sklearn.datasets import load_digits
 
     train, valid = digits("train"), digits("valid")
@@ -29,7 +31,7 @@ def test_digits_are_scikit_learns_and_split_into_two():
     assert both == sorted((*x.ravel(), y) for x, y in zip(original.images, original.target, strict=True))
 
 
-def test_digits_are_split_by_class_and_always_alike():
+def test_digits_are_stratified_and_deterministic():
     counts = {split: np.bincount(digits(split).arrays["label"]) for split in ("train", "valid")}
     assert np.all(np.abs(counts["valid"] - (counts["train"] + counts["valid"]) * 0.2) < 1)
     np.testing.assert_array_equal(digits("valid").arrays["image"], digits("valid").arrays["image"])
@@ -40,21 +42,21 @@ def test_digits_are_split_by_class_and_always_alike():
 @pytest.mark.parametrize(
     ("fraction", "seed"), some(itertools.product([0.2, 0.1, 0.33, 0.5], [0, 1, 7]), [(0.2, 0), (0.33, 7)])
 )
-def test_rows_are_those_of_scikit_learns_split(fraction, seed):
+def test_rows_equal_train_test_split(fraction, seed):
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits().images, load_digits().target
     train, valid = train_test_split(np.arange(1797), test_size=fraction, random_state=seed, stratify=labels)
     for split, rows in (("train", train), ("valid", valid)):
-        found = digits(split, valid_fraction=fraction, seed=seed).arrays
-        np.testing.assert_array_equal(found["image"] * 16, images[np.sort(rows)])
-        np.testing.assert_array_equal(found["label"], labels[np.sort(rows)])
+        actual = digits(split, valid_fraction=fraction, seed=seed).arrays
+        np.testing.assert_array_equal(actual["image"] * 16, images[np.sort(rows)])
+        np.testing.assert_array_equal(actual["label"], labels[np.sort(rows)])
     lengths = [len(diabetes(split, valid_fraction=fraction, seed=seed)) for split in ("train", "valid")]
     assert lengths == [*map(len, train_test_split(np.arange(442), test_size=fraction, random_state=seed))]
 
 
-def test_diabetes_is_standardised_by_the_training_rows():
+def test_diabetes_is_standardized_by_the_training_rows():
     from sklearn.datasets import load_diabetes
     from sklearn.model_selection import train_test_split
 
@@ -65,10 +67,10 @@ def test_diabetes_is_standardised_by_the_training_rows():
         np.testing.assert_allclose(train[name].mean(0, dtype=np.float64), 0, atol=1e-6)
         np.testing.assert_allclose(train[name].std(0, dtype=np.float64), 1, atol=1e-6)
     rows = train_test_split(np.arange(442), test_size=0.2, random_state=0)
-    for data, own in zip((train, valid), rows, strict=True):
+    for data, split_rows in zip((train, valid), rows, strict=True):
         raw = load_diabetes(scaled=False).data
         standard = (raw - raw[rows[0]].mean(0)) / raw[rows[0]].std(0)
-        np.testing.assert_allclose(data["features"], standard[np.sort(own)], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(data["features"], standard[np.sort(split_rows)], rtol=1e-5, atol=1e-6)
     original = load_diabetes(scaled=False).target
     target = np.concatenate([train["target"], valid["target"]]).astype(np.float64)
     slope, offset = np.polyfit(np.sort(target), np.sort(original), 1)
@@ -91,7 +93,7 @@ def decoded(windows):
     return ["".join(map(chr, row)) for row in windows]
 
 
-def test_text_is_cut_into_rows_and_targets_are_one_later(fake_python):
+def test_targets_of_text_are_shifted_by_one(fake_python):
     arrays = stdlib_text("valid", length=3).arrays  # abc⏎d??fgh
     assert decoded(arrays["text"]) == ["abc", "\nd\0", "\0fg"]
     assert decoded(arrays["target"]) == ["bc\n", "d\0\0", "fgh"]
@@ -101,7 +103,7 @@ def test_text_is_cut_into_rows_and_targets_are_one_later(fake_python):
     assert len(stdlib_text("valid", length=2, max_rows=1)) == 1
 
 
-def test_text_is_there_in_any_python():
+def test_text_of_the_standard_library():
     train, valid = stdlib_text("train"), stdlib_text("valid")
     assert len(train) > 5000
     assert len(valid) > 400
@@ -110,7 +112,7 @@ def test_text_is_there_in_any_python():
     assert not set(TEXT_TRAIN) & set(TEXT_VALID)
 
 
-def test_text_that_is_missing_is_named(fake_python):
+def test_missing_text_files(fake_python):
     (fake_python / TEXT_TRAIN[3]).unlink()
     with raises_code("data-source-files-missing", TEXT_TRAIN[3]):
         stdlib_text("train")
@@ -143,7 +145,7 @@ def test_wrong_sizes(option, value):
 
 
 @pytest.mark.parametrize("source", [digits, diabetes])
-def test_without_scikit_learn_the_error_says_what_to_install(source, monkeypatch):
+def test_missing_package_raises_with_install_command(source, monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     with pytest.raises(LearnerError, match=re.escape(install_hint("examples"))):

@@ -1,4 +1,4 @@
-"""Fingerprints of data: equal for the same data in any process, other for other rows, fields, sizes or orders."""
+"""Tests of fingerprints of data: equal in any process, and different for other rows, fields, sizes or orders."""
 
 import contextlib
 import io
@@ -57,7 +57,7 @@ class SequentialSampler:
 
 
 class Loader:
-    """What of PyTorch's `DataLoader` tells something about its batches."""
+    """A loader with the attributes of PyTorch's `DataLoader` that describe its batches."""
 
     def __init__(self, sampler=SequentialSampler, rows=ROWS, shape=(3,), drop_last=False):
         self.dataset, self.batch_size, self.drop_last, self.sampler = range(rows), SIZE, drop_last, sampler()
@@ -71,7 +71,7 @@ class Loader:
             yield {"x": np.zeros((min(SIZE, len(self.dataset) - first), *self.shape), np.float32)}
 
 
-def test_a_loader_tells_rows_batches_fields_and_order():
+def test_fingerprint_of_a_loader():
     assert fingerprint(loader()) == {
         "kind": "loader",
         "class": "DataLoader",
@@ -88,7 +88,7 @@ def test_a_loader_tells_rows_batches_fields_and_order():
     }
 
 
-def test_an_iterable_tells_what_it_can():
+def test_fingerprint_of_an_iterable():
     assert fingerprint(Loader(RandomSampler)) == {
         "kind": "iterable",
         "class": "Loader",
@@ -104,13 +104,13 @@ def test_an_iterable_tells_what_it_can():
     assert fingerprint(Loader(Sampler))["order"] is None
 
 
-def test_lists_count_their_rows():
+def test_fingerprint_of_a_list():
     facts = fingerprint(batches(9))
     assert (facts["rows"], facts["batches"], facts["batch_size"], facts["order"]) == (9, 3, 4, "as given")
     assert fingerprint([np.zeros((2, 3)), np.zeros((5, 3))])["rows"] == 7
 
 
-def test_functions_and_iterators_have_their_names():
+def test_fingerprints_of_functions_and_iterators():
     facts = fingerprint(generator_function)
     assert (facts["kind"], facts["class"], facts["rows"], facts["batches"]) == (
         "function",
@@ -125,7 +125,7 @@ def test_functions_and_iterators_have_their_names():
 
 
 class Plain(Dataset):
-    """Items that cannot be known without reading one."""
+    """A dataset whose fields are unknown until an item is read."""
 
     def __init__(self, rows=ROWS):
         self.rows = rows
@@ -168,42 +168,42 @@ def test_other_data_has_another_fingerprint(change):
     assert fingerprint(before()) != fingerprint(after())
 
 
-def test_workers_and_the_way_a_dataset_is_passed_change_nothing():
+def test_fingerprint_is_independent_of_how_a_dataset_is_passed():
     assert fingerprint(arrays_of_pairs := loader(seed=None)) == fingerprint(ArrayDataset(arrays()), batch_size=SIZE)
     assert arrays_of_pairs.fingerprint() == loader(seed=None).fingerprint()
     plain = loader(Plain(), batcher=Pad(length=16))
     assert fingerprint(plain)["fields"] == {"text": "int64 [16]", "mask": "bool [16]"}
 
 
-def test_shares_of_several_processes_have_the_fingerprint_of_the_whole():
+def test_processes_have_the_fingerprint_of_the_whole():
     for make in (loader, lambda: loader(Plain(), batcher=Pad(length=16)), batches, Loader, generator_function):
         whole = fingerprint(make())
         assert [fingerprint(make(), share=ProcessShard(index, 2, 2)) for index in range(2)] == [whole, whole]
 
 
-def test_processes_with_rows_of_their_own_agree():
-    own = [
+def test_fingerprints_of_per_process_data_agree():
+    fingerprints = [
         fingerprint(PerProcess(loader(arrays(rows), size=2)), share=ProcessShard(index, 2, 2))
         for index, rows in enumerate((10, 9))
     ]
-    assert (own[0]["rows"], own[0]["batch_size"]) == (None, 4)
-    assert own[0] == own[1]
+    assert (fingerprints[0]["rows"], fingerprints[0]["batch_size"]) == (None, 4)
+    assert fingerprints[0] == fingerprints[1]
 
 
-def test_before_a_batch_is_read_the_fields_of_arrays_are_known():
+def test_fields_of_arrays_are_known_before_reading():
     assert source_of(loader(), "train").fingerprint()["fields"] == {"x": "float32 [3]", "y": "int64 []"}
     assert source_of(loader(Plain(), batcher=Pad(length=16)), "train").fingerprint()["fields"] is None
     assert source_of(batches(), "train").fingerprint()["fields"] is None
 
 
 @pytest.mark.parametrize("make", [loader, Loader, batches, generator_function], ids=lambda make: make.__name__)
-def test_it_is_json(make):
+def test_fingerprints_are_json(make):
     facts = fingerprint(make())
     assert json.loads(json.dumps(facts)) == facts
 
 
 def test_descriptions_have_no_addresses():
-    class Held(Dataset):
+    class Holder(Dataset):
         def __init__(self):
             self.held = object()
 
@@ -214,13 +214,13 @@ def test_descriptions_have_no_addresses():
             return {"x": np.float32(index)}
 
         def __repr__(self):
-            return f"Held({self.held!r})"
+            return f"Holder({self.held!r})"
 
-    assert fingerprint(loader(Held()))["dataset"].endswith("Held")
-    assert "0x" not in json.dumps(fingerprint(loader(Held().map(lambda item: item))))
+    assert fingerprint(loader(Holder()))["dataset"].endswith("Holder")
+    assert "0x" not in json.dumps(fingerprint(loader(Holder().map(lambda item: item))))
 
 
-def test_grains_datasets_tell_their_length():
+def test_fingerprint_of_a_grain_dataset():
     facts = fingerprint(grain.MapDataset.source([{"x": np.int64(i)} for i in range(ROWS)]).batch(SIZE))
     assert (facts["kind"], facts["batches"], facts["rows"]) == ("iterable", 3, None)
 
@@ -236,15 +236,17 @@ print(json.dumps(source.fingerprint(), sort_keys=True))
 """
 
 
-def test_another_process_finds_the_same():
-    with contextlib.redirect_stdout(io.StringIO()) as here:
+def test_fingerprint_in_another_process():
+    with contextlib.redirect_stdout(io.StringIO()) as in_process:
         exec(SCRIPT, {})
-    there = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, text=True).stdout
-    assert there == here.getvalue()
+    in_another_process = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, check=True, text=True
+    ).stdout
+    assert in_another_process == in_process.getvalue()
 
 
 class Unready:
-    """An iterable whose attributes are of no use to anybody else."""
+    """An iterable whose attributes raise."""
 
     @property
     def dataset(self):

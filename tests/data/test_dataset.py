@@ -1,3 +1,5 @@
+"""Tests of ArrayDataset and Dataset."""
+
 from pathlib import Path
 
 import jax
@@ -21,17 +23,17 @@ def test_rows_are_items_in_the_structure_of_the_arrays():
 
 
 @pytest.mark.parametrize("index", [3, -4])
-def test_rows_outside_are_index_errors(index):
+def test_rows_outside_raise(index):
     with pytest.raises(IndexError, match=f"item {index} of an ArrayDataset, which has 3: give 0 to 2, or -3 to -1"):
         ArrayDataset(np.zeros(3))[index]
 
 
-def test_a_row_number_is_whole():
+def test_fractional_row_raises():
     with pytest.raises(TypeError):
         ArrayDataset(np.zeros(3))[1.0]
 
 
-def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
+def test_arrays_are_not_copied_except_from_devices(tmp_path):
     x = np.zeros((4, 2), np.float16)
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -59,12 +61,12 @@ def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
         ({"x": np.ma.masked_less(np.arange(5), 2)}, "data-masked-values", ("x has", "(2 of 5)")),
     ],
 )
-def test_wrong_arrays_are_named_with_their_shapes(arrays, code, values):
+def test_wrong_arrays(arrays, code, values):
     with raises_code(code, *values):
         ArrayDataset(arrays)
 
 
-def test_an_array_that_masks_no_value_is_an_array():
+def test_masked_array_without_masked_values():
     assert ArrayDataset({"x": np.ma.masked_less(np.arange(3), 0)}).arrays["x"].tolist() == [0, 1, 2]
 
 
@@ -74,8 +76,8 @@ def test_masked_values_of_items_are_refused():
         list(DataLoaderBuilder().batch_size(2).build(items))
 
 
-def test_a_dataset_with_a_method_of_frames_is_a_dataset():
-    class Own(Dataset):
+def test_dataset_with_to_numpy_is_no_frame():
+    class UserDataset(Dataset):
         def __len__(self):
             return 3
 
@@ -85,10 +87,10 @@ def test_a_dataset_with_a_method_of_frames_is_a_dataset():
         def to_numpy(self):
             raise AssertionError
 
-    assert [item["x"] for item in view(Own())] == [0, 1, 2]
+    assert [item["x"] for item in view(UserDataset())] == [0, 1, 2]
 
 
-def test_a_dataset_needs_both_methods():
+def test_dataset_needs_both_methods():
     class NoLength(Dataset):
         def __getitem__(self, index):
             return index

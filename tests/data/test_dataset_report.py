@@ -1,4 +1,4 @@
-"""What a report says of data, whatever it comes from."""
+"""Tests of DatasetReport for every kind of data."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from tests.support.codes import raises_code
 
 
 def clock(step=0.5):
-    """A clock that goes on by `step` whenever it is looked at."""
+    """Return a clock that advances by `step` with each reading."""
     return itertools.count(0, step).__next__
 
 
@@ -27,7 +27,7 @@ ARRAYS = {
 }
 
 
-def test_a_loader():
+def test_report_of_a_loader():
     report = DatasetReport(loader(ARRAYS), "train", items=2, clock=clock())
     assert (report.rows, report.num_rows, report.num_batches, report.batch_rows, report.is_complete) == (
         6,
@@ -76,15 +76,15 @@ NAMED = "kind: 0 (cat): 1, 1 (dog): 2"
         (lambda data: data.concat(view({"a": np.int32([1]), "kind": np.int32([1])})), "kind: 0: 1, 1: 3"),
     ],
 )
-def test_the_names_of_labels_go_through_views(tmp_path, views, line):
+def test_label_names_of_views(tmp_path, views, line):
     (tmp_path / "a.csv").write_text("a,kind\n1,dog\n3,dog\n4,cat\n")
     data = views(csv(tmp_path / "a.csv", labels={"kind": None}))
-    for each in (data, loader(data)):
-        assert line in str(DatasetReport(each)).splitlines()
+    for source in (data, loader(data)):
+        assert line in str(DatasetReport(source)).splitlines()
 
 
 class Uneven(Dataset):
-    """Items of several lengths, with texts, as a batcher would get them."""
+    """Items of several lengths, with texts."""
 
     def __len__(self):
         return 3
@@ -93,7 +93,7 @@ class Uneven(Dataset):
         return {"tokens": np.arange(index + 1), "text": "\x1b[31mred\n"[: index + 4], "deep": {"n": index}}
 
 
-def test_a_dataset_whose_items_fit_into_no_batch():
+def test_items_of_different_lengths():
     report = DatasetReport(Uneven(), clock=clock())
     lines = str(report).splitlines()
     assert lines[0] == "data: 3 rows of Uneven"
@@ -129,20 +129,20 @@ def test_data_of_every_kind(kind):
     assert report.fields["x"].shape == (2,)
 
 
-def test_the_same_loader_is_as_it_was_before():
+def test_loader_is_not_changed():
     data = DataLoaderBuilder().batch_size(4).shuffle(0).build(ARRAYS)
     DatasetReport(data)
     assert next(iter(data))["label"].tolist() == ARRAYS["label"][data.order(1)[:4]].tolist()
 
 
-def test_worker_processes_are_let_go(monkeypatch):
+def test_worker_processes_are_closed(monkeypatch):
     closed, data = [], loader(ARRAYS)
     monkeypatch.setattr(data, "close", lambda: closed.append(True))
     DatasetReport(data, rows=1)
     assert closed == [True]
 
 
-def test_no_more_is_read_than_is_asked_for():
+def test_limits_of_rows_and_seconds():
     def endless():
         return ({"x": np.full((10, 1), i)} for i in itertools.count())
 
@@ -153,7 +153,7 @@ def test_no_more_is_read_than_is_asked_for():
     assert (DatasetReport(loader(ARRAYS), rows=3).rows, DatasetReport(loader(ARRAYS), rows=6).is_complete) == (4, True)
 
 
-def test_few_values_are_listed_and_many_are_summed_up():
+def test_few_values_are_listed_and_many_are_summarized():
     few = DatasetReport({"n": np.arange(40) % 20})
     assert "n: 0: 2, 1: 2," in str(few)
     many = DatasetReport({"n": np.repeat(np.arange(21), [1, *[3] * 20])})
@@ -161,7 +161,7 @@ def test_few_values_are_listed_and_many_are_summed_up():
     assert "n: " not in str(DatasetReport({"n": np.arange(10)}))
 
 
-def test_labels_have_their_names(tmp_path):
+def test_label_names(tmp_path):
     (tmp_path / "a.csv").write_text("kind\ncat\ndog\ncat\n")
     for data in (
         csv(tmp_path / "a.csv", labels={"kind": None}),
@@ -170,7 +170,7 @@ def test_labels_have_their_names(tmp_path):
         assert "kind: 0 (cat): 2, 1 (dog): 1" in str(DatasetReport(data))
 
 
-def test_images_are_side_by_side(tmp_path):
+def test_contact_sheet(tmp_path):
     report = DatasetReport(loader(digits("valid"), 50))
     assert report.image_fields() == ["image"]
     assert report.save_images(tmp_path / "a.png") == 64
@@ -196,12 +196,12 @@ def test_images_are_side_by_side(tmp_path):
         ([{"x": np.zeros(2), "y": np.zeros(3)}], "batch-axes-differ", ("'x'", "[2]", "'y'", "[3]")),
     ],
 )
-def test_what_is_no_data(data, code, values):
+def test_wrong_data(data, code, values):
     with raises_code(code, *values):
         DatasetReport(data, "train")
 
 
-def test_what_fails_is_not_hidden():
+def test_errors_of_the_dataset_propagate():
     class Broken(Uneven):
         def __getitem__(self, index):
             raise OSError("no such image")

@@ -1,4 +1,4 @@
-"""Positions in Hugging Face's streamed datasets: of the library if it is installed, and of data with its protocol."""
+"""Tests of resuming streamed datasets of Hugging Face: the library's, if it is installed, and one of its protocol."""
 
 import importlib.util
 import json
@@ -59,7 +59,7 @@ MAKE = {"the protocol": Stream} | {
 }
 
 
-def kept(data):
+def open_with_state(data):
     source = source_of(data, "train")
     source.peek(1)
     source.keep_state()
@@ -78,18 +78,18 @@ def with_states(source, epoch, start=0, state=None):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "the protocol" else needs_datasets) for name in MAKE]
 )
-def test_a_stream_resumes_at_its_row_without_reading_the_rows_before(name):
-    whole = kept(MAKE[name]())
+def test_stream_resumes_at_its_row(name):
+    whole = open_with_state(MAKE[name]())
     first, second = with_states(whole, 1), with_states(whole, 2)
     for done in range(1, len(first)):
-        resumed = kept(MAKE[name]())
+        resumed = open_with_state(MAKE[name]())
         assert rows(with_states(resumed, 1, done, first[done - 1][1])) == rows(first[done:])
-        assert rows(with_states(resumed, 2)) == rows(second)  # which does not begin at the state that was loaded
-    assert rows(with_states(kept(MAKE[name]()), 2, 0, first[-1][1])) == rows(second)
+        assert rows(with_states(resumed, 2)) == rows(second)  # begins at the first row, not at the loaded state
+    assert rows(with_states(open_with_state(MAKE[name]()), 2, 0, first[-1][1])) == rows(second)
 
 
-def test_no_row_is_read_again():
-    whole = kept(Stream())
+def test_earlier_rows_are_not_read_again():
+    whole = open_with_state(Stream())
     states = [state for _, state in with_states(whole, 1)]
     data = Stream()
     resumed = source_of(data, "train")
@@ -98,7 +98,7 @@ def test_no_row_is_read_again():
 
 
 @needs_datasets
-def test_the_rows_of_a_shuffle_buffer_are_read_again():
+def test_rows_of_a_shuffle_buffer_are_read_again():
     make = lambda: table().shuffle(seed=1, buffer_size=10).batch(4)  # noqa: E731
     expected = [np.asarray(batch["x"]).tolist() for batch in source_of(make(), "train").open(1)]
     warnings = []

@@ -1,4 +1,4 @@
-"""The state of an iterator as JSON: what comes back is what was given."""
+"""Tests of storing the state of an iterator as JSON: values and types round-trip."""
 
 import collections
 import enum
@@ -16,12 +16,12 @@ from tests.support.codes import raises_code
 
 
 def through_json(state):
-    """As a checkpoint does it: nothing but plain JSON."""
+    """Return a state after a round trip through plain JSON, as in a checkpoint."""
     return from_json(json.loads(json.dumps(to_json(state, "train"), allow_nan=False)))
 
 
 def same(a, b):
-    """Equal, and of the same types all the way down."""
+    """Return True if two states have equal values of the same types, recursively."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -52,21 +52,21 @@ states = st.recursive(
 
 
 @given(states)
-def test_every_state_comes_back(state):
+def test_states_round_trip(state):
     assert same(through_json(state), state)
 
 
 @pytest.mark.parametrize(
     "make", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64], ids=lambda make: make.__name__
 )
-def test_numpys_generators_go_on_from_where_they_were(make):
+def test_numpy_generators_round_trip(make):
     generator, other = np.random.Generator(make(3)), np.random.Generator(make(4))
     generator.normal(size=5)
     other.bit_generator.state = through_json(generator.bit_generator.state)
     assert other.normal(size=5).tolist() == generator.normal(size=5).tolist()
 
 
-def test_pythons_generator_goes_on_from_where_it_was():
+def test_python_generator_round_trips():
     generator, other = random.Random(3), random.Random(4)
     generator.gauss()
     other.setstate(through_json(generator.getstate()))
@@ -78,23 +78,23 @@ def test_scalars_and_arrays_of_any_shape(x):
     assert same(through_json({"x": x})["x"], x)
 
 
-def test_an_array_that_comes_back_can_be_written():
+def test_restored_arrays_are_writable():
     through_json(np.zeros(3))[0] = 1
 
 
-def test_dicts_of_other_kinds_come_back_as_dicts():
+def test_subclasses_of_dict_become_dicts():
     assert same(through_json(collections.OrderedDict(a=1, b=2)), {"a": 1, "b": 2})
 
 
-def test_plain_states_can_be_read_in_the_checkpoint():
+def test_plain_states_are_stored_as_they_are():
     assert to_json({"next_index": 3, "parents": [{"pos": 0.5, "name": "a"}, None]}, "train") == {
         "next_index": 3,
         "parents": [{"pos": 0.5, "name": "a"}, None],
     }
 
 
-def test_the_state_is_a_copy():
-    """The iterator may go on with the one that it gave."""
+def test_stored_state_is_a_copy():
+    """An iterator may change the state that it returned."""
     state = {"seen": [1], "order": np.arange(3)}
     stored = to_json(state, "train")
     state["seen"].append(2)
@@ -110,7 +110,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize(
-    ("state", "place", "kind"),
+    ("state", "path", "kind"),
     [
         ({"rng": [0, object()]}, "rng[1]", "object"),
         (random.Random(0), "it", "random.Random"),
@@ -124,6 +124,6 @@ Point = collections.namedtuple("Point", "x y")
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
-def test_what_cannot_be_stored_is_named_with_its_place_and_type(state, place, kind):
-    with raises_code("data-state-not-storable", f": {place} is a ", f"{kind}."):
+def test_unsupported_values_are_named_with_path_and_type(state, path, kind):
+    with raises_code("data-state-not-storable", f": {path} is a ", f"{kind}."):
         to_json(state, "train")

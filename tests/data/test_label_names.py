@@ -1,4 +1,4 @@
-"""The names of labels that sources number, through views."""
+"""Tests of names of labels, which views keep."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def pets(tmp_path):
     return csv(tmp_path / "pets.csv", ["x", "kind"], labels=["kind"])
 
 
-def test_views_that_select_or_join_rows_have_those_of_their_source(pets):
+def test_views_keep_label_names(pets):
     kinds = {"kind": ("cat", "dog")}
     assert label_names(pets) == kinds
     assert label_names(pets.slice(1).shuffle(seed=0)) == kinds
@@ -25,7 +25,7 @@ def test_views_that_select_or_join_rows_have_those_of_their_source(pets):
     assert label_names(mix({"a": pets, "b": pets.slice(1)}, size=4)) == kinds
 
 
-def test_rows_whose_labels_are_numbered_differently_are_not_joined(pets, tmp_path):
+def test_conflicting_label_names_are_refused(pets, tmp_path):
     (tmp_path / "more.csv").write_text("x,kind\n1,dog\n2,eel\n")
     (tmp_path / "eels.csv").write_text("x,kind\n1,eel\n")
     more, eels = (csv(tmp_path / name, ["x", "kind"], labels=["kind"]) for name in ("more.csv", "eels.csv"))
@@ -35,7 +35,7 @@ def test_rows_whose_labels_are_numbered_differently_are_not_joined(pets, tmp_pat
         mix({"a": more, "b": eels.shuffle(seed=1)})
 
 
-def test_a_list_may_have_more_texts_than_another(pets, tmp_path):
+def test_longer_lists_of_names_may_be_joined(pets, tmp_path):
     (tmp_path / "eels.csv").write_text("x,kind\n7,eel\n")
     eels = csv(tmp_path / "eels.csv", ["x", "kind"], labels={"kind": ["cat", "dog", "eel"]})
     assert pets.concat(eels).arrays["kind"].tolist() == [1, 0, 1, 2]
@@ -46,7 +46,7 @@ def test_functions_of_the_user_are_not_called(pets):
     assert label_names(pets.map(lambda item: pytest.fail("called"))) == {}
 
 
-def test_folders_of_images(tmp_path):
+def test_label_names_of_image_folders(tmp_path):
     image = pytest.importorskip("PIL.Image").fromarray(np.zeros((2, 2, 3), np.uint8))
     for kind in ("dog", "cat"):
         (tmp_path / kind).mkdir()
@@ -54,11 +54,11 @@ def test_folders_of_images(tmp_path):
     assert label_names(ImageFolder(tmp_path)) == {"label": ["cat", "dog"]}
 
 
-def test_other_data_has_none():
+def test_data_without_label_names():
     assert [label_names(data) for data in (digits("valid"), view([1, 2]), [1, 2], None)] == [{}] * 4
 
 
-def test_no_source_is_imported_for_them():
+def test_sources_are_not_imported():
     """Some builds of Python have no sqlite3."""
     code = (
         "import sys; sys.modules['sqlite3'] = None; from learner.training.feed.inputs import label_warnings; "

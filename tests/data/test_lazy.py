@@ -1,4 +1,4 @@
-"""What is random in a dataset is a function of (seed, epoch, index), however it is loaded."""
+"""Tests that random numbers of a dataset are a function of seed, epoch and index, however it is loaded."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from learner.data.dataset import is_epoch_dependent
 
 
 def noisy(n, *seeds):
-    """Views of numbers; functions inside of functions travel by value, so that workers need not import this file."""
+    """Return augmented views. Nested functions are pickled by value, so that workers need not import this file."""
 
     def add(item, rng):
         return item + rng.random(2)
@@ -22,7 +22,7 @@ def noisy(n, *seeds):
 
 
 def numbers(seed, epoch, index, below=0):
-    """The two numbers, by NumPy alone."""
+    """Return the two random numbers of an item, computed with NumPy."""
     key = np.random.SeedSequence(seed, spawn_key=(epoch, below)).generate_state(2, np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, index, 0])).random(2).tolist()
 
@@ -39,7 +39,7 @@ def loader(n, *seeds, shuffle=None, **options):
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_the_loader_says_which_epoch_it_is(prefetch):
+def test_loader_passes_the_epoch(prefetch):
     loaded = loader(5, 7, shuffle=2, prefetch=prefetch)
     for epoch in (1, 2, 9):
         expected = [numbers(7, epoch, index) for index in loaded.order(epoch).tolist()]
@@ -49,7 +49,7 @@ def test_the_loader_says_which_epoch_it_is(prefetch):
     assert rows(loaded)[0] == numbers(7, 2, loaded.order(2)[0])
 
 
-def test_a_state_goes_back_to_the_same_numbers():
+def test_restored_state_gives_the_same_numbers():
     batches = loader(7, 0, shuffle=2).epoch(3)
     next(batches)
     state, expected = batches.get_state(), rows(batches)
@@ -58,11 +58,11 @@ def test_a_state_goes_back_to_the_same_numbers():
     assert rows(again) == expected
 
 
-def test_indices_epochs_seeds_and_places_have_numbers_of_their_own():
-    found = [noisy(3, seed).item_at(i, epoch)[0] for seed, i, epoch in itertools.product((0, 1), range(3), (1, 2, 3))]
+def test_numbers_differ_between_indices_epochs_seeds_and_views():
+    values = [noisy(3, seed).item_at(i, epoch)[0] for seed, i, epoch in itertools.product((0, 1), range(3), (1, 2, 3))]
     first, both = noisy(3, 4), noisy(3, 4, 4)
-    found.append(both.item_at(0, 1)[0] - first.item_at(0, 1)[0])
-    assert len({round(number, 9) for number in found}) == len(found)
+    values.append(both.item_at(0, 1)[0] - first.item_at(0, 1)[0])
+    assert len({round(number, 9) for number in values}) == len(values)
     assert (both.item_at(2, 5) - first.item_at(2, 5)).tolist() == pytest.approx(numbers(4, 5, 2, below=1))
 
 
@@ -76,20 +76,20 @@ def test_indices_epochs_seeds_and_places_have_numbers_of_their_own():
         lambda data: view([np.zeros(2)]).concat(data).slice(1),
     ],
 )
-def test_views_hand_the_epoch_on(chained):
+def test_views_pass_the_epoch(chained):
     data = chained(noisy(6, 3))
     assert [data.item_at(i, 4).tolist() for i in range(6)] == [numbers(3, 4, i) for i in range(6)]
     assert data[-1].tolist() == numbers(3, 1, 5)
 
 
-def test_windows_and_folds_hand_it_on():
+def test_windows_and_folds_pass_the_epoch():
     data = noisy(6, 3)
     assert data.windows(2).item_at(1, 8).tolist() == [numbers(3, 8, 2), numbers(3, 8, 3)]
     assert [d.item_at(0, 8).tolist() for d in data.split([0.5, 0.5], None)] == [numbers(3, 8, 0), numbers(3, 8, 3)]
 
 
-class EpochItself(Dataset):
-    """One's own way to have other items in each epoch."""
+class EpochItems(Dataset):
+    """A dataset of a user with other items in each epoch."""
 
     def __len__(self):
         return 2
@@ -101,24 +101,23 @@ class EpochItself(Dataset):
         return np.array([index, epoch])
 
 
-def test_ones_own_dataset_may_depend_on_the_epoch():
-    loaded = DataLoaderBuilder().batch_size(2).build(EpochItself().map(np.negative))
+def test_users_dataset_may_depend_on_the_epoch():
+    loaded = DataLoaderBuilder().batch_size(2).build(EpochItems().map(np.negative))
     assert rows(loaded.epoch(5)) == [[0, -5], [-1, -5]]
 
 
-def test_it_is_known_which_data_change():
+def test_is_epoch_dependent():
     plain = view([1, 2, 3])
     assert [
-        is_epoch_dependent(each) for each in (plain, plain.map(str).slice(1), ArrayDataset(np.ones(3)), [1], range(3))
+        is_epoch_dependent(data) for data in (plain, plain.map(str).slice(1), ArrayDataset(np.ones(3)), [1], range(3))
     ] == [False] * 5
     assert all(
-        map(is_epoch_dependent, (noisy(3, 0), plain.concat(noisy(3, 0)).map(str).windows(2), EpochItself().shuffle()))
+        map(is_epoch_dependent, (noisy(3, 0), plain.concat(noisy(3, 0)).map(str).windows(2), EpochItems().shuffle()))
     )
 
 
 @pytest.mark.full
 def test_workers_give_the_same_numbers():
-    """More of them are in the whole matrix below."""
     alone, workers = loader(7, 6), loader(7, 6, num_workers=1)
     for epoch in (1, 2):
         assert rows(workers.epoch(epoch)) == rows(alone.epoch(epoch)) == [numbers(6, epoch, i) for i in range(7)]
@@ -128,7 +127,7 @@ def test_workers_give_the_same_numbers():
 @pytest.mark.full
 @pytest.mark.parametrize("shuffle", [None, 5])
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_workers_that_wait_do_not_give_another_epoch(num_workers, shuffle):
+def test_waiting_workers_read_the_requested_epoch(num_workers, shuffle):
     alone, workers = loader(7, 6, shuffle=shuffle), loader(7, 6, shuffle=shuffle, num_workers=num_workers)
     for epoch, start in ((1, 0), (1, 0), (4, 1), (5, 0)):
         assert rows(workers.epoch(epoch, start)) == rows(alone.epoch(epoch, start))

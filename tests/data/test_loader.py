@@ -1,3 +1,5 @@
+"""Tests of DataLoader: order, positions, state, sharding, and worker processes."""
+
 import functools
 import itertools
 import os
@@ -31,7 +33,7 @@ def items(n):
     return [{"row": np.int32(i), "image": image} for i, image in enumerate(images)]
 
 
-KINDS = {
+BUILDERS = {
     "arrays": lambda: (DataLoaderBuilder(), lambda n: ArrayDataset(rows(n))),
     "dict": lambda: (DataLoaderBuilder(), rows),
     "list": lambda: (DataLoaderBuilder(), items),
@@ -42,32 +44,32 @@ KINDS = {
 
 
 def make(kind, n, batch_size, seed=None, drop_last=False) -> DataLoader:
-    builder, dataset = KINDS[kind]()
+    builder, dataset = BUILDERS[kind]()
     builder.batch_size(batch_size).drop_last(drop_last)
     return (builder if seed is None else builder.shuffle(seed)).build(dataset(n))
 
 
-def seen(batches):
+def rows_of_batches(batches):
     return [batch["row"].tolist() for batch in batches]
 
 
-def flat(batches):
-    return list(itertools.chain.from_iterable(seen(batches)))
+def flat_rows(batches):
+    return list(itertools.chain.from_iterable(rows_of_batches(batches)))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BUILDERS)
 def kind(request):
     return request.param
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("n", "batch_size"), ROWS)
-def test_every_row_once_per_epoch_and_whole_rows(kind, n, batch_size, seed):
+def test_every_row_once_per_epoch(kind, n, batch_size, seed):
     loader = make(kind, n, batch_size, seed)
     for epoch in (1, 2):
         batches = list(loader.epoch(epoch))
         assert [len(batch["row"]) for batch in batches] == [len(part) for part in batched(range(n), batch_size)]
-        assert sorted(flat(batches)) == list(range(n))
+        assert sorted(flat_rows(batches)) == list(range(n))
         for batch in batches:
             assert {name: (type(x), x.dtype) for name, x in batch.items()} == {
                 "row": (np.ndarray, np.int32), "image": (np.ndarray, np.float32)
@@ -79,37 +81,37 @@ def batched(values, size):
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
-def test_not_shuffled_is_the_datasets_order(kind):
+def test_order_without_shuffling(kind):
     loader = make(kind, 7, 3)
-    assert seen(loader.epoch(1)) == seen(loader.epoch(2)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert rows_of_batches(loader.epoch(1)) == rows_of_batches(loader.epoch(2)) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_the_order_is_philox_of_seed_and_epoch(kind):
+def test_order_is_philox_of_seed_and_epoch(kind):
     loader = make(kind, 50, 8, seed=3)
     for epoch in (1, 2, 7):
         expected = np.random.Generator(np.random.Philox(np.random.SeedSequence([3, epoch]))).permutation(50)
-        assert flat(loader.epoch(epoch)) == expected.tolist()
+        assert flat_rows(loader.epoch(epoch)) == expected.tolist()
         assert loader.order(epoch).tolist() == expected.tolist()
         assert loader.order(epoch).dtype == np.int32
 
 
 def test_epochs_and_seeds_differ(kind):
-    orders = [tuple(flat(make(kind, 20, 4, seed).epoch(epoch))) for seed in (0, 1, 2) for epoch in (1, 2, 3)]
+    orders = [tuple(flat_rows(make(kind, 20, 4, seed).epoch(epoch))) for seed in (0, 1, 2) for epoch in (1, 2, 3)]
     assert len(set(orders)) == 9
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_any_start_gives_the_tail(kind, drop_last):
+def test_epoch_from_any_start(kind, drop_last):
     loader = make(kind, 10, 3, seed=1, drop_last=drop_last)
-    whole = seen(loader.epoch(2))
+    whole = rows_of_batches(loader.epoch(2))
     for start in range(len(loader) + 1):
-        assert seen(loader.epoch(2, start)) == whole[start:]
+        assert rows_of_batches(loader.epoch(2, start)) == whole[start:]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_state_goes_back_to_every_position(kind, drop_last):
+def test_state_restores_every_position(kind, drop_last):
     loader = make(kind, 10, 3, seed=1, drop_last=drop_last)
-    whole = seen(loader.epoch(2))
+    whole = rows_of_batches(loader.epoch(2))
     batches = loader.epoch(2)
     for position in range(len(loader) + 1):
         state = batches.get_state()
@@ -118,48 +120,52 @@ def test_state_goes_back_to_every_position(kind, drop_last):
         next(other)
         other.set_state(state)
         assert other.get_state() == state
-        assert seen(other) == whole[position:]
+        assert rows_of_batches(other) == whole[position:]
         next(batches, None)
     with pytest.raises(StopIteration):
         next(batches)
 
 
-def test_iterating_counts_epochs_on_and_from_a_state(kind):
+def test_iterating_counts_epochs(kind):
     loader = make(kind, 10, 4, seed=2)
-    epochs = {number: seen(loader.epoch(number)) for number in (1, 2, 3, 9, 10)}
-    assert [seen(loader), seen(loader), seen(loader)] == [epochs[1], epochs[2], epochs[3]]
+    epochs = {number: rows_of_batches(loader.epoch(number)) for number in (1, 2, 3, 9, 10)}
+    assert [rows_of_batches(loader), rows_of_batches(loader), rows_of_batches(loader)] == [
+        epochs[1],
+        epochs[2],
+        epochs[3],
+    ]
     resumed = iter(loader)
     resumed.set_state({"epoch": 9, "batch": 1})
-    assert seen(resumed) == epochs[9][1:]
-    assert seen(loader) == epochs[10]
+    assert rows_of_batches(resumed) == epochs[9][1:]
+    assert rows_of_batches(loader) == epochs[10]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_drop_last_leaves_out_what_fills_no_batch(kind, seed):
+def test_drop_last(kind, seed):
     loader = make(kind, 10, 4, seed, drop_last=True)
     assert (len(loader), loader.num_items(), len(loader.order(1))) == (2, 8, 8)
     whole = make(kind, 10, 4, seed)
     assert (len(whole), whole.num_items(), len(whole.order(1))) == (3, 10, 10)
     for epoch in (1, 2):
-        assert seen(loader.epoch(epoch)) == seen(whole.epoch(epoch))[:2]
+        assert rows_of_batches(loader.epoch(epoch)) == rows_of_batches(whole.epoch(epoch))[:2]
 
 
-def test_changing_a_batch_changes_nothing_else(kind):
+def test_batches_are_copies(kind):
     loader = make(kind, 6, 3)
     for batch in loader:
         batch["image"][:] = -1
     np.testing.assert_array_equal(next(iter(loader))["image"], rows(6)["image"][:3])
 
 
-def test_two_iterators_at_once_do_not_disturb_each_other(kind):
+def test_iterators_are_independent(kind):
     loader = make(kind, 6, 2, seed=0)
     first, second = loader.epoch(1), loader.epoch(2)
-    expected = [seen(loader.epoch(1)), seen(loader.epoch(2))]
+    expected = [rows_of_batches(loader.epoch(1)), rows_of_batches(loader.epoch(2))]
     pairs = list(zip(first, second, strict=True))
-    assert [seen(batches) for batches in zip(*pairs, strict=True)] == expected
+    assert [rows_of_batches(batches) for batches in zip(*pairs, strict=True)] == expected
 
 
-def test_arrays_are_given_only_where_batches_are_rows_of_them():
+def test_arrays_are_available_for_plain_rows_only():
     data = rows(6)
     builder = DataLoaderBuilder().batch_size(4)
     assert builder.build(data).arrays["image"] is data["image"]
@@ -178,7 +184,7 @@ def test_any_structure_of_arrays():
 
 
 class Recorded(Dataset):
-    """Notes which rows are read."""
+    """A dataset that records which rows are read."""
 
     def __init__(self, n):
         self.n, self.read = n, []
@@ -191,21 +197,21 @@ class Recorded(Dataset):
         return {"row": index}
 
 
-def test_what_is_skipped_is_not_read():
+def test_skipped_rows_are_not_read():
     data = Recorded(10)
     loader = DataLoaderBuilder().batch_size(3).prefetch(0).build(data)
-    assert seen(loader.epoch(1, start=2)) == [[6, 7, 8], [9]]
+    assert rows_of_batches(loader.epoch(1, start=2)) == [[6, 7, 8], [9]]
     assert data.read == [6, 7, 8, 9]
 
 
-def test_no_epoch_reads_into_the_next():
+def test_prefetching_ends_with_the_epoch():
     data = Recorded(7)
     loader = DataLoaderBuilder().batch_size(2).prefetch(4).build(data)
     list(loader)
     assert data.read == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_closing_ends_the_thread_that_reads_ahead():
+def test_closing_ends_the_prefetch_thread():
     batches = DataLoaderBuilder().batch_size(1).prefetch(3).build(items(50)).epoch(1)
     next(batches)
     readers = [thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")]
@@ -217,7 +223,7 @@ def test_closing_ends_the_thread_that_reads_ahead():
     assert list(batches) == []
 
 
-def test_an_error_of_the_dataset_names_the_row():
+def test_errors_of_the_dataset_name_the_row():
     class Broken(Recorded):
         def __getitem__(self, index):
             if index == 4:
@@ -232,7 +238,7 @@ def test_an_error_of_the_dataset_names_the_row():
     assert raised.value.__notes__[0] == "while reading row 4 of Broken"
 
 
-def test_an_iterator_that_ends_inside_an_item_does_not_end_the_epoch():
+def test_stop_iteration_inside_an_item_raises():
     answers = iter(range(5))
     loader = DataLoaderBuilder().batch_size(2).build(view(range(8)).map(lambda item: next(answers)))
     batches = iter(loader)
@@ -248,24 +254,24 @@ def test_an_iterator_that_ends_inside_an_item_does_not_end_the_epoch():
         (lambda items: {"x": "text"}, "data-batcher-returns-no-arrays", ("x", "str")),
     ],
 )
-def test_a_batcher_must_return_arrays(batcher, code, values):
+def test_batchers_must_return_arrays(batcher, code, values):
     loader = DataLoaderBuilder(batcher).batch_size(2).shuffle(0).build(rows(4))
     with raises_code(code, *values) as raised:
         next(iter(loader))
     assert raised.value.__notes__[0] == f"while making a batch of the rows {loader.order(1)[:2].tolist()}"
 
 
-def test_items_of_other_shapes_are_named_as_in_the_dataset():
+def test_items_of_other_shapes_are_named_by_row():
     loader = DataLoaderBuilder().batch_size(4).shuffle(3).build([{"x": np.zeros(3 + (i == 2))} for i in range(4)])
     first, second, third = [i for i in loader.order(1).tolist() if i != 2]
-    assert loader.order(1)[2] != 2  # so that its place in the batch is another number
+    assert loader.order(1)[2] != 2  # its position in the batch is not 2
     with pytest.raises(LearnerError) as raised:
         next(iter(loader))
     assert f"[3] in items {first}, {second} and {third}" in str(raised.value)
     assert "[4] in item 2" in str(raised.value)
 
 
-def test_items_of_windows_are_named_as_in_the_dataset():
+def test_items_of_windows_are_named_by_row():
     windows = view([np.zeros(2 + (i == 5)) for i in range(8)]).windows(2)
     with raises_code("batch-item-shapes-differ", "the array", "[2]", "4", "[3]", "5"):
         windows[2]
@@ -279,7 +285,7 @@ def test_items_of_windows_are_named_as_in_the_dataset():
         (lambda items: np.zeros(0), "the array [0]"),
     ],
 )
-def test_a_batcher_drops_no_rows_without_a_word(batcher, found):
+def test_batcher_with_another_number_of_rows_raises(batcher, found):
     loader = DataLoaderBuilder(batcher).batch_size(2).build(items(4))
     with raises_code("data-batcher-row-count", "2", found, "any_rows"):
         next(iter(loader))
@@ -289,20 +295,20 @@ def halves(items, by=2):
     return {"row": np.array([item["row"] for item in items[::by]])}
 
 
-def test_a_batcher_may_say_that_it_has_other_rows(monkeypatch):
+def test_any_rows_allows_other_numbers_of_rows(monkeypatch):
     monkeypatch.setattr(halves, "any_rows", True, raising=False)
     for batcher in (halves, functools.partial(halves, by=2)):
-        assert seen(DataLoaderBuilder(batcher).batch_size(4).build(items(8))) == [[0, 2], [4, 6]]
+        assert rows_of_batches(DataLoaderBuilder(batcher).batch_size(4).build(items(8))) == [[0, 2], [4, 6]]
     packed = DataLoaderBuilder(Pack(length=4)).batch_size(4).build([{"x": [i]} for i in range(4)])
     assert next(iter(packed))["x"].tolist() == [[0, 1, 2, 3]]
 
 
-def test_what_has_no_axis_is_no_row():
+def test_scalars_in_a_batch():
     loader = DataLoaderBuilder(lambda items: {"x": np.zeros(len(items)), "n": np.int32(3)}).batch_size(2)
     assert next(iter(loader.build(items(2))))["n"] == 3
 
 
-def test_a_batcher_makes_the_batch():
+def test_custom_batcher():
     def lengths(items):
         return {"sum": np.array([sum(item) for item in items])}
 
@@ -310,7 +316,7 @@ def test_a_batcher_makes_the_batch():
     assert [batch["sum"].tolist() for batch in loader] == [[6, 4], [11]]
 
 
-def test_repr_says_what_it_gives():
+def test_repr():
     builder = DataLoaderBuilder().batch_size(4)
     assert repr(builder.build(rows(10))) == (
         "DataLoader(batch_size=4, 10 rows of ArrayDataset in 3 batches, not shuffled)"
@@ -322,7 +328,7 @@ def test_repr_says_what_it_gives():
 
 @pytest.mark.parametrize("option", ["batch_size", "num_workers", "prefetch", "shuffle"])
 @pytest.mark.parametrize("value", [-1, 2.0, "3", None, True])
-def test_sizes_are_checked_at_once(option, value):
+def test_wrong_sizes(option, value):
     with raises_code("data-number-value", option, repr(value)):
         getattr(DataLoaderBuilder(), option)(value)
 
@@ -332,7 +338,7 @@ def test_options_take_numpy_integers():
 
 
 @pytest.mark.parametrize(
-    ("make_it", "code", "values"),
+    ("call", "code", "values"),
     [
         (lambda: DataLoaderBuilder().batch_size(0), "data-number-value", ("batch_size", "0", "1")),
         (lambda: DataLoaderBuilder().drop_last(1), "data-drop-last-type", ("1",)),
@@ -356,17 +362,17 @@ def test_options_take_numpy_integers():
         (lambda: make("list", 10, 4).epoch(1).set_state({"epoch": 1, "batch": 9}), "data-start-outside", ("3",)),
     ],
 )
-def test_wrong_input(make_it, code, values):
+def test_wrong_input(call, code, values):
     with raises_code(code, *values):
-        make_it()
+        call()
 
 
-def test_a_refused_state_leaves_the_iterator_where_it_was(kind):
+def test_refused_state_does_not_move_the_iterator(kind):
     batches = make(kind, 6, 2).epoch(1)
     next(batches)
     with pytest.raises(LearnerError):
         batches.set_state({"epoch": 1, "batch": 9})
-    assert seen(batches) == [[2, 3], [4, 5]]
+    assert rows_of_batches(batches) == [[2, 3], [4, 5]]
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -387,23 +393,23 @@ def shares(count, devices):
     devices=st.integers(1, 2),
     start=st.integers(0, 3),
 )
-def test_processes_read_every_row_once_in_the_order_of_one(name, n, batch_size, seed, drop_last, count, devices, start):
+def test_processes_together_read_the_batches_of_one(name, n, batch_size, seed, drop_last, count, devices, start):
     batch_size = min(batch_size, n)
     loader = make(name, n, batch_size, seed, drop_last)
     start = min(start, len(loader))
     readers = [loader.epoch(2, start, share) for share in shares(count, devices)]
-    assert together(readers, "row", count) == seen(loader.epoch(2, start))
+    assert together(readers, "row", count) == rows_of_batches(loader.epoch(2, start))
 
 
-def test_a_process_reads_its_own_rows_and_all_of_an_uneven_batch():
+def test_processes_read_their_rows_and_whole_uneven_batches():
     data = [Recorded(11) for _ in range(2)]
-    loaders = [DataLoaderBuilder().batch_size(4).prefetch(0).build(each) for each in data]
+    loaders = [DataLoaderBuilder().batch_size(4).prefetch(0).build(dataset) for dataset in data]
     for loader, share in zip(loaders, shares(2, 2), strict=True):
         list(loader.epoch(1, share=share))
-    assert [each.read for each in data] == [[0, 1, 4, 5, 8, 9, 10], [2, 3, 6, 7, 8, 9, 10]]
+    assert [dataset.read for dataset in data] == [[0, 1, 4, 5, 8, 9, 10], [2, 3, 6, 7, 8, 9, 10]]
 
 
-def test_a_position_is_the_same_for_any_number_of_processes(kind):
+def test_positions_are_valid_for_any_number_of_processes(kind):
     loader = make(kind, 20, 6, seed=1)
     two = [loader.epoch(2, share=share) for share in shares(2, 1)]
     next(two[0]), next(two[1])
@@ -412,18 +418,18 @@ def test_a_position_is_the_same_for_any_number_of_processes(kind):
     three = [loader.epoch(9, share=share) for share in shares(3, 1)]
     for reader in three:
         reader.set_state(state)
-    assert together(three, "row", 3) == together(two, "row", 2) == seen(loader.epoch(2, 1))
+    assert together(three, "row", 3) == together(two, "row", 2) == rows_of_batches(loader.epoch(2, 1))
 
 
-def test_whole_batches_are_no_parts(kind):
+def test_batches_are_whole_without_a_shard(kind):
     batches = make(kind, 6, 4).epoch(1)
     assert [batches.part for _ in batches] == [False, False]
 
 
 def python(code):
     environment = os.environ | {"PYTHONPATH": str(Path(learner.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    return done.stdout, done.stderr, done.returncode
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    return process.stdout, process.stderr, process.returncode
 
 
 def test_arrays_need_neither_grain_nor_scikit_learn():
@@ -437,7 +443,7 @@ def test_arrays_need_neither_grain_nor_scikit_learn():
 
 
 def local_dataset(n):
-    class Local(Dataset):  # classes inside a function travel by value, so that workers need not import this file
+    class Local(Dataset):  # a nested class is pickled by value, so that workers need not import this file
         def __len__(self):
             return n
 
@@ -448,7 +454,7 @@ def local_dataset(n):
 
 
 @pytest.mark.full
-def test_workers_give_the_same_and_stay_for_the_next_epoch():
+def test_workers_read_the_same_and_are_reused():
     builder = DataLoaderBuilder().batch_size(3).shuffle(4)
     alone, workers = builder.build(local_dataset(10)), builder.num_workers(2).build(local_dataset(10))
     processes = set()
@@ -461,21 +467,21 @@ def test_workers_give_the_same_and_stay_for_the_next_epoch():
     assert len(processes) == 2
     assert os.getpid() not in processes
     batches = workers.epoch(5)
-    expected = seen(alone.epoch(5))
+    expected = rows_of_batches(alone.epoch(5))
     assert next(batches)["row"].tolist() == expected[0]
     other = alone.epoch(1)
     other.set_state(batches.get_state())
-    assert seen(other) == seen(batches) == expected[1:]
+    assert rows_of_batches(other) == rows_of_batches(batches) == expected[1:]
     workers.close()
 
 
 @pytest.mark.full
-def test_workers_read_a_share():
-    """Those of one share do not go on with another one's."""
+def test_workers_of_a_shard():
+    """Workers of one shard are not reused for another."""
     loader = DataLoaderBuilder().batch_size(4).shuffle(4).num_workers(1).build(local_dataset(10))
     readers = [loader.epoch(epoch, share=share) for epoch, share in enumerate(shares(2, 1), 1)]
     order = [loader.order(epoch).tolist() for epoch in (1, 2)]
-    assert [seen(reader) for reader in readers] == [
+    assert [rows_of_batches(reader) for reader in readers] == [
         [order[0][:2], order[0][4:6], order[0][8:9]],
         [order[1][2:4], order[1][6:8], order[1][9:]],
     ]
@@ -483,17 +489,17 @@ def test_workers_read_a_share():
 
 
 @pytest.mark.full
-def test_workers_stay_for_any_epoch_of_an_order_that_does_not_change():
+def test_workers_are_reused_without_shuffling():
     loader = DataLoaderBuilder().batch_size(3).num_workers(1).build(local_dataset(4))
     batches = [batch for _ in range(3) for batch in loader.epoch(1)]
-    assert seen(batches) == [[0, 1, 2], [3]] * 3
+    assert rows_of_batches(batches) == [[0, 1, 2], [3]] * 3
     assert len({process for batch in batches for process in batch["process"].tolist()}) == 1
-    assert seen(loader.epoch(1, start=1)) == [[3]]
+    assert rows_of_batches(loader.epoch(1, start=1)) == [[3]]
     loader.close()
 
 
 @pytest.mark.full
-def test_a_script_that_leaves_workers_behind_ends_in_silence():
+def test_script_with_open_workers_exits_silently():
     code = (
         "from learner.data import DataLoaderBuilder;"
         "loader = DataLoaderBuilder().batch_size(2).num_workers(2).build([{'x': i} for i in range(50)]);"
@@ -514,7 +520,7 @@ def item(i):
 
 loader = DataLoaderBuilder().batch_size(2).num_workers(2).prefetch(4).build(view(range(200)).map(item))
 for number, batch in enumerate(loader):
-    if number == 0:  # from here on Grain's thread that gives memory back is late
+    if number == 0:  # delays Grain's thread that frees memory
         import time
         from grain._src.python.ipc.shared_memory_array import SharedMemoryArray
         SharedMemoryArray._del_thread_pool.apply_async(time.sleep, (1.0,))
@@ -523,15 +529,15 @@ for number, batch in enumerate(loader):
 
 
 @pytest.mark.full
-def test_a_script_that_fails_in_a_worker_leaves_no_memory_behind():
-    """Only Python itself can tell, at its end, that shared memory was not freed."""
-    out, said, code = python(FAILS)
+def test_failed_worker_leaks_no_shared_memory():
+    """Python reports shared memory that was not freed when it exits."""
+    out, stderr, code = python(FAILS)
     assert (out, code) == ("".join(f"{i} {i + 1}\n" for i in range(0, 36, 2)), 1)
-    assert "in item" in said
-    assert said.endswith("ValueError: bad item\nwhile calling map(item)\nwhile reading row 37 of Mapped\n")
+    assert "in item" in stderr
+    assert stderr.endswith("ValueError: bad item\nwhile calling map(item)\nwhile reading row 37 of Mapped\n")
 
 
-def test_a_dataset_that_cannot_be_sent_to_workers_is_an_error():
+def test_unpicklable_dataset_raises():
     lock = threading.Lock()
     loader = DataLoaderBuilder().batch_size(1).num_workers(1).build(view(range(4)).map(lambda item: (lock, item)[1]))
     with raises_code("worker-dataset-unpicklable", "cannot pickle '_thread.lock' object", "num_workers(0)"):
@@ -540,8 +546,8 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_an_error():
 
 @pytest.mark.full
 @pytest.mark.parametrize("sendable", [True, False])
-def test_errors_of_workers_arrive(sendable):
-    class OwnError(Exception):
+def test_errors_of_workers_propagate(sendable):
+    class UnpicklableError(Exception):
         def __init__(self, message):
             super().__init__(message)
             self.lock = None if sendable else threading.Lock()
@@ -552,7 +558,7 @@ def test_errors_of_workers_arrive(sendable):
 
         def __getitem__(self, index):
             if index == 2:
-                raise ValueError("bad row") if sendable else OwnError("bad row")
+                raise ValueError("bad row") if sendable else UnpicklableError("bad row")
             return np.int32(index)
 
     batches = iter(DataLoaderBuilder().batch_size(1).num_workers(1).build(Broken()))

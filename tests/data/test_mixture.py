@@ -1,4 +1,4 @@
-"""Mixtures: which row comes from which source, and that every way of reading finds the same."""
+"""Tests of mixtures of datasets: which row comes from which source, and every way of reading them."""
 
 import collections
 import itertools
@@ -25,7 +25,7 @@ def philox(seed, *key):
 
 
 def arrays(first, count):
-    """Rows whose values differ between sources."""
+    """Return arrays whose values identify the source."""
     x = np.arange(first, first + count, dtype=np.float32)
     return {"x": np.stack([x, -x], axis=1), "row": np.arange(first, first + count, dtype=np.int32)}
 
@@ -39,7 +39,7 @@ KINDS = {"arrays": arrays, "items": items}
 
 
 def mixture(kind="arrays", **options):
-    """Three rows of a, seven of b."""
+    """Return a mixture of three rows of a and seven of b."""
     make = KINDS[kind]
     return mix({"a": make(0, 3), "b": make(100, 7)}, **({"weights": {"a": 0.4, "b": 0.6}, "seed": 5} | options))
 
@@ -51,8 +51,8 @@ def rows_of(data, epoch=1):
 # -- which rows --------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_those_of_numpy():
-    """Two epochs of seven rows, of sources with two and three: a is walked through twice in the second epoch."""
+def test_rows_equal_numpy():
+    """Two epochs of seven rows, of sources with two and three rows, which are read again in a new order."""
     draws = MixtureDraws([2, 3], [Fraction(1, 2), Fraction(1, 2)], size=7, seed=9)
     points = philox(9, 0, 0, 0).random(2)
     counts = [3 + (point < 0.5) for point in points]  # 3.5 rows of a
@@ -66,8 +66,8 @@ def test_rows_are_those_of_numpy():
         sources = philox(9, 1, epoch, 0).permutation([0] * count + [1] * (7 - count)).tolist()
         rows = draws.rows(epoch)
         assert rows.source.tolist() == sources
-        found = list(zip(rows.row.tolist(), rows.walk.tolist(), strict=True))
-        assert found == [walked[source].pop(0) for source in sources]
+        actual = list(zip(rows.row.tolist(), rows.walk.tolist(), strict=True))
+        assert actual == [walked[source].pop(0) for source in sources]
 
 
 draws = st.builds(
@@ -82,7 +82,7 @@ draws = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(draws)
-def test_each_source_has_its_share_and_each_of_its_rows_is_as_frequent(draws):
+def test_shares_of_sources_and_rows(draws):
     seen = [collections.Counter() for _ in draws.lengths]
     for epoch in (1, 2, 3):
         rows, counts = draws.rows(epoch), draws.counts(epoch)
@@ -100,33 +100,33 @@ def test_each_source_has_its_share_and_each_of_its_rows_is_as_frequent(draws):
 
 @settings(max_examples=15, deadline=None)
 @given(draws, st.integers(1, 4))
-def test_an_epoch_is_a_function_of_the_seed_and_its_number(draws, epoch):
+def test_epoch_is_a_function_of_seed_and_number(draws, epoch):
     alone = MixtureDraws(draws.lengths, draws.probabilities, draws.size, draws.seed).rows(epoch)
     for other in (1, 3, epoch):
-        found = draws.rows(other)
+        actual = draws.rows(other)
     for name in ("source", "row", "walk"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
+        np.testing.assert_array_equal(getattr(actual, name), getattr(alone, name))
 
 
-def test_a_row_comes_from_a_source_with_its_probability():
+def test_probabilities_of_sources():
     """One row per epoch: 30 % of 500 are 150, within 5 standard deviations of the binomial distribution."""
-    one = [mix([range(3), range(9)], weights=[3, 7], size=1, seed=seed).counts(1)["0"] for seed in range(500)]
+    counts = [mix([range(3), range(9)], weights=[3, 7], size=1, seed=seed).counts(1)["0"] for seed in range(500)]
     same = MixtureDraws([3, 9], [Fraction(3), Fraction(7)], 1, seed=1).totals(500)[0]
-    assert abs(sum(one) - 150) < 5 * math.sqrt(500 * 0.3 * 0.7)
+    assert abs(sum(counts) - 150) < 5 * math.sqrt(500 * 0.3 * 0.7)
     assert abs(int(same) - 150) < 5 * math.sqrt(500 * 0.3 * 0.7)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_parts_of_an_epoch_are_mixed_alike(seed):
+def test_parts_of_an_epoch_are_mixed_uniformly(seed):
     draws = MixtureDraws([50, 20, 1], [Fraction(2), Fraction(5), Fraction(3)], size=3000, seed=seed)
     source = draws.rows(1).source
     for first, last in ((0, 100), (0, 1000), (2900, 3000)):
         for number, probability in enumerate((0.2, 0.5, 0.3)):
-            found, rows = np.count_nonzero(source[first:last] == number), last - first
-            assert abs(found - rows * probability) < 5 * math.sqrt(rows * probability * (1 - probability))
+            actual, rows = np.count_nonzero(source[first:last] == number), last - first
+            assert abs(actual - rows * probability) < 5 * math.sqrt(rows * probability * (1 - probability))
 
 
-def test_by_default_each_epoch_has_every_row_once():
+def test_every_row_once_by_default():
     data = mix({"a": arrays(0, 3), "b": arrays(100, 7)}, seed=1)
     epochs = [rows_of(data, epoch) for epoch in (1, 2, 3)]
     assert [sorted(rows) for rows in epochs] == [[0, 1, 2, *range(100, 107)]] * 3
@@ -134,7 +134,7 @@ def test_by_default_each_epoch_has_every_row_once():
     assert data.counts(3) == {"a": 3, "b": 7}
 
 
-def test_seeds_and_epochs_differ_and_weights_of_any_kind_agree():
+def test_seeds_epochs_and_types_of_weights():
     assert rows_of(mixture(), 1) != rows_of(mixture(), 2)
     assert rows_of(mixture(), 1) != rows_of(mixture(seed=6), 1)
     expected = rows_of(mixture(weights={"a": 2, "b": 3}), 4)
@@ -142,14 +142,14 @@ def test_seeds_and_epochs_differ_and_weights_of_any_kind_agree():
         assert rows_of(mixture(weights=weights), 4) == expected
 
 
-def test_a_source_without_a_weight_is_left_out():
+def test_source_of_weight_0_is_dropped():
     data = mixture(weights=[0, 1], size=20)
     assert data.counts(1) == {"a": 0, "b": 20}
     assert min(rows_of(data)) == 100
 
 
-def test_a_source_that_begins_again_is_in_its_next_epoch():
-    """One row, drawn four times in two epochs, with a number of its own each time."""
+def test_repeated_source_is_in_its_next_epoch():
+    """One row is drawn four times in two epochs, each time with another random number."""
     noise = view([{"x": 0}]).augment(lambda item, rng: {"x": int(rng.integers(10**9))}, seed=2)
     data = mix([noise], size=2)
     expected = [noise.item_at(0, walk) for walk in (1, 2, 3, 4)]
@@ -176,7 +176,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_batches_are_rows_from_any_position_in_any_epoch(kind):
+def test_batches_from_any_position_in_any_epoch(kind):
     loader = LOADERS[kind]()
     assert loader.in_memory == (kind in ("arrays", "shuffled arrays"))
     for epoch in (2, 1):
@@ -188,25 +188,25 @@ def test_batches_are_rows_from_any_position_in_any_epoch(kind):
             assert rows.tolist() == [int(items[row]["row"]) for row in order[4 * start :]]
 
 
-def test_arrays_in_memory_are_gathered_to_the_same_batches():
+def test_gathered_arrays_equal_stacked_items():
     options = {"size": 23, "source_field": "source"}
     gathered = DataLoaderBuilder().batch_size(5).shuffle(2).build(mixture(**options))
     stacked = DataLoaderBuilder(stack).batch_size(5).shuffle(2).build(mixture(**options))
     assert (gathered.in_memory, stacked.in_memory) == (True, False)
     for epoch in (1, 2):
-        for found, expected in zip(gathered.epoch(epoch), stacked.epoch(epoch), strict=True):
-            assert set(found) == {"x", "row", "source"}
+        for actual, expected in zip(gathered.epoch(epoch), stacked.epoch(epoch), strict=True):
+            assert set(actual) == {"x", "row", "source"}
             for name, values in expected.items():
-                assert found[name].dtype == values.dtype
-                np.testing.assert_array_equal(found[name], values)
+                assert actual[name].dtype == values.dtype
+                np.testing.assert_array_equal(actual[name], values)
         rows = gathered.arrays["row"][gathered.order(epoch)]
         assert rows.tolist() == list(itertools.chain(*(batch["row"].tolist() for batch in gathered.epoch(epoch))))
-    assert gathered.nbytes == 23 * 16  # more than the ten rows of the sources
+    assert gathered.nbytes == 23 * 16  # of 23 rows, from 10 rows of the sources
 
 
 @pytest.mark.parametrize("kind", ["arrays", "items"])
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_share_the_rows_of_one(kind, count):
+def test_processes_together_read_the_batches_of_one(kind, count):
     make = lambda: DataLoaderBuilder().batch_size(4).shuffle(3).build(mixture(kind, size=22))  # noqa: E731
     expected = [batch["row"].tolist() for batch in make().epoch(2, 1)]
     shares = [ProcessShard(index, count, count) for index in range(count)]
@@ -214,7 +214,7 @@ def test_processes_share_the_rows_of_one(kind, count):
     assert together(readers, "row", count) == expected
 
 
-def test_worker_processes_find_the_same_rows():
+def test_workers_read_the_same_rows():
     alone = DataLoaderBuilder().batch_size(4).build(mixture("items"))
     loader = DataLoaderBuilder().batch_size(4).num_workers(1).build(mixture("items"))
     with_workers = [batch["row"].tolist() for epoch in (1, 2) for batch in loader.epoch(epoch)]
@@ -228,7 +228,7 @@ def test_texts_of_many_lengths_are_padded():
     assert sorted(batch["text"].tolist()) == [[1, 2, 3], [4, 0, 0]]
 
 
-def test_fingerprints_have_the_weights_and_the_seed():
+def test_fingerprints_contain_weights_and_seed():
     prints = [
         DataLoaderBuilder().batch_size(2).build(data).fingerprint()["dataset"]
         for data in (
@@ -287,7 +287,7 @@ def test_views_of_several_items():
         ("k_fold", lambda data: data.fold(0, 2, "train")),
     ],
 )
-def test_views_that_need_rows_that_stay_are_refused(method, view):
+def test_views_of_fixed_rows_are_refused(method, view):
     with raises_code("data-mixture-view-unsupported", method=method):
         view(mixture())
 
@@ -301,19 +301,19 @@ def test_sources_may_be_any_views():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_items_have_the_number_of_their_source(kind):
+def test_source_field(kind):
     for item in mixture(kind, source_field="from"):
         assert item["from"] == (item["row"] >= 100)
         assert (item["from"].dtype, item["from"].shape) == (np.int32, ())
     assert "from" not in mixture(kind)[0]
 
 
-def test_it_can_be_sent_and_knows_its_length():
+def test_pickling_length_and_negative_indices():
     data = mixture()
     expected = rows_of(data, 3)
-    found = ForkingPickler.loads(ForkingPickler.dumps(data))
-    assert (rows_of(found, 3), len(found), found.names) == (expected, 10, ("a", "b"))
-    assert found[-1]["row"] == rows_of(data)[9]
+    actual = ForkingPickler.loads(ForkingPickler.dumps(data))
+    assert (rows_of(actual, 3), len(actual), actual.names) == (expected, 10, ("a", "b"))
+    assert actual[-1]["row"] == rows_of(data)[9]
     with pytest.raises(IndexError, match="item 10 of Mixture, which has 10"):
         data[10]
 
@@ -328,7 +328,7 @@ def test_texts():
     assert "repeats" not in repr(mix([range(2), range(8)]))
 
 
-def test_a_report_has_the_rows_and_the_names_of_the_sources():
+def test_report():
     text = str(DatasetReport(DataLoaderBuilder().batch_size(5).build(mixture(source_field="source")), "train"))
     assert text.splitlines()[:2] == [
         "train: 10 rows of Mixture, 2 batches of 5",
@@ -337,7 +337,7 @@ def test_a_report_has_the_rows_and_the_names_of_the_sources():
     assert "source: 0 (a): 4, 1 (b): 6" in text
 
 
-def test_the_log_of_a_run_begins_with_the_rows_of_its_epoch(tmp_path):
+def test_run_logs_the_rows_of_each_source(tmp_path):
     x = np.ones((4, 3), np.float32)
     table = {"x": x, "t": x[:, :1]}
     loader = DataLoaderBuilder().batch_size(4).build(mix({"a": table, "b": table}, weights=[1, 3]).slice(0))
@@ -407,7 +407,7 @@ def test_wrong_input(sources, options, code, values):
         mix(sources, **options)
 
 
-def test_all_that_is_wrong_is_in_one_error():
+def test_all_problems_in_one_error():
     with raises_code("data-mixture-unusable") as raised:
         mix(
             {"a": A, "b": {**A, "x": A["row"]}, "c": generator()},
@@ -431,7 +431,7 @@ def test_all_that_is_wrong_is_in_one_error():
     )
 
 
-def test_an_item_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_item_is_named(tmp_path):
     class Broken:
         def __len__(self):
             return 4

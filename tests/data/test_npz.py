@@ -1,4 +1,4 @@
-"""Archives of arrays: what NumPy writes comes back, and what claims more than it holds is refused before it is read."""
+"""Tests of read_npz: archives of NumPy round-trip, and false claims are refused before memory is allocated."""
 
 import io
 import os
@@ -30,7 +30,7 @@ MEGABYTE = 2**20
 
 
 def npy(array=None, *, header=None, version=1, data=b"", length=None):
-    """The bytes of an `.npy` file: of an array, or by hand."""
+    """Return the bytes of an `.npy` file, of an array or with any header."""
     if array is not None:
         stream = io.BytesIO()
         np.save(stream, array, allow_pickle=True)
@@ -46,7 +46,7 @@ def header_of(shape, descr="<f4"):
 
 @pytest.fixture
 def archive(tmp_path):
-    """Writes an archive of the given members, and returns its path."""
+    """Return a function that writes an archive of the given members, and returns its path."""
 
     def write(method=zipfile.ZIP_STORED, **members):
         with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as file:
@@ -58,7 +58,7 @@ def archive(tmp_path):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_numpy_writes_comes_back(tmp_path, save):
+def test_archives_of_numpy_round_trip(tmp_path, save):
     save(tmp_path / "a.npz", **ARRAYS)
     read = read_npz(tmp_path / "a.npz")
     assert list(read) == list(ARRAYS)
@@ -68,7 +68,7 @@ def test_what_numpy_writes_comes_back(tmp_path, save):
         assert read[name].tobytes() == array.tobytes()
 
 
-def test_much_that_is_the_same_may_be_packed_well(tmp_path):
+def test_high_compression_of_equal_values(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((64, MEGABYTE // 64), np.float32))
     assert os.path.getsize(tmp_path / "a.npz") < 10_000
     assert read_npz(tmp_path / "a.npz")["x"].shape == (64, MEGABYTE // 64)
@@ -104,10 +104,10 @@ CLAIMS = {
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, pytest.param(zipfile.ZIP_DEFLATED, marks=pytest.mark.full)])
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_what_claims_to_be_something_else_is_refused_before_memory_is_taken(archive, monkeypatch, claim, method):
+def test_false_claims_are_refused_before_allocating(archive, monkeypatch, claim, method):
     path = archive(method, good=npy(np.zeros(3)), bad=CLAIMS[claim])
     monkeypatch.chdir(path.parent)
-    with warnings.catch_warnings(action="ignore"):  # NumPy tells of headers that it reads a second time
+    with warnings.catch_warnings(action="ignore"):  # NumPy warns of headers that it reads a second time
         tracemalloc.start()
         try:
             with raises_code("npz-unreadable", "a.npz"):
@@ -118,8 +118,8 @@ def test_what_claims_to_be_something_else_is_refused_before_memory_is_taken(arch
     assert os.listdir() == ["a.npz"]
 
 
-def test_numpy_itself_would_take_the_memory(archive):
-    """So the measure above can fail: here 64 MB that are not there."""
+def test_numpy_allocates_the_claimed_memory(archive):
+    """Negative control of the limit above: NumPy allocates the 64 MB that the header claims."""
     path = archive(bad=npy(header=header_of((16 * MEGABYTE,)), data=b"1234"))
     tracemalloc.start()
     try:
@@ -132,7 +132,7 @@ def test_numpy_itself_would_take_the_memory(archive):
         read_npz(path)
 
 
-def test_a_bomb_needs_the_memory_that_it_claims(tmp_path):
+def test_memory_limit(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(8 * MEGABYTE, np.int8), y=np.zeros(8 * MEGABYTE, np.int8))
     tracemalloc.start()
     try:
@@ -144,7 +144,7 @@ def test_a_bomb_needs_the_memory_that_it_claims(tmp_path):
     assert set(read_npz(tmp_path / "a.npz", memory=16 * MEGABYTE)) == {"x", "y"}
 
 
-def test_the_machine_sets_the_limit(archive, monkeypatch):
+def test_default_limit_is_the_memory_of_the_machine(archive, monkeypatch):
     path = archive(x=npy(np.zeros(1000)))
     sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 7}
     monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
@@ -155,37 +155,37 @@ def test_the_machine_sets_the_limit(archive, monkeypatch):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_methods_that_pack_without_limit_are_refused(archive, method):
+def test_other_compression_methods_are_refused(archive, method):
     with raises_code("npz-unreadable", "NumPy"):
         read_npz(archive(method, x=npy(np.zeros(3))))
 
 
-def patched(path, find, offset, value):
-    """Writes a number of four bytes into each central record of the archive."""
+def patch(path, find, offset, value):
+    """Write a number of four bytes into each central record of the archive."""
     content = bytearray(path.read_bytes())
-    at = content.find(find)
-    while at >= 0:
-        content[at + offset : at + offset + 4] = struct.pack("<I", value)
-        at = content.find(find, at + 4)
+    position = content.find(find)
+    while position >= 0:
+        content[position + offset : position + offset + 4] = struct.pack("<I", value)
+        position = content.find(find, position + 4)
     path.write_bytes(content)
 
 
-def test_a_member_that_claims_more_than_deflate_can_make(archive):
+def test_size_beyond_the_ratio_of_deflate(archive):
     path = archive(zipfile.ZIP_DEFLATED, x=npy(np.zeros(1000)))
-    patched(path, b"PK\x01\x02", 24, 2**31)  # what it holds when it is unpacked
+    patch(path, b"PK\x01\x02", 24, 2**31)  # the decompressed size
     with raises_code("npz-unreadable", "'x.npy'"):
         read_npz(path)
 
 
-def test_members_that_are_the_same_bytes(archive):
-    """A small file whose members overlap can be unpacked to very much."""
+def test_overlapping_members(archive):
+    """A small file whose members overlap decompresses to a large size."""
     path = archive(a=npy(np.zeros(1000)), b=npy(np.ones(1000)))
-    patched(path, b"PK\x01\x02", 20, os.path.getsize(path) - 100)  # what it has in the file
+    patch(path, b"PK\x01\x02", 20, os.path.getsize(path) - 100)  # the compressed size
     with raises_code("npz-unreadable", "'b.npy'"):
         read_npz(path)
 
 
-def test_names_that_are_there_twice_or_no_arrays(tmp_path):
+def test_duplicate_and_foreign_names(tmp_path):
     wrong = {
         ("x.npy", "x.npy"): ("npz-unreadable", "there twice"),
         ("x.npy", "evil.pkl"): ("npz-unreadable", "'evil.pkl'"),
@@ -198,21 +198,21 @@ def test_names_that_are_there_twice_or_no_arrays(tmp_path):
             read_npz(tmp_path / "a.npz")
 
 
-def test_names_are_names_and_no_paths(archive):
+def test_names_are_not_used_as_paths(archive):
     path = archive(**{"../../outside": npy(np.zeros(3)), "/absolute": npy(np.ones(3))})
     assert list(read_npz(path)) == ["../../outside", "/absolute"]
     assert os.listdir(path.parent) == ["a.npz"]
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_damaged_file_is_an_error_or_was_not_needed(tmp_path, save):
-    """Each byte in turn is another: what is read is either right, or a LearnerError."""
+def test_damaged_files(tmp_path, save):
+    """Each byte is changed in turn: reading returns the right arrays or raises a LearnerError."""
     save(tmp_path / "a.npz", x=np.arange(5, dtype=np.float32))
     content = (tmp_path / "a.npz").read_bytes()
     refused = 0
-    for at in range(len(content)):
+    for position in range(len(content)):
         damaged = bytearray(content)
-        damaged[at] ^= 0xFF
+        damaged[position] ^= 0xFF
         (tmp_path / "b.npz").write_bytes(damaged)
         try:
             read = read_npz(tmp_path / "b.npz")
@@ -227,7 +227,7 @@ def test_a_damaged_file_is_an_error_or_was_not_needed(tmp_path, save):
             read_npz(tmp_path / "b.npz")
 
 
-def test_no_file(tmp_path):
+def test_missing_file(tmp_path):
     for path in (tmp_path / "no.npz", tmp_path):
         with raises_code("npz-unreadable", str(path), ".npz"):
             read_npz(path)

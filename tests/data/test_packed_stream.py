@@ -1,4 +1,4 @@
-"""Token sequences of any length as rows of one length."""
+"""Tests of PackedStream: token sequences of any length as rows of one length."""
 
 import functools
 
@@ -18,7 +18,7 @@ LENGTHS = [3, 5, 1, 8, 2, 2, 7, 4, 6, 1, 1, 8, 3]
 
 
 def texts(lengths=LENGTHS, first=1):
-    """Sequences of consecutive numbers, each number once."""
+    """Yield sequences of consecutive numbers, each number once."""
     begin = first
     for length in lengths:
         yield {"text": np.arange(begin, begin + length, dtype=np.int32)}
@@ -26,8 +26,8 @@ def texts(lengths=LENGTHS, first=1):
 
 
 def sequences_in(rows):
-    """The segments of rows, by hand; each begins at position 0 and goes on in order."""
-    found = []
+    """Return the segments of rows, and assert that each is contiguous and has the positions 0, 1, 2, ..."""
+    sequences = []
     for row in rows:
         assert (row["mask"] == (row["segments"] > 0)).all()
         assert not row["text"][~row["mask"]].any()
@@ -35,19 +35,19 @@ def sequences_in(rows):
             at = np.flatnonzero(row["segments"] == segment)
             assert row["positions"][at].tolist() == list(range(len(at)))
             assert np.diff(at).tolist() == [1] * (len(at) - 1)
-            found.append(row["text"][at].tolist())
-    return found
+            sequences.append(row["text"][at].tolist())
+    return sequences
 
 
 @settings(deadline=None, max_examples=50)
 @given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=12))
-def test_each_sequence_is_there_once_in_order_and_in_one_piece(lengths):
+def test_sequences_are_kept_whole_and_in_order(lengths):
     make = functools.partial(texts, lengths)
     if not any(lengths):
         assert list(PackedStream(make, length=7)) == []
         return
-    found = sequences_in(PackedStream(make, length=7))
-    assert found == [item["text"].tolist() for item in make() if len(item["text"])]
+    sequences = sequences_in(PackedStream(make, length=7))
+    assert sequences == [item["text"].tolist() for item in make() if len(item["text"])]
 
 
 @settings(deadline=None, max_examples=50)
@@ -68,24 +68,24 @@ def of_mixture():
     return mix({"a": functools.partial(texts, LENGTHS * 3), "b": second}, weights={"a": 2, "b": 1}, seed=1)
 
 
-MADE = {
+STREAMS = {
     "sequences": lambda: batches_of(texts),
     "split": lambda: batches_of(texts, split=True),
     "a mixture": lambda: batches_of(of_mixture(), split=True),
 }
 
 
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_any_position_is_reached_by_its_state(make, epoch):
+def test_every_state_leads_to_its_position(make, epoch):
     def read(source, start=0, state=None):
-        found = source.open(epoch, start, state)
-        return [(batch["text"].tolist(), found.where()) for batch in found]
+        batches = source.open(epoch, start, state)
+        return [(batch["text"].tolist(), batches.where()) for batch in batches]
 
     def source():
-        made = source_of(make(), "train", batch_size=None)
-        made.keep_state()
-        return made
+        data = source_of(make(), "train", batch_size=None)
+        data.keep_state()
+        return data
 
     first = source()
     if epoch == 2:
@@ -96,7 +96,7 @@ def test_any_position_is_reached_by_its_state(make, epoch):
         assert read(source(), start, whole[start - 1][1]) == whole[start:]
 
 
-def test_a_run_resumes_to_the_bit(tmp_path):
+def test_resuming_is_exact(tmp_path):
     def step(model, batch):
         tokens = batch["text"].astype(np.float32) * batch["mask"].astype(np.float32)
         return {"loss": (tokens @ model["w"]).mean() ** 2}
@@ -135,6 +135,6 @@ def test_a_run_resumes_to_the_bit(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_packed(make, code, values):
+def test_wrong_input(make, code, values):
     with raises_code(code, *values):
         make()

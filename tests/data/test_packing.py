@@ -1,3 +1,5 @@
+"""Tests of Pack."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ def items_of(*lengths):
     return [{"text": np.arange(a, a + n, dtype=np.int32)} for a, n in zip(first, lengths, strict=False)]
 
 
-def test_an_item_goes_into_the_first_row_with_room():
+def test_items_go_into_the_first_row_with_room():
     batch = Pack(length=6, value=-1)(items_of(4, 3, 2, 3, 1))
     assert batch["text"].tolist() == [[1, 2, 3, 4, 8, 9], [5, 6, 7, 10, 11, 12], [13, -1, -1, -1, -1, -1]]
     assert batch["segments"].tolist() == [[1, 1, 1, 1, 2, 2], [1, 1, 1, 2, 2, 2], [1, 0, 0, 0, 0, 0]]
@@ -28,7 +30,7 @@ def test_rows_fix_the_shape():
     assert batch["mask"].sum(1).tolist() == [3, 4, 0]
 
 
-def test_fields_go_together_and_others_are_left_out():
+def test_other_fields_are_dropped():
     items = [{"x": np.full((n, 2), n, np.float32), "y": [n] * n, "name": n} for n in (2, 1)]
     batch = Pack(length=4, fields=["x", "y"], value={"y": 9})(items)
     assert set(batch) == {"x", "y", "segments", "positions", "mask"}
@@ -38,17 +40,17 @@ def test_fields_go_together_and_others_are_left_out():
 
 @settings(deadline=None, max_examples=50)
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=12))
-def test_every_token_once_and_each_item_in_one_piece(lengths):
+def test_items_are_kept_whole(lengths):
     items = items_of(*lengths)
     batch = Pack(length=7)(items)
-    found = []
+    sequences = []
     for text, segments, positions in zip(batch["text"], batch["segments"], batch["positions"], strict=True):
         for segment in range(1, segments.max() + 1):
             at = np.flatnonzero(segments == segment)
             assert positions[at].tolist() == list(range(len(at)))
             assert np.diff(at).tolist() == [1] * (len(at) - 1)
-            found.append(text[at].tolist())
-    assert sorted(found) == [item["text"].tolist() for item in items]
+            sequences.append(text[at].tolist())
+    assert sorted(sequences) == [item["text"].tolist() for item in items]
     assert batch["text"][~batch["mask"]].tolist() == [0] * int((~batch["mask"]).sum())
 
 

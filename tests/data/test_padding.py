@@ -1,3 +1,5 @@
+"""Tests of Pad."""
+
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -47,7 +49,7 @@ def test_values_and_fields():
     assert np.isnan(filled["x"][0, 1]).all()
 
 
-def test_a_mask_for_each_field_or_none():
+def test_masks_per_field_or_none():
     items = [{"source": [1, 2, 3], "target": [4]}, {"source": [1], "target": [4, 5]}]
     batch = Pad(mask="{field}_mask")(items)
     assert batch["source_mask"].tolist() == [[True, True, True], [True, False, False]]
@@ -57,11 +59,11 @@ def test_a_mask_for_each_field_or_none():
         Pad(length=4)(items)
 
 
-def test_an_empty_list_does_not_change_the_dtype():
+def test_empty_list_does_not_change_the_dtype():
     assert Pad()([{"text": []}, {"text": [3]}])["text"].dtype == np.array([3]).dtype
 
 
-def test_items_of_which_all_is_padded():
+def test_items_without_other_fields():
     assert Pad()([{"ids": [1, 2]}, {"ids": [3]}])["ids"].tolist() == [[1, 2], [3, 0]]
 
 
@@ -101,7 +103,7 @@ def test_wrong_input(make, code, values):
         make()
 
 
-def test_it_is_a_batcher_and_can_be_sent():
+def test_pickled_batcher_in_a_loader():
     pad = ForkingPickler.loads(ForkingPickler.dumps(Pad(buckets=[2, 4])))
     loader = DataLoaderBuilder(pad).batch_size(2).build(view(texts(1, 2, 3)))
     assert [batch["text"].shape for batch in loader] == [(2, 2), (1, 4)]

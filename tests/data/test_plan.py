@@ -1,3 +1,5 @@
+"""Tests of Plan, which orders the rows of epochs, and of ProcessShard."""
+
 import itertools
 
 import numpy as np
@@ -24,17 +26,17 @@ def test_counts(rows, batch_size, drop_last, num_items, num_batches):
     assert (plan.num_items, plan.num_batches, len(plan.order(1))) == (num_items, num_batches, num_items)
 
 
-def test_what_is_left_out_differs_between_epochs():
+def test_dropped_rows_differ_between_epochs():
     plan = Plan(10, 4, seed=0, drop_last=True)
     left_out = {frozenset(range(10)) - frozenset(plan.order(epoch).tolist()) for epoch in range(1, 9)}
     assert len(left_out) > 1
 
 
-def test_a_seed_and_the_next_ones_epochs_have_nothing_in_common():
+def test_seed_and_epoch_are_not_added():
     assert not np.array_equal(Plan(50, 5, seed=0).order(2), Plan(50, 5, seed=1).order(1))
 
 
-def test_large_seeds_are_different_seeds():
+def test_large_seeds_are_not_truncated():
     assert not np.array_equal(Plan(50, 5, seed=1).order(1), Plan(50, 5, seed=1 + 2**40).order(1))
 
 
@@ -43,7 +45,7 @@ def test_large_seeds_are_different_seeds():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_parts_are_equal_follow_each_other_and_make_the_batch(count, devices):
+def test_parts_are_equal_and_make_the_batch(count, devices):
     multiple = count * devices
     for rows in range(1, 3 * multiple + 1):
         parts = [list(range(rows))[ProcessShard(index, count, multiple).of(rows)] for index in range(count)]
@@ -64,6 +66,6 @@ def test_parts_are_equal_follow_each_other_and_make_the_batch(count, devices):
         ((0, 2, 3), "data-share-multiple", ("3", "2")),
     ],
 )
-def test_shares_that_make_no_sense_are_refused(numbers, code, values):
+def test_wrong_shards(numbers, code, values):
     with raises_code(code, *values):
         ProcessShard(*numbers)

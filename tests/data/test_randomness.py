@@ -1,4 +1,4 @@
-"""Random generators of iterables, found, kept and put back; and epochs that are told."""
+"""Tests of saving and restoring random generators of iterables, and of set_epoch."""
 
 import json
 import random
@@ -21,7 +21,7 @@ KINDS = {
 
 
 class Shuffled:
-    """Batches in an order that one generator draws anew in each epoch."""
+    """Batches in an order that a generator draws in each epoch."""
 
     def __init__(self, generator):
         self._own = generator
@@ -31,14 +31,14 @@ class Shuffled:
         self._own.shuffle(rows)
         for first in range(0, ROWS, SIZE):
             yield {"x": np.array(rows[first : first + SIZE])}
-        self._own.random()  # an end that draws
+        self._own.random()  # a draw at the end of the epoch
 
 
 def numbers_of(batches):
     return [batch["x"].tolist() for batch in batches]
 
 
-def kept(data):
+def open_with_state(data):
     source = source_of(data, "train")
     source.peek(1)
     source.keep_state()
@@ -50,7 +50,7 @@ def with_states(batches):
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_a_state_goes_through_json_and_back_to_the_bit(make):
+def test_generator_states_round_trip(make):
     generator = make()
     generator.random()
     stored = json.loads(json.dumps(to_json(states_of({"own": generator}), "train")))
@@ -61,8 +61,8 @@ def test_a_state_goes_through_json_and_back_to_the_bit(make):
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_an_epoch_has_the_order_that_it_would_have_had(make):
-    source = kept(Shuffled(make()))
+def test_resumed_epochs_have_the_same_order(make):
+    source = open_with_state(Shuffled(make()))
     whole = [source.open(epoch) for epoch in (1,)]
     first = with_states(whole[0])
     state_inside, state_after = first[0][1], whole[0].end()
@@ -71,7 +71,7 @@ def test_an_epoch_has_the_order_that_it_would_have_had(make):
     third = numbers_of(source.open(3))
     assert len({repr(sorted(map(repr, [n for n, _ in e]))) for e in (first, second)}) == 2
 
-    inside = kept(Shuffled(make()))
+    inside = open_with_state(Shuffled(make()))
     warnings = []
     assert numbers_of(inside.open(2, 1, json.loads(json.dumps(second[0][1])), warnings.append)) == [
         numbers for numbers, _ in second[1:]
@@ -81,20 +81,20 @@ def test_an_epoch_has_the_order_that_it_would_have_had(make):
     assert "1 batches of epoch 2 are read again and dropped" in warning
     assert "is right only if" not in warning
 
-    between = kept(Shuffled(make()))
+    between = open_with_state(Shuffled(make()))
     assert numbers_of(between.open(2, 0, state_after, pytest.fail)) == [numbers for numbers, _ in second]
     assert numbers_of(between.open(3)) == third
 
 
-def test_nothing_is_kept_where_nothing_is_saved():
+def test_no_states_without_keep_state():
     source = source_of(Shuffled(random.Random(1)), "train")
     batches = source.open(1)
     assert [state for _, state in with_states(batches)] == [None] * 3
     assert batches.end() is None
 
 
-def test_a_loader_without_the_generator_is_refused_inside_an_epoch_and_warned_of_between_two():
-    source = kept(Shuffled(random.Random(1)))
+def test_missing_generator_raises_inside_an_epoch_and_warns_between_two():
+    source = open_with_state(Shuffled(random.Random(1)))
     batches = source.open(1)
     state = with_states(batches)[0][1]
     batch = [{"x": np.zeros(2)}] * 3
@@ -107,30 +107,30 @@ def test_a_loader_without_the_generator_is_refused_inside_an_epoch_and_warned_of
 
 
 class Parts:
-    """As PyTorch's `DataLoader`."""
+    """A loader with the parts of PyTorch's `DataLoader`."""
 
     def __init__(self):
         self.generator = np.random.default_rng(0)
         self.sampler = Shuffled(self.generator)
-        self.batch_sampler = Told()
-        self.batch_sampler.sampler = Told()
+        self.batch_sampler = EpochRecorder()
+        self.batch_sampler.sampler = EpochRecorder()
         self.dataset = Shuffled(random.Random(0))
 
 
-class Told:
+class EpochRecorder:
     epochs = ()
 
     def set_epoch(self, epoch):
         self.epochs = (*self.epochs, epoch)
 
 
-def test_generators_are_found_in_the_parts_of_a_loader_and_each_once():
+def test_generators_of_the_parts_of_a_loader():
     assert list(generators_of(Parts())) == ["generator", "dataset._own"]
     assert generators_of([1, 2]) == {}
     assert generators_of(np.random.default_rng) == {}
 
 
-def test_epochs_are_told_from_zero_to_all_parts():
+def test_set_epoch_counts_from_0_for_all_parts():
     loader = Parts()
     assert set_epoch(loader, 3)
     assert (loader.batch_sampler.epochs, loader.batch_sampler.sampler.epochs) == ((2,), (2,))
@@ -138,8 +138,8 @@ def test_epochs_are_told_from_zero_to_all_parts():
 
 
 @pytest.mark.parametrize(("split", "epochs"), [("train", (0, 1)), ("valid", ())])
-def test_only_training_data_is_told_its_epoch(split, epochs):
-    class Loader(Told, list):
+def test_set_epoch_is_called_for_training_only(split, epochs):
+    class Loader(EpochRecorder, list):
         pass
 
     loader = Loader([{"x": np.zeros(2)}])
@@ -151,7 +151,7 @@ def test_only_training_data_is_told_its_epoch(split, epochs):
 
 @pytest.mark.full
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pytorchs_loader_goes_on_with_its_generator(workers):
+def test_pytorch_loader_resumes_with_its_generator(workers):
     torch = pytest.importorskip("torch")
 
     def loader():
@@ -164,18 +164,18 @@ def test_pytorchs_loader_goes_on_with_its_generator(workers):
     def read(batches):
         return [batch[0].tolist() for batch in batches]
 
-    source = kept(loader())
+    source = open_with_state(loader())
     batches = source.open(1)
     first = read(batches)
     state = json.loads(json.dumps(batches.end()))
     second = source.open(2)
     inside, expected = second.where(), read(second)
     assert sorted(map(repr, first)) != sorted(map(repr, expected))
-    assert read(kept(loader()).open(2, 0, state, pytest.fail)) == expected
-    assert read(kept(loader()).open(2, 1, inside)) == expected[1:]
+    assert read(open_with_state(loader()).open(2, 0, state, pytest.fail)) == expected
+    assert read(open_with_state(loader()).open(2, 1, inside)) == expected[1:]
 
 
-def test_an_object_that_refuses_any_attribute_is_no_generator():
+def test_object_whose_attributes_raise_is_no_generator():
     class Proxy:
         def __getattr__(self, name):
             raise RuntimeError("outside of a request")

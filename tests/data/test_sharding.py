@@ -1,4 +1,4 @@
-"""What each of several processes gets of any data that a user passes."""
+"""Tests of the rows that each of several processes reads, for every kind of data."""
 
 import grain
 import jax
@@ -16,7 +16,7 @@ ROWS, SIZE = 14, 4
 
 
 def batch_list(rows=ROWS, size=SIZE):
-    """Batches of consecutive numbers: [0..3], [4..7], [8..11], [12, 13]."""
+    """Return batches of consecutive numbers: [0..3], [4..7], [8..11], [12, 13]."""
     return [{"x": np.arange(first, min(first + size, rows))} for first in range(0, rows, size)]
 
 
@@ -56,16 +56,16 @@ def numbers(batches):
 
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize(("count", "devices"), [(1, 1), (2, 1), (2, 2), (4, 1)])
-@pytest.mark.parametrize("peeked", [False, True])
-def test_the_parts_of_all_processes_are_the_batches(name, count, devices, peeked):
-    found = sources(DATA[name], count, devices)
-    if peeked:
-        assert [len(source.peek(1)["x"]) for source in found] == [SIZE // count] * count
-    assert together([source.open(1) for source in found], "x", count) == EPOCH
+@pytest.mark.parametrize("peek", [False, True])
+def test_parts_make_the_batches(name, count, devices, peek):
+    process_sources = sources(DATA[name], count, devices)
+    if peek:
+        assert [len(source.peek(1)["x"]) for source in process_sources] == [SIZE // count] * count
+    assert together([source.open(1) for source in process_sources], "x", count) == EPOCH
 
 
 @pytest.mark.parametrize("name", ["list", "generator function", "Grain IterDataset", "arrays of JAX"])
-def test_processes_that_read_the_same_whole_batches_know_it(name):
+def test_digests_of_whole_batches(name):
     same = sources(DATA[name], 2)
     (other,) = sources(lambda: [{"x": batch["x"] + 1} for batch in batch_list()], 1)
     parts = sources(DATA[name], 2, wrap=PerProcess)
@@ -75,7 +75,7 @@ def test_processes_that_read_the_same_whole_batches_know_it(name):
     assert {source.first_digest for source in parts} == {None}
 
 
-def test_loaders_of_arrays_in_memory_know_that_they_have_the_same_rows():
+def test_digests_of_arrays_in_memory():
     def of(data, share, wrap=lambda loader: loader):
         loader = DataLoaderBuilder().batch_size(4).shuffle(seed=0).build(data)
         source = source_of(wrap(loader), "train", share=share)
@@ -92,7 +92,7 @@ def test_loaders_of_arrays_in_memory_know_that_they_have_the_same_rows():
     assert of(rows, None) is of(ArrayDataset(rows).map(lambda item: item), first) is None
 
 
-def test_batches_of_any_library_have_a_checksum():
+def test_digests_of_arrays_of_any_library():
     class Tensor(np.ndarray):
         pass
 
@@ -107,13 +107,13 @@ def test_batches_of_any_library_have_a_checksum():
 
 
 @pytest.mark.parametrize("name", [name for name in DATA if name != "iterator"])
-def test_a_position_counts_whole_batches(name):
-    found = sources(DATA[name], 2)
-    assert {source.batches for source in found} <= {4, None}
-    assert together([source.open(1, 2) for source in found], "x", 2) == EPOCH[2:]
+def test_positions_count_whole_batches(name):
+    process_sources = sources(DATA[name], 2)
+    assert {source.batches for source in process_sources} <= {4, None}
+    assert together([source.open(1, 2) for source in process_sources], "x", 2) == EPOCH[2:]
 
 
-def test_a_state_is_of_the_whole_data_and_goes_to_another_number_of_processes():
+def test_state_is_valid_for_another_number_of_processes():
     states = []
     for source in sources(lambda: grain_map().to_iter_dataset(), 2):
         source.keep_state()
@@ -126,21 +126,21 @@ def test_a_state_is_of_the_whole_data_and_goes_to_another_number_of_processes():
     assert together([source.open(1, 2, states[0]) for source in four], "x", 4) == EPOCH[2:]
 
 
-def test_without_a_share_batches_are_whole():
+def test_batches_are_whole_without_a_shard():
     for make in DATA.values():
         source = source_of(make(), "train", batch_size=SIZE)
         batches = source.open(1)
         assert [(numbers([batch])[0], batches.part()) for batch in batches] == [(rows, False) for rows in EPOCH]
 
 
-def test_data_stays_on_the_host_where_several_processes_share_it():
+def test_shared_data_is_not_resident():
     loader = DATA["our loader"]()
     assert source_of(loader, "train").rows is not None
     assert source_of(loader, "train", share=ProcessShard(0, 1, 8)).rows is not None
     assert source_of(loader, "train", share=ProcessShard(0, 2, 8)).rows is None
 
 
-def test_a_batch_with_no_common_axis_is_left_to_whoever_looks_at_it():
+def test_batches_without_a_common_axis_are_not_split():
     for bad in ({"x": np.zeros(4), "y": np.zeros(2)}, {"x": 1.0}, [1, 2], None):
         batches = source_of([bad], "train", share=ProcessShard(0, 2, 2)).open(1)
         assert (next(batches) is bad, batches.part()) == (True, False)
@@ -149,13 +149,13 @@ def test_a_batch_with_no_common_axis_is_left_to_whoever_looks_at_it():
 # -- data of each process ----------------------------------------------------------------------------------------------
 
 
-def halves(index):
-    """The rows of process `index` of 2, of batches of 4: [0, 1], [4, 5], ... and [2, 3], [6, 7], ..."""
+def half_batches(index):
+    """Return the rows of process `index` of 2 in batches of 4: [0, 1], [4, 5], ... or [2, 3], [6, 7], ..."""
     return [{"x": batch["x"][2 * index : 2 * index + 2]} for batch in batch_list(12)]
 
 
 def own_sources(wrap):
-    return [source_of(wrap(halves(share.index)), "train", share=share) for share in shares(2, 2)]
+    return [source_of(wrap(half_batches(share.index)), "train", share=share) for share in shares(2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -167,20 +167,20 @@ def own_sources(wrap):
         lambda data: PerProcess(DataLoaderBuilder().batch_size(2).build({"x": np.concatenate([b["x"] for b in data])})),
     ],
 )
-def test_data_of_each_process_is_not_split_again(wrap):
-    found = own_sources(wrap)
-    assert [source.own for source in found] == [True, True]
-    assert together([source.open(1) for source in found], "x", 2) == EPOCH[:3]
+def test_per_process_data_is_not_split(wrap):
+    process_sources = own_sources(wrap)
+    assert [source.own for source in process_sources] == [True, True]
+    assert together([source.open(1) for source in process_sources], "x", 2) == EPOCH[:3]
 
 
-def test_a_loader_of_each_process_goes_to_a_position_and_stays_on_the_host():
+def test_per_process_loader():
     data = PerProcess(DataLoaderBuilder().batch_size(2).build({"x": np.arange(6)}))
     source = source_of(data, "train", share=ProcessShard(0, 2, 2))
     assert numbers(source.open(3, 2)) == [[4, 5]]
     assert source.rows is None
 
 
-def test_a_dataset_of_each_process_has_the_global_batch_size():
+def test_batch_size_of_per_process_datasets_is_global():
     data = PerProcess(ArrayDataset({"x": np.arange(6)}))
     source = source_of(data, "train", batch_size=4, share=ProcessShard(0, 2, 2))
     assert numbers(source.open(1)) == [[0, 1], [2, 3], [4, 5]]
@@ -189,13 +189,13 @@ def test_a_dataset_of_each_process_has_the_global_batch_size():
     assert numbers(source_of(data, "train", batch_size=4).open(1)) == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_alone_it_is_the_data_in_it():
+def test_per_process_data_of_one_process():
     source = source_of(PerProcess(batch_list()), "train")
     batches = source.open(1)
     assert [(numbers([batch])[0], batches.part()) for batch in batches] == [(rows, False) for rows in EPOCH]
 
 
-def test_parts_that_are_uneven_together_cannot_be_computed():
+def test_uneven_parts_raise():
     batches = source_of(PerProcess(batch_list(7)), "valid", share=ProcessShard(0, 2, 4)).open(1)
     next(batches)
     with raises_code("data-rows-uneven", "6", "2", rows=3) as it:
@@ -204,7 +204,7 @@ def test_parts_that_are_uneven_together_cannot_be_computed():
 
 
 class Numbers:
-    """For Grain, which wants to see it."""
+    """A data source with a `__repr__` without an address, as Grain requires."""
 
     def __len__(self):
         return 12
@@ -224,10 +224,10 @@ def grain_loader(index, count):
     )
 
 
-def test_a_grain_loader_that_shards_is_known_by_itself():
-    found = [source_of(grain_loader(share.index, 2), "train", share=share) for share in shares(2)]
-    assert [source.own for source in found] == [True, True]
-    readers = [numbers(source.open(1)) for source in found]
+def test_sharding_grain_loader_is_detected():
+    process_sources = [source_of(grain_loader(share.index, 2), "train", share=share) for share in shares(2)]
+    assert [source.own for source in process_sources] == [True, True]
+    readers = [numbers(source.open(1)) for source in process_sources]
     assert sorted(np.ravel(readers).tolist()) == list(range(12))
     assert [[len(batch) for batch in batches] for batches in readers] == [[2, 2, 2]] * 2
     unsharded = [source_of(grain_loader(0, 1), "train", share=share) for share in shares(2)]
@@ -235,7 +235,7 @@ def test_a_grain_loader_that_shards_is_known_by_itself():
     assert together([source.open(1) for source in unsharded], "x", 2) == [[i, i + 1] for i in range(0, 12, 2)]
 
 
-def test_a_grain_loader_with_other_shards_is_refused():
+def test_grain_loader_with_other_shards_is_refused():
     with raises_code("data-shard-differs", "0", "3", "1", "2"):
         source_of(grain_loader(0, 3), "train", share=ProcessShard(1, 2, 2))
     source = source_of(lambda: grain_loader(0, 2), "train", share=ProcessShard(0, 2, 2))
@@ -255,6 +255,8 @@ def test_batches_with_fewer_rows_than_processes_are_refused():
         source_of(DATA["our loader"](), "train", share=share)
     with raises_code(*expected):
         source_of(batch_list(), "train", share=share).peek(1)
-    few = DataLoaderBuilder().batch_size(10).build({"x": np.arange(3)})  # uneven, and computed whole
+    few = (
+        DataLoaderBuilder().batch_size(10).build({"x": np.arange(3)})
+    )  # uneven, so that each process computes the whole batch
     assert numbers([source_of(few, "train", share=share).peek(1)]) == [[0, 1, 2]]
     assert numbers([source_of(PerProcess(batch_list(8)), "train", share=share).peek(1)]) == [[0, 1, 2, 3]]

@@ -1,4 +1,4 @@
-"""Contact sheets."""
+"""Tests of contact sheets."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ RED = np.broadcast_to(np.uint8([255, 0, 0]), (50, 60, 3))
         ((2, 28, 28, 3), False),
     ],
 )
-def test_what_looks_like_an_image(shape, answer):
+def test_is_image(shape, answer):
     assert is_image(shape) == answer
 
 
@@ -35,7 +35,7 @@ def test_images_are_side_by_side_in_order():
     assert middles == [[[0] * 3, [10] * 3, [20] * 3], [[30] * 3, [40] * 3, [255] * 3]]
 
 
-def test_colours_and_transparency():
+def test_colors_and_transparency():
     assert contact_sheet([RED])[25, 25].tolist() == [255, 0, 0]
     assert contact_sheet([np.dstack([RED, np.zeros((50, 60), np.uint8)])])[25, 25].tolist() == [255, 0, 0]
     assert contact_sheet([np.full((50, 60, 1), 7, np.uint8)])[25, 25].tolist() == [7, 7, 7]

@@ -1,4 +1,4 @@
-"""What users pass as data: batches, and in which order, whatever they come from."""
+"""Tests of data of every kind that users pass: batches, their order, positions and states."""
 
 import contextlib
 import itertools
@@ -21,26 +21,26 @@ ROWS, SIZE = 10, 4
 
 
 def batch_list(rows=ROWS, size=SIZE):
-    """Batches of consecutive numbers: [0..3], [4..7], [8, 9]."""
+    """Return batches of consecutive numbers: [0..3], [4..7], [8, 9]."""
     return [{"x": np.arange(first, min(first + size, rows))} for first in range(0, rows, size)]
 
 
 class Unsized:
-    """Gives its batches anew each time, and has no length."""
+    """An iterable without a length, which can be read repeatedly."""
 
     def __iter__(self):
         return iter(batch_list())
 
 
 class RefusesLength(Unsized):
-    """As PyTorch's `DataLoader` of an iterable dataset: `__len__` is there and raises."""
+    """An iterable whose `__len__` raises, like PyTorch's `DataLoader` of an iterable dataset."""
 
     def __len__(self):
         raise TypeError("this dataset has no len()")
 
 
 class Numbers(Dataset):
-    """Items, not batches."""
+    """A dataset of items, not of batches."""
 
     def __len__(self):
         return ROWS
@@ -50,7 +50,7 @@ class Numbers(Dataset):
 
 
 class Indexed:
-    """Not a `Dataset`, but with its two methods."""
+    """A class that is no `Dataset`, but has its two methods."""
 
     __len__, __getitem__ = Numbers.__len__, Numbers.__getitem__
 
@@ -93,27 +93,27 @@ def kind(request):
     return source_of(make(), "train", batch_size=batch_size), batches
 
 
-def test_repeatable_data_gives_every_epoch_whole(kind):
+def test_repeatable_data_has_whole_epochs(kind):
     source, batches = kind
     assert source.batches == batches
     assert [numbers_of(source.open(epoch)) for epoch in (1, 2, 3)] == [EPOCH] * 3
 
 
-def test_what_peek_took_is_still_in_the_epoch(kind):
+def test_peeked_batch_is_in_the_epoch(kind):
     source, _ = kind
     assert numbers_of([source.peek(1)]) == EPOCH[:1]
     assert numbers_of(source.open(1)) == EPOCH
     assert numbers_of(source.open(2)) == EPOCH
 
 
-def test_peeking_twice_does_not_lose_anything(kind):
+def test_peeking_twice(kind):
     source, _ = kind
     assert numbers_of([source.peek(1), source.peek(1)]) == EPOCH[:1] * 2
     assert numbers_of(source.open(1)) == EPOCH
 
 
 @pytest.mark.parametrize("start", range(len(EPOCH) + 1))
-def test_an_epoch_opens_at_any_batch_with_and_without_a_peek(kind, start):
+def test_epoch_from_any_batch_with_and_without_a_peek(kind, start):
     source, _ = kind
     assert numbers_of(source.open(1, start)) == EPOCH[start:]
     source.peek(1)
@@ -122,7 +122,7 @@ def test_an_epoch_opens_at_any_batch_with_and_without_a_peek(kind, start):
     assert numbers_of(source.open(2, start)) == EPOCH[start:]
 
 
-def test_the_order_of_our_loaders_follows_the_epoch_that_is_asked_for():
+def test_order_of_a_loader_follows_the_epoch():
     loader = DataLoaderBuilder().batch_size(SIZE).shuffle(seed=3).build({"x": np.arange(ROWS)})
     source = source_of(loader, "train")
     source.peek(1)
@@ -130,7 +130,7 @@ def test_the_order_of_our_loaders_follows_the_epoch_that_is_asked_for():
         assert np.concatenate([b["x"] for b in source.open(epoch)]).tolist() == loader.order(epoch).tolist()
 
 
-def test_a_shuffled_dataset_has_a_new_order_in_each_epoch_and_validation_keeps_its_own():
+def test_training_is_shuffled_and_validation_is_not():
     shuffled = source_of(Numbers(), "train", batch_size=SIZE, shuffle=0)
     orders = [np.concatenate([b["x"] for b in shuffled.open(epoch)]).tolist() for epoch in (1, 2)]
     assert orders[0] != orders[1]
@@ -141,28 +141,28 @@ def test_a_shuffled_dataset_has_a_new_order_in_each_epoch_and_validation_keeps_i
 # -- iterators that can be read once -----------------------------------------------------------------------------------
 
 
-def test_grain_finds_its_flags_parsed():
+def test_flags_of_grain_are_parsed():
     flags.FLAGS.unparse_flags()
     source_of(grain_map().to_iter_dataset(), "train").open(1)
     assert flags.FLAGS.is_parsed()
 
 
 @pytest.mark.full
-def test_grain_starts_its_workers_in_a_script_that_parses_no_flags():
+def test_grain_workers_start_with_unparsed_flags():
     flags.FLAGS.unparse_flags()
     workers = grain.multiprocessing.MultiprocessingOptions(num_workers=1)
     with contextlib.closing(source_of(grain_map().to_iter_dataset().mp_prefetch(workers), "train")) as source:
         assert [batch["x"].tolist() for batch in source.open(1)] == [batch["x"].tolist() for batch in grain_map()]
 
 
-def test_a_grain_dataset_that_repeats_for_ever_has_no_length():
+def test_endless_grain_dataset_has_no_length():
     source = source_of(grain_map().repeat(), "train")
     assert source.batches is None
     assert numbers_of(itertools.islice(source.open(1), 4)) == EPOCH + EPOCH[:1]
 
 
 @pytest.mark.parametrize("make", [generator_function, lambda: iter(batch_list())], ids=["generator", "iterator"])
-def test_a_one_shot_iterator_has_one_epoch_and_peek_loses_nothing(make):
+def test_one_shot_iterator_has_one_epoch(make):
     source = source_of(make(), "train")
     assert source.batches is None
     assert numbers_of([source.peek(1)]) == EPOCH[:1]
@@ -171,13 +171,13 @@ def test_a_one_shot_iterator_has_one_epoch_and_peek_loses_nothing(make):
         source.open(2)
 
 
-def test_the_batch_that_a_refused_run_has_read_of_an_iterator_is_the_first_of_the_next_run():
+def test_batch_read_by_a_refused_run_is_not_lost():
     data = generator_function()
     for _ in range(2):  # two runs that are refused
         refused = source_of(data, "train")
         assert numbers_of([refused.peek(1)]) == EPOCH[:1]
         refused.close()
-        source_of(data, "train").close()  # one that reads nothing, for its length alone
+        source_of(data, "train").close()  # reads nothing
     source = source_of(data, "train")
     source.peek(1)
     assert numbers_of(source.open(1)) == EPOCH
@@ -186,42 +186,42 @@ def test_the_batch_that_a_refused_run_has_read_of_an_iterator_is_the_first_of_th
         source_of(data, "train").peek(1)
 
 
-def test_an_iterator_keeps_its_states_after_a_refused_run():
+def test_states_of_an_iterator_after_a_refused_run():
     data = iter(Orders())
-    kept(data).close()
-    assert with_states(kept(data), 1) == with_states(kept(iter(Orders())), 1)
+    open_with_state(data).close()
+    assert with_states(open_with_state(data), 1) == with_states(open_with_state(iter(Orders())), 1)
 
 
-def test_a_one_shot_iterator_without_a_peek():
+def test_one_shot_iterator_without_a_peek():
     source = source_of(generator_function(), "train")
     assert numbers_of(source.open(1)) == EPOCH
 
 
-def test_a_one_shot_iterator_cannot_be_put_back():
+def test_one_shot_iterator_cannot_be_positioned():
     source = source_of(generator_function(), "train")
     with raises_code("resume-data-not-repeatable", start=2):
         source.open(1, 2)
 
 
-def test_an_endless_iterator_is_read_no_further_than_asked():
-    taken = []
+def test_endless_iterator_is_read_lazily():
+    produced = []
 
     def endless():
         while True:
-            taken.append(len(taken))
+            produced.append(len(produced))
             yield {"x": np.zeros(1)}
 
     source = source_of(endless(), "train")
     source.peek(1)
     batches = source.open(1)
     next(batches), next(batches)
-    assert len(taken) == 2
+    assert len(produced) == 2
 
 
 # -- arrays that may live on the device --------------------------------------------------------------------------------
 
 
-def test_arrays_in_memory_are_given_as_rows_with_their_order():
+def test_rows_of_arrays_in_memory():
     arrays, order, size = source_of(REPEATABLE["our loader"][0](), "train").rows
     assert (arrays["x"].tolist(), order(1).tolist(), size) == (list(range(ROWS)), list(range(ROWS)), SIZE)
 
@@ -257,7 +257,7 @@ def test_everything_else_streams(name):
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
-def test_what_is_no_data_is_an_error_that_says_what_is_needed(data, code, values):
+def test_wrong_data(data, code, values):
     with raises_code(code, *values):
         source_of(data, "train")
 
@@ -270,18 +270,18 @@ def test_what_is_no_data_is_an_error_that_says_what_is_needed(data, code, values
         ({}, "data-arrays-missing"),
     ],
 )
-def test_arrays_that_are_no_rows_are_named_with_their_split(arrays, code):
+def test_wrong_arrays_are_named_with_their_split(arrays, code):
     with raises_code(code, "the valid-b data: an ArrayDataset"):
         source_of(arrays, "valid-b", batch_size=2)
 
 
 @pytest.mark.parametrize("empty", [[], (), lambda: iter([]), iter([])], ids=["list", "tuple", "function", "iterator"])
-def test_an_empty_loader_is_an_error(empty):
+def test_empty_data_raises(empty):
     with raises_code("data-without-batches", "valid"):
         source_of(empty, "valid").peek(1)
 
 
-def test_a_function_that_returns_no_iterator_is_an_error_that_names_the_data():
+def test_function_that_returns_no_iterator():
     with raises_code("data-function-returns-no-iterator", "NoneType", split="train"):
         source_of(lambda: None, "train").peek(1)
 
@@ -290,7 +290,7 @@ def test_a_function_that_returns_no_iterator_is_an_error_that_names_the_data():
 
 
 class Orders:
-    """Gives its batches in another order in each epoch, from a generator that goes on from epoch to epoch."""
+    """Batches in another order in each epoch, drawn from one generator."""
 
     def __init__(self, seed=0):
         self.generator, self.made = np.random.default_rng(seed), 0
@@ -300,7 +300,7 @@ class Orders:
 
 
 class OrdersIterator:
-    """An iterator that can say where it is, and where its iterable is."""
+    """An iterator whose state contains its position and the generator of its iterable."""
 
     def __init__(self, whole):
         self.whole, self.next = whole, 0
@@ -327,7 +327,7 @@ class OrdersIterator:
 
 
 class TorchdataOrders(Orders):
-    """As torchdata's loaders: the state is the loader's, and its next iterator starts there; an ended one is ended."""
+    """A loader like torchdata's: the state is the loader's, and its next iterator starts there, even at the end."""
 
     at = None
 
@@ -355,7 +355,7 @@ class Renamed(Orders):
 
 
 class Skipped(Orders):
-    """The same without a state."""
+    """The same batches without a state."""
 
     def __iter__(self):
         yield from OrdersIterator(self)
@@ -365,12 +365,12 @@ STATEFUL = {"Grain's": Orders, "torchdata's": TorchdataOrders, "torchdata's, of 
 
 
 def with_states(source, epoch, start=0, state=None, warn=pytest.fail):
-    """The numbers of each batch, with the state after it."""
+    """Return the numbers of each batch, with the state after it."""
     batches = source.open(epoch, start, state, warn)
     return [(np.asarray(batch["x"]).tolist(), batches.where()) for batch in batches]
 
 
-def kept(data):
+def open_with_state(data):
     source = source_of(data, "train")
     source.peek(1)
     source.keep_state()
@@ -379,32 +379,32 @@ def kept(data):
 
 @pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
 @pytest.mark.parametrize("done", range(1, 3 * len(EPOCH)))
-def test_an_iterable_with_a_state_goes_on_from_any_batch_as_if_it_had_not_stopped(make, done):
-    source = kept(make())
+def test_stateful_iterable_resumes_at_any_batch(make, done):
+    source = open_with_state(make())
     epochs = {epoch: with_states(source, epoch) for epoch in (1, 2, 3)}
     assert len({repr([numbers for numbers, _ in epoch]) for epoch in epochs.values()}) > 1
     _, state = [batch for epoch in epochs.values() for batch in epoch][done - 1]
     state = json.loads(json.dumps(state))
     epoch, start = 1 + done // len(EPOCH), done % len(EPOCH)
 
-    again = kept(make(seed=99))
+    again = open_with_state(make(seed=99))
     assert with_states(again, epoch, start, state) == epochs[epoch][start:]
     for later in range(epoch + 1, 4):
         assert with_states(again, later) == epochs[later]
 
 
 @pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
-def test_nothing_is_read_twice_where_there_is_a_state(make):
-    state = with_states(kept(make()), 1)[1][1]
+def test_stateful_iterable_reads_no_batch_twice(make):
+    state = with_states(open_with_state(make()), 1)[1][1]
     data = make()
-    source = kept(data)
+    source = open_with_state(data)
     assert data.made == 1  # by `peek`
     list(source.open(1, 2, state, pytest.fail))
     assert data.made == 1 + len(EPOCH) - 2
 
 
 @pytest.mark.parametrize("data", [Orders(), TorchdataOrders(), iter(Orders()), Skipped(), grain_map()])
-def test_states_are_asked_for_only_when_they_are_kept(data, monkeypatch):
+def test_states_are_read_only_if_kept(data, monkeypatch):
     monkeypatch.setattr(OrdersIterator, "get_state", lambda self: pytest.fail("asked for the state"))
     source = source_of(data, "train")
     source.peek(1)
@@ -413,7 +413,7 @@ def test_states_are_asked_for_only_when_they_are_kept(data, monkeypatch):
     assert batches.where is None or batches.where() is None
 
 
-def test_the_state_after_the_batch_that_peek_took():
+def test_state_after_the_peeked_batch():
     data = Orders()
     source = source_of(data, "train")
     source.peek(1)
@@ -434,14 +434,14 @@ def test_the_state_after_the_batch_that_peek_took():
     ids=["MapDataset", "IterDataset", "mapped", "function"],
 )
 @pytest.mark.parametrize("done", [1, 2, 3])
-def test_grain_goes_on_by_its_own_state(make, done):
-    whole = with_states(kept(make()), 1)
-    again = kept(make())
+def test_grain_dataset_resumes(make, done):
+    whole = with_states(open_with_state(make()), 1)
+    again = open_with_state(make())
     epoch, start = 1 + done // len(EPOCH), done % len(EPOCH)
     assert with_states(again, epoch, start, whole[done - 1][1]) == whole[start:]
 
 
-class Named(Numbers):
+class WithName(Numbers):
     def __repr__(self):
         return "the numbers"
 
@@ -451,48 +451,48 @@ def grain_loader(data):
     return grain.DataLoader(data_source=data, sampler=sampler, operations=[grain.transforms.Batch(SIZE)])
 
 
-def test_grain_is_not_asked_to_end_an_epoch_again():
-    """Its worker processes would be started for it, and nothing would come of it."""
-    asked = []
+def test_end_of_an_epoch_is_not_restored_in_grain():
+    """Restoring the end of an epoch would start Grain's worker processes for nothing."""
+    read = []
 
-    class Watched(Numbers):
+    class Recorded(Numbers):
         def __getitem__(self, index):
-            asked.append(index)
+            read.append(index)
             return super().__getitem__(index)
 
     few = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    data = grain.MapDataset.source(Watched()).batch(SIZE).to_iter_dataset(few)
+    data = grain.MapDataset.source(Recorded()).batch(SIZE).to_iter_dataset(few)
     batches = source_of(data, "train").open(2, 0, {"next_index": 1}, pytest.fail)
-    assert asked == []
+    assert read == []
     assert numbers_of(batches) == EPOCH
 
 
-def test_grains_loader_goes_on_by_its_own_state():
-    whole = with_states(kept(grain_loader(Named())), 1)
+def test_grain_loader_resumes():
+    whole = with_states(open_with_state(grain_loader(WithName())), 1)
     assert len(whole) == 3
     assert list(whole[0][1]) == ["base64"]
-    assert with_states(kept(grain_loader(Named())), 1, 1, whole[0][1]) == whole[1:]
+    assert with_states(open_with_state(grain_loader(WithName())), 1, 1, whole[0][1]) == whole[1:]
 
 
-class Nameless(Numbers):
+class WithAddress(Numbers):
     __repr__ = object.__repr__
 
 
-def test_grains_loader_of_a_source_without_a_name_is_skipped():
-    """Its state has the source's `repr`, and one with an address is refused by the next process."""
+def test_grain_loader_with_an_address_in_its_state_skips_batches():
+    """Grain's state contains the source's `repr`; one with an address would be refused by another process."""
     warnings = []
-    whole = with_states(kept(grain_loader(Nameless())), 1)
+    whole = with_states(open_with_state(grain_loader(WithAddress())), 1)
     assert [state for _, state in whole] == [None] * 3
-    assert with_states(kept(grain_loader(Nameless())), 1, 1, None, warnings.append) == whole[1:]
+    assert with_states(open_with_state(grain_loader(WithAddress())), 1, 1, None, warnings.append) == whole[1:]
     (warning,) = warnings
     assert "the address of an object" in warning
     assert "data source with a __repr__" in warning
 
 
-def test_a_one_shot_iterator_with_a_state_can_be_put_back():
-    state = with_states(kept(iter(Orders())), 1)[0][1]
-    expected = [numbers for numbers, _ in with_states(kept(iter(Orders())), 1)[1:]]
-    source = kept(iter(Orders(seed=99)))
+def test_stateful_one_shot_iterator_can_be_positioned():
+    state = with_states(open_with_state(iter(Orders())), 1)[0][1]
+    expected = [numbers for numbers, _ in with_states(open_with_state(iter(Orders())), 1)[1:]]
+    source = open_with_state(iter(Orders(seed=99)))
     source.refuse_position(1, 1, state)
     assert numbers_of(source.open(1, 1, state)) == expected
 
@@ -506,15 +506,15 @@ def test_a_one_shot_iterator_with_a_state_can_be_put_back():
     ],
     ids=["no state", "another epoch", "no methods"],
 )
-def test_a_one_shot_iterator_refuses_what_it_cannot_reach(data, position):
-    source = kept(data())
+def test_one_shot_iterator_refuses_other_positions(data, position):
+    source = open_with_state(data())
     with raises_code("resume-data-not-repeatable"):
         source.refuse_position(*position)
 
 
 @pytest.mark.parametrize("state", [None, {"next": 2}], ids=["none", "of something else"])
 @pytest.mark.parametrize("make", [Unsized, RefusesLength, lambda: generator_function], ids=["a", "b", "function"])
-def test_without_a_state_batches_are_skipped_with_one_warning(make, state):
+def test_batches_are_skipped_with_one_warning_without_a_state(make, state):
     warnings = []
     assert numbers_of(source_of(make(), "train").open(5, 2, state, warnings.append)) == EPOCH[2:]
     (warning,) = warnings
@@ -536,7 +536,7 @@ def test_no_warning_at_the_start_of_an_epoch(name):
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
-def test_a_resumed_run_is_warned_of_an_order_that_nothing_keeps(name):
+def test_resuming_warns_of_an_order_without_a_state(name):
     make, batch_size, _ = REPEATABLE[name]
     warnings = []
     source = source_of(make(), "train", batch_size=batch_size)
@@ -549,7 +549,7 @@ def test_a_resumed_run_is_warned_of_an_order_that_nothing_keeps(name):
 @pytest.mark.parametrize(
     "name", ["our loader", "our loader over Grain", "list", "tuple", "function that returns a list"]
 )
-def test_what_can_be_read_from_anywhere_needs_no_state_and_no_warning(name):
+def test_indexed_data_needs_no_state(name):
     source = source_of(REPEATABLE[name][0](), "train")
     source.keep_state()
     batches = source.open(1, 2, {"of": "something else"}, pytest.fail)
@@ -557,7 +557,7 @@ def test_what_can_be_read_from_anywhere_needs_no_state_and_no_warning(name):
     assert batches.where is None
 
 
-def test_our_loaders_do_not_read_what_is_skipped():
+def test_loader_does_not_read_skipped_rows():
     read = []
 
     class Counted(Numbers):
@@ -570,18 +570,18 @@ def test_our_loaders_do_not_read_what_is_skipped():
     assert read == [8, 9]
 
 
-def test_data_that_is_shorter_than_the_position_says_after_how_many_batches_it_ends():
+def test_data_shorter_than_the_position():
     with raises_code("resume-data-shorter", "3", start=5, epoch=2):
         source_of(Unsized(), "train").open(2, 5)
 
 
 @pytest.mark.parametrize("data", [Orders, lambda: iter(Orders())], ids=["iterable", "iterator"])
-def test_a_state_that_is_not_taken_back_is_an_error_inside_an_epoch(data):
+def test_refused_state_inside_an_epoch_raises(data):
     with raises_code("resume-data-state-refused", "OrdersIterator", "2", "1", "KeyError"):
         source_of(data(), "train").open(1, 2, {"other": 1})
 
 
-def test_a_state_that_is_not_taken_back_at_the_end_of_an_epoch_is_a_warning():
+def test_refused_state_at_the_end_of_an_epoch_warns():
     warnings = []
     batches = source_of(Orders(), "train").open(2, 0, {"other": 1}, warnings.append)
     assert sorted(numbers_of(batches)) == EPOCH
@@ -589,7 +589,7 @@ def test_a_state_that_is_not_taken_back_at_the_end_of_an_epoch_is_a_warning():
     assert "at the end of epoch 1: KeyError('before'). Epoch 2 starts without it" in warning
 
 
-def test_a_state_that_cannot_be_stored_is_found_before_anything_is_read(monkeypatch):
+def test_unsupported_state_raises_before_reading(monkeypatch):
     monkeypatch.setattr(OrdersIterator, "get_state", lambda self: {"self": self})
     source = source_of(Orders(), "train")
     source.peek(1)
@@ -597,16 +597,16 @@ def test_a_state_that_cannot_be_stored_is_found_before_anything_is_read(monkeypa
         source.keep_state()
 
 
-def test_methods_that_were_only_inherited_are_no_state(monkeypatch):
+def test_state_methods_that_are_not_implemented(monkeypatch):
     def get_state(self):
         raise NotImplementedError
 
     monkeypatch.setattr(OrdersIterator, "get_state", get_state)
-    source = kept(Orders())
+    source = open_with_state(Orders())
     assert [state for _, state in with_states(source, 1)] == [None] * 3
 
 
-def test_rows_of_views_of_arrays_live_on_the_device_in_the_loaders_order():
+def test_rows_of_views_of_arrays():
     data = ArrayDataset({"x": np.arange(20)}).split([0.6, 0.4], seed=1)[0]
     source = source_of(DataLoaderBuilder().batch_size(4).shuffle(2).build(data), "train")
     assert source.has_rows
@@ -616,16 +616,18 @@ def test_rows_of_views_of_arrays_live_on_the_device_in_the_loaders_order():
     assert sorted(batches.tolist()) == data.arrays["x"].tolist()
 
 
-def test_what_is_too_large_for_the_device_or_made_item_by_item_does_not():
+def test_large_data_and_items_have_no_rows():
     large = ArrayDataset(np.broadcast_to(np.zeros((1, 1), np.int8), (300, 2**20)))
     builder = DataLoaderBuilder().batch_size(4)
-    found = [source_of(builder.build(data), "train") for data in (large, large.shuffle(), Numbers(), large.slice(0, 9))]
-    assert [source.has_rows for source in found] == [False, False, False, True]
-    assert [source.rows is None for source in found] == [True, True, True, False]
+    data_sources = [
+        source_of(builder.build(data), "train") for data in (large, large.shuffle(), Numbers(), large.slice(0, 9))
+    ]
+    assert [source.has_rows for source in data_sources] == [False, False, False, True]
+    assert [source.rows is None for source in data_sources] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("library", "make"), [("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "table")])
-def test_a_data_frame_is_a_dict_of_its_columns(tmp_path, library, make):
+def test_data_frames(tmp_path, library, make):
     columns = {"x": [0.5, 1.5, -1.0], "y": [1.0, 3.0, -2.0], "n": [1, 2, 3]}
     frame = getattr(pytest.importorskip(library), make)(columns)
     text = "ArrayDataset(3 rows: n int64 [], x float64 [], y float64 [])"
@@ -649,7 +651,7 @@ def test_a_data_frame_is_a_dict_of_its_columns(tmp_path, library, make):
 
 
 class LazyFrame:
-    """A lazy frame of polars, as far as it can be told from a data frame."""
+    """A stand-in for a lazy frame of polars, with the attributes that distinguish it from a data frame."""
 
     columns = ("x",)
 
@@ -663,7 +665,7 @@ class LazyFrame:
         return {"x": float}
 
 
-def test_a_lazy_frame_is_refused(tmp_path):
+def test_lazy_frame_is_refused(tmp_path):
     learner = LearnerBuilder(tmp_path).renderer(None).with_batch_size(1)
     learner = learner.build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
     for use in (ArrayDataset, DataLoaderBuilder().batch_size(1).build, learner.fit):
@@ -671,13 +673,13 @@ def test_a_lazy_frame_is_refused(tmp_path):
             use(LazyFrame())
 
 
-def test_a_column_has_its_rows_in_their_order():
+def test_column_of_a_data_frame():
     column = pytest.importorskip("pandas").Series([1.0, 2.0, 3.0], index=[2, 1, 7])
     batches = DataLoaderBuilder().batch_size(2).build(column)
     assert [batch.tolist() for batch in batches] == [[1.0, 2.0], [3.0]]
 
 
-def test_a_data_frame_without_a_batch_size_says_what_it_needs(tmp_path):
+def test_data_frame_without_a_batch_size(tmp_path):
     frame = pytest.importorskip("pandas").DataFrame({"x": [1.0]})
     learner = LearnerBuilder(tmp_path).renderer(None).build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
     with raises_code("data-type", "DataFrame", "with_batch_size"):

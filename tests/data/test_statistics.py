@@ -1,3 +1,5 @@
+"""Tests of FieldStatistics."""
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,14 +14,14 @@ def of(*parts):
     return field
 
 
-def test_floats_are_measured_without_what_is_not_finite():
+def test_non_finite_values_are_counted_apart():
     field = of(np.float32([[1, np.nan], [3, np.inf]]), np.float32([[-2, -np.inf]]))
     assert (field.low, field.high, field.mean) == (-2, 3, 2 / 3)
     assert (field.nans, field.infinities, field.rows) == (1, 2, 3)
     assert (field.shape, field.dtype, field.counts) == ((2,), "float32", None)
 
 
-def test_nothing_finite_has_no_range():
+def test_range_without_finite_values():
     field = of([np.nan, np.nan])
     assert (field.low, field.mean, field.high, field.nans) == (None, None, None, 2)
 
@@ -43,7 +45,7 @@ def test_labels_are_counted_over_all_parts():
     assert of([1], [0.5]).counts is None
 
 
-def test_shapes_and_types_that_differ():
+def test_different_shapes_and_dtypes():
     assert of(np.zeros((1, 3, 4)), np.zeros((1, 5, 4)), np.zeros((1, 3, 4))).shape == (None, 4)
     assert of(np.zeros((1, 3)), np.zeros((1, 3, 4))).shape == (None,)
     assert of(np.zeros(1, np.int8), np.zeros(1, np.int16)).dtype == "int8, int16"

@@ -1,4 +1,4 @@
-"""Mixtures of streams: which row comes next, where an epoch ends, and that every position leads to the same rows."""
+"""Tests of mixtures of streams: the next row, ends of epochs, and positions."""
 
 import importlib.util
 import itertools
@@ -39,12 +39,12 @@ def sources():
 
 
 def mixture(**options):
-    how = {"weights": {"a": 0.3, "b": 0.5, "c": 0.2}, "seed": 3, "source_field": "source"}
-    return mix(**({"sources": sources()} | how | options)).batch(4)
+    defaults = {"weights": {"a": 0.3, "b": 0.5, "c": 0.2}, "seed": 3, "source_field": "source"}
+    return mix(**({"sources": sources()} | defaults | options)).batch(4)
 
 
-def kept(data, **how):
-    source = source_of(data, "train", **how)
+def open_with_state(data, **options):
+    source = source_of(data, "train", **options)
     source.peek(1)
     source.keep_state()
     return source
@@ -62,43 +62,43 @@ def values(data):
 # -- which rows --------------------------------------------------------------------------------------------------------
 
 
-def test_each_source_has_its_share_and_its_order():
+def test_shares_and_order_of_sources():
     endless = {"a": lambda: map(item, range(10**9)), "b": lambda: map(item, range(-(10**9), 0))}
     rows = values(mix(endless, weights=[3, 1], size=2**16))
     of_a = [row for row in rows if row >= 0]
-    assert of_a == list(range(3 * 2**14))  # exactly, over a block of draws
+    assert of_a == list(range(3 * 2**14))  # shares are exact over a block of 2**16 draws
     assert [row for row in rows if row < 0] == list(range(-(10**9), -(10**9) + 2**14))
     assert 0.7 < np.mean(np.asarray(rows[:1000]) >= 0) < 0.8
     assert values(mix(endless, weights=[3, 1], size=9)) == rows[:9]
     assert values(mix(endless, weights=[3, 1], size=9, seed=1)) != rows[:9]
 
 
-def test_an_epoch_stops_where_a_source_has_no_row_left():
+def test_epoch_stops_with_the_first_exhausted_source():
     rows = values(mix({"a": Rows(0, 3), "b": Rows(10, 100)}))
     assert [row for row in rows if row < 10] == [0, 1, 2]
     assert [row for row in rows if row >= 10] == list(range(10, 10 + len(rows) - 3))
 
 
-def test_sources_without_rows_are_dropped():
+def test_exhausted_sources_are_dropped():
     rows = values(mix({"a": Rows(0, 3), "b": Rows(10, 9)}, exhausted="drop"))
     assert sorted(rows) == [0, 1, 2, *range(10, 19)]
     assert [row for row in rows if row >= 10] == list(range(10, 19))
 
 
-def test_sources_repeat():
+def test_exhausted_sources_repeat():
     rows = values(mix({"a": Rows(0, 3), "b": Rows(10, 9)}, exhausted="repeat", size=30, weights=[2, 1]))
     of_a = [row for row in rows if row < 10]
     assert of_a == [number % 3 for number in range(len(of_a))]
     assert (len(rows), len(of_a) > 12) == (30, True)
 
 
-def test_a_dataset_beside_a_stream_is_read_in_another_order_each_time():
+def test_dataset_in_a_stream_mixture_is_shuffled():
     rows = values(mix({"a": [item(value) for value in range(5)], "b": generator}, [1, 0], exhausted="repeat", size=15))
     assert [sorted(rows[start : start + 5]) for start in (0, 5, 10)] == [list(range(5))] * 3
     assert rows[:5] != rows[5:10]
 
 
-def test_an_epoch_with_a_size_begins_where_the_last_one_ended():
+def test_epoch_with_a_size_continues_the_last_one():
     data = mixture(size=8, weights={"a": 0, "b": 1, "c": 0})
     source = source_of(data, "train")
     assert [batch["x"].tolist() for batch in source.open(1, warn=pytest.fail)] == [
@@ -109,7 +109,7 @@ def test_an_epoch_with_a_size_begins_where_the_last_one_ended():
         [108, 109, 110, 111],
         [112, 113, 114, 115],
     ]
-    data.warn = list  # the second iterator reads rows again
+    data.warn = list  # ignores the warning that the second iterator reads rows again
     one, two = iter(data), iter(data)
     assert next(one)["x"].tolist() == next(two)["x"].tolist() == [116, 117, 118, 119]
 
@@ -125,14 +125,14 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_position_of_every_epoch_leads_to_the_same_rows(mode):
+def test_every_state_leads_to_the_same_rows(mode):
     warned = []
-    whole = kept(mixture(**MODES[mode]))
+    whole = open_with_state(mixture(**MODES[mode]))
     epochs = [with_states(whole, epoch) for epoch in (1, 2, 3)]
     for epoch, batches in enumerate(epochs, 1):
         for done in range(epoch == 1, len(batches)):
             state = batches[done - 1][1] if done else epochs[epoch - 2][-1][1]
-            resumed = kept(mixture(**MODES[mode]))
+            resumed = open_with_state(mixture(**MODES[mode]))
             assert with_states(resumed, epoch, done, state, warned.append) == batches[done:]
             if epoch < 3:
                 assert with_states(resumed, epoch + 1) == epochs[epoch]
@@ -166,14 +166,14 @@ POSITIONED = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=needs_datasets if kind == "Hugging Face" else ()) for kind in POSITIONED]
 )
-def test_a_source_with_a_state_goes_to_its_row(kind):
+def test_stateful_source_is_restored(kind):
     def make():
         return mix({"a": POSITIONED[kind](), "b": [{"x": -1}, {"x": -2}]}, exhausted="repeat", size=18).batch(4)
 
-    first = with_states(kept(make()), 1)
+    first = with_states(open_with_state(make()), 1)
     for done in range(1, len(first)):
-        rows = [row for row, _ in with_states(kept(make()), 1, done, first[done - 1][1])]
-        assert rows == [row for row, _ in first[done:]]  # without a warning that rows were read again
+        rows = [row for row, _ in with_states(open_with_state(make()), 1, done, first[done - 1][1])]
+        assert rows == [row for row, _ in first[done:]]  # warnings would fail
 
 
 def test_processes_read_parts_of_the_same_batches():
@@ -189,7 +189,7 @@ def test_processes_read_parts_of_the_same_batches():
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_takes_rows_and_logs_those_of_each_source(tmp_path):
+def test_run_logs_the_rows_of_each_source(tmp_path):
     x = np.ones((40, 3), np.float32)
     rows = lambda: ({"x": row, "t": row[:1]} for row in x)  # noqa: E731
     data = mix({"a": rows, "b": lambda: rows()}, weights=[1, 3], size=2**4, exhausted="repeat")
@@ -215,7 +215,7 @@ def test_texts():
     )
 
 
-def test_the_length_of_an_epoch():
+def test_length_of_an_epoch():
     length = lambda data: (source_of(data, "train").batches, source_of(data, "train").endless)  # noqa: E731
     assert length(mixture(size=10, exhausted="repeat")) == (3, False)
     assert length(mix(sources(), size=10, exhausted="repeat").batch(4, drop_last=True)) == (2, False)
@@ -223,11 +223,11 @@ def test_the_length_of_an_epoch():
     assert length(mixture(size=10)) == length(mixture()) == (None, False)
 
 
-def test_the_fingerprint_has_the_weights():
-    facts = kept(mixture(size=9)).fingerprint()
+def test_fingerprint_contains_the_weights():
+    facts = open_with_state(mixture(size=9)).fingerprint()
     assert facts["dataset"] == repr(mixture(size=9))
     assert (facts["batch_size"], facts["fields"]) == (4, {"source": "int32 []", "x": "int32 []"})
-    assert kept(mixture(weights=[1, 1, 1])).fingerprint()["dataset"] != facts["dataset"]
+    assert open_with_state(mixture(weights=[1, 1, 1])).fingerprint()["dataset"] != facts["dataset"]
 
 
 def test_batches():
@@ -237,19 +237,19 @@ def test_batches():
 
 
 @pytest.mark.parametrize("items", [generator, Rows(100, 30)])
-def test_a_stream_has_its_rows_in_batches_and_resumes(items):
-    whole = with_states(kept(stream(items), batch_size=4), epoch=1)
+def test_stream_in_batches_resumes(items):
+    whole = with_states(open_with_state(stream(items), batch_size=4), epoch=1)
     assert [rows for rows, _ in whole] == [list(range(at, min(at + 4, 130))) for at in range(100, 130, 4)]
-    again = kept(stream(items).batch(4))
+    resumed = open_with_state(stream(items).batch(4))
     warned = []
-    assert with_states(again, epoch=1, start=3, state=whole[2][1], warn=warned.append) == whole[3:]
+    assert with_states(resumed, epoch=1, start=3, state=whole[2][1], warn=warned.append) == whole[3:]
     assert "12 rows of epoch 1 are read again" in warned[0]
-    assert [rows for rows, _ in with_states(again, epoch=2)] == [rows for rows, _ in whole]  # anew
+    assert [rows for rows, _ in with_states(resumed, epoch=2)] == [rows for rows, _ in whole]  # from the first row
     assert stream(items).describe_state(iter_state(stream(items), 12)) == "12 rows of the stream"
 
 
-def test_a_stream_without_an_end_has_epochs_of_its_size():
-    make = lambda: kept(stream(lambda: map(item, itertools.count()), size=10).batch(4))  # noqa: E731
+def test_endless_stream_has_epochs_of_its_size():
+    make = lambda: open_with_state(stream(lambda: map(item, itertools.count()), size=10).batch(4))  # noqa: E731
     data, warned = make(), []
     assert [rows for rows, _ in with_states(data, epoch=1)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     second = with_states(data, epoch=2)
@@ -259,7 +259,7 @@ def test_a_stream_without_an_end_has_epochs_of_its_size():
         stream(generator, size=0)
 
 
-def test_what_is_no_stream():
+def test_wrong_streams():
     with raises_code("data-mixture-stream", "generator", "a function that returns one"):
         stream(generator())
     with raises_code("data-stream-indexed", "list", "DataLoaderBuilder()"):
@@ -293,12 +293,12 @@ def test_wrong_input(change, options, code):
         mix(sources() | change, **options)
 
 
-def test_a_mixture_of_datasets_has_no_source_that_ends():
+def test_exhausted_is_refused_for_datasets():
     with raises_code("data-mixture-exhausted"):
         mix([[1, 2]], exhausted="drop")
 
 
-def test_one_stream_twice():
+def test_same_stream_twice():
     rows = Rows(0, 3)
     with raises_code("data-mixture-source-twice"):
         mix({"a": rows, "b": rows})
@@ -312,12 +312,12 @@ def test_one_stream_twice():
         (lambda: iter([]), "data-mixture-source-empty"),
     ],
 )
-def test_rows_that_do_not_fit(other, code):
+def test_rows_with_other_fields(other, code):
     with raises_code(code):
         list(mix({"a": Rows(0, 9), "b": other}, source_field="source"))
 
 
-def test_a_source_that_fails_is_named():
+def test_failing_source_is_named():
     def broken():
         yield item(1)
         raise OSError("the network is down")
@@ -327,19 +327,19 @@ def test_a_source_that_fails_is_named():
     assert raised.value.__notes__ == ["while reading row 1 of the source 'bad' of a mixture"]
 
 
-def test_a_mixture_that_is_no_dataset():
+def test_stream_mixture_is_no_dataset():
     with raises_code("data-mixture-of-streams-loader"):
         DataLoaderBuilder().batch_size(4).build(mix(sources()))
     with raises_code("data-dataset-without-batches"):
         source_of(mix(sources()), "train")
 
 
-def test_a_state_of_another_mixture():
+def test_state_of_another_mixture():
     state = iter_state(mixture(), 1)
     with raises_code("data-mixture-state-differs"):
         iter(mix({"a": Rows(0, 3), "b": Rows(0, 3), "d": Rows(0, 3)})).set_state(state)
 
 
-def test_a_state_that_is_none():
+def test_malformed_state():
     with raises_code("data-mixture-state-malformed"):
         iter(mix({"a": Rows(0, 3), "b": Rows(0, 3)})).set_state({"next": 3})

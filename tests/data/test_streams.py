@@ -1,3 +1,5 @@
+"""Tests of random streams by epoch and index."""
+
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -11,8 +13,8 @@ def numbers(streams, epoch, index, count=3):
         return rng.random(count).tolist()
 
 
-def test_nothing_of_a_stream_is_left_in_the_next():
-    """Neither what is left of a block of four, nor half of a number."""
+def test_streams_share_no_buffer():
+    """Philox draws blocks of four numbers, and buffers half of a 64-bit number."""
     streams, fresh = Streams(1, 0), numbers(Streams(1, 0), 2, 7)
     for count in (1, 2, 3, 4, 5):
         numbers(streams, 2, 6, count)
@@ -25,12 +27,12 @@ def test_nothing_of_a_stream_is_left_in_the_next():
 
 def test_streams_do_not_overlap():
     streams = Streams(0, 0)
-    found = [number for index in (0, 1, 2**32, 2**63) for number in numbers(streams, 1, index, 5000)]
-    assert len(set(found)) == 20000
+    values = [number for index in (0, 1, 2**32, 2**63) for number in numbers(streams, 1, index, 5000)]
+    assert len(set(values)) == 20000
     assert len({numbers(Streams(s, p), e, 0)[0] for s in (0, 1) for p in (0, 1) for e in (1, 2)}) == 8
 
 
-def test_one_inside_of_another_has_numbers_of_its_own():
+def test_nested_streams():
     streams = Streams(0, 0)
     with streams.at(1, 0) as outer:
         first = outer.random()
@@ -38,7 +40,7 @@ def test_one_inside_of_another_has_numbers_of_its_own():
         assert [first, outer.random(), outer.random()] == numbers(Streams(0, 0), 1, 0)
 
 
-def test_a_generator_is_used_again_unless_its_user_failed():
+def test_generators_are_reused_except_after_errors():
     streams = Streams(0, 0)
     with streams.at(1, 0) as first:
         pass
@@ -49,7 +51,7 @@ def test_a_generator_is_used_again_unless_its_user_failed():
     assert numbers(streams, 1, 2) == numbers(Streams(0, 0), 1, 2)
 
 
-def test_they_can_be_sent():
+def test_streams_can_be_pickled():
     streams = Streams(3, 1)
     expected = numbers(streams, 4, 5)
     assert numbers(ForkingPickler.loads(ForkingPickler.dumps(streams)), 4, 5) == expected

@@ -1,4 +1,4 @@
-"""Every view is a dataset like any other: it has the items that a list comprehension would have."""
+"""Tests of views of datasets: each has the items of a list comprehension."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ ORDER = philox(3).permutation(N).tolist()
 FIRST, SECOND = sorted(philox(1).permutation(N)[:7].tolist()), sorted(philox(1).permutation(N)[7:].tolist())
 DRAWN = philox(2).choice(N, 6, True, np.arange(N) / 45).tolist()
 
-# What is made of the data, and its items by hand.
+# Functions that make views of the data, and the expected items.
 VIEWS = {
     "map": (lambda d: d.map(double), [double(item) for item in ITEMS]),
     "filter": (lambda d: d.filter(is_odd), [item for item in ITEMS if item["n"] % 2]),
@@ -75,15 +75,15 @@ VIEWS = {
 }
 
 
-def same(found, expected):
-    assert set(found) == set(expected) == {"x", "n"}
-    for name in found:
-        assert np.asarray(found[name]).dtype == expected[name].dtype
-        np.testing.assert_array_equal(found[name], expected[name])
+def same(actual, expected):
+    assert set(actual) == set(expected) == {"x", "n"}
+    for name in actual:
+        assert np.asarray(actual[name]).dtype == expected[name].dtype
+        np.testing.assert_array_equal(actual[name], expected[name])
 
 
 @pytest.fixture(params=VIEWS)
-def made(request):
+def case(request):
     return VIEWS[request.param]
 
 
@@ -95,76 +95,76 @@ def data(request):
     return DATA[request.param]()
 
 
-def test_a_view_has_the_items_of_a_list(made, data):
-    make, expected = made
-    found = make(data)
-    assert isinstance(found, Dataset)
-    assert len(found) == len(expected)
+def test_items(case, data):
+    make, expected = case
+    actual = make(data)
+    assert isinstance(actual, Dataset)
+    assert len(actual) == len(expected)
     for index in range(-len(expected), len(expected)):
-        same(found[index], expected[index])
-    assert type(len(found)) is int
-    for item, other in zip(found, expected, strict=True):
+        same(actual[index], expected[index])
+    assert type(len(actual)) is int
+    for item, other in zip(actual, expected, strict=True):
         same(item, other)
 
 
-def test_what_lies_outside_is_an_index_error(made, data):
-    make, expected = made
-    found = make(data)
+def test_indices_outside_raise(case, data):
+    make, expected = case
+    actual = make(data)
     for index in (len(expected), -len(expected) - 1):
         with pytest.raises(IndexError, match=rf"item {index} of .* has {len(expected)}: give 0 to"):
-            found[index]
+            actual[index]
     with pytest.raises(TypeError):
-        found[1.0]
+        actual[1.0]
 
 
-def test_a_loader_gives_the_same(made, data):
-    make, expected = made
+def test_batches_of_a_loader(case, data):
+    make, expected = case
     batches = list(DataLoaderBuilder().batch_size(3).build(make(data)))
     for name in ("x", "n"):
-        found = np.concatenate([batch[name] for batch in batches])
-        np.testing.assert_array_equal(found, np.stack([item[name] for item in expected]))
-        assert found.dtype == expected[0][name].dtype
+        actual = np.concatenate([batch[name] for batch in batches])
+        np.testing.assert_array_equal(actual, np.stack([item[name] for item in expected]))
+        assert actual.dtype == expected[0][name].dtype
 
 
-def test_views_can_be_sent(made, data):
-    make, expected = made
-    found = ForkingPickler.loads(ForkingPickler.dumps(make(data)))
-    same(found[1], expected[1])
-    assert len(found) == len(expected)
+def test_views_can_be_pickled(case, data):
+    make, expected = case
+    actual = ForkingPickler.loads(ForkingPickler.dumps(make(data)))
+    same(actual[1], expected[1])
+    assert len(actual) == len(expected)
 
 
-def test_views_say_what_they_are(made, data):
-    text = repr(made[0](data))
+def test_repr_of_views(case, data):
+    text = repr(case[0](data))
     assert " at 0x" not in text
     assert len(text) < 400
 
 
-ITEM_BY_ITEM = ("map", "filter", "augment", "several", "selected, then augmented")
+NOT_GATHERED = ("map", "filter", "augment", "several", "selected, then augmented")
 
 
-@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ITEM_BY_ITEM])
-def test_rows_of_arrays_are_gathered_at_once(name):
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in NOT_GATHERED])
+def test_views_of_arrays_are_in_memory(name):
     make, expected = VIEWS[name]
     loader = DataLoaderBuilder().batch_size(4).shuffle(0).build(make(ArrayDataset(ARRAYS)))
     assert loader.in_memory
     assert loader.arrays["n"].tolist() == [item["n"].tolist() for item in expected]
     assert loader.dataset.nbytes == sum(item[k].nbytes for item in expected for k in item)
-    found = np.concatenate([batch["n"] for batch in loader.epoch(2)])
-    assert found.tolist() == [expected[i]["n"].tolist() for i in loader.order(2)]
+    actual = np.concatenate([batch["n"] for batch in loader.epoch(2)])
+    assert actual.tolist() == [expected[i]["n"].tolist() for i in loader.order(2)]
 
 
-def test_rows_of_arrays_are_not_copied():
-    big = np.broadcast_to(np.zeros((1, 1), np.int8), (1000, 10**9))  # a terabyte, had anybody copied it
+def test_views_of_arrays_are_not_copies():
+    big = np.broadcast_to(np.zeros((1, 1), np.int8), (1000, 10**9))  # a terabyte, if it were copied
     data = ArrayDataset(big)
-    for found in (data.slice(3, 900), data.shuffle(), data.split([0.5, 0.5])[1], data.select(range(5, 60)).slice(2)):
-        assert isinstance(found, ArrayDataset)
-        assert found.concat(data).nbytes == (len(found) + 1000) * 10**9
+    for actual in (data.slice(3, 900), data.shuffle(), data.split([0.5, 0.5])[1], data.select(range(5, 60)).slice(2)):
+        assert isinstance(actual, ArrayDataset)
+        assert actual.concat(data).nbytes == (len(actual) + 1000) * 10**9
     windows = ArrayDataset(np.arange(100)).windows(50, 1)
     assert windows.arrays.shape == (51, 50)
     assert windows.arrays.strides == (8, 8)
 
 
-def test_an_array_that_is_not_in_one_piece_is_not_copied_for_each_batch():
+def test_non_contiguous_array_is_not_copied():
     windows = ArrayDataset(np.lib.stride_tricks.as_strided(np.zeros(1), (10**12, 2), (0, 0)))
     assert windows.take(np.array([5, 10**11])).tolist() == [[0, 0], [0, 0]]
 
@@ -179,7 +179,7 @@ def test_texts(kind):
     assert repr(data.sample(3).concat(data)).startswith(f"{head}.sample(3 of 10, seed=0)")
 
 
-def test_filter_reads_nothing_before_it_is_asked_and_everything_once():
+def test_filter_is_lazy_and_reads_once():
     read = []
 
     def note(item):
@@ -196,7 +196,7 @@ def test_filter_reads_nothing_before_it_is_asked_and_everything_once():
 
 @settings(deadline=None, max_examples=60)
 @given(n=st.integers(2, 60), k=st.integers(2, 9), seed=st.none() | st.integers(0, 9))
-def test_folds_are_those_of_scikit_learn(n, k, seed):
+def test_folds_equal_scikit_learn(n, k, seed):
     k = min(k, n)
     data = view(range(n))
     pairs = [(list(train), list(valid)) for train, valid in data.k_fold(k, seed)]
@@ -210,7 +210,7 @@ def test_folds_are_those_of_scikit_learn(n, k, seed):
 
 @settings(deadline=None, max_examples=60)
 @given(n=st.integers(3, 200), cut=st.floats(0.2, 0.6), seed=st.none() | st.integers(0, 9))
-def test_every_item_is_in_one_part(n, cut, seed):
+def test_parts_are_a_partition(n, cut, seed):
     parts = view(range(n)).split([cut, 0.3, 0.7 - cut], seed) if n > 20 else view(range(n)).split([0.4, 0.6], seed)
     rows = [list(part) for part in parts]
     assert sorted(itertools.chain.from_iterable(rows)) == list(range(n))
@@ -219,7 +219,7 @@ def test_every_item_is_in_one_part(n, cut, seed):
         assert abs(len(rows[0]) - cut * n) <= 0.5001
 
 
-def test_weights_are_how_likely_items_are():
+def test_weights_of_samples():
     rows = list(view(range(3)).sample(4000, replacement=True, weights=[1, 0, 3]))
     assert set(rows) == {0, 2}
     assert abs(rows.count(2) - 3000) < 5 * np.sqrt(4000 * 3 / 16)  # five standard deviations
@@ -228,19 +228,19 @@ def test_weights_are_how_likely_items_are():
 
 
 @pytest.mark.full
-def test_they_travel_to_other_processes(tmp_path):
-    """Such as are started anew, and by the path of the functions in them."""
-    made = {name: make(Numbers()) for name, (make, _) in VIEWS.items()}
-    (tmp_path / "views").write_bytes(bytes(ForkingPickler.dumps(made)))
+def test_views_in_a_new_process(tmp_path):
+    """A new process unpickles the views, and imports their functions by path."""
+    case = {name: make(Numbers()) for name, (make, _) in VIEWS.items()}
+    (tmp_path / "views").write_bytes(bytes(ForkingPickler.dumps(case)))
     code = (
         "import json, pickle\n"
         f"made = pickle.loads(open({str(tmp_path / 'views')!r}, 'rb').read())\n"
         "print(json.dumps({name: [item['x'].tolist() for item in data] for name, data in made.items()}))"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(learner.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    found = json.loads(done.stdout)
-    assert found == {name: [item["x"].tolist() for item in expected] for name, (_, expected) in VIEWS.items()}
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    actual = json.loads(process.stdout)
+    assert actual == {name: [item["x"].tolist() for item in expected] for name, (_, expected) in VIEWS.items()}
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_wrong_input(kind, make, message):
         make(DATA[kind]())
 
 
-def test_arrays_that_do_not_go_together_are_named():
+def test_concat_of_different_arrays():
     data = ArrayDataset({"x": np.zeros((2, 3)), "n": np.zeros(2, np.int32)})
     with raises_code("data-concat-differs", "int32", "[]", "int64", number=1):
         data.concat(ArrayDataset({"x": np.zeros((4, 3)), "n": np.zeros(4, np.int64)}))
@@ -303,7 +303,7 @@ def test_arrays_that_do_not_go_together_are_named():
         data.concat(data, ArrayDataset({"x": np.zeros((2, 4))}))
 
 
-def test_an_item_that_raises_is_named_by_its_own_number():
+def test_failing_item_is_named_by_its_row():
     class Broken(Numbers):
         def __getitem__(self, index):
             if index == 7:

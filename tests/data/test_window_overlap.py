@@ -1,4 +1,4 @@
-"""Windows of validation that training has seen are counted as by hand, and other rows never."""
+"""Tests of counting validation windows that the training data contain."""
 
 import numpy as np
 import pytest
@@ -10,25 +10,25 @@ SERIES = np.arange(200.0)
 COLUMNS = np.arange(800.0).reshape(200, 4)
 
 
-def by_hand(train, valid):
+def count_by_sets(train, valid):
     seen = set(np.ravel(train.arrays))
     return sum(seen.issuperset(window) for window in valid.arrays)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
-def test_windows_in_windows_are_counted(stride, share):
+def test_windows_of_a_series(stride, share):
     windows = ArrayDataset(SERIES).windows(9, stride=stride)
     parts = [windows.split([share, 1 - share], seed=0), windows.split([share, 1 - share], seed=None)]
     counts = [contained_windows(train, valid) for train, valid in parts]
-    assert counts == [by_hand(*each) for each in parts]
-    assert counts[1] == 0 < by_hand(*windows.split([0.8, 0.2], seed=0))
+    assert counts == [count_by_sets(*pair) for pair in parts]
+    assert counts[1] == 0 < count_by_sets(*windows.split([0.8, 0.2], seed=0))
 
 
 def test_windows_of_two_sizes_and_of_several_arrays():
     series = ArrayDataset({"x": np.zeros((200, 3), np.float32), "y": SERIES})
     train, valid = series.slice(0, 100).windows(10, stride=1), series.slice(90, 200).windows(4, stride=1)
-    assert contained_windows(train, valid) == 7  # those that begin at 90 to 96
+    assert contained_windows(train, valid) == 7  # windows that begin at 90 to 96
 
 
 ROWS = {
@@ -47,11 +47,11 @@ ROWS = {
 }
 
 
-def test_windows_of_one_column_are_counted():
+def test_windows_of_one_column():
     parts = ArrayDataset(COLUMNS[:, 1]).windows(9, stride=2).split([0.8, 0.2], seed=0)
-    assert contained_windows(*parts) == by_hand(*parts) > 0
+    assert contained_windows(*parts) == count_by_sets(*parts) > 0
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_other_rows_have_none(kind):
+def test_rows_without_overlap(kind):
     assert contained_windows(*ROWS[kind]) == 0

@@ -1,4 +1,4 @@
-"""Processes that must not train: imports of the main script, and forks; and scripts that start workers."""
+"""Tests of processes that must not train: imports of the main script, and forks; and of scripts that start workers."""
 
 import multiprocessing
 import subprocess
@@ -13,7 +13,7 @@ from learner.data import workers
 from learner.data.source import source_of
 from tests.support.codes import raises_code
 
-# More than the 64 KB that a pipe holds, so that a parent could wait for ever; prints what the workers give.
+# The dataset exceeds the 64 KB of a pipe's buffer, so that a parent that does not read would deadlock.
 SCRIPT = """
 import sys
 import numpy as np
@@ -35,37 +35,37 @@ def main():
 UNGUARDED = SCRIPT + "\nmain()\n"
 GUARDED = SCRIPT + '\nif __name__ == "__main__":\n    main()\n'
 NEVER_IMPORTED = 'import sys\nif __name__ == "__mp_main__":\n    sys.exit(0)\n' + GUARDED
-READ = "[[0.0, 1.0], [4.0, 9.0]]\n"
+EXPECTED_OUTPUT = "[[0.0, 1.0], [4.0, 9.0]]\n"
 
 
 def run(*command, stdin=None):
     return subprocess.run([sys.executable, *command], input=stdin, capture_output=True, text=True, timeout=120)
 
 
-def saved(directory, text):
+def write_script(directory, text):
     path = directory / "script.py"
     path.write_text(text)
     return str(path)
 
 
-def error_of(ended):
-    """The one error that a process ended with, and the whole of what it printed as errors."""
-    assert ended.returncode == 1
-    assert ended.stderr.count("Traceback (most recent call last)") == 1, ended.stderr
-    return ended.stderr.splitlines()[-1]
+def error_of(result):
+    """Return the last line of the only traceback of a process."""
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback (most recent call last)") == 1, result.stderr
+    return result.stderr.splitlines()[-1]
 
 
 @pytest.mark.full
-def test_a_script_without_a_guard_ends_with_one_error_that_names_it(tmp_path):
-    path = saved(tmp_path, UNGUARDED)
+def test_script_without_a_guard_ends_with_one_error(tmp_path):
+    path = write_script(tmp_path, UNGUARDED)
     error = error_of(run(path))
     assert error.startswith(f"learner.errors.LearnerError: num_workers starts processes that import {path}, which")
     assert 'put the code that trains below `if __name__ == "__main__":`, or read with num_workers(0)' in error
 
 
 @pytest.mark.full
-def test_a_script_that_cannot_be_imported_ends_with_one_error(tmp_path):
-    assert "ended with exit code 0" in error_of(run(saved(tmp_path, NEVER_IMPORTED)))
+def test_script_that_cannot_be_imported_ends_with_one_error(tmp_path):
+    assert "ended with exit code 0" in error_of(run(write_script(tmp_path, NEVER_IMPORTED)))
 
 
 NO_FILE = "came through standard input: save it in a file and put the code that trains below"
@@ -79,15 +79,15 @@ def test_workers_cannot_import_standard_input(monkeypatch):
 
 
 @pytest.mark.full
-def test_a_script_from_standard_input_ends_with_one_error():
+def test_script_from_standard_input_ends_with_one_error():
     assert NO_FILE in error_of(run("-", stdin=GUARDED))
 
 
 @pytest.mark.full
-def test_scripts_with_a_guard_and_commands_without_a_file_read_by_workers(tmp_path):
-    for command in ([saved(tmp_path, GUARDED)], ["-c", UNGUARDED]):
-        ended = run(*command)
-        assert (ended.stdout, ended.stderr, ended.returncode) == (READ, "", 0)
+def test_guarded_scripts_and_commands_use_workers(tmp_path):
+    for command in ([write_script(tmp_path, GUARDED)], ["-c", UNGUARDED]):
+        result = run(*command)
+        assert (result.stdout, result.stderr, result.returncode) == (EXPECTED_OUTPUT, "", 0)
 
 
 @pytest.mark.full
@@ -102,20 +102,20 @@ def step(model, batch):
 data = view([{{"x": [1.0]}}] * 4)
 builder = LearnerBuilder({str(tmp_path / "run")!r}).num_epochs(1).renderer(None)
 learner = builder.build(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd, 0.1, train_step=step, valid_step=step)
-learner.evaluate(DataLoaderBuilder().batch_size(2).build(data))  # which a worker must not do
+learner.evaluate(DataLoaderBuilder().batch_size(2).build(data))  # must not run in a worker
 learner.fit(DataLoaderBuilder().batch_size(2).num_workers(1).build(data))
 """
-    assert "num_workers starts processes" in error_of(run(saved(tmp_path, script)))
+    assert "num_workers starts processes" in error_of(run(write_script(tmp_path, script)))
 
 
-def test_a_process_of_the_users_own_that_imports_the_script_raises(monkeypatch):
+def test_users_process_that_imports_the_script_raises(monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with raises_code("worker-script-unguarded"):
         source_of([{"x": np.zeros(2)}], "train")
 
 
 @pytest.mark.parametrize("name", ["learner-import-of-main", "grain-process-prefetch-ds 0"])
-def test_a_worker_that_imports_the_script_ends_at_once(monkeypatch, name):
+def test_worker_that_imports_the_script_exits(monkeypatch, name):
     codes = []
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     monkeypatch.setattr(multiprocessing.current_process(), "name", name)
@@ -129,9 +129,9 @@ def test_a_worker_that_imports_the_script_ends_at_once(monkeypatch, name):
     ("name", "path", "script"),
     [(None, None, None), ("package.__main__", None, None), ("package.train", None, "package.train")],
 )
-def test_only_scripts_that_processes_import_are_tried(monkeypatch, name, path, script):
-    found = {"init_main_from_name": name, "init_main_from_path": path}
-    data = {key: value for key, value in found.items() if value is not None}
+def test_main_script(monkeypatch, name, path, script):
+    preparation = {"init_main_from_name": name, "init_main_from_path": path}
+    data = {key: value for key, value in preparation.items() if value is not None}
     monkeypatch.setattr(workers.spawn, "get_preparation_data", lambda _: data)
     assert workers._main_script() == script
 
@@ -148,7 +148,7 @@ class TorchLike:
 @pytest.mark.parametrize(
     ("workers_", "method", "warned"), [(2, "fork", 1), (2, "spawn", 0), (2, "forkserver", 0), (0, "fork", 0)]
 )
-def test_another_loaders_forked_workers_are_warned_of_once(workers_, method, warned):
+def test_forked_workers_of_other_loaders_warn_once(workers_, method, warned):
     warnings = []
     source = source_of(TorchLike(workers_, method), "train")
     source.peek(1)
@@ -159,7 +159,7 @@ def test_another_loaders_forked_workers_are_warned_of_once(workers_, method, war
 
 
 @pytest.mark.parametrize("set_to", [None, "spawn"])
-def test_the_start_method_of_the_program_counts_where_a_loader_has_none(monkeypatch, set_to):
+def test_default_start_method(monkeypatch, set_to):
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: set_to)
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
     assert workers.forks_workers(TorchLike(2, None)) == (set_to is None)
@@ -189,9 +189,9 @@ print("the parent trains")
 """
 
 
-def test_a_fork_is_refused_once_jax_ran():
-    ended = run("-c", FORKS)
-    before, refused, after = ended.stdout.splitlines()
+def test_fork_after_jax_ran_is_refused():
+    result = run("-c", FORKS)
+    before, refused, after = result.stdout.splitlines()
     assert before.startswith("JAX runs")
     assert refused.startswith("this process was forked from one in which JAX had started threads")
     assert 'multiprocessing.get_context("spawn") or "forkserver"' in refused
@@ -199,10 +199,10 @@ def test_a_fork_is_refused_once_jax_ran():
 
 
 @pytest.mark.full
-def test_workers_end_with_a_process_that_is_killed(tmp_path):
+def test_workers_end_with_a_killed_parent(tmp_path):
     reading = "    batches = iter(loader)\n    next(batches)\n    print('reads', flush=True)\n    sys.stdin.read()\n"
     script = SCRIPT.replace("    print([batch", f"{reading}    print([batch")
-    path = saved(tmp_path, script + '\nif __name__ == "__main__":\n    main()\n')
+    path = write_script(tmp_path, script + '\nif __name__ == "__main__":\n    main()\n')
     with subprocess.Popen([sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "reads\n"
         children = psutil.Process(process.pid).children(recursive=True)
@@ -215,9 +215,9 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
 
 
 @pytest.mark.full
-def test_a_worker_that_is_killed_ends_the_reading_with_an_error(tmp_path):
+def test_killed_worker_raises(tmp_path):
     script = SCRIPT.replace('return {"x"', 'return index == 3 and os.kill(os.getpid(), 9) or {"x"')
     script = script.replace("import sys", "import os, sys")
-    ended = run(saved(tmp_path, script + '\nif __name__ == "__main__":\n    main()\n'))
-    assert ended.returncode == 1
-    assert "learner.errors.LearnerError: a worker process of num_workers was killed" in ended.stderr
+    result = run(write_script(tmp_path, script + '\nif __name__ == "__main__":\n    main()\n'))
+    assert result.returncode == 1
+    assert "learner.errors.LearnerError: a worker process of num_workers was killed" in result.stderr

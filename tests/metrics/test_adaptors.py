@@ -1,4 +1,4 @@
-"""Metrics of other packages. nnx is here; CLU's and metrax's are known by what their classes can do."""
+"""Tests of Adapted: metrics of nnx, and classes with the interfaces of CLU and metrax."""
 
 import types
 
@@ -22,7 +22,7 @@ INFO = Info(jnp.int32(0), jnp.float32(1))
 
 @struct.dataclass
 class Average:
-    """As CLU's: an instance is a state."""
+    """A metric like CLU's, whose instances are states."""
 
     total: jax.Array
     count: jax.Array
@@ -44,7 +44,7 @@ class Average:
 
 
 @struct.dataclass
-class WithoutBeginning(Average):
+class WithoutEmpty(Average):
     @classmethod
     def empty(cls):
         raise NotImplementedError("Must override empty()")
@@ -56,7 +56,7 @@ class Undecorated(Average):
 
 @struct.dataclass
 class InFloats(Average):
-    """As metrax': counts are of the weights' dtype, and begin as an int32."""
+    """A metric like metrax's: its count starts as int32 and gets the dtype of the weights."""
 
     @classmethod
     def from_model_output(cls, predictions, labels, sample_weights=None):
@@ -75,8 +75,8 @@ def output(**fields):
 
 
 def value(metric, *outputs):
-    """Merged in pairs, as devices do."""
-    states = [metric.update(metric.init(), each, INFO) for each in outputs] or [metric.init()]
+    """Return the value over outputs whose states are merged in pairs."""
+    states = [metric.update(metric.init(), batch, INFO) for batch in outputs] or [metric.init()]
     layout = jax.tree.map(lambda x: (x.shape, x.dtype), metric.init())
     while len(states) > 1:
         states = [metric.merge(*states[:2]), *states[2:]]
@@ -84,7 +84,7 @@ def value(metric, *outputs):
     return metric.compute(states[0])
 
 
-def test_a_class_of_clu():
+def test_clu_class():
     metric = Adapted(Average, name="Mine", unit="m", higher_is_better=False, values="x", mask="mask")
     assert (metric.name, metric.unit, metric.higher_is_better, metric.fields) == ("Mine", "m", False, ("x",))
     outputs = output(x=[1.0, 2.0], mask=[1, 0]), output(x=[4.0, 6.0], mask=[1, 1]), output(x=[9.0, 5.0], mask=None)
@@ -93,39 +93,39 @@ def test_a_class_of_clu():
     assert np.isnan(value(metric))
 
 
-def test_a_class_that_counts_in_floats():
+def test_metrax_class():
     metric = Adapted(InFloats, predictions="p", labels="t", sample_weights="w")
     outputs = output(p=[1.0, 2.0], t=[0.0, 0.0], w=[0.5, 0.25]), output(p=[3.0], t=[0.0], w=[0.25])
     assert value(metric, *outputs) == pytest.approx(np.sqrt((0.5 + 1 + 9 / 4) / 1))
 
 
-def test_an_average_of_nnx():
+def test_nnx_average():
     metric = Adapted(nnx.metrics.Average("x"), x="x", mask="mask")
     assert value(metric, output(x=[1.0, 2.0], mask=None), output(x=[6.0, 5.0], mask=[True, False])) == 3.0
     assert np.isnan(value(metric))
 
 
 @jax.numpy_dtype_promotion("standard")
-def test_it_begins_anew_and_leaves_the_users_own_alone():
-    used = nnx.metrics.Average("x")
-    used.update(x=jnp.array([100.0]))
-    assert value(Adapted(used, x="x"), output(x=[1.0])) == 1.0
-    assert used.compute() == 100.0
+def test_users_metric_is_not_changed():
+    metric = nnx.metrics.Average("x")
+    metric.update(x=jnp.array([100.0]))
+    assert value(Adapted(metric, x="x"), output(x=[1.0])) == 1.0
+    assert metric.compute() == 100.0
 
 
-def test_moments_of_nnx_are_those_of_all():
+def test_nnx_welford():
     rng = np.random.default_rng(1)
     parts = [rng.normal(3, 2, size).astype(np.float32) for size in (5, 1, 40)]
     for which, expected in (("mean", np.mean), ("standard_deviation", np.std)):
         metric = Adapted(nnx.metrics.Welford("x"), name=which, take=which, x="x")
-        found = value(metric, *(output(x=part) for part in parts))
-        assert found == pytest.approx(expected(np.concatenate(parts)), rel=1e-5)
+        actual = value(metric, *(output(x=part) for part in parts))
+        assert actual == pytest.approx(expected(np.concatenate(parts)), rel=1e-5)
         with_empty = metric.merge(metric.init(), metric.update(metric.init(), output(x=parts[0]), INFO))
         assert metric.compute(with_empty) == pytest.approx(expected(parts[0]), rel=1e-5)
 
 
 class Wrapped(nnx.metrics.Metric, pytree=False):
-    """As metrax.nnx does."""
+    """A metric like those of metrax.nnx, which wrap a class."""
 
     def __init__(self):
         self.clu_metric = InFloats.empty()
@@ -136,21 +136,21 @@ class Wrapped(nnx.metrics.Metric, pytree=False):
     update = compute = reset
 
 
-def test_metrax_in_nnx_is_the_metric_within():
+def test_metrax_nnx_class():
     metric = Adapted(Wrapped(), predictions="p", labels="t")
     assert metric.name == "InFloats"
     assert value(metric, output(p=[3.0, 4.0], t=[0.0, 1.0])) == 3.0
 
 
-class WithMore(nnx.metrics.Average):
-    """Of two batches merged, `positive` would be that of one."""
+class WithExtraVariable(nnx.metrics.Average):
+    """A metric with a variable that a merge would not combine."""
 
     def __init__(self):
         super().__init__("x")
         self.positive = nnx.metrics.MetricState(jnp.float32(0))
 
 
-class MomentsWithMore(nnx.metrics.Welford):
+class MomentsWithExtraVariable(nnx.metrics.Welford):
     def __init__(self):
         super().__init__("x")
         self.largest = nnx.Variable(jnp.float32(0))
@@ -163,9 +163,9 @@ class MomentsWithMore(nnx.metrics.Welford):
         (lambda: Adapted(nnx.metrics.Average, x="x"), "metric-not-instance", ("Average",)),
         (lambda: Adapted(Average), "metric-adapted-arguments", ("Average", "{}")),
         (lambda: Adapted(Undecorated, values="x"), "metric-not-pytree", ("Undecorated",)),
-        (lambda: Adapted(WithoutBeginning, values="x"), "metric-stateless", ("WithoutBeginning", "Must override")),
-        (lambda: Adapted(WithMore(), x="x"), "metric-not-mergeable", ("WithMore",)),
-        (lambda: Adapted(MomentsWithMore(), x="x"), "metric-not-mergeable", ()),
+        (lambda: Adapted(WithoutEmpty, values="x"), "metric-stateless", ("WithoutEmpty", "Must override")),
+        (lambda: Adapted(WithExtraVariable(), x="x"), "metric-not-mergeable", ("WithExtraVariable",)),
+        (lambda: Adapted(MomentsWithExtraVariable(), x="x"), "metric-not-mergeable", ()),
         (
             lambda: Adapted(nnx.metrics.MultiMetric(loss=nnx.metrics.Average("loss")), loss="loss"),
             "metric-not-mergeable",
@@ -183,7 +183,7 @@ class MomentsWithMore(nnx.metrics.Welford):
         "several",
     ],
 )
-def test_what_cannot_be_adapted(make, code, values):
+def test_unsuitable_metrics_are_refused(make, code, values):
     with raises_code(code, *values):
         make()
 
@@ -201,7 +201,7 @@ def test_several_values_are_refused():
 @pytest.mark.full
 @pytest.mark.parametrize("devices", [1, 4])
 def test_in_a_run(devices, tmp_path):
-    """In compiled loops, over epochs and devices; a class that reads other fields than there are is an error before."""
+    """Adapted metrics work in compiled loops, over epochs and devices; a missing field raises before training."""
     adapted = [
         Adapted(nnx.metrics.Accuracy(), name="Theirs", logits="logits", labels="targets"),
         Adapted(Average, name="Mean", values="targets"),

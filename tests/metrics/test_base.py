@@ -1,4 +1,4 @@
-"""The sums and means that metrics are built from, and the example of the contract."""
+"""Tests of sums and means of metrics, of the contract's example, and of reasons for undefined values."""
 
 import functools
 import inspect
@@ -20,7 +20,7 @@ from learner.metrics import CompensatedSum, Info, MetricBase, WeightedMean, rows
 from learner.steps.outputs import RegressionOutput
 from tests.support.codes import raises_code
 
-few = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+few_examples = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 floats = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 
 
@@ -28,7 +28,7 @@ def plain_sum(x: float, count: int) -> Any:
     return jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s + x, jnp.float32(0)))(np.float32(x))
 
 
-def test_a_million_small_values_do_not_drift() -> None:
+def test_sum_of_a_million_values_does_not_drift() -> None:
     x, count = np.float32(0.1), 1_000_000
     zero = CompensatedSum.zero()
     total = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s.add(x), zero))(x)
@@ -39,7 +39,7 @@ def test_a_million_small_values_do_not_drift() -> None:
     assert abs(float(plain_sum(x, count)) / exact - 1) > 1e-3, "a plain sum must be seen to drift"
 
 
-def test_a_long_mean_does_not_drift() -> None:
+def test_long_mean_does_not_drift() -> None:
     rng = np.random.default_rng(0)
     values, weights = rng.random(40_000, np.float32) + 1, rng.integers(1, 65, 40_000).astype(np.float32)
 
@@ -62,14 +62,14 @@ add = jax.jit(lambda total, value: total.add(value))
 merge = jax.jit(lambda total, value: CompensatedSum.zero().add(value).merge(total))
 
 
-@few
+@few_examples
 @given(st.lists(floats, min_size=1, max_size=16))
 def test_sum_equals_the_exact_sum(values: list[float]) -> None:
     added, merged = CompensatedSum.zero(), CompensatedSum.zero()
     for value in values:
         added, merged = add(added, np.float32(value)), merge(merged, np.float32(value))
     size = max(map(abs, values))
-    # Two float32 hold some 48 bits of the largest value; one holds 24 of the result.
+    # Two float32 hold about 48 bits of the largest value; the result is rounded to 24 bits.
     for total in (added, merged):
         np.testing.assert_allclose(total.value(), math.fsum(values), rtol=1.2e-7, atol=len(values) * size * 2.0**-44)
 
@@ -90,7 +90,7 @@ def test_sum_of_a_shape() -> None:
         ([3e38, -3e38, 1.0], 1.0),
     ],
 )
-def test_sum_of_what_is_not_finite(values: list[float], expected: float) -> None:
+def test_sum_of_non_finite_values(values: list[float], expected: float) -> None:
     added, merged = CompensatedSum.zero(), CompensatedSum.zero()
     for value in values:
         added = added.add(jnp.float32(value))
@@ -101,7 +101,7 @@ def test_sum_of_what_is_not_finite(values: list[float], expected: float) -> None
 mean_of = jax.jit(lambda values, weights: WeightedMean.zero().add(values, weights))
 
 
-@few
+@few_examples
 @given(st.lists(st.tuples(floats, st.integers(0, 9)), min_size=5, max_size=5))
 def test_mean_equals_numpy(rows: list[tuple[float, int]]) -> None:
     values, weights = map(np.asarray, zip(*rows, strict=True))
@@ -123,13 +123,13 @@ def test_weights_of_rows_count_for_all_values_of_a_row() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 1), (1, 2), (3, 2, 1)])
-def test_weights_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
+def test_weights_of_another_shape_raise(shape: tuple[int, ...]) -> None:
     with raises_code("metric-weights-shape", "(3, 2)"):
         WeightedMean.zero().add(jnp.ones((3, 2)), jnp.ones(shape))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_has_weight_0_does_not_count(bad: float) -> None:
+def test_values_of_weight_0_do_not_count(bad: float) -> None:
     mean = WeightedMean.zero().add(jnp.array([2.0, bad, 4.0]), jnp.array([True, False, True]))
     assert mean.value() == 3.0
     assert np.isnan(WeightedMean.zero().add(jnp.float32(bad), jnp.float32(0)).value())
@@ -142,17 +142,17 @@ def test_mean_takes_every_dtype(dtype: str) -> None:
 
 
 def test_rows_mask() -> None:
-    for mask in ([1, 0], [0.25, 0.0]):  # weights act on the loss alone
+    for mask in ([1, 0], [0.25, 0.0]):  # fractional weights count as 1
         output = RegressionOutput.from_predictions(jnp.ones(2), jnp.ones(2), jnp.array(mask))
         np.testing.assert_array_equal(rows_mask(output), np.array([True, False]), strict=True)
     assert rows_mask(RegressionOutput.from_predictions(jnp.ones(2), jnp.ones(2))) is None
     assert rows_mask(object()) is None
 
 
-def test_the_ten_lines_of_the_contract_work() -> None:
+def test_example_of_the_contract() -> None:
     doc = learner.metrics.base.__doc__
     assert doc is not None
-    names = {**vars(learner.metrics.base), "__name__": __name__}  # not one of learner's own, which are found by module
+    names = {**vars(learner.metrics.base), "__name__": __name__}  # the module decides whether a class is public
     exec(textwrap.dedent(doc[doc.index("    class MeanAbsoluteError") :]), names)
     metric = names["MeanAbsoluteError"]()
     predictions, targets = jnp.array([1.0, 5.0, jnp.nan]), jnp.array([2.0, 2.0, 0.0])
@@ -163,10 +163,10 @@ def test_the_ten_lines_of_the_contract_work() -> None:
 
 # -- why there is no value ---------------------------------------------------------------------------------------------
 
-# Without anything that counts they are NaN, and never else where the loss is a number.
+# Metrics that are NaN only if no row counts, or if the loss is NaN.
 COUNTING = {"Accuracy", "TopKAccuracy", "Hamming", "TokenAccuracy", "ExactMatch"}
 OF_THE_LOSS = {"Loss", "Perplexity", "BitsPerCharacter"}
-MADE_BY_OTHERS = {"By", "Head", "OnText", "Subset"}
+WRAPPERS = {"By", "Head", "OnText", "Subset"}
 CONTRACTS = {"CollectingMetric", "HostMetric", "MeanMetric", "Metric", "MetricBase"}
 
 
@@ -212,16 +212,16 @@ def undefined_values() -> dict[str, float]:
     return values
 
 
-def test_what_may_be_nan_for_another_reason_says_so() -> None:
+def test_metrics_state_when_they_are_undefined() -> None:
     kinds = {name: kind for name in metrics.__all__ if inspect.isclass(kind := getattr(metrics, name))}
     silent = {
         name for name, kind in kinds.items() if issubclass(kind, MetricBase) and kind.undefined == MetricBase.undefined
     }
-    assert silent == COUNTING | OF_THE_LOSS | MADE_BY_OTHERS | CONTRACTS
+    assert silent == COUNTING | OF_THE_LOSS | WRAPPERS | CONTRACTS
 
 
 @pytest.mark.parametrize("metric", COUNTED, ids=lambda m: m.name)
-def test_what_is_strange_is_wrong_where_only_counts_are_missed(metric: Any) -> None:
+def test_invalid_rows_count_as_errors(metric: Any) -> None:
     assert undefined_values()[metric.name] == 0.5
 
 
@@ -230,13 +230,13 @@ def test_what_is_strange_is_wrong_where_only_counts_are_missed(metric: Any) -> N
     REASONS,
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_the_reasons(metric: Any, reason: str) -> None:
+def test_reasons_for_undefined_values(metric: Any, reason: str) -> None:
     assert math.isnan(undefined_values()[metric.name])
     assert reason in metric.undefined
 
 
 @pytest.mark.parametrize("weights", [[2.0, -1.0], [-2.0, -1.0]])
-def test_a_negative_weight_has_no_mean(weights: list[float]) -> None:
+def test_negative_weights_have_no_mean(weights: list[float]) -> None:
     values = jnp.array([1.0, 5.0])
     together = WeightedMean.zero().add(values, jnp.array(weights))
     one_by_one = WeightedMean.zero().add(values[0], jnp.float32(weights[0])).add(values[1], jnp.float32(weights[1]))

@@ -1,4 +1,4 @@
-"""BLEU by hand."""
+"""Tests of BLEU against values by hand."""
 
 import math
 import sys
@@ -30,25 +30,25 @@ def bleu(predictions, targets, **options):
     return metric.compute(metric.collect(output(predictions, targets)))
 
 
-def test_n_grams_are_counted_as_often_as_the_target_has_them():
-    """The example of the paper: "the the the the the the the"."""
+def test_matches_are_clipped_to_the_target():
+    """The paper's example: "the" seven times, of which the target has two."""
     assert bleu([[7] * 7], [[7, 1, 2, 3, 7, 4]], order=1) == pytest.approx(2 / 7)
 
 
-def test_the_geometric_mean_of_all_sequences_together():
+def test_geometric_mean_over_all_sequences():
     predictions, targets = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4]], [[1, 2, 3, 9, 5, 6], [1, 2, 3, 4]]
-    # 1: 5 + 4 of 6 + 4; 2: 12 23 56 + 3 of 5 + 3; 3: 123 + 2 of 4 + 2; 4: 0 + 1 of 3 + 1
+    # Matching n-grams: 5 + 4 of 6 + 4 tokens, 3 + 3 of 5 + 3 pairs, 1 + 2 of 4 + 2 triples, 0 + 1 of 3 + 1 of four.
     assert bleu(predictions, targets) == pytest.approx((9 / 10 * 6 / 8 * 3 / 6 * 1 / 4) ** 0.25)
     assert bleu(predictions, targets, order=2) == pytest.approx((9 / 10 * 6 / 8) ** 0.5)
 
 
-def test_short_predictions_are_punished_and_long_ones_are_not():
+def test_brevity_penalty():
     assert bleu([[1, 2, 3, 4]], [[1, 2, 3, 4, 5, 6]]) == pytest.approx(math.exp(1 - 6 / 4))
     assert bleu([[1, 2, 3, 4]], [[1, 2, 3]], order=1) == pytest.approx(3 / 4)
 
 
 @pytest.mark.parametrize(
-    ("how", "precisions"),
+    ("options", "precisions"),
     [
         ({"smoothing": "none"}, (3 / 4, 1 / 3, 0, 0)),
         ({"smoothing": "floor"}, (3 / 4, 1 / 3, 0.1 / 2, 0.1 / 1)),
@@ -59,18 +59,18 @@ def test_short_predictions_are_punished_and_long_ones_are_not():
     ],
     ids=str,
 )
-def test_smoothing(how, precisions):
-    """1 2 4 are in the target, and only 1 2 side by side."""
-    assert bleu([[1, 2, 8, 4]], [[1, 2, 3, 4]], **how) == pytest.approx(math.prod(precisions) ** 0.25)
+def test_smoothing(options, precisions):
+    """The target has the tokens 1, 2 and 4 of the prediction, and the pair 1 2."""
+    assert bleu([[1, 2, 8, 4]], [[1, 2, 3, 4]], **options) == pytest.approx(math.prod(precisions) ** 0.25)
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_the_edges(smoothing):
+def test_empty_and_short_sequences(smoothing):
     assert bleu([[]], [[1, 2]], smoothing=smoothing) == 0
     assert bleu([[1, 2]], [[]], smoothing=smoothing) == 0
     assert bleu([[3, 4, 5, 6, 7]], [[1, 2]], smoothing=smoothing) == 0
     assert np.isnan(bleu([], [], smoothing=smoothing))
-    short = bleu([[1, 2]], [[1, 2]], smoothing=smoothing)  # there are no n-grams of 3
+    short = bleu([[1, 2]], [[1, 2]], smoothing=smoothing)  # too short for n-grams of 3
     assert short == (1 if smoothing == "add-k" else 0)
 
 
@@ -90,10 +90,10 @@ def test_wrong_options(options, code, values):
         BLEU(**options)
 
 
-def test_names_tell_them_apart():
+def test_names():
     options = [{}, {"order": 2}, {"smoothing": "none"}, {"smoothing": "floor"}, {"smoothing": "floor", "value": 0.5}]
     options += [{"tokenize": "zh"}]
-    assert [BLEU(**each).name for each in options] == [
+    assert [BLEU(**parameters).name for parameters in options] == [
         "BLEU",
         "BLEU-2",
         "BLEU smoothing none",
@@ -113,7 +113,7 @@ def test_names_tell_them_apart():
         ("char", "abc.", "abd.", (3 / 4, 1 / 3)),
     ],
 )
-def test_texts_are_split_by_the_tokenizer(tokenize, prediction, target, precisions):
+def test_tokenizers(tokenize, prediction, target, precisions):
     value = BLEU(order=2, tokenize=tokenize).score_texts([prediction], [target])
     assert value == pytest.approx(math.prod(precisions) ** 0.5)
 
@@ -128,13 +128,13 @@ def test_groups_of_rows():
     np.testing.assert_allclose(table.compute(table.collect(rows)), [3 / 4, 1 / 2, np.nan])
 
 
-def test_a_missing_package_is_an_error_that_says_what_to_install(monkeypatch):
+def test_missing_package_raises_with_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with raises_code("package-missing", "sacrebleu", "BLEU", install_hint("text")):
         BLEU()
 
 
-def test_a_tokenizer_that_cannot_be_loaded(monkeypatch):
+def test_tokenizer_that_cannot_be_loaded(monkeypatch):
     monkeypatch.setitem(sys.modules, "MeCab", None)
     with raises_code("metric-bleu-tokenizer-failed", "ja-mecab"):
         BLEU(tokenize="ja-mecab")

@@ -1,4 +1,4 @@
-"""Brier scores and calibration errors by hand."""
+"""Tests of Brier scores and calibration errors against values by hand."""
 
 import types
 from typing import Any
@@ -12,9 +12,9 @@ from learner.errors import LearnerError
 from learner.metrics import BrierScore, CalibrationError, Info, Metric
 
 INFO = Info(jnp.int32(0), jnp.float32(1))
-# The class with the higher number is right in rows 0, 1 and 3. The last row does not count, or is strange.
-CHANCES = np.array([[0.1, 0.9], [0.2, 0.8], [0.15, 0.85], [0.7, 0.3], [0.5, 0.5]])
-LOGITS, TARGETS = np.log(CHANCES).astype(np.float32), np.array([1, 1, 0, 0, -1])
+# Class 1 is right in rows 0 and 1, class 0 in rows 2 and 3. Tests mask, ignore or damage the last row.
+PROBABILITIES = np.array([[0.1, 0.9], [0.2, 0.8], [0.15, 0.85], [0.7, 0.3], [0.5, 0.5]])
+LOGITS, TARGETS = np.log(PROBABILITIES).astype(np.float32), np.array([1, 1, 0, 0, -1])
 FOUR = np.array([1, 1, 1, 1, 0])
 
 
@@ -24,12 +24,12 @@ def value(metric: Metric, logits: Any, targets: Any, mask: Any = None) -> float:
 
 
 def test_brier_by_hand() -> None:
-    each = np.array([0.1, 0.2, 0.85, 0.3]) ** 2
-    np.testing.assert_allclose(value(BrierScore(), LOGITS, TARGETS, FOUR), each.mean(), rtol=3e-7)
-    np.testing.assert_allclose(value(BrierScore(ignore_label=-1), LOGITS, TARGETS), each.mean(), rtol=3e-7)
+    errors = np.array([0.1, 0.2, 0.85, 0.3]) ** 2
+    np.testing.assert_allclose(value(BrierScore(), LOGITS, TARGETS, FOUR), errors.mean(), rtol=3e-7)
+    np.testing.assert_allclose(value(BrierScore(ignore_label=-1), LOGITS, TARGETS), errors.mean(), rtol=3e-7)
     assert np.isnan(value(BrierScore(), LOGITS, TARGETS))
     one = value(BrierScore(ignore_label=-1), LOGITS[:, 1:] - LOGITS[:, :1], TARGETS[:, None])
-    np.testing.assert_allclose(one, each.mean(), rtol=3e-7)
+    np.testing.assert_allclose(one, errors.mean(), rtol=3e-7)
 
 
 def test_calibration_by_hand() -> None:
@@ -41,7 +41,7 @@ def test_calibration_by_hand() -> None:
     np.testing.assert_allclose(several, gaps.sum() / 4, rtol=1e-6)
 
 
-def test_an_edge_is_in_the_bin_below() -> None:
+def test_edge_belongs_to_the_bin_below() -> None:
     logits = np.log(np.array([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])).astype(np.float32)
     # With 4 bins 0.5 is in the second and 0.75 in the third, both right in 1 of 1: gaps 0.5 and 0.25.
     mask = np.array([1, 1, 0, 0, 0])
@@ -51,7 +51,7 @@ def test_an_edge_is_in_the_bin_below() -> None:
     assert value(CalibrationError(4), logits, np.array([0, 1, 1, 0, 1]), mask) == 0
 
 
-def test_what_does_not_count_and_what_is_strange() -> None:
+def test_masked_ignored_and_invalid_rows() -> None:
     expected, logits = value(CalibrationError(4), LOGITS, TARGETS, FOUR), LOGITS.copy()
     logits[4] = np.nan
     assert value(CalibrationError(4), logits, TARGETS, FOUR) == expected
@@ -62,7 +62,7 @@ def test_what_does_not_count_and_what_is_strange() -> None:
 
 
 @pytest.mark.full
-def test_a_billion_rows_do_not_drift() -> None:
+def test_no_drift_over_a_billion_rows() -> None:
     metric = CalibrationError(4)
     output = types.SimpleNamespace(logits=LOGITS, targets=TARGETS, mask=FOUR)
     state, merge = metric.update(metric.init(), output, INFO), jax.jit(metric.merge)
@@ -80,7 +80,7 @@ def test_a_billion_rows_do_not_drift() -> None:
         ({"bins": 0, "norm": "mix"}, "CalibrationError cannot be made, 2 problems"),
     ],
 )
-def test_arguments_that_are_wrong(arguments: Any, message: str) -> None:
+def test_wrong_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(LearnerError) as error:
         CalibrationError(**arguments)
     assert str(error.value).startswith(message)

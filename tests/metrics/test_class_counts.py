@@ -1,4 +1,4 @@
-"""Precision, recall and the like: counts for each class, and averages over classes."""
+"""Tests of metrics of counts per class, such as precision and recall, and of averages over classes."""
 
 import functools
 import types
@@ -63,7 +63,7 @@ def value(metric: Metric, logits: Any, targets: Any, mask: Any = None) -> Any:
         (BalancedAccuracy(4), (1 / 2 + 2 / 3) / 3),
         (Jaccard(4, "micro"), 3 / 9),
         (Jaccard(4, "weighted"), (2 * 1 / 3 + 3 * 1 / 2) / 6),
-        (Recall(4, "none", top_k=2), [1, 1, 0, np.nan]),  # of equal scores the smaller number comes first
+        (Recall(4, "none", top_k=2), [1, 1, 0, np.nan]),  # among equal scores, the smaller class number is first
         (Precision(4, "micro", top_k=2), 5 / 12),
         (Recall(4, "none", ignore_label=1), [1 / 2, np.nan, 0, np.nan]),
     ],
@@ -73,7 +73,7 @@ def test_by_hand(metric: Metric, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("average", ["macro", "weighted", "micro", "none"])
-def test_classes_without_samples_are_treated_as_by_sklearn(average: str) -> None:
+def test_classes_without_samples_equal_sklearn(average: str) -> None:
     arguments: Any = {"labels": range(4), "average": None if average == "none" else average, "zero_division": np.nan}
     for metric, score in (
         (Precision(4, average), sklearn_metrics.precision_score),
@@ -85,18 +85,18 @@ def test_classes_without_samples_are_treated_as_by_sklearn(average: str) -> None
 
 @pytest.mark.parametrize("average", ["macro", "weighted"])
 @pytest.mark.parametrize("predicted", [[1, 2], [1, 1]])
-def test_classes_with_a_value_and_without_labels_are_treated_as_by_sklearn(average: str, predicted: list[int]) -> None:
-    """No class has both a label and a precision."""
+def test_classes_without_labels_equal_sklearn(average: str, predicted: list[int]) -> None:
+    """No class has both labels and a precision."""
     targets = [0, 0]
     expected = sklearn_metrics.precision_score(
         targets, predicted, labels=range(4), average=average, zero_division=np.nan
     )
-    found = value(Precision(4, average), np.eye(4, dtype=np.float32)[predicted], np.array(targets))
-    np.testing.assert_array_equal(found, expected)
-    assert found == 0
+    actual = value(Precision(4, average), np.eye(4, dtype=np.float32)[predicted], np.array(targets))
+    np.testing.assert_array_equal(actual, expected)
+    assert actual == 0
 
 
-def test_a_negative_zero_is_as_high_as_a_positive_one() -> None:
+def test_negative_zero_equals_positive_zero() -> None:
     logits = np.array(2 * [[-0.0, 0.0, -1.0, -1.0], [0.0, -0.0, -1.0, -1.0], [-1.0, -0.0, 0.0, -1.0]], np.float32)
     targets = np.array([0, 0, 1, 0, 0, 1])
     assert value(Recall(4, "micro", top_k=1), logits, targets) == (logits.argmax(1) == targets).mean() == 1
@@ -105,15 +105,15 @@ def test_a_negative_zero_is_as_high_as_a_positive_one() -> None:
 
 # -- two classes -------------------------------------------------------------------------------------------------------
 
-CHANCES = np.array([0.1, 0.3, 0.5, 0.7, 0.8, 0.9])
-SCORE = np.log(CHANCES / (1 - CHANCES)).astype(np.float32)
+PROBABILITIES = np.array([0.1, 0.3, 0.5, 0.7, 0.8, 0.9])
+SCORE = np.log(PROBABILITIES / (1 - PROBABILITIES)).astype(np.float32)
 SCORE[2] = 0
 BOTH = np.stack([np.full(6, 2, np.float32), SCORE + 2], 1)
 YES = np.array([0, 1, 1, 0, 1, 1])
 
 
-def test_one_score_is_two_classes() -> None:
-    expected = sklearn_metrics.f1_score(YES, (CHANCES > 0.75).astype(int))
+def test_one_score_for_two_classes() -> None:
+    expected = sklearn_metrics.f1_score(YES, (PROBABILITIES > 0.75).astype(int))
     for metric, logits, targets in (
         (FBeta(2, average="binary", threshold=0.75), BOTH, YES),
         (FBeta(1, average="binary", threshold=0.75), SCORE[:, None], YES[:, None]),
@@ -121,8 +121,8 @@ def test_one_score_is_two_classes() -> None:
         np.testing.assert_allclose(value(metric, logits, targets), expected, rtol=2e-7)
 
 
-def test_without_a_threshold_a_chance_of_one_half_is_not_predicted() -> None:
-    expected = sklearn_metrics.f1_score(YES, (CHANCES > 0.5).astype(int))
+def test_probability_of_one_half_predicts_class_0() -> None:
+    expected = sklearn_metrics.f1_score(YES, (PROBABILITIES > 0.5).astype(int))
     for metric, logits in ((FBeta(2, average="binary"), BOTH), (FBeta(1), SCORE), (FBeta(1, threshold=0.5), SCORE)):
         targets = YES if logits is BOTH else YES[:, None]
         logits = logits if logits is BOTH else logits[:, None]
@@ -132,13 +132,13 @@ def test_without_a_threshold_a_chance_of_one_half_is_not_predicted() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(6,), (6, 1), (2, 3)], ids=str)
-def test_one_score_of_any_shape_with_labels_of_any_dtype(shape: tuple[int, ...], dtype: str) -> None:
-    expected = sklearn_metrics.f1_score(YES, (CHANCES > 0.5).astype(int))
+def test_one_score_with_labels_of_any_shape_and_dtype(shape: tuple[int, ...], dtype: str) -> None:
+    expected = sklearn_metrics.f1_score(YES, (PROBABILITIES > 0.5).astype(int))
     labels = jnp.asarray(YES).astype(dtype).reshape(shape)
     np.testing.assert_allclose(value(FBeta(1, ignore_label=-1), SCORE.reshape(shape), labels), expected, rtol=2e-7)
 
 
-def test_labels_that_are_ignored_count_for_no_class() -> None:
+def test_ignored_labels_do_not_count() -> None:
     logits = np.tile(np.array([[1.0, -1], [1, 1], [-1, 1]], np.float32), (2, 1))
     targets = np.tile(np.array([[1, -1], [0, 1], [-1, 1]]), (2, 1))
     np.testing.assert_array_equal(value(Precision(2, "none", ignore_label=-1), logits, targets), [0.5, 1])
@@ -146,38 +146,38 @@ def test_labels_that_are_ignored_count_for_no_class() -> None:
 
 
 @pytest.mark.full
-def test_one_score_has_the_balanced_accuracy_of_two() -> None:
+def test_balanced_accuracy_of_one_score() -> None:
     scores, targets = np.array([3.0, 3, 3, -3], np.float32), np.array([1, 0, 0, 0])
     for labels in (targets, np.array([1, 1, 0, 1]), np.zeros(4, int), np.ones(4, int)):
         two = value(BalancedAccuracy(2), np.stack([-scores, scores], 1), labels)
-        found = [np.mean((scores > 0)[labels == kind] == kind) for kind in np.unique(labels)]
-        np.testing.assert_allclose([two, value(BalancedAccuracy(1), scores, labels)], np.mean(found), rtol=2e-7)
+        actual = [np.mean((scores > 0)[labels == kind] == kind) for kind in np.unique(labels)]
+        np.testing.assert_allclose([two, value(BalancedAccuracy(1), scores, labels)], np.mean(actual), rtol=2e-7)
     expected = sklearn_metrics.balanced_accuracy_score(targets, scores > 0)
     assert value(BalancedAccuracy(1), scores, targets) == np.float32(expected)
     assert value(BalancedAccuracy(1), np.full(4, 3, np.float32), targets) == 0.5
 
 
 @pytest.mark.full
-def test_balanced_accuracy_of_several_labels_is_the_mean_of_those_of_each() -> None:
+def test_balanced_accuracy_of_several_labels() -> None:
     rng = np.random.default_rng(8)
     logits, targets = rng.normal(size=(40, 3)).astype(np.float32), (rng.random((40, 3)) < 0.2).astype(int)
     metric = BalancedAccuracy(3, ignore_label=-1)
-    each = [sklearn_metrics.balanced_accuracy_score(targets[:, i], logits[:, i] > 0) for i in range(3)]
-    np.testing.assert_allclose(value(metric, logits, targets), np.mean(each), rtol=2e-7)
+    accuracies = [sklearn_metrics.balanced_accuracy_score(targets[:, i], logits[:, i] > 0) for i in range(3)]
+    np.testing.assert_allclose(value(metric, logits, targets), np.mean(accuracies), rtol=2e-7)
     parts = metric.merge(state(metric, logits[:9], targets[:9]), state(metric, logits[9:], targets[9:]))
-    np.testing.assert_allclose(metric.compute(parts), np.mean(each), rtol=2e-7)
-    targets[:, 1] = -1  # nothing of it counts
-    np.testing.assert_allclose(value(metric, logits, targets), (each[0] + each[2]) / 2, rtol=2e-7)
+    np.testing.assert_allclose(metric.compute(parts), np.mean(accuracies), rtol=2e-7)
+    targets[:, 1] = -1  # the class does not count
+    np.testing.assert_allclose(value(metric, logits, targets), (accuracies[0] + accuracies[2]) / 2, rtol=2e-7)
 
 
-# -- what is not an answer ---------------------------------------------------------------------------------------------
+# -- invalid rows ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", [-1, 4, -100, 2**31 - 1])
 @pytest.mark.parametrize(
     "metric", [Precision(4), Specificity(4, "micro"), Recall(4, "none", top_k=2)], ids=lambda m: m.name
 )
-def test_a_label_that_is_no_class_makes_it_nan(metric: Metric, label: int) -> None:
+def test_label_that_is_no_class_makes_the_value_nan(metric: Metric, label: int) -> None:
     targets = np.append(TARGETS[:5], label)
     assert np.isnan(value(metric, LOGITS, targets)).all()
     assert not np.isnan(value(metric, LOGITS, targets, np.array([1, 1, 1, 1, 1, 0]))).all()
@@ -185,7 +185,7 @@ def test_a_label_that_is_no_class_makes_it_nan(metric: Metric, label: int) -> No
     np.testing.assert_array_equal(value(ignoring, LOGITS, targets), value(type(metric)(4), LOGITS, TARGETS, masked))
 
 
-def test_a_nan_among_the_scores_makes_it_nan() -> None:
+def test_nan_score_makes_the_value_nan() -> None:
     logits = LOGITS.copy()
     logits[2, 3] = np.nan
     for average in ("macro", "micro", "weighted"):
@@ -194,18 +194,18 @@ def test_a_nan_among_the_scores_makes_it_nan() -> None:
     np.testing.assert_array_equal(value(Precision(4, "none"), logits, targets), [1, 1, 1, np.nan])
     targets[0, 0] = 2
     np.testing.assert_array_equal(value(Recall(4, "none"), logits, targets), [np.nan, 1, 1, np.nan])
-    assert value(Hamming(), logits, TARGETS) == np.float32(4 / 6)  # 3 of 6 were wrong, and now 1 more
+    assert value(Hamming(), logits, TARGETS) == np.float32(4 / 6)  # 3 of 6 rows were wrong, and the NaN makes it 4
     assert value(Hamming(), LOGITS, np.array([0, 0, 1, 1, 1, -1])) == np.float32(1 / 6)
 
 
-# -- many --------------------------------------------------------------------------------------------------------------
+# -- large counts ------------------------------------------------------------------------------------------------------
 
 
 def numbers(counts: Count) -> list[Any]:
     return ((np.asarray(counts.high).astype(object) << 32) + np.asarray(counts.low).astype(object)).tolist()
 
 
-def test_counts_are_exact_past_what_float32_and_int32_count() -> None:
+def test_counts_are_exact_beyond_int32() -> None:
     metric = Precision(4, "none")
     total = one = state(metric, LOGITS, TARGETS)
     merge = jax.jit(metric.merge)
@@ -218,7 +218,7 @@ def test_counts_are_exact_past_what_float32_and_int32_count() -> None:
     np.testing.assert_allclose(metric.compute(total), [1 / 2, 2 / 3, 0, np.nan], rtol=2e-7)
 
 
-def test_a_rare_class_among_billions() -> None:
+def test_rare_class_among_billions() -> None:
     hits, false, missed = 70_001, 30_003, 19_999
     counts = np.array([[hits], [false], [missed], [10**11], [0]], np.uint64)
     state = Count(jnp.asarray(counts >> np.uint64(32), jnp.uint32), jnp.asarray(counts % 2**32, jnp.uint32))
@@ -226,10 +226,10 @@ def test_a_rare_class_among_billions() -> None:
     np.testing.assert_allclose(FBeta(1, beta=2).compute(state), float(expected), rtol=2e-7)
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- texts and errors --------------------------------------------------------------------------------------------------
 
 
-def test_a_table_has_a_line_for_each_class() -> None:
+def test_table() -> None:
     metric = Precision(["cat", "a dog", "eel", "yak"], "none")
     lines = ["cat    0.5000", "a dog  0.6667", "eel    0.0000", "yak       nan"]
     assert metric.text(value(metric, LOGITS, TARGETS)).splitlines() == lines
@@ -258,14 +258,14 @@ def test_a_table_has_a_line_for_each_class() -> None:
         ({"ignore_label": "pad"}, "ignore_label of Recall is 'pad'"),
     ],
 )
-def test_arguments_that_are_wrong(arguments: Any, message: str) -> None:
+def test_wrong_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(LearnerError) as error:
         Recall(**{"classes": 3, **arguments})
     assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("number", some([np.int64, np.uint8, np.int32], [np.uint8]))
-def test_numbers_of_numpy_are_those_of_python(number: Any) -> None:
+def test_numpy_integers_equal_python_integers(number: Any) -> None:
     last = LOGITS[..., :3], np.minimum(TARGETS, 2)
     labels = (LOGITS[..., :3] > 0.5).astype(np.float32)
     for make, data in (
@@ -279,7 +279,7 @@ def test_numbers_of_numpy_are_those_of_python(number: Any) -> None:
     ):
         plain, metric = make(int), make(number)
         assert metric.name == plain.name
-        one, same = (str(jax.make_jaxpr(functools.partial(state, each))(*data)) for each in (plain, metric))
+        one, same = (str(jax.make_jaxpr(functools.partial(state, version))(*data)) for version in (plain, metric))
         assert one == same, f"{metric.name} is another program"
     assert AUROC(classes=number(3)).classes == ("0", "1", "2")
     assert (R2(number(2)).name, TokenAccuracy(number(0)).name, BLEU(order=number(2)).name) == (
@@ -290,18 +290,23 @@ def test_numbers_of_numpy_are_those_of_python(number: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.True_, np.float32(3), np.array([3])], ids=str)
-def test_other_values_of_numpy_are_no_numbers_of_classes(wrong: Any) -> None:
+def test_other_numpy_values_are_refused(wrong: Any) -> None:
     for make in (Precision, lambda n: TopKAccuracy(n), lambda n: Hamming(ignore_label=n)):
         with pytest.raises(LearnerError, match="it needs"):
             make(wrong)
 
 
-def test_all_problems_of_the_arguments_are_one_error() -> None:
+def test_all_problems_in_one_error() -> None:
     with pytest.raises(LearnerError) as error:
         FBeta(0, beta=-1, average="mean", ignore_label=0.5)
-    said = str(error.value).splitlines()
-    assert said[0] == "FBeta cannot be made, 4 problems:"
-    assert [line.split(" of ")[0].split()[-1] for line in said[1:]] == ["classes", "average", "ignore_label", "beta"]
+    problems = str(error.value).splitlines()
+    assert problems[0] == "FBeta cannot be made, 4 problems:"
+    assert [line.split(" of ")[0].split()[-1] for line in problems[1:]] == [
+        "classes",
+        "average",
+        "ignore_label",
+        "beta",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -318,13 +323,13 @@ def test_all_problems_of_the_arguments_are_one_error() -> None:
         (Hamming(threshold=0.5), (4, 3), ((4,), "int32"), r"a threshold is for two classes"),
     ],
 )
-def test_scores_and_labels_that_do_not_fit(metric: Metric, logits: Any, targets: Any, message: str) -> None:
+def test_wrong_shapes_and_dtypes(metric: Metric, logits: Any, targets: Any, message: str) -> None:
     output = types.SimpleNamespace(logits=jnp.zeros(logits), targets=jnp.zeros(*targets))
     with pytest.raises(LearnerError, match=f"{metric.name.split(' (')[0]}.* got .*{message}"):
         jax.eval_shape(lambda: metric.update(metric.init(), output, INFO))
 
 
-def test_predicted_classes_are_no_scores() -> None:
+def test_predicted_classes_are_refused() -> None:
     output = types.SimpleNamespace(logits=jnp.zeros((4, 3), jnp.int32), targets=jnp.zeros(4, jnp.int32))
     with raises_code("metric-scores-needed", "int32[4, 3]"):
         Precision(3).update(Precision(3).init(), output, INFO)

@@ -1,3 +1,5 @@
+"""Tests of Accuracy and TopKAccuracy."""
+
 import dataclasses
 from functools import partial
 from typing import Any
@@ -16,13 +18,13 @@ from tests.support.codes import raises_code
 
 TOP_1, TOP_2, TOP_3 = Accuracy(), TopKAccuracy(2), TopKAccuracy(3)
 INFO = Info(jnp.int32(0), jnp.float32(1))
-few = settings(max_examples=30, deadline=None, derandomize=True, database=None)
+few_examples = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["logits", "targets", "mask"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
-class Own:
-    """A user's own output; only what the metrics read."""
+class UserOutput:
+    """An output of a user, with the fields that the metrics read."""
 
     logits: Any
     targets: Any
@@ -30,12 +32,12 @@ class Own:
 
 
 def value(metric: Metric, logits: Any, targets: Any, mask: Any = None) -> float:
-    output = Own(jnp.asarray(logits), jnp.asarray(targets), None if mask is None else jnp.asarray(mask))
+    output = UserOutput(jnp.asarray(logits), jnp.asarray(targets), None if mask is None else jnp.asarray(mask))
     return float(run(metric, output))
 
 
 @partial(jax.jit, static_argnums=0)
-def run(metric: Metric, output: Own) -> Any:
+def run(metric: Metric, output: UserOutput) -> Any:
     return metric.compute(metric.update(metric.init(), output, INFO))
 
 
@@ -65,9 +67,9 @@ def test_by_hand(metric: Metric, targets: list[int], mask: list[Any] | None, exp
     np.testing.assert_equal(value(metric, ROWS, targets, mask), np.float32(expected))
 
 
-@few
+@few_examples
 @given(st.data())
-def test_ranks_are_numpys_also_with_equal_scores(data: st.DataObject) -> None:
+def test_ranks_with_ties_equal_numpy(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.lists(st.integers(-2, 2), min_size=4, max_size=4), min_size=6, max_size=6))
     targets = np.array(data.draw(st.lists(st.integers(0, 3), min_size=6, max_size=6)))
     logits = np.array(rows, np.float32)
@@ -86,7 +88,7 @@ def test_labels_of_every_integer_dtype(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("label", [-1, -3, 3, 100, -(2**31), 2**31 - 1])
-def test_a_label_that_is_no_class_is_no_hit(label: int) -> None:
+def test_label_that_is_no_class_is_no_hit(label: int) -> None:
     for best in range(3):
         logits = np.eye(3, dtype=np.float32)[[best, best]]
         assert value(TOP_1, logits, np.array([best, label], np.int32)) == 0.5
@@ -99,7 +101,7 @@ def test_rows_with_nan_are_no_hits() -> None:
     logits = np.array([[nan, nan, nan], [5, nan, 1], [nan, 5, 1], [5, 1, nan], [5, 1, 0]], np.float32)
     assert value(TOP_1, logits, [0, 0, 1, 0, 0]) == np.float32(0.2)
     assert value(TOP_1, logits, [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]) == 1
-    # A NaN takes one of the k places; the label itself may not be NaN.
+    # A NaN takes one of the k places, and is no hit itself.
     assert value(TOP_2, logits, [0, 0, 1, 2, 0]) == np.float32(0.6)
 
 
@@ -110,7 +112,7 @@ def test_infinite_scores() -> None:
     assert value(TOP_2, logits, [0, 1, 2]) == np.float32(2 / 3)
 
 
-def test_a_mask_over_rows_of_tokens() -> None:
+def test_masks_of_rows_and_tokens() -> None:
     logits = np.stack([ROWS, ROWS])
     targets = [[0, 2, 1, 2], [1, 1, 1, 1]]
     assert value(TOP_1, logits, targets, [1, 0]) == 1
@@ -118,7 +120,7 @@ def test_a_mask_over_rows_of_tokens() -> None:
     assert value(TOP_1, logits, targets, [[0, 0, 0, 1], [0, 0, 1, 1]]) == np.float32(2 / 3)
 
 
-def test_a_batch_without_rows_is_nothing() -> None:
+def test_value_without_rows_is_nan() -> None:
     assert np.isnan(value(TOP_1, np.zeros((0, 3), np.float32), np.zeros(0, np.int32)))
 
 
@@ -135,7 +137,7 @@ def test_outputs_of_the_library() -> None:
 @pytest.mark.parametrize("dtype", [np.int32, np.float32, bool])
 def test_one_score_for_two_classes(dtype: Any) -> None:
     scores, targets = np.float32([2, -1, 0, 0.5, -3]), np.array([1, 0, 0, 0, 1], dtype)
-    assert value(TOP_1, scores, targets) == np.float32(3 / 5)  # a score of 0 is of the smaller number
+    assert value(TOP_1, scores, targets) == np.float32(3 / 5)  # a score of 0 predicts class 0
     assert value(TOP_1, scores, targets, [1, 1, 1, 0, 0]) == 1.0
     assert value(TOP_1, np.where(targets, np.nan, scores), targets) == np.float32(2 / 5)
     if np.dtype(dtype).kind != "b":
@@ -165,25 +167,25 @@ LOGITS = np.zeros((4, 3), np.float32)
         (LOGITS[:, :1], np.zeros(4, np.int32), None, r"Top-2 Accuracy got logits of 1 classes; it needs 2 or more"),
     ],
 )
-def test_what_cannot_be_counted_is_an_error(logits: Any, targets: Any, mask: Any, message: str) -> None:
+def test_wrong_shapes(logits: Any, targets: Any, mask: Any, message: str) -> None:
     metric = TopKAccuracy(2)
     with pytest.raises(LearnerError, match=f"Top-2 Accuracy got .*{message.removeprefix('Top-2 Accuracy got ')}"):
-        jax.eval_shape(metric.update, metric.init(), Own(logits, targets, mask), INFO)
+        jax.eval_shape(metric.update, metric.init(), UserOutput(logits, targets, mask), INFO)
 
 
-def test_several_labels_are_not_its_business() -> None:
+def test_multi_label_outputs_are_refused() -> None:
     output = MultiLabelOutput.from_logits(jnp.zeros((4, 3)), jnp.zeros((4, 3)))
     with raises_code("metric-classification-shapes", "Accuracy", "MultiLabelOutput"):
         Accuracy().update(Accuracy().init(), output, INFO)
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, True, "5", None])
-def test_k_is_a_number_of_classes(k: Any) -> None:
+def test_wrong_k(k: Any) -> None:
     with raises_code("metric-top-k-value", "TopKAccuracy", repr(k)):
         TopKAccuracy(k)
 
 
 @pytest.mark.parametrize("label", [1.0, False, "pad"])
-def test_ignore_label_is_a_label(label: Any) -> None:
+def test_wrong_ignore_label(label: Any) -> None:
     with raises_code("metric-ignore-label-value", "ignore_label", repr(label)):
         Accuracy(ignore_label=label)

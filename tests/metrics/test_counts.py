@@ -1,4 +1,4 @@
-"""Counts stay exact past what float32 and int32 can count."""
+"""Tests that counts are exact beyond the range of float32 and int32."""
 
 from fractions import Fraction as Exact
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from learner.metrics import Count, Fraction
 
-few = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+few_examples = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 merge = jax.jit(lambda a, b: a.merge(b))
 
 
@@ -23,7 +23,7 @@ def number_of(count: Count) -> int:
     return (int(count.high) << 32) + int(count.low)
 
 
-@few
+@few_examples
 @given(st.lists(st.integers(0, 2**59), min_size=1, max_size=8))
 def test_merging_is_adding(numbers: list[int]) -> None:
     total = Count.zero()
@@ -39,15 +39,15 @@ def test_counting_by_ones(start: int) -> None:
     assert number_of(total) == start + 1001
 
 
-@few
+@few_examples
 @given(st.lists(st.booleans(), max_size=6))
-def test_adding_counts_what_is_true(which: list[bool]) -> None:
+def test_add_counts_true_values(which: list[bool]) -> None:
     assert number_of(Count.zero().add(jnp.array(which, bool))) == sum(which)
 
 
 @pytest.mark.parametrize("rows", [1, 32, 41, 47, 55, 61, 101, 1000])
-def test_all_hits_are_exactly_1_in_one_program(rows: int) -> None:
-    """Where the number of rows is a constant of the program, XLA would divide by its reciprocal."""
+def test_fraction_of_all_hits_is_exactly_1(rows: int) -> None:
+    """If the number of rows is a constant of the program, XLA would multiply by its reciprocal."""
 
     @jax.jit
     def fraction(hits: jax.Array) -> jax.Array:
@@ -58,9 +58,9 @@ def test_all_hits_are_exactly_1_in_one_program(rows: int) -> None:
     assert fraction(np.arange(rows) % 3 == 0) == np.float32(-(-rows // 3) / rows)
 
 
-@few
+@few_examples
 @given(st.integers(0, 2**64 - 1))
-def test_value_is_the_number(number: int) -> None:
+def test_value_is_rounded_once(number: int) -> None:
     value = np.asarray(count_of(number).value())
     assert value.dtype == np.float32
     if number <= 2**24:
@@ -69,19 +69,19 @@ def test_value_is_the_number(number: int) -> None:
         assert abs(float(value) - number) <= float(np.spacing(np.float32(number)))
 
 
-@few
+@few_examples
 @given(st.one_of(st.integers(1, 2**24), st.integers(1, 2**40)), st.floats(0, 1))
-def test_fraction_is_right_to_float32s_last_digits(counted: int, part: float) -> None:
-    hits = min(int(counted * part), counted)
-    value = float(Fraction(count_of(hits), count_of(counted - hits)).value())
-    exact = float(Exact(hits, counted))
+def test_fraction_is_right_to_3_ulp(total_count: int, part: float) -> None:
+    hits = min(int(total_count * part), total_count)
+    value = float(Fraction(count_of(hits), count_of(total_count - hits)).value())
+    exact = float(Exact(hits, total_count))
     assert 0 <= value <= 1
     assert abs(value - exact) <= 3 * float(np.spacing(np.float32(exact)))
-    if counted <= 2**24:
+    if total_count <= 2**24:
         assert value == np.float32(exact)
 
 
-def test_one_more_hit_in_ten_billion_is_not_lost() -> None:
+def test_one_hit_in_ten_billion_is_counted() -> None:
     state = Fraction.zero().add(jnp.array([True, False]), jnp.array([True, True]))
     for _ in range(33):
         state = merge(state, state)
@@ -90,7 +90,7 @@ def test_one_more_hit_in_ten_billion_is_not_lost() -> None:
     assert state.value() == 0.5
 
 
-def test_what_is_not_counted_is_no_hit() -> None:
+def test_masked_hits_do_not_count() -> None:
     state = Fraction.zero().add(jnp.array([[True, True], [False, True]]), jnp.array([[True, False], [True, False]]))
     assert (number_of(state.hits), number_of(state.misses)) == (1, 1)
     assert np.isnan(Fraction.zero().value())
@@ -103,19 +103,19 @@ def counts_of(numbers: list[int]) -> Count:
 NUMBERS = [2**40 + 3, 2**32 - 1, 1, 0, 2**53 + 2**31]
 
 
-def test_a_sum_of_counts_is_exact() -> None:
+def test_sum_of_counts_is_exact() -> None:
     assert number_of(counts_of(NUMBERS).sum(0)) == sum(NUMBERS)
     pair = jax.tree.map(lambda x: jnp.stack([x, x]), counts_of(NUMBERS))
     assert [number_of(pair.sum(-1)[i]) for i in (0, 1)] == [sum(NUMBERS)] * 2
     assert [number_of(pair.sum(0)[i]) for i in range(5)] == [2 * number for number in NUMBERS]
 
 
-def test_a_difference_of_counts_is_exact() -> None:
+def test_difference_of_counts_is_exact() -> None:
     less = [2**32 + 4, 2**32 - 1, 0, 0, 2**31 + 1]
     difference = counts_of(NUMBERS).minus(counts_of(less))
     assert [number_of(difference[i]) for i in range(5)] == [a - b for a, b in zip(NUMBERS, less, strict=True)]
 
 
-def test_numbers_are_added_to_counts() -> None:
+def test_plus_adds_numbers() -> None:
     added = counts_of(NUMBERS).plus(jnp.full(5, 2**32 - 1, jnp.uint32))
     assert [number_of(added[i]) for i in range(5)] == [number + 2**32 - 1 for number in NUMBERS]

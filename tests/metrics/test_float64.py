@@ -1,4 +1,4 @@
-"""Metrics of float64 models: differences and ranks of numbers that are equal, or far off, as float32."""
+"""Tests of metrics of float64 models, with numbers whose differences are lost in float32."""
 
 import functools
 from typing import Any
@@ -32,12 +32,12 @@ from learner.metrics.ranking_bins import BinnedRankingMetric
 from tests.metrics.test_properties import BY_ROWS, COLLECTED, ROWS, Case, Data, cut, make_data, make_info, make_output
 from tests.support import more_metrics
 
-UNMOVED = (FieldMean, Loss, Perplexity, BrierScore, BinnedRankingMetric)
-"""Metrics that close numbers do not make harder, and those of the loss."""
+UNAFFECTED = (FieldMean, Loss, Perplexity, BrierScore, BinnedRankingMetric)
+"""Metrics whose values do not depend on close numbers, and metrics of the loss."""
 
 
 def close_data(kind: str) -> Data:
-    """Numbers around 1e6 that differ by less than 0.1, or scores around 100 that differ by some 1e-5."""
+    """Return numbers around 1e6 that differ by less than 0.1, or scores around 100 that differ by some 1e-5."""
     data = make_data(kind, masked=True)
     scores, targets = data["scores"].astype(np.float64), data["targets"]
     if kind in ("number", "numbers"):
@@ -75,22 +75,22 @@ FULL = [pytest.param(kind, marks=pytest.mark.full) for kind in ("number", "token
 
 
 @pytest.mark.parametrize("kind", ["numbers", "classes", *FULL])
-def test_numbers_that_are_close_have_the_values_of_float64(kind: str) -> None:
-    cases = [case for case in BY_ROWS + COLLECTED if case.kind == kind and not isinstance(case.metric, UNMOVED)]
+def test_values_of_close_numbers_equal_float64(kind: str) -> None:
+    cases = [case for case in BY_ROWS + COLLECTED if case.kind == kind and not isinstance(case.metric, UNAFFECTED)]
     data = close_data(kind)
     kept = data["mask"].astype(bool)
     narrow = data | {name: data[name].astype(np.float32) for name in data if data[name].dtype == np.float64}
     with jax.enable_x64(True):
-        found, rounded = epoch_values(cases, kind, data), epoch_values(cases, kind, narrow)
-    for case, value, other in zip(cases, found, rounded, strict=True):
+        values, rounded = epoch_values(cases, kind, data), epoch_values(cases, kind, narrow)
+    for case, value, other in zip(cases, values, rounded, strict=True):
         expected = case.expected(data["scores"][kept], data["targets"][kept])
         case.near(value, expected, case.metric.name)
-        assert abs(other - expected) > 1e-3 * abs(expected)  # the data would show it
+        assert abs(other - expected) > 1e-3 * abs(expected)  # the data show rounding to float32
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_integers_of_64_bits_keep_their_digits(dtype: type) -> None:
-    """Of 32 bits they are float32, in which numbers around 2**26 are 8 apart."""
+def test_int64_is_not_rounded_to_float32(dtype: type) -> None:
+    """Integers of 32 bits become float32, in which numbers around 2**26 are 8 apart."""
     predictions, targets = (2**26 + np.array(x, dtype) for x in ([1, 2, 3, 9], [1, 4, 2, 5]))
     with jax.enable_x64(True):
         output = RegressionOutput.from_predictions(jnp.asarray(predictions), jnp.asarray(targets))
@@ -102,7 +102,7 @@ def test_integers_of_64_bits_keep_their_digits(dtype: type) -> None:
     assert (abs(rank - stats.spearmanr(predictions, targets)[0]) < 1e-6) == is_near
 
 
-def test_images_that_are_close_have_the_values_of_float64() -> None:
+def test_values_of_close_images_equal_float64() -> None:
     metrics = pytest.importorskip("skimage.metrics")
 
     rng = np.random.default_rng(0)
@@ -124,7 +124,7 @@ def test_images_that_are_close_have_the_values_of_float64() -> None:
                 assert (abs(value - expected) < 1e-6 * expected) == is_near
 
 
-def test_moments_of_float64_are_merged_to_48_bits() -> None:
+def test_moments_of_float64_keep_48_bits() -> None:
     numbers = 1e9 + np.arange(12.0).reshape(4, 3, 1) / 8
     with jax.enable_x64(True):
         parts = [Moments.of(x, -x, jnp.ones(x.shape, bool)) for x in map(jnp.asarray, numbers)]
@@ -143,7 +143,7 @@ def as_64_bits(data: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", more_metrics.CASES, ids=str)
-def test_metrics_of_sequences_and_images_keep_their_state_under_x64(case: Any) -> None:
+def test_state_dtypes_under_x64(case: Any) -> None:
     with jax.enable_x64(True):
         data = as_64_bits(more_metrics.make_data(more_metrics.KINDS[case.kind], True))
         state = case.metric.init()
@@ -152,13 +152,13 @@ def test_metrics_of_sequences_and_images_keep_their_state_under_x64(case: Any) -
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 1e300])
-def test_a_float64_beyond_float32_is_infinite_in_a_sum(number: float) -> None:
+def test_sum_of_numbers_beyond_float32(number: float) -> None:
     with jax.enable_x64(True):
         total = CompensatedSum.zero().add(jnp.float64(number)).value()
     np.testing.assert_array_equal(total, np.inf if number == 1e300 else number)
 
 
-def test_an_evaluation_agrees_with_its_loss(tmp_path: Any) -> None:
+def test_evaluation_in_float64(tmp_path: Any) -> None:
     data = close_data("number")
 
     def step(model: Any, batch: Data) -> RegressionOutput:
@@ -168,17 +168,17 @@ def test_an_evaluation_agrees_with_its_loss(tmp_path: Any) -> None:
     try:
         builder = LearnerBuilder(tmp_path).renderer(None).metrics(R2(), RootMeanSquaredError(), SpearmanCorrelation())
         learner = builder.build({"b": jnp.zeros(())}, valid_step=step)
-        found = learner.evaluate(DataLoaderBuilder().batch_size(32).build(data))
+        values = learner.evaluate(DataLoaderBuilder().batch_size(32).build(data))
     finally:
         jax.config.update("jax_enable_x64", False)
     p, t = (data[name][data["mask"].astype(bool)] for name in ("scores", "targets"))
     expected = {"R2": sklearn_metrics.r2_score(t, p), "Spearman Correlation": stats.spearmanr(t, p).statistic}
     error = np.square(p - t).mean()
     expected |= {"Loss": error, "Root Mean Squared Error": np.sqrt(error)}
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert values == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_run_within_a_context_of_64_bits_has_them_in_all_threads(tmp_path: Any) -> None:
+def test_run_within_enable_x64(tmp_path: Any) -> None:
     x = np.linspace(1, 2, 8)
     batches, root = [{"x": x[:4], "y": x[:4] ** 0.5}, {"x": x[4:], "y": x[4:] ** 0.5}], np.sqrt(2.0)
 
@@ -194,6 +194,6 @@ def test_a_run_within_a_context_of_64_bits_has_them_in_all_threads(tmp_path: Any
     w = root
     for batch in batches:
         w -= np.float64(np.float32(0.1)) * (2 * (w * batch["x"] - batch["y"]) * batch["x"]).mean()
-    for found in (result.model["w"], loaded):
-        assert found.dtype == np.float64
-        np.testing.assert_allclose(found, w, rtol=1e-14)
+    for values in (result.model["w"], loaded):
+        assert values.dtype == np.float64
+        np.testing.assert_allclose(values, w, rtol=1e-14)

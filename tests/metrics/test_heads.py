@@ -1,4 +1,4 @@
-"""Metrics of one head of a model with several."""
+"""Tests of Head, which measures one head of a model with several."""
 
 import copy
 import inspect
@@ -63,7 +63,7 @@ def fit(directory, *metrics, step=step, **options):
 
 
 def expected(model):
-    """Each metric by scikit-learn and NumPy, over all rows at once."""
+    """Return the value of each metric by scikit-learn and NumPy over all rows."""
     logits, predictions = DATA["x"] @ np.asarray(model["genre"]), DATA["x"] @ np.asarray(model["rating"])
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     known, rated, group = DATA["has_genre"], DATA["has_rating"], DATA["group"] == 1
@@ -103,7 +103,7 @@ def values_of(metric, output, weight=4.0):
 HITS = types.SimpleNamespace(logits=jnp.eye(4), targets=jnp.array([0, 1, 0, 3]))
 
 
-def test_a_mask_of_the_output_and_one_of_the_head_both_count():
+def test_masks_of_output_and_head_are_combined():
     head = types.SimpleNamespace(**vars(HITS), mask=jnp.array([1, 1, 1, 0]))
     assert values_of(Head(Accuracy(), "a"), Output(jnp.float32(0), a=head)) == np.float32(2 / 3)
     output = Output(jnp.float32(0), a=head, mask=jnp.array([0, 1, 1, 1]))
@@ -112,14 +112,14 @@ def test_a_mask_of_the_output_and_one_of_the_head_both_count():
     assert values_of(Head(Accuracy(), "a"), output) == 0.5
 
 
-def test_a_head_within_groups_and_groups_within_a_head():
+def test_heads_and_groups_may_be_nested():
     head = types.SimpleNamespace(**vars(HITS), group=jnp.array([0, 0, 1, 1]))
     output = Output(jnp.float32(0), a=head, group=jnp.array([0, 1, 1, 1]))
     assert values_of(Head(By(Accuracy(), "group", ["x", "y"]), "a"), output).tolist() == [1.0, 0.5]
     assert values_of(By(Head(Accuracy(), "a"), "group", ["x", "y"]), output).tolist() == [1.0, np.float32(2 / 3)]
 
 
-def test_a_loss_counts_by_the_weight_of_its_head():
+def test_loss_is_weighted_by_its_head():
     metric, state = Head(Loss(), "a"), Head(Loss(), "a").init()
     for loss, weight in ((1.0, 3.0), (5.0, 1.0)):
         output = Output(jnp.float32(0), a={"loss": jnp.float32(loss), "weight": weight})
@@ -129,15 +129,15 @@ def test_a_loss_counts_by_the_weight_of_its_head():
     assert values_of(Head(FieldMean("kl"), "a"), output) == 3.0
 
 
-def test_it_is_described_as_its_metric():
+def test_attributes_are_those_of_the_metric():
     metric = Head(MeanAbsoluteError(), "rating")
     assert (metric.name, metric.higher_is_better) == ("Mean Absolute Error of rating", False)
     assert metric.fields == ("rating.predictions", "rating.targets")
-    table, own = Head(ConfusionMatrix(4), "a"), ConfusionMatrix(4)
+    table, plain = Head(ConfusionMatrix(4), "a"), ConfusionMatrix(4)
     value = values_of(table, Output(jnp.float32(0), a=HITS))
     assert not table.numeric
-    assert table.text(value) == own.text(values_of(own, HITS))
-    assert (table.arrays(value) == own.arrays(value)).all()
+    assert table.text(value) == plain.text(values_of(plain, HITS))
+    assert (table.arrays(value) == plain.arrays(value)).all()
 
 
 @pytest.mark.parametrize("metric", [GradientNorm(), IterationSpeed(), Accuracy], ids=str)
@@ -154,24 +154,24 @@ def test_wrappers_can_be_copied(metric, make):
         assert (type(copied), copied.name, copied.fields) == (type(wrapper), wrapper.name, wrapper.fields)
 
 
-def test_the_arguments_of_wrappers_are_shown():
+def test_signatures_of_wrappers():
     shown = [list(inspect.signature(wrapper).parameters) for wrapper in (Head, Subset, By)]
     assert shown == [["metric", "head"], ["metric", "by", "value", "name"], ["metric", "by", "names"]]
 
 
-def test_the_loss_of_a_head_has_no_groups():
+def test_loss_of_a_head_has_no_groups():
     with raises_code("metric-group-whole-batch"):
         Subset(Head(Loss(), "genre"), "group", 1)
 
 
-def test_masks_that_do_not_fit_are_refused():
+def test_wrong_mask_shapes():
     output = Output(jnp.float32(0), a=types.SimpleNamespace(**vars(HITS), mask=jnp.ones(4)), mask=jnp.ones(3))
     with raises_code("metric-head-mask-shape", head="a"):
         values_of(Head(Accuracy(), "a"), output)
 
 
 @pytest.mark.parametrize(("metric", "missing"), [(R2(), "genre.predictions"), (AUROC(), "genre.logits")], ids=str)
-def test_fields_that_a_head_does_not_have_are_named(tmp_path, metric, missing):
+def test_missing_fields(tmp_path, metric, missing):
     def without(model, batch):
         return {"loss": (batch["x"] @ model["rating"]).sum(), "genre": {"targets": batch["genre"]}}
 

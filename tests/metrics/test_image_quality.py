@@ -1,4 +1,4 @@
-"""PSNR, SSIM and MS-SSIM by hand, and against scikit-image and SciPy in float64."""
+"""Tests of PSNR, SSIM and MS-SSIM against values by hand, and scikit-image and SciPy in float64."""
 
 import math
 import types
@@ -39,7 +39,7 @@ def test_psnr_by_hand():
     assert value(PSNR(2.0), targets + 0.1, targets) == pytest.approx(20 + 20 * math.log10(2), rel=1e-6)
 
 
-def test_psnr_is_the_mean_over_images_and_not_of_their_errors():
+def test_psnr_is_the_mean_over_images():
     targets = np.zeros((2, 2, 2))
     predictions = targets + np.array([0.1, 0.001])[:, None, None]
     assert value(PSNR(), predictions, targets) == pytest.approx((20 + 60) / 2, rel=1e-6)
@@ -51,7 +51,7 @@ def test_psnr_is_the_mean_over_images_and_not_of_their_errors():
 
 
 @pytest.mark.full
-def test_ssim_of_flat_images_is_their_luminance():
+def test_ssim_of_constant_images_is_their_luminance_term():
     one, other = np.full((1, 12, 12), 0.5), np.full((1, 12, 12), 0.25)
     expected = (2 * 0.5 * 0.25 + 1e-4) / (0.5**2 + 0.25**2 + 1e-4)
     for metric in (SSIM(), SSIM(window=7, gaussian=False)):
@@ -61,7 +61,7 @@ def test_ssim_of_flat_images_is_their_luminance():
 
 
 def test_ssim_of_a_window_by_hand():
-    """One window of 3 x 3 pixels, and its mirror image."""
+    """The images are one window of 3 x 3 pixels, and its mirror image."""
     a = np.arange(9.0).reshape(1, 3, 3) / 8
     b = a[:, :, ::-1]
     mean, var, both = a.mean(), a.var(ddof=1), np.cov(a.ravel(), b.ravel())[0, 1]
@@ -70,7 +70,7 @@ def test_ssim_of_a_window_by_hand():
 
 
 @pytest.mark.full
-def test_ms_ssim_is_as_in_float64():
+def test_ms_ssim_equals_float64():
     predictions, targets = pictures(2, 48, 64, seed=3)
     weights = (0.3, 0.7)
     expected = np.mean([similarity(*pair, weights) for pair in zip(*np.float64((predictions, targets)), strict=True)])
@@ -79,14 +79,14 @@ def test_ms_ssim_is_as_in_float64():
 
 
 @pytest.mark.full
-def test_what_is_contrary_is_0_at_several_scales():
+def test_ms_ssim_of_negative_correlations_is_0():
     _, targets = pictures(1, 24, 24, seed=5)
     assert value(MSSSIM(weights=(0.5, 0.5)), 1 - targets, targets) == 0
     assert value(SSIM(), 1 - targets, targets) < 0
 
 
 @pytest.mark.full
-def test_ms_ssim_of_the_authors_scales():
+def test_ms_ssim_with_default_weights():
     predictions, targets = pictures(2, 192, 176, 3, seed=4)
     channels = [
         (p[..., c], t[..., c]) for p, t in zip(*np.float64((predictions, targets)), strict=True) for c in range(3)
@@ -99,16 +99,16 @@ def test_ms_ssim_of_the_authors_scales():
 @pytest.mark.parametrize("channels", [None, 3])
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("scale", [1, 255])
-def test_as_scikit_image(channels, noise, scale):
+def test_values_equal_scikit_image(channels, noise, scale):
     from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
     predictions, targets = (scale * x for x in pictures(3, 33, 40, channels, seed=int(100 * noise), noise=noise))
-    given = {"data_range": scale, "channel_axis": None if channels is None else -1}
+    options = {"data_range": scale, "channel_axis": None if channels is None else -1}
     pairs = list(zip(*np.float64((predictions, targets)), strict=True))
     authors = {"gaussian_weights": True, "use_sample_covariance": False, "sigma": 1.5}
-    expected = np.mean([structural_similarity(*pair, **given, **authors) for pair in pairs])
+    expected = np.mean([structural_similarity(*pair, **options, **authors) for pair in pairs])
     assert value(SSIM(scale), predictions, targets) == pytest.approx(expected, abs=1e-5)
-    expected = np.mean([structural_similarity(*pair, **given, win_size=9) for pair in pairs])
+    expected = np.mean([structural_similarity(*pair, **options, win_size=9) for pair in pairs])
     assert value(SSIM(scale, 9, gaussian=False), predictions, targets) == pytest.approx(expected, abs=1e-5)
     expected = np.mean([peak_signal_noise_ratio(t, p, data_range=scale) for p, t in pairs])
     assert value(PSNR(scale), predictions, targets) == pytest.approx(expected, rel=1e-5)
@@ -139,14 +139,14 @@ def test_wrong_options(make, code, values):
         (PSNR(), (4, 4), "metric-image-shapes", ("PSNR", "(4, 4)")),
     ],
 )
-def test_images_that_are_none_or_too_small(metric, shape, code, values):
+def test_wrong_shapes(metric, shape, code, values):
     with raises_code(code, *values):
         value(metric, np.zeros(shape), np.zeros(shape))
     with raises_code("metric-image-shapes"):
         value(metric, np.zeros((2, 20, 20)), np.zeros((2, 20, 20, 1)))
 
 
-def test_names_tell_them_apart():
+def test_names():
     metrics = [PSNR(), PSNR(255), PSNR(0.5), SSIM(), SSIM(255), SSIM(window=7), SSIM(gaussian=False), MSSSIM()]
     metrics += [MSSSIM(weights=(0.5, 0.5)), MSSSIM(window=7)]
     assert [metric.name for metric in metrics] == [

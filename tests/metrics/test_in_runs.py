@@ -1,4 +1,4 @@
-"""Metrics of several kinds of states in whole runs: values in the history, texts in the files, on several devices."""
+"""Tests of metrics with several kinds of states in runs: values in the history, texts in files, several devices."""
 
 import dataclasses
 import json
@@ -35,21 +35,21 @@ def step(model: Any, batch: Any) -> ClassificationOutput:
 
 @pytest.mark.full
 @pytest.mark.parametrize("devices", [1, 8])
-def test_values_of_a_run_are_those_of_sklearn(tmp_path: Any, devices: int) -> None:
+def test_values_of_a_run_equal_sklearn(tmp_path: Any, devices: int) -> None:
     builder = LearnerBuilder(tmp_path / "run").renderer(None).devices(devices).with_batch_size(16)
     for metric in METRICS:
         builder = builder.metric_valid(metric)
     learner = builder.build({"w": jnp.ones(CLASSES)}, optax.sgd, 0.0, train_step=step, valid_step=step)
     data = ArrayDataset({"x": X, "label": LABELS})
     history = learner.fit(data, data).history
-    best, chances = X.argmax(-1), np.exp(X) / np.exp(X).sum(-1, keepdims=True)
-    for name, expected, near in (
+    best, probabilities = X.argmax(-1), np.exp(X) / np.exp(X).sum(-1, keepdims=True)
+    for name, expected, tolerance in (
         ("F1", sklearn_metrics.f1_score(LABELS, best, average="macro"), 1e-6),
         ("Matthews", sklearn_metrics.matthews_corrcoef(LABELS, best), 1e-6),
-        ("AUROC", sklearn_metrics.roc_auc_score(np.eye(CLASSES)[LABELS], chances), 1e-6),
+        ("AUROC", sklearn_metrics.roc_auc_score(np.eye(CLASSES)[LABELS], probabilities), 1e-6),
         ("AUROC (4000 bins)", history["valid/AUROC"][-1], 2e-3),
     ):
-        np.testing.assert_allclose(history[f"valid/{name}"][-1], expected, rtol=near, atol=near)
+        np.testing.assert_allclose(history[f"valid/{name}"][-1], expected, rtol=tolerance, atol=tolerance)
     assert 0 < history["valid/Calibration Error"][-1] < 1
     (matrix,) = (tmp_path / "run" / "valid" / "epoch-1" / "Confusion_Matrix.log").read_text().splitlines()
     shown = [line.split() for line in json.loads(matrix.removesuffix(",final")).splitlines()[1:]]
@@ -59,12 +59,12 @@ def test_values_of_a_run_are_those_of_sklearn(tmp_path: Any, devices: int) -> No
     assert [line.split()[0] for line in json.loads(recall.removesuffix(",final\n")).splitlines()] == ["a", "b", "c"]
 
 
-def test_bleu_of_batches_of_several_lengths_in_a_resumed_epoch(tmp_path: Any) -> None:
-    """1 2 3 -> 1 2 4, 5 6 -> 5 6: 4 of 5 tokens, 2 of 3 pairs."""
+def test_bleu_in_a_resumed_epoch_with_several_lengths(tmp_path: Any) -> None:
+    """Predictions 1 2 3 and 5 6 for targets 1 2 4 and 5 6: 4 of 5 tokens match, and 2 of 3 pairs."""
     pairs = [([1, 2, 3], [1, 2, 4]), ([5, 6], [5, 6])]
     data = [{"x": np.array([x], np.int32), "y": np.array([y], np.int32)} for x, y in pairs]
 
-    def copied(model: Any, batch: Any) -> GeneratedOutput:
+    def copy_step(model: Any, batch: Any) -> GeneratedOutput:
         return dataclasses.replace(GeneratedOutput.of(batch["x"], batch["y"]), loss=model["w"].sum())
 
     def builder() -> LearnerBuilder:
@@ -72,7 +72,7 @@ def test_bleu_of_batches_of_several_lengths_in_a_resumed_epoch(tmp_path: Any) ->
         return builder.with_file_checkpointer(every_steps=1)
 
     for part in (builder().num_steps(1), builder().resume()):
-        learner = part.build({"w": jnp.ones(2)}, optax.sgd, 0.0, train_step=copied, valid_step=copied)
+        learner = part.build({"w": jnp.ones(2)}, optax.sgd, 0.0, train_step=copy_step, valid_step=copy_step)
         history = learner.fit(data, data).history
     for split in ("train", "valid"):
         np.testing.assert_allclose(history[f"{split}/BLEU-2"][-1], (4 / 5 * 2 / 3) ** 0.5, rtol=1e-6)

@@ -1,3 +1,5 @@
+"""Tests of Loss and Perplexity."""
+
 import types
 from typing import Any
 
@@ -13,7 +15,7 @@ BOTH = [Loss(), Perplexity()]
 
 
 def epoch(metric: Metric, batches: list[tuple[Any, Any]]) -> float:
-    """The value over batches of (loss, weight)."""
+    """Return the value over batches of (loss, weight)."""
     state = metric.init()
     for loss, weight in batches:
         info = Info(jnp.int32(0), jnp.asarray(weight, jnp.float32))
@@ -33,7 +35,7 @@ def epoch(metric: Metric, batches: list[tuple[Any, Any]]) -> float:
         ([(-1.0, 1), (1.0, 3)], 0.5),
     ],
 )
-def test_batches_count_by_their_weight(batches: list[tuple[float, float]], mean: float) -> None:
+def test_batches_are_weighted(batches: list[tuple[float, float]], mean: float) -> None:
     arrays = [(jnp.float32(loss), weight) for loss, weight in batches]
     assert_equal = np.testing.assert_allclose
     assert_equal(epoch(BOTH[0], arrays), mean, rtol=1e-7)
@@ -47,7 +49,7 @@ def test_perplexity_is_not_a_mean_of_perplexities() -> None:
 
 @pytest.mark.parametrize("metric", BOTH, ids=lambda m: m.name)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_loss_of_any_dtype_is_averaged_in_float32(metric: Metric, dtype: str) -> None:
+def test_losses_of_any_dtype_are_averaged_in_float32(metric: Metric, dtype: str) -> None:
     batches = [(jnp.asarray(1.0, dtype), 2**20), (jnp.asarray(2.0, dtype), 1)]
     mean = 1 + 1 / (2**20 + 1)
     np.testing.assert_allclose(
@@ -56,13 +58,13 @@ def test_a_loss_of_any_dtype_is_averaged_in_float32(metric: Metric, dtype: str) 
 
 
 @pytest.mark.parametrize("loss", [1.5, np.float32(1.5), np.array(1.5)], ids=lambda x: type(x).__name__)
-def test_a_loss_may_be_a_number(loss: Any) -> None:
+def test_loss_may_be_a_python_number(loss: Any) -> None:
     assert epoch(Loss(), [(loss, 3)]) == 1.5
 
 
 @pytest.mark.parametrize("metric", BOTH, ids=lambda m: m.name)
 def test_weights_beyond_2_to_the_24_are_not_lost(metric: Metric) -> None:
-    """A million batches of 10 001 tokens, one in a thousand of them with another loss."""
+    """A million batches of 10 001 tokens; every thousandth batch has another loss."""
 
     @jax.jit
     def run(losses: Any) -> Any:
@@ -82,6 +84,6 @@ def test_weights_beyond_2_to_the_24_are_not_lost(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("metric", BOTH, ids=lambda m: m.name)
-def test_a_loss_that_is_no_scalar_is_an_error(metric: Metric) -> None:
+def test_loss_that_is_no_scalar_raises(metric: Metric) -> None:
     with raises_code("metric-loss-shape", metric.name, "(4,)"):
         epoch(metric, [(jnp.ones(4), 4)])

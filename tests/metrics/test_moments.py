@@ -1,4 +1,4 @@
-"""Variances and correlations, and the metrics of them: large offsets, many rows, what is constant."""
+"""Tests of variances and correlations, and of their metrics: large offsets, many rows, constant values."""
 
 import types
 from typing import Any
@@ -21,7 +21,7 @@ METRICS = [R2(), ExplainedVariance(), PearsonCorrelation()]
 
 
 def moments(x: np.ndarray, y: np.ndarray, size: int = BATCH) -> Moments:
-    """Of a split in batches, all of which count."""
+    """Return the moments of a split in batches without a mask."""
     state = Moments.zero(1)
     for i in range(0, len(x), size):
         part = np.s_[i : i + size]
@@ -30,7 +30,7 @@ def moments(x: np.ndarray, y: np.ndarray, size: int = BATCH) -> Moments:
 
 
 def data(offset: float, spread: float) -> tuple[np.ndarray, np.ndarray]:
-    """Targets and predictions; float32 numbers, so that both sides have the same."""
+    """Return targets and predictions as float32, so that metrics and references see equal numbers."""
     noise = RNG.normal(size=(2, ROWS))
     targets = (offset + spread * noise[0]).astype(np.float32)
     return targets, (targets + spread * 0.7 * noise[1] + spread).astype(np.float32)
@@ -39,7 +39,7 @@ def data(offset: float, spread: float) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("offset", "spread"), [(0, 1), (1e4, 1), (-1e4, 0.05), (3e-5, 1e-6), (1e6, 1e12), (1e4, 1e17)], ids=str
 )
-def test_values_are_those_of_float64(offset: float, spread: float) -> None:
+def test_values_equal_float64(offset: float, spread: float) -> None:
     targets, predictions = data(offset, spread)
     exact = targets.astype(np.float64), predictions.astype(np.float64)
     state = moments(targets, targets - predictions)
@@ -52,7 +52,7 @@ def test_values_are_those_of_float64(offset: float, spread: float) -> None:
 
 
 def test_many_rows_do_not_drift() -> None:
-    """A hundred million rows far from 0: first merged as equal halves, then small batches into the large state."""
+    """A hundred million rows far from 0: states are doubled by merging, then merged with many small batches."""
     targets, predictions = data(1e4, 1)
     first = total = moments(targets, predictions)
     for _ in range(20):
@@ -72,7 +72,7 @@ def test_many_rows_do_not_drift() -> None:
 
 
 @pytest.mark.parametrize("constant", [0.1, 1e4 / 3, -7e-8])
-def test_what_is_constant_is_nan(constant: float) -> None:
+def test_constant_values_are_nan(constant: float) -> None:
     same, other = np.full(ROWS, constant, np.float32), RNG.normal(size=ROWS).astype(np.float32)
     for metric in METRICS:
         assert np.isnan(metric.compute(moments(same, other)))
@@ -83,7 +83,7 @@ def test_what_is_constant_is_nan(constant: float) -> None:
 
 @pytest.mark.parametrize(("scale", "is_nan"), [(1e-19, True), (1e-15, False), (1e15, False), (1e20, True)])
 def test_distances_without_squares_in_float32_are_nan(scale: float, is_nan: bool) -> None:
-    """Most squares of 1e-38 are 0 and have few digits, and those of 1e40 are infinite."""
+    """Squares around 1e-38 are 0 or have few digits in float32, and those around 1e40 are infinite."""
     targets = RNG.normal(size=ROWS).astype(np.float32) * np.float32(scale)
     predictions = targets + RNG.normal(size=ROWS).astype(np.float32) * np.float32(scale * 0.3)
     exact = targets.astype(np.float64), predictions.astype(np.float64)
@@ -98,15 +98,15 @@ def test_distances_without_squares_in_float32_are_nan(scale: float, is_nan: bool
         np.testing.assert_allclose(metric.compute(moments(targets, y)), wanted, rtol=1e-5)
 
 
-def test_one_row_and_none_are_nan() -> None:
+def test_fewer_than_two_rows_are_nan() -> None:
     state = Moments.zero(1)
     for _ in range(2):
         assert all(np.isnan(metric.compute(state)) for metric in METRICS)
         state = moments(np.ones(BATCH, np.float32), np.ones(BATCH, np.float32))
 
 
-def test_what_does_not_count_may_be_nan() -> None:
-    """Also the first row, from which distances are taken; columns may count other rows."""
+def test_masked_rows_may_be_nan() -> None:
+    """The first row is masked, from which distances are measured, and the columns have different masks."""
     x, y = RNG.normal(size=(2, BATCH, 2)).astype(np.float32)
     counted = np.ones((BATCH, 2), bool)
     counted[0], counted[5, 1] = False, False
@@ -119,7 +119,7 @@ def test_what_does_not_count_may_be_nan() -> None:
         assert state.count[i] == len(kept[0])
 
 
-def test_outputs_are_averaged_as_by_sklearn() -> None:
+def test_averages_over_outputs_equal_sklearn() -> None:
     targets, predictions = RNG.normal(size=(2, BATCH, 2)).astype(np.float32) * np.array([1, 5], np.float32)
     exact, all_count = (targets.astype(np.float64), predictions.astype(np.float64)), np.ones((BATCH, 2), bool)
     state = of(targets, targets - predictions, all_count)
@@ -133,20 +133,20 @@ def test_outputs_are_averaged_as_by_sklearn() -> None:
 
 @pytest.mark.parametrize("metric", [R2(2), SpearmanCorrelation(3), PearsonCorrelation()], ids=lambda m: m.name)
 @pytest.mark.parametrize("shape", [(4, 5), (4, 3, 4)], ids=str)
-def test_another_number_of_outputs_is_an_error(metric: Any, shape: tuple[int, ...]) -> None:
+def test_wrong_number_of_outputs(metric: Any, shape: tuple[int, ...]) -> None:
     output = types.SimpleNamespace(predictions=np.zeros(shape), targets=np.zeros(shape))
     with raises_code("metric-outputs-count", metric.name, str(shape[-1])):
         metric.collect(output) if isinstance(metric, SpearmanCorrelation) else metric.update(None, output, INFO)
 
 
-def test_shapes_that_differ_are_an_error() -> None:
+def test_wrong_shapes() -> None:
     output = types.SimpleNamespace(predictions=np.zeros((4, 1)), targets=np.zeros(4))
     with raises_code("metric-pair-shapes", "R2", "(4, 1)", "(4,)"):
         R2().update(R2().init(), output, INFO)
 
 
 @pytest.mark.parametrize("make", [R2, ExplainedVariance, PearsonCorrelation, SpearmanCorrelation])
-def test_arguments_that_are_wrong(make: Any) -> None:
+def test_wrong_arguments(make: Any) -> None:
     with raises_code("metric-arguments-wrong", make.__name__, "0", "1"):
         make(0)
     if make in (R2, ExplainedVariance):
@@ -163,13 +163,13 @@ def spearman(predictions: Any, targets: Any, counted: Any = None) -> float:
     return SpearmanCorrelation().compute({"predictions": predictions, "targets": targets, "counted": counted})
 
 
-def test_ranks_with_ties_are_those_of_scipy() -> None:
+def test_ranks_with_ties_equal_scipy() -> None:
     for _ in range(5):
         p, t = RNG.integers(0, 6, (2, 40)).astype(np.float32)
         np.testing.assert_allclose(spearman(p[:, None], t[:, None]), stats.spearmanr(p, t).statistic, rtol=1e-12)
 
 
-def test_ranks_of_what_is_constant_missing_or_nan() -> None:
+def test_ranks_of_constant_missing_and_nan_values() -> None:
     p, t = RNG.normal(size=(2, 10, 1))
     assert np.isnan(spearman(np.ones((10, 1)), t))
     assert np.isnan(spearman(p[:0], t[:0]))

@@ -1,4 +1,4 @@
-"""What has to hold for all metrics of sequences, segments and images: as for the others in `test_properties.py`."""
+"""Tests of properties of all metrics of sequences, segments and images; `test_properties` has the other metrics."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 from learner.metrics import Info, MetricBase
 from tests.support.more_metrics import CASES, COLLECTED, KINDS, ON_HOST, ON_STEPS, ROWS, kept, make_data, make_output
 
-EACH = pytest.mark.parametrize("case", CASES, ids=str)
+CASE = pytest.mark.parametrize("case", CASES, ids=str)
 MASKED = pytest.mark.parametrize("masked", [True, pytest.param(False, marks=pytest.mark.full)], ids=["masked", "all"])
 INFO = Info(jnp.int32(0), jnp.float32(1))
 
@@ -21,7 +21,7 @@ def of_kind(kind):
 
 @functools.partial(jax.jit, static_argnums=0)
 def batch_states(kind, data):
-    """The states of a batch, of all metrics of a kind in one program."""
+    """Return the states of a batch for all metrics of a kind, computed by one program."""
     return [metric.update(metric.init(), make_output(data), INFO) for metric in of_kind(kind)]
 
 
@@ -33,7 +33,7 @@ def states(kind, masked, size):
 
 def states_of(case, masked=True, size=7):
     kind = KINDS[case.kind]
-    return [each[of_kind(kind).index(case.metric)] for each in states(kind, masked, size)]
+    return [batch[of_kind(kind).index(case.metric)] for batch in states(kind, masked, size)]
 
 
 def merged(metric, parts):
@@ -44,10 +44,10 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@EACH
+@CASE
 @MASKED
 @pytest.mark.parametrize("sizes", [(7,), pytest.param((1, 8, ROWS), marks=pytest.mark.full)], ids=["7", "more"])
-def test_epoch_is_right_and_the_same_for_every_batch_size(case, masked, sizes):
+def test_values_for_every_batch_size(case, masked, sizes):
     expected = case.expected(*kept(case, make_data(KINDS[case.kind], masked)))
     assert np.isfinite(expected)
     assert expected not in (0, 1)
@@ -60,7 +60,7 @@ def test_epoch_is_right_and_the_same_for_every_batch_size(case, masked, sizes):
 
 @pytest.mark.parametrize("case", COLLECTED, ids=str)
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "all"])
-def test_collected_rows_are_right_for_every_batch_size(case, masked):
+def test_values_of_collected_rows_for_every_batch_size(case, masked):
     data, metric = make_data(case.kind, masked), case.metric
     for size in (8, ROWS):
         batches = [{k: v[i : i + size] for k, v in data.items()} for i in range(0, ROWS, size)]
@@ -70,15 +70,15 @@ def test_collected_rows_are_right_for_every_batch_size(case, masked):
     assert np.isnan(metric.compute(jax.tree.map(lambda x: x[:0], rows)))
 
 
-@EACH
-def test_no_rows_are_nan(case):
+@CASE
+def test_value_without_rows_is_nan(case):
     metric = case.metric
     assert np.isnan(metric.compute(metric.init()))
     assert np.isnan(metric.compute(metric.merge(metric.init(), metric.init())))
 
 
-@EACH
-def test_a_batch_that_is_all_masked_counts_nothing(case):
+@CASE
+def test_masked_batch_does_not_count(case):
     kind = KINDS[case.kind]
     data = {k: v[:7].copy() for k, v in make_data(kind, masked=True).items()}
     data["mask"][:] = 0
@@ -89,8 +89,8 @@ def test_a_batch_that_is_all_masked_counts_nothing(case):
     assert_same(case.metric.merge(before, state), before)
 
 
-@EACH
-def test_merging_has_no_order_and_an_identity(case):
+@CASE
+def test_merge_is_commutative_and_has_an_identity(case):
     a, b, c = states_of(case)
     merge, value = case.metric.merge, case.metric.compute
     assert_same(merge(a, case.metric.init()), a)
@@ -101,8 +101,8 @@ def test_merging_has_no_order_and_an_identity(case):
     assert value(a) != expected
 
 
-@EACH
-def test_states_keep_their_layout_and_updating_is_merging(case):
+@CASE
+def test_states_keep_their_layout(case):
     metric, kind = case.metric, KINDS[case.kind]
     output = lambda: make_output({k: v[:7] for k, v in make_data(kind, masked=True).items()})  # noqa: E731
     layout = lambda make: jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), jax.eval_shape(make))  # noqa: E731
@@ -113,7 +113,7 @@ def test_states_keep_their_layout_and_updating_is_merging(case):
 
 
 @pytest.mark.full
-@EACH
+@CASE
 def test_inside_a_loop_with_a_traced_count_and_under_vmap(case):
     metric, data = case.metric, make_data(KINDS[case.kind], masked=True)
     stacked = {k: np.stack([v[i : i + 7] for i in range(0, 21, 7)]) for k, v in data.items()}
@@ -126,11 +126,11 @@ def test_inside_a_loop_with_a_traced_count_and_under_vmap(case):
 
         return metric.compute(jax.lax.fori_loop(0, count, body, metric.init()))
 
-    each = states_of(case)
-    np.testing.assert_allclose(loop(stacked, np.int32(2)), metric.compute(merged(metric, each[:2])), rtol=1e-6)
+    batch = states_of(case)
+    np.testing.assert_allclose(loop(stacked, np.int32(2)), metric.compute(merged(metric, batch[:2])), rtol=1e-6)
     assert np.isnan(loop(stacked, np.int32(0)))
     mapped = jax.vmap(lambda data: metric.compute(metric.update(metric.init(), make_output(data), INFO)))(stacked)
-    np.testing.assert_allclose(mapped, [metric.compute(state) for state in each[:3]], rtol=1e-6)
+    np.testing.assert_allclose(mapped, [metric.compute(state) for state in batch[:3]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Metrics of steps and of speed in whole runs: on several devices, with micro-batches, in half precision."""
+"""Tests of metrics of steps and speed in runs: on several devices, with micro-batches, in half precision."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ STRATEGIES = {
 @pytest.mark.full
 @pytest.mark.parametrize(("strategy", "accumulate"), [(s, n) for s in STRATEGIES for n in (1, 3)])
 def test_norms_of_a_run(strategy, accumulate, tmp_path):
-    """With SGD a step moves the parameters by the rate times the gradients."""
+    """With SGD, a step moves the parameters by the learning rate times the gradients."""
     metrics = (UpdateRatio(), ParameterNorm())
     left = train(tmp_path / "run", "mlp", STRATEGIES[strategy](), accumulate, metrics=metrics)
     ratio, params, grads = (left.steps[name] for name in ("Update Ratio", "Parameter Norm", "Gradient Norm"))
@@ -70,28 +70,28 @@ class Linear(nnx.Module):
 BATCH = {"x": np.ones((4, 2), np.float32), "y": np.full(4, 100, np.float32)}  # the gradient of each is 2 · 7
 
 
-def step(tmp_path, model, optimizer=optax.sgd, options=lambda builder: None, batch=BATCH, **how):
+def step(tmp_path, model, optimizer=optax.sgd, options=lambda builder: None, batch=BATCH, **build_options):
     builder = LearnerBuilder(tmp_path / "run").metrics(UpdateRatio(), ParameterNorm())
     options(builder)
-    learner = builder.build(model, optimizer, 0.1, **how)
+    learner = builder.build(model, optimizer, 0.1, **build_options)
     state, values = jax.jit(learner.train_step)(learner.init(), batch)
     return state, {name: float(x) for name, x in values.items()}
 
 
-def test_frozen_parameters_have_no_part(tmp_path):
+def test_frozen_parameters_do_not_count(tmp_path):
     _, values = step(tmp_path, Linear(), options=lambda builder: builder.freeze("frozen"))
     assert values["Parameter Norm"] == pytest.approx(np.hypot(1.6, 2.6), rel=1e-6)
     assert values["Update Ratio"] == pytest.approx(np.hypot(1.4, 1.4) / np.hypot(1.6, 2.6), rel=1e-6)
 
 
 @pytest.mark.full
-def test_it_is_the_update_and_not_the_gradient(tmp_path):
+def test_update_ratio_is_of_the_update_not_the_gradient(tmp_path):
     clipped = lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(lr))  # noqa: E731
     state, values = step(tmp_path, Linear(), clipped)
     assert values["Update Ratio"] == pytest.approx(0.1 / norm(state.params), rel=1e-4)
 
 
-def test_an_update_of_ones_own_has_norms_too(tmp_path):
+def test_norms_of_a_custom_update(tmp_path):
     def update(model, batch, lr, rng):
         output = RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
         return {"w": model["w"] - lr}, output
@@ -102,7 +102,7 @@ def test_an_update_of_ones_own_has_norms_too(tmp_path):
 
 
 @pytest.mark.full
-def test_a_step_that_overflows_does_not_count(tmp_path):
+def test_overflowing_step_does_not_count(tmp_path):
     huge = {"x": np.full((4, 2), 200, np.float32), "y": np.full(4, -60000, np.float32)}
     state, values = step(tmp_path, Linear(), options=lambda builder: builder.precision("float16"), batch=huge)
     np.testing.assert_array_equal(jax.tree.leaves(state.params)[-1], [3, 4])
@@ -110,7 +110,7 @@ def test_a_step_that_overflows_does_not_count(tmp_path):
     assert values["Parameter Norm"] == pytest.approx(np.sqrt(25 + 100**2), rel=1e-6)
 
 
-def test_what_nobody_asks_for_is_not_computed(tmp_path):
+def test_norms_are_computed_only_if_required(tmp_path):
     seen = []
 
     class Probe(GradientNorm):
@@ -126,7 +126,7 @@ def test_what_nobody_asks_for_is_not_computed(tmp_path):
 
 
 class Wide(Metric):
-    """Two tokens a row, in a way."""
+    """A metric without a value."""
 
     name, splits = "Wide", ("train",)
 
@@ -146,8 +146,8 @@ class Wide(Metric):
 
 
 @pytest.mark.full
-def test_speeds_and_the_machine_in_a_run(tmp_path):
-    """Rows are those of the batches, tokens what their losses are means over; what is not known is said once."""
+def test_speeds_and_system_metrics_in_a_run(tmp_path):
+    """Tokens are the weights of the losses; undefined values are logged once."""
     logger = MemoryLogger()
     builder = LearnerBuilder(tmp_path / "run").metrics(RowsPerSecond(), TokensPerSecond(), Wide())
     builder.metrics(HostCPU(), HostMemory(), DeviceMemory()).metric_loggers(logger).renderer(None)
@@ -168,7 +168,7 @@ def test_speeds_and_the_machine_in_a_run(tmp_path):
             sum(float(event.values[name][0]) * event.seconds for event in events)
             for name in ("Rows per Second", "Tokens per Second")
         ]
-        # The time of the steps alone is at most that of their event, by a part that differs between events.
+        # An event lasts at least as long as its steps, by a share that differs between events.
         assert sums[0] > 50 * (1 - 1e-4)
         assert sums[1] > 26 * (1 - 1e-4)
         rows, tokens = (result.history[f"{split}/{name}"][-1] for name in ("Rows per Second", "Tokens per Second"))

@@ -1,4 +1,4 @@
-"""Metrics of sequences on their texts."""
+"""Tests of OnText: metrics of sequences on decoded texts."""
 
 import types
 
@@ -17,12 +17,12 @@ def decode(ids):
     return "".join(PIECES[i] for i in ids)
 
 
-def short(ids):
+def decode_first_three(ids):
     return "".join(PIECES[:3][i] for i in ids)
 
 
 def rows(predictions, targets, mask=None):
-    """What is collected of one batch after another."""
+    """Return an output with these rows."""
     return types.SimpleNamespace(predictions=jnp.array(predictions), targets=jnp.array(targets), mask=mask)
 
 
@@ -36,7 +36,7 @@ SAT = rows([[2, 3, 4, 5, 1, 7], [7, 8, 1, 0, 0, 0]], [[2, 3, 9, 8, 1], [7, 10, 8
 
 
 def test_words():
-    """the cat [sat] -> the cat [on mat]; a mat, whatever the white space."""
+    """ "the cat sat" for "the cat on mat" needs 2 edits, "a mat" for "a   mat" none: 2 of 6 words."""
     metric = OnText(WordErrorRate(eos_id=1), decode)
     assert metric.name == "Word Error Rate ending at 1 on Text"
     assert metric.higher_is_better is False
@@ -50,8 +50,8 @@ def test_other_metrics_of_words():
     assert value(OnText(BLEU("none", order=1, eos_id=1), decode), SAT) == pytest.approx(np.exp(1 - 6 / 5) * 4 / 5)
 
 
-def test_bleu_is_of_the_words_of_its_tokenizer():
-    """so far, so good! -> so far, so bad!: 5 of 6 words, 3 of 5 pairs."""
+def test_bleu_uses_its_tokenizer():
+    """ "so far, so good!" and "so far, so bad!" share 5 of 6 tokens and 3 of 5 pairs."""
     words = ["so", " far,", " good!", " bad!"]
     decode = lambda ids: "".join(words[i] for i in ids)  # noqa: E731
     output = rows([[0, 1, 0, 2]], [[0, 1, 0, 3]])
@@ -64,7 +64,9 @@ def test_bleu_is_of_the_words_of_its_tokenizer():
 @pytest.mark.full
 def test_characters():
     metric = OnText(CharacterErrorRate(eos_id=1), decode)
-    assert value(metric, SAT) == pytest.approx((4 + 2) / (14 + 7))  # "on mat" of "sat", "a   mat" of "a mat"
+    assert value(metric, SAT) == pytest.approx(
+        (4 + 2) / (14 + 7)
+    )  # "sat" for "on mat" costs 4 edits, "a mat" for "a   mat" 2
     assert OnText(WordErrorRate(eos_id=1), decode, "characters").name.endswith("on Text by characters")
     assert value(OnText(WordErrorRate(eos_id=1), decode, "characters"), SAT) == value(metric, SAT)
 
@@ -98,12 +100,12 @@ def test_more_rows_than_are_compared_at_once(monkeypatch):
             ("OnText", "[]", "IndexError", "list index"),
         ),
         (
-            lambda: value(OnText(BLEU(eos_id=1), short), SAT),
+            lambda: value(OnText(BLEU(eos_id=1), decode_first_three), SAT),
             "metric-decode-failed",
             ("BLEU ending at 1 on Text", "[2", "3", "4"),
         ),
     ],
 )
-def test_what_it_cannot_be_made_of(make, code, values):
+def test_wrong_arguments(make, code, values):
     with raises_code(code, *values):
         make()

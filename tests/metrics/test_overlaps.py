@@ -1,4 +1,4 @@
-"""Dice and IoU by hand; against scikit-learn."""
+"""Tests of Dice and IoU against values by hand and scikit-learn."""
 
 import types
 
@@ -18,22 +18,24 @@ INFO = Info(jnp.int32(0), jnp.float32(1))
 
 
 def output(predictions, targets, mask=None):
-    """All of one shape: what is more is masked."""
+    """Return an output of 8 pixels, so that one program is compiled; further pixels are masked."""
     sides = [np.asarray(x).reshape(1, -1) for x in (predictions, targets)]
     mask = np.ones(sides[1].shape, bool) if mask is None else np.broadcast_to(np.array(mask, bool), sides[1].shape)
-    more = max(8 - mask.size, 0)
-    arrays = [jnp.asarray(np.pad(x, [(0, 0), (0, more)])) for x in (*sides, mask)]
+    padding = max(8 - mask.size, 0)
+    arrays = [jnp.asarray(np.pad(x, [(0, 0), (0, padding)])) for x in (*sides, mask)]
     return types.SimpleNamespace(**dict(zip(("predictions", "targets", "mask"), arrays, strict=True)))
 
 
 def value(metric, *outputs):
     state = metric.init()
-    for each in outputs:
-        state = metric.merge(state, metric.update(metric.init(), each, INFO))
+    for batch in outputs:
+        state = metric.merge(state, metric.update(metric.init(), batch, INFO))
     return metric.compute(state)
 
 
-TWO = output([[[0, 0, 1], [1, 2, 2]]], [[[0, 1, 1], [1, 1, 2]]])  # of 0: 1 of 2; of 1: 2 of 4; of 2: 1 of 2
+TWO = output(
+    [[[0, 0, 1], [1, 2, 2]]], [[[0, 1, 1], [1, 1, 2]]]
+)  # intersection and union of class 0: 1 of 2; of class 1: 2 of 4; of class 2: 1 of 2
 
 
 def test_by_hand():
@@ -43,7 +45,7 @@ def test_by_hand():
     assert value(Dice(3), TWO) == pytest.approx(2 / 3)
 
 
-def test_a_class_that_is_neither_there_nor_predicted_does_not_count():
+def test_absent_classes_do_not_count():
     assert np.isnan(value(IoUPerClass(4), TWO)[3])
     assert value(IoU(4), TWO) == 0.5
     one = output([[3, 3]], [[0, 3]])
@@ -51,8 +53,8 @@ def test_a_class_that_is_neither_there_nor_predicted_does_not_count():
     assert value(IoU(4), one) == 0.25
 
 
-def test_images_are_counted_together():
-    """Not the mean over images: that would be 0.75."""
+def test_counts_are_summed_over_images():
+    """The mean over images would be 0.75."""
     small, large = output([[1]], [[1]]), output([[1, 1, 1, 1]], [[1, 1, 0, 0]])
     assert value(IoUPerClass(2), small, large)[1] == pytest.approx(3 / 5)
 
@@ -62,7 +64,7 @@ def test_masks_and_ignored_labels():
     assert value(Dice(2), masked) == 1
     ignored = output([[0, 1, 1]], [[0, 1, 255]])
     assert value(IoU(2, ignore_label=255), ignored) == 1
-    assert value(IoU(2), ignored) == 0.75  # it is predicted to be 1, and is none of the classes
+    assert value(IoU(2), ignored) == 0.75  # the last label is no class: a false positive of class 1
     assert np.isnan(value(Dice(2), output([[0, 1]], [[0, 1]], [0])))
     assert np.isnan(value(Dice(2)))
     assert (IoU(2, ignore_label=255).name, IoUPerClass(2).name) == ("IoU ignoring 255", "IoU per Class")
@@ -73,7 +75,7 @@ def test_two_classes_as_booleans():
     assert value(IoU(2), output([[True, True]], [[True, False]])) == 0.25
 
 
-def test_they_stay_exact():
+def test_counts_are_exact():
     many = Count(jnp.array([0, 0], jnp.uint32), jnp.array([2**25, 2**25], jnp.uint32))
     state = Overlap(many, many)
     state = state.add(jnp.array([0, 0, 0]), jnp.array([0, 0, 1]), jnp.array([True, True, True]))
@@ -96,11 +98,11 @@ def test_tables():
 @pytest.mark.full
 def test_segmentation_outputs():
     logits = jnp.array([[[[0.0, 1.0], [3.0, 1.0]]]])
-    made = SegmentationOutput.from_logits(logits, jnp.array([[[1, 0]]]))
-    assert made.predictions.tolist() == [[[1, 0]]]
+    segmentation = SegmentationOutput.from_logits(logits, jnp.array([[[1, 0]]]))
+    assert segmentation.predictions.tolist() == [[[1, 0]]]
     expected = -np.log([np.exp(1) / (1 + np.exp(1)), np.exp(3) / (np.exp(3) + np.exp(1))]).mean()
-    assert float(made.loss) == pytest.approx(expected, rel=1e-6)
-    assert value(IoU(2), made) == 1
+    assert float(segmentation.loss) == pytest.approx(expected, rel=1e-6)
+    assert value(IoU(2), segmentation) == 1
     half = SegmentationOutput.from_logits(
         logits.at[0, 0, 1].set(jnp.nan), jnp.array([[[1, -1]]]), jnp.array([[[1, 0]]])
     )
@@ -111,7 +113,7 @@ def test_segmentation_outputs():
 
 
 @pytest.mark.parametrize("classes", [0, -1, 2.0, "2", True])
-def test_classes_are_a_number(classes):
+def test_wrong_numbers_of_classes(classes):
     with raises_code("metric-classes-value", "IoU"):
         IoU(classes)
 
@@ -124,15 +126,15 @@ def test_scores_are_refused():
 
 
 def test_fewer_classes_than_logits_are_refused():
-    """Each pixel of the third class would count nowhere, and the mean over the others look good."""
-    made = SegmentationOutput.from_logits(jnp.zeros((1, 1, 2, 3)), jnp.array([[[0, 2]]]))
+    """Pixels of the third class would not count, and the mean over the others would look good."""
+    segmentation = SegmentationOutput.from_logits(jnp.zeros((1, 1, 2, 3)), jnp.array([[[0, 2]]]))
     with raises_code("metric-classes-mismatch", "IoU", "3", "classes=2"):
-        value(IoU(2), made)
-    assert value(IoU(4), made) == pytest.approx((1 / 2 + 0) / 2)
+        value(IoU(2), segmentation)
+    assert value(IoU(4), segmentation) == pytest.approx((1 / 2 + 0) / 2)
 
 
 @pytest.mark.full
-def test_as_scikit_learn():
+def test_values_equal_scikit_learn():
     rng = np.random.default_rng(1)
     true, predicted = rng.integers(0, 4, (2, 3, 9, 8))
     predicted = np.where(rng.random(true.shape) < 0.5, true, predicted)
@@ -140,7 +142,7 @@ def test_as_scikit_learn():
         options = {"labels": range(classes), "zero_division": np.nan}
         jaccard = sklearn_metrics.jaccard_score(true.ravel(), predicted.ravel(), average=None, labels=range(4))
         f1 = sklearn_metrics.f1_score(true.ravel(), predicted.ravel(), average=None, **options)
-        found = output(predicted.astype(np.int32), true.astype(np.int32))
-        np.testing.assert_allclose(value(DicePerClass(classes), found), f1, rtol=1e-6)
-        np.testing.assert_allclose(value(IoUPerClass(classes), found)[:4], jaccard, rtol=1e-6)
-        assert float(value(Dice(classes), found)) == pytest.approx(np.nanmean(f1), rel=1e-6)
+        predicted_output = output(predicted.astype(np.int32), true.astype(np.int32))
+        np.testing.assert_allclose(value(DicePerClass(classes), predicted_output), f1, rtol=1e-6)
+        np.testing.assert_allclose(value(IoUPerClass(classes), predicted_output)[:4], jaccard, rtol=1e-6)
+        assert float(value(Dice(classes), predicted_output)) == pytest.approx(np.nanmean(f1), rel=1e-6)

@@ -1,4 +1,4 @@
-"""Every metric that the package exports, and what has to hold for all of them."""
+"""Tests of properties that hold for every public metric, and of values against other libraries."""
 
 import dataclasses
 import functools
@@ -64,9 +64,10 @@ Data = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A metric on one kind of data, and its value over kept rows by other means.
+    """A metric, a kind of data, and a function that returns the expected value for the rows that count.
 
-    Fractions are exact, means to 1e-6 of themselves, and `signed` ones, which may be near 0, to 1e-6.
+    Fractions are exact. Other values have a relative tolerance of 1e-6, and `signed` ones, which may be near 0, an
+    absolute one too.
     """
 
     metric: Any
@@ -76,7 +77,7 @@ class Case:
     signed: bool = False
 
     def near(self, value: Any, expected: float, what: str = "") -> None:
-        """Asserts that the value is right."""
+        """Assert that the value is within the tolerance of the case."""
         rtol, atol = 0 if self.exact else 1e-6, 1e-6 if self.signed else 0
         np.testing.assert_allclose(value, np.float32(expected), rtol=rtol, atol=atol, err_msg=what)
 
@@ -124,7 +125,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def by_label(score: Callable[..., Any], **arguments: Any) -> Callable[[np.ndarray, np.ndarray], float]:
-    """A function of scikit-learn of labels and predictions."""
+    """Return an expected value from a scikit-learn function of labels and predicted classes."""
 
     def expected(logits: np.ndarray, targets: np.ndarray) -> float:
         predicted = (logits > 0).astype(int) if logits.shape == targets.shape else logits.argmax(-1)
@@ -134,7 +135,7 @@ def by_label(score: Callable[..., Any], **arguments: Any) -> Callable[[np.ndarra
 
 
 def by_class(score: Callable[..., Any], average: str = "macro", **arguments: Any) -> Any:
-    """The same, with averages over classes."""
+    """Return an expected value from a scikit-learn function with an average over classes."""
     return by_label(score, labels=range(CLASSES), average=average, zero_division=np.nan, **arguments)
 
 
@@ -143,7 +144,7 @@ def one_hot(targets: np.ndarray) -> np.ndarray:
 
 
 def specificity(logits: np.ndarray, targets: np.ndarray) -> float:
-    """The recall of "another class"."""
+    """Return the recall of all other classes."""
     others, predicted = 1 - one_hot(targets), 1 - one_hot(logits.argmax(-1))
     return sklearn_metrics.recall_score(others, predicted, average="macro")
 
@@ -161,17 +162,17 @@ def brier_of_labels(logits: np.ndarray, targets: np.ndarray) -> float:
 
 
 def calibration(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Bin by bin, as the paper has it."""
-    chances, right = softmax(logits).max(-1), logits.argmax(-1) == targets
+    """Return the calibration error, bin by bin as in the paper."""
+    probabilities, right = softmax(logits).max(-1), logits.argmax(-1) == targets
     gaps = []
     for low in np.arange(15) / 15:
-        inside = (chances > low) & (chances <= low + 1 / 15)
-        gaps.append(abs(right[inside].sum() - chances[inside].sum()))
+        inside = (probabilities > low) & (probabilities <= low + 1 / 15)
+        gaps.append(abs(right[inside].sum() - probabilities[inside].sum()))
     return sum(gaps) / len(targets)
 
 
 def binned(score: Callable[..., Any]) -> Any:
-    """Of probabilities in 50 bins, which are exactly equal there."""
+    """Return an expected value from probabilities rounded up to 50 bins."""
 
     def expected(logits: np.ndarray, targets: np.ndarray) -> float:
         return score(one_hot(targets), np.ceil(softmax(logits) * 50), average="macro")
@@ -182,14 +183,14 @@ def binned(score: Callable[..., Any]) -> Any:
 def one_against_the_rest(score: Callable[..., Any], average: str = "macro") -> Any:
     def expected(logits: np.ndarray, targets: np.ndarray) -> float:
         several = logits.shape == targets.shape
-        present, chances = (targets, logits) if several else (one_hot(targets), softmax(logits))
-        return score(present, chances, average=average)
+        present, probabilities = (targets, logits) if several else (one_hot(targets), softmax(logits))
+        return score(present, probabilities, average=average)
 
     return expected
 
 
 def exactly(score: Callable[..., Any], **arguments: Any) -> Any:
-    """A function of scikit-learn of targets and predictions, in float64."""
+    """Return an expected value from a scikit-learn function of targets and predictions in float64."""
 
     def expected(predictions: np.ndarray, targets: np.ndarray) -> float:
         return score(targets.astype(np.float64), predictions.astype(np.float64), **arguments)
@@ -198,7 +199,7 @@ def exactly(score: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def each_output(score: Callable[..., Any]) -> Any:
-    """A function of SciPy of one output, mean over outputs."""
+    """Return the mean over outputs of a SciPy function of one output."""
 
     def expected(predictions: np.ndarray, targets: np.ndarray) -> float:
         columns = zip(*(x.astype(np.float64).reshape(len(x), -1).T for x in (predictions, targets)), strict=True)
@@ -286,7 +287,7 @@ TOGETHER = [
     for case in MORE
     if case.kind in ("labels", "numbers") or type(case.metric) in (Precision, Matthews, CalibrationError, BinnedAUROC)
 ]
-"""Of more metrics those that are looked at in one program by default: all numbers, and each kind of state."""
+"""Metrics of MORE that the default suite computes in one program: all of numbers, and one of each kind of state."""
 TABLES = [ConfusionMatrix(CLASSES), Precision(CLASSES, average="none")]
 BY_STEPS = [LearningRate(), GradientNorm()]
 ON_HOST = [IterationSpeed()]
@@ -295,34 +296,34 @@ TRACED = [case.metric for case in PAIRWISE] + BY_STEPS
 ALL: list[MetricBase] = [*TRACED, *(case.metric for case in COLLECTED), *TABLES, *ON_HOST]
 
 
-def each(metrics: list[Any]) -> list[Any]:
-    """One of each class. By default one of each kind of state: of the others one program checks the most."""
+def one_of_each_class(metrics: list[Any]) -> list[Any]:
+    """Return one metric of each class as parameters; all but one of each kind of state are marked as full."""
     first = {type(metric): metric for metric in reversed(metrics)}
     marks = lambda m: () if type(m) in (Loss, Perplexity, Accuracy, LearningRate) else pytest.mark.full  # noqa: E731
     return [pytest.param(m, id=m.name, marks=marks(m)) for m in metrics if first[type(m)] is m]
 
 
-def some(cases: list[Case]) -> list[Any]:
-    """By default the first ones."""
+def first_cases(cases: list[Case]) -> list[Any]:
+    """Return the cases as parameters; those of MORE are marked as full."""
     return [pytest.param(case, id=str(case), marks=pytest.mark.full if case in MORE else ()) for case in cases]
 
 
-EACH_BY_ROWS, EACH_TRACED = each([case.metric for case in PAIRWISE]), each(TRACED)
+EACH_BY_ROWS, EACH_TRACED = one_of_each_class([case.metric for case in PAIRWISE]), one_of_each_class(TRACED)
 
 
 def with_and_without_mask(case: Case) -> list[Any]:
-    """By default tokens are tested with a mask, and numbers of several outputs without."""
+    """Return a case with and without a mask; by default tokens have a mask, and numbers of several outputs none."""
     usual = case.kind == "tokens"
     return [
         pytest.param(
             case,
             masked,
-            id=f"{case}-{how}",
+            id=f"{case}-{masking}",
             marks=()
             if masked == usual and case.kind in ("tokens", "numbers") and case not in MORE
             else pytest.mark.full,
         )
-        for masked, how in ((False, "all"), (True, "masked"))
+        for masked, masking in ((False, "all"), (True, "masked"))
     ]
 
 
@@ -330,7 +331,7 @@ KINDS_AND_MASKS = [param for case in BY_ROWS for param in with_and_without_mask(
 
 
 def make_data(kind: str, masked: bool) -> Data:
-    """The whole split. What is masked is NaN, and has labels that no model knows."""
+    """Return a whole split. Masked rows have NaN scores and labels outside of the classes."""
     rng = np.random.default_rng(3)
     shape = {"tokens": (ROWS, LENGTH), "numbers": (ROWS, VALUES)}.get(kind, (ROWS,))
     mask = rng.random(shape if kind == "tokens" else (ROWS,)) < (0.6 if masked else 2)
@@ -359,7 +360,7 @@ def make_output(kind: str, data: Data) -> Any:
 
 
 def make_info(step: Any, weight: Any = 1.0) -> Info:
-    """The rates and norms of steps 0, 1, 2, ... are 1, 1/2, 1/4, ... and 3, 4, 5, ..."""
+    """Return the info of a step; learning rates are 1, 1/2, 1/4, ..., and norms 3, 4, 5, ..."""
     step, weight = jnp.asarray(step, jnp.int32), jnp.asarray(weight, jnp.float32)
     real = step.astype(jnp.float32)
     return Info(step, weight, jnp.exp2(-real), real + 3.0)
@@ -371,7 +372,7 @@ def cut(data: Data, size: int) -> list[Data]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def batch_state(metric: Metric, kind: str, data: Data, step: Any = 0) -> Any:
-    """The state of one batch, made as a program makes it."""
+    """Return the state of one batch, computed by a compiled program."""
     if metric.per_step:
         return metric.update(metric.init(), None, make_info(step))
     output = make_output(kind, data)
@@ -390,7 +391,7 @@ def value_of(metric: Metric, state: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def step_value(metric: Metric, kind: str, data: Data) -> Any:
-    """Updated and computed in one program, as steps are: XLA sees what is constant."""
+    """Return the value of one batch from a single program, as for a step: XLA knows the constants."""
     return metric.compute(batch_state(metric, kind, data))
 
 
@@ -432,7 +433,7 @@ def epoch_values(kind: str, masked: bool, size: int, more: bool) -> dict[str, di
 
 
 def collected(metric: CollectingMetric, kind: str, batches: list[Data]) -> Any:
-    """The rows of all batches, as they come to the host."""
+    """Return the collected rows of all batches."""
     names = ("predictions", "targets", "mask") if kind.startswith("number") else ("logits", "targets", "mask")
     values = [(*(batch[k] for k in ("scores", "targets")), batch.get("mask")) for batch in batches]
     rows = [metric.collect(types.SimpleNamespace(**dict(zip(names, value, strict=True)))) for value in values]
@@ -440,7 +441,7 @@ def collected(metric: CollectingMetric, kind: str, batches: list[Data]) -> Any:
 
 
 def states(metric: Metric, count: int = 4) -> list[Any]:
-    """States of different rows."""
+    """Return states of different rows."""
     batches = cut(make_data(kind_of(metric), masked=True), 20)[:count]
     return [batch_state(metric, kind_of(metric), batch, np.int32(step)) for step, batch in enumerate(batches)]
 
@@ -456,14 +457,14 @@ def kept(data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def layout(tree: Any) -> Any:
-    """Structure, shapes, dtypes, and that no type is weak."""
+    """Return structure, shapes and dtypes, and assert that no type is weak."""
     avals = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), jax.eval_shape(lambda: tree))
     assert not any(weak for *_, weak in jax.tree.leaves(avals, is_leaf=lambda x: isinstance(x, tuple)))
     return avals
 
 
 def atol(metric: Metric) -> float:
-    """Of what may be near 0 the last bits are those of 1."""
+    """Return the absolute tolerance, which is 0 unless values may be near 0."""
     return 1e-6 if any(case.signed for case in BY_ROWS if case.metric is metric) else 0
 
 
@@ -471,7 +472,7 @@ def assert_same(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_no_metric_is_left_out() -> None:
+def test_every_metric_is_tested() -> None:
     exported = [getattr(learner.metrics, name) for name in learner.metrics.__all__]
     metrics = {x for x in exported if inspect.isclass(x) and issubclass(x, MetricBase) and not inspect.isabstract(x)}
     assert metrics - {MetricBase} == {type(metric) for metric in ALL} | more_metrics.TYPES
@@ -482,18 +483,18 @@ def test_no_metric_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("case", "masked"), KINDS_AND_MASKS)
-def test_epoch_is_right_and_the_same_for_every_batch_size(case: Case, masked: bool) -> None:
+def test_values_for_every_batch_size(case: Case, masked: bool) -> None:
     data = make_data(case.kind, masked)
     expected = case.expected(*kept(data))
     for size in (1, 8, ROWS):  # 13 batches of 8, and one of 1
-        for how, values in epoch_values(case.kind, masked, size, case in MORE).items():
+        for program, values in epoch_values(case.kind, masked, size, case in MORE).items():
             value = values[BY_ROWS.index(case)]
             assert value.dtype == np.float32
-            case.near(value, expected, f"{how}, {size} rows")
+            case.near(value, expected, f"{program}, {size} rows")
 
 
 @functools.cache
-def in_sevens(kind: str) -> dict[int, Any]:
+def values_in_batches_of_7(kind: str) -> dict[int, Any]:
     """Return the values of more metrics over a masked split in batches of 7, merged forwards and backwards by one
     program.
     """
@@ -522,15 +523,17 @@ def in_sevens(kind: str) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("case", [case for case in MORE if case.metric in TOGETHER], ids=str)
-def test_epochs_of_batches_of_7_are_right_in_any_order(case: Case) -> None:
+def test_values_in_any_order_of_batches(case: Case) -> None:
     expected = case.expected(*kept(make_data(case.kind, masked=True)))
-    for how, value in zip(("forwards", "backwards"), in_sevens(case.kind)[MORE.index(case)], strict=True):
+    for order, value in zip(
+        ("forwards", "backwards"), values_in_batches_of_7(case.kind)[MORE.index(case)], strict=True
+    ):
         assert value.dtype == np.float32
-        case.near(value, expected, how)
+        case.near(value, expected, order)
 
 
 @pytest.mark.parametrize("case", COLLECTED, ids=str)
-def test_collected_rows_are_ranked_together(case: Case) -> None:
+def test_values_of_collected_rows(case: Case) -> None:
     data = make_data(case.kind, masked=True)
     expected = case.expected(*kept(data))
     case.near(case.metric.compute(collected(case.metric, case.kind, cut(data, 60))), expected)
@@ -539,7 +542,7 @@ def test_collected_rows_are_ranked_together(case: Case) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("case", COLLECTED, ids=str)
-def test_collected_rows_give_the_same_in_every_batch_size(case: Case, masked: bool) -> None:
+def test_values_of_collected_rows_for_every_batch_size(case: Case, masked: bool) -> None:
     data = make_data(case.kind, masked)
     expected = case.expected(*kept(data))
     for size in (1, 7, ROWS):
@@ -547,20 +550,20 @@ def test_collected_rows_give_the_same_in_every_batch_size(case: Case, masked: bo
 
 
 @pytest.mark.parametrize("case", COLLECTED, ids=str)
-def test_collected_rows_that_are_all_masked_are_nan(case: Case) -> None:
+def test_value_of_masked_collected_rows_is_nan(case: Case) -> None:
     data = make_data(case.kind, masked=True)
     data["scores"][:], data["mask"][:] = np.nan, 0
     assert np.isnan(case.metric.compute(collected(case.metric, case.kind, [data])))
 
 
 @pytest.mark.parametrize("case", COLLECTED, ids=str)
-def test_nan_that_counts_is_seen_among_collected_rows(case: Case) -> None:
+def test_nan_in_collected_rows_makes_the_value_nan(case: Case) -> None:
     data = make_data(case.kind, masked=False)
     data["scores"][0] = np.nan
     assert np.isnan(case.metric.compute(collected(case.metric, case.kind, [data])))
 
 
-@pytest.mark.parametrize("case", some(PAIRWISE))
+@pytest.mark.parametrize("case", first_cases(PAIRWISE))
 def test_bfloat16_is_computed_in_float32(case: Case) -> None:
     data = make_data(case.kind, masked=True)
     data["scores"] = data["scores"].astype(jnp.bfloat16)
@@ -569,20 +572,20 @@ def test_bfloat16_is_computed_in_float32(case: Case) -> None:
     value = step_value(case.metric, case.kind, data)
     scores, targets = kept(data)
     if isinstance(case.metric, TopKAccuracy):
-        # Among equal scores scikit-learn takes the last class and we the first: so give it the classes in reverse.
+        # Among equal scores scikit-learn ranks the last class first, and learner the first: reverse the classes.
         scores, targets = scores[:, ::-1], CLASSES - 1 - targets
     expected = case.expected(scores.astype(np.float32), targets if case.exact else targets.astype(np.float32))
     case.near(value, expected)
 
 
 @pytest.mark.parametrize("metric", EACH_TRACED)
-def test_no_rows_are_nan(metric: Metric) -> None:
+def test_value_without_rows_is_nan(metric: Metric) -> None:
     assert np.isnan(value_of(metric, metric.init()))
     assert np.isnan(value_of(metric, merged(metric, metric.init(), metric.init())))
 
 
 @pytest.mark.parametrize("metric", EACH_BY_ROWS)
-def test_a_batch_that_is_all_masked_counts_nothing(metric: Metric) -> None:
+def test_masked_batch_does_not_count(metric: Metric) -> None:
     data = cut(make_data(kind_of(metric), masked=True), 20)[0]
     data["scores"][:], data["mask"][:] = np.nan, 0
     state = batch_state(metric, kind_of(metric), data)
@@ -592,7 +595,7 @@ def test_a_batch_that_is_all_masked_counts_nothing(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("metric", EACH_BY_ROWS)
-def test_nan_that_counts_is_seen(metric: Metric) -> None:
+def test_nan_makes_the_value_nan_or_wrong(metric: Metric) -> None:
     data = cut(make_data(kind_of(metric), masked=False), 20)[0]
     data["scores"][:] = np.nan
     value = step_value(metric, kind_of(metric), data)
@@ -631,8 +634,8 @@ def test_init_is_the_identity_of_merge(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("metric", EACH_TRACED)
-def test_updating_is_merging(metric: Metric) -> None:
-    """A step's micro-batches update one state; an epoch's batches are merged."""
+def test_update_equals_merge(metric: Metric) -> None:
+    """Micro-batches of a step update one state, and batches of an epoch are merged; both give the same value."""
     kind = kind_of(metric)
     batches = cut(make_data(kind, masked=True), 20)[:2]
 
@@ -684,11 +687,11 @@ def test_under_vmap(metric: Metric) -> None:
     )
 
 
-# -- what is said of them --------------------------------------------------------------------------------------------
+# -- descriptions ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", EACH_BY_ROWS)
-def test_fields_are_those_that_are_read(metric: Metric) -> None:
+def test_fields_are_read(metric: Metric) -> None:
     kind = kind_of(metric)
     output = jax.eval_shape(functools.partial(make_output, kind), make_data(kind, masked=False))
     info = jax.eval_shape(make_info, 0, 1.0)
@@ -719,7 +722,7 @@ def test_name_unit_direction_and_description_are_set(metric: MetricBase) -> None
     assert not metric.numeric or metric.text(0.25) == "0.25"
 
 
-def test_names_are_unique_per_parameter_set() -> None:
+def test_names_are_unique() -> None:
     instances = [
         *{case.metric for case in BY_ROWS + COLLECTED if case.kind in ("tokens", "numbers")} - {BY_ROWS[3].metric},
         *(Accuracy(ignore_label=label) for label in (0, 1, -1, -100)),

@@ -1,4 +1,4 @@
-"""AUROC and average precision, exact and in bins."""
+"""Tests of AUROC and average precision, exact and in bins."""
 
 import functools
 import types
@@ -22,15 +22,15 @@ BOTH = [(AUROC, AREA), (AveragePrecision, PRECISION)]
 
 
 def rows(scores: Any, labels: Any, counted: Any = None) -> dict[str, np.ndarray]:
-    """As `collect` gives them."""
+    """Return scores and labels as `collect` does."""
     scores, labels = np.asarray(scores, np.float32), np.asarray(labels, np.int32)
-    each = labels.ndim == scores.ndim
-    labels = np.where((labels < 0) | (labels > (1 if each else scores.shape[-1] - 1)), -1, labels)
+    is_multi_label = labels.ndim == scores.ndim
+    labels = np.where((labels < 0) | (labels > (1 if is_multi_label else scores.shape[-1] - 1)), -1, labels)
     labels = np.where(True if counted is None else counted, labels, -2)
-    return {"scores": scores, "labels": labels.astype(np.int8 if each else np.int32)}
+    return {"scores": scores, "labels": labels.astype(np.int8 if is_multi_label else np.int32)}
 
 
-def several(rng: np.random.Generator, ties: bool) -> tuple[np.ndarray, np.ndarray]:
+def multi_label(rng: np.random.Generator, ties: bool) -> tuple[np.ndarray, np.ndarray]:
     scores = rng.integers(-3, 4, (60, 3)) if ties else rng.normal(size=(60, 3))
     return scores.astype(np.float32), (rng.random((60, 3)) < 0.3).astype(int)
 
@@ -38,28 +38,28 @@ def several(rng: np.random.Generator, ties: bool) -> tuple[np.ndarray, np.ndarra
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("average", ["macro", "weighted", "micro", "none"])
 @pytest.mark.parametrize(("metric", "score"), BOTH)
-def test_several_labels_are_those_of_sklearn(metric: Any, score: Any, average: str, ties: bool) -> None:
-    scores, labels = several(np.random.default_rng(2), ties)
+def test_multi_label_equals_sklearn(metric: Any, score: Any, average: str, ties: bool) -> None:
+    scores, labels = multi_label(np.random.default_rng(2), ties)
     expected = score(labels, scores, average=None if average == "none" else average)
     np.testing.assert_allclose(metric(average).compute(rows(scores, labels)), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("metric", "score"), BOTH)
-def test_one_label_for_each_row_is_one_against_the_rest(metric: Any, score: Any) -> None:
+def test_multi_class_is_one_against_the_rest(metric: Any, score: Any) -> None:
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 4, 80)
-    # Rows of the same numbers have the same sum: then probabilities are equal where scores are.
+    # Permuted rows have equal sums, so that equal scores have equal probabilities.
     logits = rng.permuted(np.tile(np.array([0.1, 0.2, 0.4, 0.7]), (80, 1)), axis=1)
     expected = score(np.eye(4)[labels], logits, average="macro")
     np.testing.assert_allclose(metric().compute(rows(logits, labels)), expected, rtol=1e-12)
     distinct = rng.normal(size=(80, 4)).astype(np.float32)
-    chances = np.exp(distinct.astype(float)) / np.exp(distinct.astype(float)).sum(1, keepdims=True)
-    expected = score(np.eye(4)[labels], chances, average="weighted")
+    probabilities = np.exp(distinct.astype(float)) / np.exp(distinct.astype(float)).sum(1, keepdims=True)
+    expected = score(np.eye(4)[labels], probabilities, average="weighted")
     np.testing.assert_allclose(metric("weighted").compute(rows(distinct, labels)), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("metric", "score"), BOTH)
-def test_class_1_of_two(metric: Any, score: Any) -> None:
+def test_binary_is_class_1(metric: Any, score: Any) -> None:
     rng = np.random.default_rng(4)
     labels, gap = rng.integers(0, 2, 50), rng.integers(-3, 4, 50)
     expected = score(labels, gap)
@@ -69,12 +69,12 @@ def test_class_1_of_two(metric: Any, score: Any) -> None:
 
 
 @pytest.mark.parametrize(("metric", "score"), BOTH)
-def test_probabilities_that_are_rounded_to_1_keep_their_order(metric: Any, score: Any) -> None:
+def test_saturated_probabilities_keep_their_order(metric: Any, score: Any) -> None:
     rng = np.random.default_rng(9)
     labels, gap = rng.integers(0, 2, 50), 40 + 40 * rng.integers(0, 50, 50)  # 1 - e⁻⁴⁰ is 1, and e⁻⁸⁰⁰ is 0
     expected = [score(1 - labels, -gap), score(labels, gap)]
-    found = metric("none").compute(rows(np.stack([np.zeros(50), gap], 1), labels))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    actual = metric("none").compute(rows(np.stack([np.zeros(50), gap], 1), labels))
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
     three = metric("none").compute(rows(np.stack([np.zeros(50), gap, np.zeros(50)], 1), labels))
     np.testing.assert_allclose(three[:2], expected, rtol=1e-12)
 
@@ -89,7 +89,7 @@ def test_one_class_only_is_nan() -> None:
 
 
 def test_a_class_without_samples_does_not_count() -> None:
-    scores, labels = several(np.random.default_rng(5), ties=True)
+    scores, labels = multi_label(np.random.default_rng(5), ties=True)
     labels[:, 1] = 0
     values = AUROC("none").compute(rows(scores, labels))
     assert np.isnan(values[1])
@@ -97,8 +97,8 @@ def test_a_class_without_samples_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(("metric", "score"), BOTH)
-def test_what_does_not_count(metric: Any, score: Any) -> None:
-    scores, labels = several(np.random.default_rng(6), ties=True)
+def test_masked_and_invalid_rows(metric: Any, score: Any) -> None:
+    scores, labels = multi_label(np.random.default_rng(6), ties=True)
     expected = score(labels[10:], scores[10:], average="macro")
     counted = np.ones(labels.shape, bool)
     scores[:5], labels[5:10], counted[:10] = np.nan, -1, False
@@ -111,7 +111,7 @@ def test_what_does_not_count(metric: Any, score: Any) -> None:
 @pytest.mark.parametrize(
     "row", [[0, np.inf], pytest.param([-np.inf, -np.inf], marks=pytest.mark.full)], ids=["inf", "-inf"]
 )
-def test_scores_without_a_softmax_have_no_rank(row: Any) -> None:
+def test_scores_without_a_softmax_are_nan(row: Any) -> None:
     logits, labels = np.array([row, [0, 1], [0, 2], [5, 0]], np.float32), np.array([1, 0, 1, 0])
     for average in ("macro", "binary", "micro", "weighted"):
         assert np.isnan(AUROC(average).compute(rows(logits, labels)))
@@ -123,7 +123,7 @@ def test_scores_without_a_softmax_have_no_rank(row: Any) -> None:
         assert not np.isnan(binned(metric, logits[1:], labels[1:]))
 
 
-def test_infinite_scores_of_several_labels_have_a_rank() -> None:
+def test_infinite_multi_label_scores_are_ranked() -> None:
     scores, labels = np.array([[np.inf], [1], [2], [-np.inf]], np.float32), np.array([[1], [0], [1], [0]])
     assert AUROC().compute(rows(scores, labels)) == 1
     assert binned(TWO_BINS, scores, labels) == 0.75  # 1 and 2 are in one bin
@@ -132,15 +132,15 @@ def test_infinite_scores_of_several_labels_have_a_rank() -> None:
 @pytest.mark.parametrize(("metric", "score"), BOTH)
 def test_equal_infinities_are_equal_scores(metric: Any, score: Any) -> None:
     rng = np.random.default_rng(8)
-    scores, labels = several(rng, ties=True)
+    scores, labels = multi_label(rng, ties=True)
     infinite = np.select([scores >= 2, scores <= -2], [np.inf, -np.inf], scores)
-    expected = score(labels, np.clip(scores, -2, 2))  # scikit-learn takes no infinities
+    expected = score(labels, np.clip(scores, -2, 2))  # scikit-learn rejects infinities
     for order in (np.arange(60), rng.permutation(60), np.argsort(labels[:, 0]), np.argsort(-labels[:, 0])):
-        found = metric().compute(rows(infinite[order], labels[order]))
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        actual = metric().compute(rows(infinite[order], labels[order]))
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
-def test_what_is_collected() -> None:
+def test_collected_arrays() -> None:
     logits = jnp.zeros((2, 5, 3), jnp.bfloat16)
     output = types.SimpleNamespace(logits=logits, targets=jnp.array([[1, -9, 0, 0, 2]] * 2), mask=jnp.array([1, 0]))
     kept = jax.tree.map(np.asarray, AUROC(ignore_label=-9).collect(output))
@@ -151,7 +151,7 @@ def test_what_is_collected() -> None:
     np.testing.assert_array_equal(kept["labels"], [[1, -2, 0, 0, 2], [-2] * 5])
 
 
-def test_of_several_labels_a_row_and_class_are_five_bytes() -> None:
+def test_collected_multi_labels_take_five_bytes() -> None:
     targets = jnp.array([[1.0, 0, -9], [0.5, 1, 3]])
     kept = AUROC(ignore_label=-9).collect(types.SimpleNamespace(logits=jnp.zeros((2, 3)), targets=targets))
     assert kept["labels"].tolist() == [[1, 0, -2], [-1, 1, -1]]
@@ -160,7 +160,7 @@ def test_of_several_labels_a_row_and_class_are_five_bytes() -> None:
     assert sum(x.nbytes for x in kept.values()) == 5 * 2 * 3
 
 
-def test_the_table_has_names() -> None:
+def test_table() -> None:
     metric = AUROC("none", classes=["cat", "dog"])
     assert metric.text(np.array([0.25, np.nan])) == "cat  0.2500\ndog     nan"
     assert AUROC("none").text(np.array([0.25])) == "0  0.2500"
@@ -184,9 +184,9 @@ def area_bound(hits: np.ndarray, false: np.ndarray) -> float:
 
 
 def precision_bound(hits: np.ndarray, false: np.ndarray) -> float:
-    found, wrong = np.cumsum(hits), np.cumsum(false)
-    best = found / np.maximum(found + wrong - false, 1)
-    worst = (found - hits + 1) / (found - hits + 1 + wrong)
+    actual, wrong = np.cumsum(hits), np.cumsum(false)
+    best = actual / np.maximum(actual + wrong - false, 1)
+    worst = (actual - hits + 1) / (actual - hits + 1 + wrong)
     return float((hits / hits.sum() * (best - worst)).sum())
 
 
@@ -194,13 +194,13 @@ def precision_bound(hits: np.ndarray, false: np.ndarray) -> float:
     ("metric", "exact", "bound"),
     [(BinnedAUROC, AREA, area_bound), (BinnedAveragePrecision, PRECISION, precision_bound)],
 )
-def test_the_error_is_within_its_bound(metric: Any, exact: Any, bound: Callable[..., float]) -> None:
+def test_error_of_bins_is_within_its_bound(metric: Any, exact: Any, bound: Callable[..., float]) -> None:
     rng = np.random.default_rng(7)
     labels = (rng.random(500) < 0.3).astype(np.int32)
     scores = (rng.normal(size=500) + labels).astype(np.float32)
-    chances, errors = 1 / (1 + np.exp(-scores.astype(float))), []
+    probabilities, errors = 1 / (1 + np.exp(-scores.astype(float))), []
     for bins in (4, 100):
-        places = np.floor((1 - chances) * bins).astype(int)
+        places = np.floor((1 - probabilities) * bins).astype(int)
         hits, false = (np.bincount(places[labels == kind], minlength=bins) for kind in (1, 0))
         errors.append(abs(binned(metric(1, bins=bins), scores, labels) - exact(labels, scores)))
         assert errors[-1] <= bound(hits, false) + 1e-6
@@ -213,7 +213,7 @@ def test_the_last_bins_take_the_ends() -> None:
     assert binned(TWO_BINS, scores, 1 - labels) == 0
 
 
-def test_bins_with_one_class_only_or_what_is_strange_are_nan() -> None:
+def test_bins_of_one_class_or_invalid_rows_are_nan() -> None:
     scores, labels = np.array([-2.0, -1, 1, 2], np.float32), np.array([0, 0, 1, 1])
     for wrong in (np.zeros(4, int), np.ones(4, int), np.array([0, 1, 2, 1])):
         assert np.isnan(binned(TWO_BINS, scores, wrong))
@@ -230,7 +230,7 @@ def test_bins_with_one_class_only_or_what_is_strange_are_nan() -> None:
         (lambda: BinnedAUROC(3, average="micro"), "average of BinnedAUROC is 'micro'"),
     ],
 )
-def test_arguments_that_are_wrong(make: Any, message: str) -> None:
+def test_wrong_arguments(make: Any, message: str) -> None:
     with pytest.raises(LearnerError) as error:
         make()
     assert str(error.value).startswith(message)
@@ -244,6 +244,6 @@ def test_arguments_that_are_wrong(make: Any, message: str) -> None:
         (AUROC(classes=1), "metric-scores-shape", ()),
     ],
 )
-def test_scores_that_do_not_fit(metric: AUROC, code, values) -> None:
+def test_wrong_shapes(metric: AUROC, code, values) -> None:
     with raises_code(code, *values):
         metric.collect(types.SimpleNamespace(logits=jnp.zeros((4, 3)), targets=jnp.zeros(4, jnp.int32)))

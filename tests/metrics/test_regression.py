@@ -1,3 +1,5 @@
+"""Tests of metrics of regression."""
+
 import types
 from typing import Any
 
@@ -48,13 +50,13 @@ def test_by_hand(predictions: Any, targets: Any, mask: Any, absolute: float, squ
 
 
 @pytest.mark.parametrize("metric", BOTH, ids=lambda m: m.name)
-def test_a_square_batch_is_masked_by_rows(metric: Metric) -> None:
+def test_square_batch_is_masked_by_rows(metric: Metric) -> None:
     predictions = np.array([[1.0, 1, 1], [5, 5, 5], [7, 7, 7]], np.float32)
     assert value(metric, predictions, np.zeros((3, 3), np.float32), [1, 0, 0]) == 1
 
 
 @pytest.mark.parametrize("metric", BOTH, ids=lambda m: m.name)
-def test_batches_of_other_shapes_count_by_values(metric: Metric) -> None:
+def test_batches_of_other_shapes_are_weighted_by_values(metric: Metric) -> None:
     @jax.jit
     def both() -> Any:
         state = metric.init()
@@ -94,9 +96,7 @@ def test_mixed_dtypes(left: str, right: str) -> None:
         ((4, 2), (4, 2), (2,), r"a mask of shape \(2,\); it needs \(4, 2\)"),
     ],
 )
-def test_shapes_that_do_not_fit_are_an_error(
-    metric: Metric, predictions: Any, targets: Any, mask: Any, message: str
-) -> None:
+def test_wrong_shapes(metric: Metric, predictions: Any, targets: Any, mask: Any, message: str) -> None:
     with pytest.raises(LearnerError, match=f"{metric.name} got .*{message}"):
         value(metric, jnp.ones(predictions), jnp.ones(targets), None if mask is None else jnp.ones(mask))
 
@@ -104,7 +104,7 @@ def test_shapes_that_do_not_fit_are_an_error(
 THREE = [1.0, 2.0, 9.0], [1.0, 4.0, 0.0], [1, 1, 0]  # predictions, targets, mask
 
 
-def eager(metric: Metric, predictions: Any, targets: Any, mask: Any) -> Any:
+def state_of(metric: Metric, predictions: Any, targets: Any, mask: Any) -> Any:
     output = types.SimpleNamespace(
         predictions=np.float32(predictions), targets=np.float32(targets), mask=np.array(mask)
     )
@@ -123,31 +123,31 @@ def eager(metric: Metric, predictions: Any, targets: Any, mask: Any) -> Any:
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_more_by_hand(metric: Metric, expected: float) -> None:
-    np.testing.assert_allclose(metric.compute(eager(metric, *THREE)), expected, rtol=2e-7)
-    assert np.isnan(metric.compute(eager(metric, *THREE[:2], [0, 0, 0])))
+    np.testing.assert_allclose(metric.compute(state_of(metric, *THREE)), expected, rtol=2e-7)
+    assert np.isnan(metric.compute(state_of(metric, *THREE[:2], [0, 0, 0])))
 
 
-def test_the_root_is_of_the_whole_split() -> None:
+def test_root_is_of_the_whole_split() -> None:
     metric = RootMeanSquaredError()
-    both = metric.merge(eager(metric, *THREE), eager(metric, [3.0, 0, 0], [0.0, 0, 0], [1, 1, 0]))
+    both = metric.merge(state_of(metric, *THREE), state_of(metric, [3.0, 0, 0], [0.0, 0, 0], [1, 1, 0]))
     np.testing.assert_allclose(metric.compute(both), np.sqrt((0 + 4 + 9 + 0) / 4), rtol=2e-7)
 
 
-def test_quantile_loss_tells_over_from_under() -> None:
+def test_quantile_loss_is_asymmetric() -> None:
     metric = QuantileLoss(0.75)
-    over = metric.compute(eager(metric, [3.0, 3.0, 0], [1.0, 1.0, 0], [1, 1, 0]))
-    under = metric.compute(eager(metric, [1.0, 1.0, 0], [3.0, 3.0, 0], [1, 1, 0]))
+    over = metric.compute(state_of(metric, [3.0, 3.0, 0], [1.0, 1.0, 0], [1, 1, 0]))
+    under = metric.compute(state_of(metric, [1.0, 1.0, 0], [3.0, 3.0, 0], [1, 1, 0]))
     np.testing.assert_allclose([over, under], [0.5, 1.5], rtol=2e-7)
 
 
 @pytest.mark.parametrize("prediction", [0.0, 1.0])
-def test_a_target_of_0_has_no_percentage(prediction: float) -> None:
+def test_target_of_0_has_no_percentage(prediction: float) -> None:
     metric = MeanAbsolutePercentageError()
-    assert np.isnan(metric.compute(eager(metric, [prediction, 1.0, 1.0], [0.0, 1.0, 1.0], [1, 1, 1])))
-    assert metric.compute(eager(metric, [prediction, 1.0, 3.0], [0.0, 1.0, -1.0], [0, 1, 1])) == 2
+    assert np.isnan(metric.compute(state_of(metric, [prediction, 1.0, 1.0], [0.0, 1.0, 1.0], [1, 1, 1])))
+    assert metric.compute(state_of(metric, [prediction, 1.0, 3.0], [0.0, 1.0, -1.0], [0, 1, 1])) == 2
 
 
 @pytest.mark.parametrize("q", [0, 1, -0.5, "0.5", None, True, float("nan")])
-def test_q_is_between_0_and_1(q: Any) -> None:
+def test_wrong_quantiles(q: Any) -> None:
     with raises_code("metric-quantile-value", "QuantileLoss", repr(q), "0", "1"):
         QuantileLoss(q)

@@ -1,3 +1,5 @@
+"""Tests of masks spread over rows, and of labels converted to int32."""
+
 import types
 from typing import Any
 
@@ -16,7 +18,7 @@ def keep(mask: Any, shape: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", "float32", "bfloat16"])
-def test_a_mask_is_spread_over_the_axes_behind_it(dtype: str) -> None:
+def test_mask_is_spread_over_trailing_axes(dtype: str) -> None:
     mask = jnp.array([1, 0, 1]).astype(dtype)
     rows = np.array([True, False, True])
     np.testing.assert_array_equal(keep(mask, (3,)), rows)
@@ -24,20 +26,20 @@ def test_a_mask_is_spread_over_the_axes_behind_it(dtype: str) -> None:
     np.testing.assert_array_equal(keep(mask, (3, 2, 1)), np.stack([rows] * 2, axis=1)[..., None])
 
 
-def test_without_a_mask_everything_counts() -> None:
+def test_all_rows_count_without_a_mask() -> None:
     assert keep(None, (2, 3)).all()
     assert kept_rows("Mine", object(), (2, 3)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 3), (3, 1), (2, 3)])
-def test_a_mask_of_another_shape_is_an_error(shape: tuple[int, ...]) -> None:
+def test_mask_of_another_shape_raises(shape: tuple[int, ...]) -> None:
     with raises_code("metric-mask-shape", name="Mine", shape="(3, 2)"):
         keep(jnp.ones(shape), (3, 2))
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint8, np.int16, bool])
 def test_labels_outside_of_int32_do_not_wrap(dtype):
-    """4294967196 is -100 in 32 bits, the label that metrics ignore most often."""
+    """4294967196 wraps to -100 in 32 bits, the most frequent value of ignore_label."""
     largest = 1 if dtype is bool else np.iinfo(dtype).max
     labels = as_int32(jnp.array([0, 1, largest], dtype))
     assert labels.dtype == jnp.int32
@@ -45,10 +47,10 @@ def test_labels_outside_of_int32_do_not_wrap(dtype):
 
 
 @pytest.mark.parametrize("metric", [Accuracy(ignore_label=-100), ConfusionMatrix(2, ignore_label=-100)], ids=type)
-def test_a_label_that_would_wrap_is_not_ignored(metric):
+def test_label_that_would_wrap_is_not_ignored(metric):
     targets = jnp.array(np.array([0, 4294967196], np.uint32))
     output = types.SimpleNamespace(logits=jnp.array([[1.0, 0.0], [1.0, 0.0]]), targets=targets)
     ignoring = types.SimpleNamespace(logits=output.logits, targets=jnp.array([0, -100]))
     info = Info(jnp.int32(0), jnp.float32(2))
-    wrapped, ignored = (str(metric.compute(metric.update(metric.init(), each, info))) for each in (output, ignoring))
+    wrapped, ignored = (str(metric.compute(metric.update(metric.init(), batch, info))) for batch in (output, ignoring))
     assert wrapped != ignored

@@ -1,4 +1,4 @@
-"""Tokens, ends of sequences, and what is counted of them, by hand."""
+"""Tests of metrics of token sequences against values by hand."""
 
 import types
 
@@ -26,26 +26,28 @@ from tests.support.more_metrics import value_of
 INFO = Info(jnp.int32(0), jnp.float32(1))
 
 
-ROWS, LENGTH = 9, 9  # of all outputs: each shape is compiled
+ROWS, LENGTH = 9, 9  # of all outputs: one shape, compiled once
 
 
 def value(metric, *outputs):
-    """Compiled once for each metric and number of outputs."""
-    return float(value_of(metric, *(filled(output) for output in outputs)))
+    """Return the value over outputs, compiled once for each metric and number of outputs."""
+    return float(value_of(metric, *(pad_output(output) for output in outputs)))
 
 
-def filled(output):
-    """With rows and tokens that are masked."""
+def pad_output(output):
+    """Return an output padded with masked rows and tokens to one shape."""
     sides = [np.asarray(x) for x in (output.predictions, output.targets)]
     if output.mask is None and sides[0].shape == sides[1].shape == (ROWS, LENGTH):
         return output
     mask = np.ones(sides[1].shape, bool) if output.mask is None else np.asarray(output.mask, bool)
     mask = mask if mask.ndim == 2 else np.broadcast_to(mask[:, None], sides[1].shape)
-    own = mask if sides[0].shape == sides[1].shape else np.broadcast_to(mask.any(1)[:, None], sides[0].shape)
+    prediction_mask = (
+        mask if sides[0].shape == sides[1].shape else np.broadcast_to(mask.any(1)[:, None], sides[0].shape)
+    )
     around = [[(0, ROWS - x.shape[0]), (0, LENGTH - x.shape[1])] for x in sides]
     sides = [jnp.asarray(np.pad(x, by, constant_values=5)) for x, by in zip(sides, around, strict=True)]
-    own, mask = (jnp.asarray(np.pad(x, by)) for x, by in zip((own, mask), around, strict=True))
-    return GeneratedOutput.of(*sides, mask, own)
+    prediction_mask, mask = (jnp.asarray(np.pad(x, by)) for x, by in zip((prediction_mask, mask), around, strict=True))
+    return GeneratedOutput.of(*sides, mask, prediction_mask)
 
 
 def generated(predictions, targets, **masks):
@@ -53,41 +55,41 @@ def generated(predictions, targets, **masks):
     return GeneratedOutput.of(jnp.array(predictions, jnp.int32), jnp.array(targets, jnp.int32), **masks)
 
 
-def lists(tokens):
+def to_lists(tokens):
     return [row[:length] for row, length in zip(tokens.ids.tolist(), tokens.length.tolist(), strict=True)]
 
 
-def read(ends, output):
+def read_pairs(ends, output):
     predicted, target, rows = ends.pairs(output)
-    return lists(predicted), lists(target), rows.tolist()
+    return to_lists(predicted), to_lists(target), rows.tolist()
 
 
 def test_tokens_as_they_are():
-    assert read(Ends("M", None, None), generated([[1, 0, 3]], [[4, 0]])) == ([[1, 0, 3]], [[4, 0]], [True])
+    assert read_pairs(Ends("M", None, None), generated([[1, 0, 3]], [[4, 0]])) == ([[1, 0, 3]], [[4, 0]], [True])
 
 
-def test_padding_is_left_out_wherever_it_is():
+def test_padding_is_dropped_anywhere():
     output = generated([[0, 1, 0, 2]], [[3, 0, 0, 4]])
-    assert read(Ends("M", 0, None), output) == ([[1, 2]], [[3, 4]], [True])
+    assert read_pairs(Ends("M", 0, None), output) == ([[1, 2]], [[3, 4]], [True])
 
 
-def test_a_sequence_ends_before_its_first_end():
+def test_sequences_end_before_the_first_eos():
     output = generated([[1, 9, 2, 9], [9, 1, 2, 3], [1, 2, 3, 4]], [[5, 9], [6, 7], [9, 9]])
-    assert read(Ends("M", None, 9), output)[:2] == ([[1], [], [1, 2, 3, 4]], [[5], [6, 7], []])
+    assert read_pairs(Ends("M", None, 9), output)[:2] == ([[1], [], [1, 2, 3, 4]], [[5], [6, 7], []])
 
 
-def test_a_masked_end_ends_nothing():
+def test_masked_eos_is_ignored():
     output = generated([[9, 1, 9, 2]], [[9, 3, 9, 4]], mask=[[0, 1, 1, 1]])
-    assert read(Ends("M", None, 9), output)[:2] == ([[1]], [[3]])
+    assert read_pairs(Ends("M", None, 9), output)[:2] == ([[1]], [[3]])
 
 
 def test_masks_of_rows_and_of_tokens():
     rows = generated([[1, 2], [3, 4]], [[1, 2, 3], [4, 5, 6]], mask=[1, 0])
-    assert read(Ends("M", None, None), rows) == ([[1, 2], []], [[1, 2, 3], []], [True, False])
+    assert read_pairs(Ends("M", None, None), rows) == ([[1, 2], []], [[1, 2, 3], []], [True, False])
     tokens = generated([[1, 2], [3, 4]], [[5, 6], [7, 8]], mask=[[0, 1], [0, 0]])
-    assert read(Ends("M", None, None), tokens) == ([[2], []], [[6], []], [True, False])
-    own = generated([[1, 2, 3]], [[5, 6]], mask=[[1, 0]], prediction_mask=[[1, 0, 1]])
-    assert read(Ends("M", None, None), own) == ([[1, 3]], [[5]], [True])
+    assert read_pairs(Ends("M", None, None), tokens) == ([[2], []], [[6], []], [True, False])
+    both = generated([[1, 2, 3]], [[5, 6]], mask=[[1, 0]], prediction_mask=[[1, 0, 1]])
+    assert read_pairs(Ends("M", None, None), both) == ([[1, 3]], [[5]], [True])
 
 
 @pytest.mark.parametrize(
@@ -117,13 +119,13 @@ def test_masks_of_rows_and_of_tokens():
     ],
 )
 @pytest.mark.parametrize("metric", [ExactMatch(), WordErrorRate(), BLEU(), RougeL()], ids=lambda m: m.name)
-def test_what_is_no_sequence_of_tokens_is_refused(metric, output, code, values):
+def test_wrong_shapes_and_dtypes(metric, output, code, values):
     with raises_code(code, *values):
         metric.collect(output) if isinstance(metric, CollectingMetric) else metric.update(metric.init(), output, INFO)
 
 
 @pytest.mark.parametrize("make", [ExactMatch, WordErrorRate, CharacterErrorRate, BLEU, RougeL])
-def test_ids_are_numbers_of_tokens(make):
+def test_wrong_ids(make):
     for ids in ({"pad_id": "0"}, {"eos_id": True}, {"pad_id": 1.0}):
         with raises_code("metric-token-value", "_id", make.__name__):
             make(**ids)
@@ -144,7 +146,7 @@ def test_names_have_their_parameters():
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_token_accuracy_counts_places():
+def test_token_accuracy_compares_positions():
     output = generated([[1, 2, 3], [4, 5, 6]], [[1, 0, 0], [4, 9, 6]])
     assert value(TokenAccuracy(), output) == 0.5
     assert value(TokenAccuracy(pad_id=0), output) == 0.75
@@ -156,7 +158,7 @@ def test_token_accuracy_counts_places():
 
 
 @pytest.mark.full
-def test_tokens_of_a_sequence_output_are_those_with_the_highest_scores():
+def test_sequence_output_predicts_the_highest_scores():
     logits = jax.nn.one_hot(jnp.array([[2, 0, 1]]), 3) * 5
     output = SequenceOutput.from_logits(logits, jnp.array([[2, 1, 1]]))
     assert output.predictions.tolist() == [[2, 0, 1]]
@@ -171,7 +173,7 @@ def test_exact_matches():
     )
     assert value(ExactMatch(eos_id=9), output) == pytest.approx(
         3 / 5
-    )  # the second is longer, the last shorter than it should be
+    )  # the second prediction is too long, the last too short
     assert np.isnan(value(ExactMatch(), generated([[1]], [[1]], mask=[0])))
 
 
@@ -188,24 +190,24 @@ RATES = {  # predictions, targets: edits
 }
 
 
-def padded(rows, length=9, pad=-7):
+def pad_rows(rows, length=9, pad=-7):
     return [row + [pad] * (length - len(row)) for row in rows]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [WordErrorRate, CharacterErrorRate])
-def test_error_rates_are_edits_over_the_targets_length(make):
+def test_error_rates_are_edits_per_target_token(make):
     cases = list(RATES.values())
-    output = generated(padded([p for p, _, _ in cases]), padded([t for _, t, _ in cases]))
+    output = generated(pad_rows([p for p, _, _ in cases]), pad_rows([t for _, t, _ in cases]))
     metric = make(pad_id=-7)
     for i, (prediction, target, edits) in enumerate(cases):
-        one = generated(padded([prediction]), padded([target]))
+        one = generated(pad_rows([prediction]), pad_rows([target]))
         assert value(metric, one) == pytest.approx(edits / len(target)), list(RATES)[i]
     assert value(metric, output) == pytest.approx(sum(e for _, _, e in cases) / sum(len(t) for _, t, _ in cases))
 
 
 @pytest.mark.full
-def test_an_empty_target_costs_what_was_predicted():
+def test_tokens_predicted_for_an_empty_target_are_errors():
     metric = WordErrorRate(pad_id=0)
     alone = generated([[4, 5, 0]], [[0, 0, 0]])
     assert np.isnan(value(metric, alone))
@@ -214,7 +216,7 @@ def test_an_empty_target_costs_what_was_predicted():
 
 
 @pytest.mark.full
-def test_rows_that_are_masked_cost_nothing():
+def test_masked_rows_do_not_count():
     output = generated([[1, 2], [7, 7]], [[1, 3], [8, 8]], mask=[1, 0])
     assert value(WordErrorRate(), output) == 0.5
     assert value(RougeL(), output) == 0.5
@@ -238,7 +240,7 @@ def test_rows_that_are_masked_cost_nothing():
 def test_rouge_is_of_the_longest_common_subsequence(prediction, target, common):
     both = len(prediction) + len(target)
     expected = 2 * common / both if both else 0.0
-    output = generated(padded([prediction]), padded([target]))
+    output = generated(pad_rows([prediction]), pad_rows([target]))
     assert value(RougeL(pad_id=-7), output) == pytest.approx(expected)
 
 
@@ -249,7 +251,7 @@ def test_rouge_is_the_mean_over_sequences():
     assert np.isnan(value(RougeL()))
 
 
-def test_characters_are_the_name_of_a_field():
+def test_wrong_field_of_characters():
     with raises_code("metric-field-name"):
         BitsPerCharacter(2.0)
 
@@ -274,7 +276,7 @@ def test_bits_per_character():
 
 @pytest.mark.parametrize("mask", [[1, 0], [[1, 1, 0], [0, 0, 0]]])
 def test_characters_of_masked_rows_do_not_count(mask):
-    """Two tokens of 3 ln 2 nats count, which are 4 characters: 6 bits / 4."""
+    """Two tokens of 3 ln 2 nats, that is 3 bits each, have 4 characters: 6 bits / 4."""
     output = types.SimpleNamespace(
         loss=jnp.float32(3 * np.log(2)), characters=jnp.array([4.0, np.nan]), mask=jnp.array(mask)
     )

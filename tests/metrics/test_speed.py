@@ -1,3 +1,5 @@
+"""Tests of metrics of speed: steps, rows, tokens and FLOPs per second."""
+
 import jax
 import numpy as np
 import optax
@@ -20,7 +22,7 @@ def test_speed_is_steps_over_time() -> None:
     assert speed.update(3, 2.0) == speed.compute() == 1.5
 
 
-def test_speed_of_no_time_is_unknown() -> None:
+def test_speed_without_time_is_nan() -> None:
     speed = IterationSpeed()
     assert np.isnan(speed.update(10, 0.0))
     assert np.isnan(speed.compute())
@@ -28,7 +30,7 @@ def test_speed_of_no_time_is_unknown() -> None:
     assert speed.compute() == 5.0
 
 
-def test_rows_and_tokens_are_those_of_the_steps_that_ended() -> None:
+def test_rows_and_tokens_of_ended_steps() -> None:
     for metric, expected in ((RowsPerSecond(), [40.0, 10.0, 28.0]), (TokensPerSecond(), [300.0, 50.0, 200.0])):
         metric.on_batches(60, 450.0)
         first = metric.update(3, 1.5)
@@ -45,7 +47,7 @@ def test_speeds_are_independent() -> None:
 
 
 def test_flops_and_their_utilization() -> None:
-    """Steps of 32 rows and 640 FLOPs, the last one of 16 rows: 960 FLOPs in 3 seconds, on two devices."""
+    """A step of 32 rows has 640 FLOPs; one of 32 and one of 16 rows make 960 FLOPs in 3 seconds, on two devices."""
     work = StepWork(lambda: 640, rows=32, devices=2, device_kind="cpu")
     cases = (FlopsPerSecond(), [640.0, 160.0, 320.0]), (ModelFlopsUtilization(800.0), [0.4, 0.1, 0.2])
     for metric, expected in cases:
@@ -56,7 +58,7 @@ def test_flops_and_their_utilization() -> None:
         assert [first, metric.update(1, 2.0), metric.compute()] == pytest.approx(expected)
 
 
-def test_the_peak_of_a_device() -> None:
+def test_peak_of_a_device() -> None:
     kinds = {
         "NVIDIA H100 80GB HBM3": 989e12,
         "NVIDIA H100 PCIe": 756e12,
@@ -77,13 +79,13 @@ def test_the_peak_of_a_device() -> None:
 
 
 @pytest.mark.parametrize("peak", [0, -1.0, float("inf"), float("nan"), "1e12", True])
-def test_a_peak_that_is_none(peak) -> None:
+def test_wrong_peaks(peak) -> None:
     with raises_code("metric-peak-value"):
         ModelFlopsUtilization(peak)
 
 
 def test_flops_of_a_run(tmp_path) -> None:
-    """Both metrics have the same step and time, so their quotient is the peak of the devices."""
+    """Both metrics count the FLOPs of the same steps and time, so their quotient is the peak of the devices."""
     metrics = FlopsPerSecond(), ModelFlopsUtilization(5e9), RowsPerSecond()
     builder = quiet(tmp_path / "run").metrics(*metrics).num_epochs(2).with_batch_size(8).grads_accumulation(2)
 
@@ -101,7 +103,7 @@ def test_flops_of_a_run(tmp_path) -> None:
     assert "valid/FLOPs per Second" not in history
 
 
-def test_the_utilization_of_a_cpu_is_not_known(tmp_path) -> None:
+def test_utilization_of_a_cpu_is_nan(tmp_path) -> None:
     assert peak_of(jax.devices()[0].device_kind) is None
     builder = quiet(tmp_path / "run").metrics(ModelFlopsUtilization()).with_batch_size(8)
     step = lambda model, batch: RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])  # noqa: E731

@@ -1,4 +1,4 @@
-"""Metrics of parts of the rows, and of several metrics together."""
+"""Tests of Subset, By and Aggregate."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ def test_rows_of_a_group():
     assert "group = 5" in Subset(MeanAbsoluteError(), "group", 5).undefined
 
 
-def test_masked_rows_are_of_no_group():
+def test_masked_rows_do_not_count():
     rows = output(predictions=[1.0, 2.0, np.nan], targets=[1.0, 1.0, 1.0], group=[1, 1, 1], mask=[1, 1, 0])
     assert value(Subset(MeanAbsoluteError(), "group", 1), rows) == 0.5
 
@@ -75,8 +75,8 @@ def test_tokens_of_a_group():
     masked = output(**tokens, group=[1, 0], mask=[[1, 1, 0], [1, 1, 1]])
     assert value(Subset(ExactMatch(), "group", 1), masked) == 1
     assert value(Subset(ExactMatch(), "group", 0), masked) == 0
-    own = output(**tokens, group=[[1, 0, 1], [0, 1, 1]], mask=[1, 1])
-    assert value(Subset(TokenAccuracy(), "group", 1), own) == 0.5
+    by_token = output(**tokens, group=[[1, 0, 1], [0, 1, 1]], mask=[1, 1])
+    assert value(Subset(TokenAccuracy(), "group", 1), by_token) == 0.5
     assert (
         value(Subset(TokenAccuracy(), "group", 1), output(**tokens, group=[[1, 0, 1], [0, 1, 1]], mask=[1, 0])) == 0.5
     )
@@ -90,17 +90,17 @@ def test_a_table():
 
 
 @pytest.mark.full
-def test_groups_are_those_of_a_selection():
+def test_groups_equal_selected_rows():
     rng = np.random.default_rng(2)
     logits, targets, group = rng.normal(size=(60, 5)).astype(np.float32), rng.integers(0, 5, 60), rng.integers(0, 3, 60)
     parts = [slice(0, 1), slice(1, 8), slice(8, 60)]
     outputs = [
         output(logits=logits[p], targets=targets[p].astype(np.int32), group=group[p].astype(np.int32)) for p in parts
     ]
-    found = value(By(Accuracy(), "group", ["a", "b", "c"]), *outputs)
+    actual = value(By(Accuracy(), "group", ["a", "b", "c"]), *outputs)
     best = logits.argmax(-1)
     expected = [sklearn_metrics.accuracy_score(targets[group == g], best[group == g]) for g in range(3)]
-    np.testing.assert_array_equal(found, np.float32(expected))
+    np.testing.assert_array_equal(actual, np.float32(expected))
 
 
 def adapted(**arguments):
@@ -108,7 +108,7 @@ def adapted(**arguments):
 
 
 def test_numbers_of_groups():
-    """As a file may have them, or NumPy."""
+    """Groups may be given as texts, as from a config, as NumPy integers, or as booleans."""
     assert value(Subset(MeanAbsoluteError(), "group", np.int64(1)), ROWS) == 1.5
     kinds = output(predictions=[1.0, 4.0], targets=[1.0, 1.0], kind=[0, 7])
     as_text = By(MeanAbsoluteError(), "kind", {"0": "cats", "-1": "none", "7": "owls"})
@@ -119,7 +119,7 @@ def test_numbers_of_groups():
 
 
 @pytest.mark.parametrize("number", ["cats", 1.5, None, "1.0", 2**31])
-def test_what_is_no_number_of_a_group(number):
+def test_wrong_numbers_of_groups(number):
     expected = ("metric-subset-value", "group", "Accuracy")
     with raises_code(*expected):
         Subset(Accuracy(), "group", number)
@@ -128,7 +128,7 @@ def test_what_is_no_number_of_a_group(number):
 
 
 @pytest.mark.parametrize("names", [3, {"cats": 0}, {0: "a", "0": "b"}, {0: ["a"]}, [["a"]], {"a"}, [1, 2], []], ids=str)
-def test_what_are_no_names_of_groups(names):
+def test_wrong_names_of_groups(names):
     with raises_code("metric-group-names", "{0", "'cats'", "1", "'dogs'"):
         By(Accuracy(), "group", names)
 
@@ -142,13 +142,13 @@ def test_groups_of_a_metric_of_another_package():
 # -- of rows that are collected ----------------------------------------------------------------------------------------
 
 
-def collected(metric, *outputs):
-    """The value of what is collected of several outputs."""
+def collected_value(metric, *outputs):
+    """Return the value over the collected rows of several outputs."""
     parts = [jax.jit(lambda fields: metric.collect(types.SimpleNamespace(**fields)))(dict(vars(o))) for o in outputs]
     return metric.compute(jax.tree.map(lambda *xs: np.concatenate(xs), *parts))
 
 
-def scored(seed=3, rows=120):
+def make_columns(seed=3, rows=120):
     rng = np.random.default_rng(seed)
     columns = {"logits": rng.normal(size=rows), "targets": rng.integers(0, 2, rows), "group": rng.integers(0, 3, rows)}
     columns["mask"] = rng.integers(0, 2, rows)
@@ -156,34 +156,36 @@ def scored(seed=3, rows=120):
 
 
 def auroc_of(columns, group):
-    own = (columns["group"] == group) & (columns["mask"] == 1)
-    return sklearn_metrics.roc_auc_score(columns["targets"][own], columns["logits"][own])
+    is_in_group = (columns["group"] == group) & (columns["mask"] == 1)
+    return sklearn_metrics.roc_auc_score(columns["targets"][is_in_group], columns["logits"][is_in_group])
 
 
 def test_ranks_within_each_group():
-    columns = scored()
+    columns = make_columns()
     outputs = [output(**{name: x[part] for name, x in columns.items()}) for part in (slice(0, 7), slice(7, 120))]
     by = By(AUROC("binary", classes=1), "group", {0: "cats", 2: "dogs", 9: "owls"})
     assert (by.name, by.numeric, by.fields) == ("AUROC (binary) by group", False, ("logits", "targets", "group"))
     expected = [auroc_of(columns, group) for group in (0, 2)]
-    np.testing.assert_allclose(collected(by, *outputs), [*expected, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(collected_value(by, *outputs), [*expected, np.nan], rtol=1e-6)
     assert by.text(np.array([0.5, np.nan])[[0, 1, 1]]) == "cats 0.5, dogs nan, owls nan"
     subset = Subset(AUROC("binary", classes=1), "group", 2, "dogs")
     assert (subset.name, subset.numeric, subset.higher_is_better) == ("AUROC (binary) of dogs", True, True)
-    assert collected(subset, *outputs) == pytest.approx(expected[1], rel=1e-6)
+    assert collected_value(subset, *outputs) == pytest.approx(expected[1], rel=1e-6)
     nobody = Subset(AUROC("binary", classes=1), "group", 9)
-    assert np.isnan(collected(nobody, *outputs))
+    assert np.isnan(collected_value(nobody, *outputs))
     assert "group = 9" in nobody.undefined
 
 
-def test_a_group_without_rows_may_have_a_table():
-    columns = scored()
+def test_table_of_a_group_without_rows():
+    columns = make_columns()
     table = Subset(AUROC("none", classes=["cat", "dog"]), "group", 9)
-    assert table.text(collected(table, output(**columns | {"logits": np.eye(2, dtype=np.float32)[columns["targets"]]})))
+    assert table.text(
+        collected_value(table, output(**columns | {"logits": np.eye(2, dtype=np.float32)[columns["targets"]]}))
+    )
 
 
 def test_ranks_of_groups_in_a_run(tmp_path):
-    """The group of a row is that of its scores, whatever the order in which rows come."""
+    """Groups and scores of a row stay together in any order of rows."""
 
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass
@@ -199,7 +201,7 @@ def test_ranks_of_groups_in_a_run(tmp_path):
         logits, rows = batch["logits"] * model["w"], jnp.float32(len(batch["mask"]))
         return Scores(jnp.mean(logits), logits, batch["targets"], batch["group"], batch["mask"], rows)
 
-    columns = scored()
+    columns = make_columns()
     builder = LearnerBuilder(tmp_path / "run").renderer(None).num_epochs(1).with_batch_size(8)
     builder.metrics(
         By(AUROC("binary", classes=1), "group", ["a", "b", "c"]), Subset(AUROC("binary", classes=1), "group", 1, "b")
@@ -223,14 +225,16 @@ def test_ranks_of_groups_in_a_run(tmp_path):
         (lambda: By(AUROC("none"), "group", ["a"]), "metric-group-not-a-number", ("AUROC",)),
         (lambda: Subset(AUROC(), "group", "cats"), "metric-subset-value", ("cats", "group", "AUROC")),
         (
-            lambda: collected(
-                Subset(AUROC(), "group", 0), output(**scored() | {"group": np.zeros((120, 2), np.int32)})
+            lambda: collected_value(
+                Subset(AUROC(), "group", 0), output(**make_columns() | {"group": np.zeros((120, 2), np.int32)})
             ),
             "metric-group-type",
             ("group", "int32[120, 2]"),
         ),
         (
-            lambda: collected(Subset(AUROC(), "group", 0), output(**scored() | {"group": np.zeros(6, np.int32)})),
+            lambda: collected_value(
+                Subset(AUROC(), "group", 0), output(**make_columns() | {"group": np.zeros(6, np.int32)})
+            ),
             "metric-group-shape",
             ("group", "(6,)", "AUROC"),
         ),
@@ -257,7 +261,7 @@ def test_ranks_of_groups_in_a_run(tmp_path):
         ),
     ],
 )
-def test_wrong_parts(make, code, values):
+def test_wrong_arguments_of_groups(make, code, values):
     with raises_code(code, *values):
         make()
 
@@ -265,8 +269,8 @@ def test_wrong_parts(make, code, values):
 # -- of several metrics ------------------------------------------------------------------------------------------------
 
 
-def test_a_function_of_the_values_of_the_epoch():
-    """Not a mean of the batches' ratios."""
+def test_aggregate_of_values_of_the_epoch():
+    """The function is applied to the values of the epoch, not averaged over batches."""
     metrics = {"a": MeanAbsoluteError(), "b": MeanSquaredError()}
     ratio = Aggregate("Ratio", metrics, lambda b, a: b / a, higher_is_better=False, unit="m")
     batches = output(predictions=[1.0], targets=[0.0]), output(predictions=[3.0], targets=[0.0])
@@ -281,7 +285,7 @@ def test_a_function_of_the_values_of_the_epoch():
     assert np.isnan(value(ratio))
 
 
-def test_an_aggregate_of_steps_asks_for_what_its_metrics_do():
+def test_aggregate_of_metrics_of_steps():
     metric = Aggregate("Angle", {"a": UpdateRatio(), "b": ParameterNorm()}, lambda a, b: a * b)
     assert (metric.requires, metric.splits, metric.per_step) == (("param_norm", "update_norm"), ("train",), True)
     info = Info(jnp.int32(0), jnp.float32(1), update_norm=jnp.float32(3), param_norm=jnp.float32(4))

@@ -1,4 +1,4 @@
-"""The machine that a run is on. What it says cannot be known; that it is taken as it is said can."""
+"""Tests of metrics of the machine: CPU, memory, devices and GPUs, mostly with simulated readings."""
 
 import collections
 import copy
@@ -20,25 +20,25 @@ Times = collections.namedtuple("Times", ["user", "system", "idle", "iowait", "gu
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The processors' clocks, which a test sets."""
+    """Return a list whose element is the CPU times that psutil returns."""
     times = [Times(10.0, 0.0, 90.0, 0.0, 0.0)]
     monkeypatch.setattr(psutil, "cpu_times", lambda: times[0])
     return times
 
 
-def test_the_part_of_the_cores_that_is_busy(clock):
+def test_share_of_busy_cores(clock):
     metric = HostCPU(every=1.0)
     clock[0] = Times(11.0, 1.0, 91.0, 1.0, 0.0)
-    assert metric.update(5, 0.5) == 0.5  # 2 of 4 core seconds, since it was made
+    assert metric.update(5, 0.5) == 0.5  # 2 of 4 core seconds since __init__
     clock[0] = Times(20.0, 1.0, 92.0, 1.0, 0.0)
-    assert metric.update(5, 0.5) == 0.5  # half a second is too early
+    assert metric.update(5, 0.5) == 0.5  # no reading after half a second
     assert metric.update(5, 0.5) == 0.9
     clock[0] = Times(20.0, 1.0, 92.0, 11.0, 0.0)
     assert metric.update(5, 1.0) == 0.0  # waiting for a disk is idle
-    assert metric.compute() == 9 / 20  # without what was before the first reading
+    assert metric.compute() == 9 / 20  # from the first reading on
 
 
-def test_an_epoch_with_one_reading_has_what_was_since_the_one_before(clock):
+def test_epoch_with_one_reading(clock):
     metric = HostCPU()
     assert math.isnan(metric.compute())
     clock[0] = Times(13.0, 0.0, 91.0, 0.0, 0.0)
@@ -50,15 +50,15 @@ def test_an_epoch_with_one_reading_has_what_was_since_the_one_before(clock):
     assert (metric.update(1, 0.1), metric.compute()) == (0.25, 0.25)
 
 
-def test_a_guest_is_not_counted_twice_and_a_clock_that_stands_is_no_zero(clock):
+def test_guest_time_and_unchanged_clock(clock):
     metric = HostCPU(every=0)
     assert math.isnan(metric.update(1, 0.1))
     clock[0] = Times(12.0, 0.0, 92.0, 0.0, 2.0)
-    assert metric.update(1, 0.1) == 0.5  # a guest's 2 seconds are in the user's already
+    assert metric.update(1, 0.1) == 0.5  # the user's time contains the guest's 2 seconds
     assert metric.update(1, 0.1) == 0.5
 
 
-def test_no_more_than_all_cores_are_busy(clock):
+def test_values_are_between_0_and_1(clock):
     metric = HostCPU(every=0)
     clock[0] = Times(20.0, 0.0, 90.0, -1.0, 0.0)  # Linux's iowait may run backwards
     assert (metric.update(1, 0.1), metric.compute()) == (1.0, 1.0)
@@ -66,7 +66,7 @@ def test_no_more_than_all_cores_are_busy(clock):
     assert (metric.update(1, 0.1), metric.compute()) == (0.0, 0.0)
 
 
-def test_rounding_makes_no_more_than_all_cores(clock):
+def test_rounding_does_not_exceed_1(clock):
     clock[0] = Times(58142.03, 1680.0, 24795.32, 9876.25, 0.0)
     metric = HostCPU(every=0)
     clock[0] = Times(58142.10, 1680.0, 24795.32, 9876.25, 0.0)  # the difference of sums is 1.0000000002 of the other
@@ -74,24 +74,24 @@ def test_rounding_makes_no_more_than_all_cores(clock):
     assert metric.compute() <= 1
 
 
-def test_this_machine_says_something():
+def test_real_cpu_use():
     busy = lambda: psutil.cpu_times().user + getattr(psutil.cpu_times(), "nice", 0)  # noqa: E731
     metric = HostCPU(every=0)
-    until = busy() + 0.05
-    while busy() < until:  # under `nice`, too
+    end = busy() + 0.05
+    while busy() < end:  # under `nice`, too
         sum(range(10_000))
     assert 0 < metric.update(1, 0.1) <= 1
 
 
-def test_memory_grows_by_what_is_taken():
+def test_real_memory_use():
     metric = HostMemory(every=0)
     before = metric.update(1, 0.1)
-    # From the system: an array may lie in memory that earlier tests have left to this process.
-    taken = np.frombuffer(mmap.mmap(-1, 50_000_000), np.uint8)
-    taken[:] = 1
+    # mmap takes new memory from the system: an array might reuse memory of this process.
+    array = np.frombuffer(mmap.mmap(-1, 50_000_000), np.uint8)
+    array[:] = 1
     assert 40 < metric.update(1, 0.1) - before < 80
     most = metric.compute()
-    del taken
+    del array
     metric.update(1, 0.1)
     assert metric.compute() >= most > before
     metric.reset()
@@ -108,7 +108,7 @@ class Readings(_Most):
         return self.numbers.pop(0)
 
 
-def test_each_split_begins_with_a_reading():
+def test_first_update_after_reset_reads():
     metric = Readings(3.0, 5.0, 4.0, 1.0)
     assert [metric.update(1, seconds) for seconds in (0.1, 0.5, 0.5, 0.9, 0.1)] == [3.0, 3.0, 5.0, 5.0, 4.0]
     assert metric.compute() == 5.0
@@ -116,7 +116,7 @@ def test_each_split_begins_with_a_reading():
     assert (metric.update(1, 0.1), metric.compute()) == (1.0, 1.0)
 
 
-def test_devices_that_do_not_count_are_nan_and_say_why():
+def test_devices_without_memory_stats_are_nan():
     metric = DeviceMemory()
     assert jax.devices()[0].memory_stats() is None
     assert math.isnan(metric.update(1, 0.1))
@@ -132,7 +132,7 @@ class Device:
         return self.stats
 
 
-def test_the_fullest_device_counts(monkeypatch):
+def test_value_is_of_the_fullest_device(monkeypatch):
     devices = [
         Device(peak_bytes_in_use=5_000_000, bytes_in_use=1),
         Device(peak_bytes_in_use=7_000_000),
@@ -144,7 +144,7 @@ def test_the_fullest_device_counts(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [HostCPU, HostMemory, GPUUse])
-def test_a_missing_package_says_what_to_install(make, monkeypatch):
+def test_missing_package_raises_with_install_command(make, monkeypatch):
     for name in ("psutil", "pynvml"):
         monkeypatch.setitem(sys.modules, name, None)
     with raises_code("package-missing", make.__name__, "[system"):
@@ -152,7 +152,7 @@ def test_a_missing_package_says_what_to_install(make, monkeypatch):
 
 
 class Nvml:
-    """What of pynvml is used, of three GPUs."""
+    """The functions of pynvml that GPUUse calls, with three GPUs."""
 
     class NVMLError(Exception):
         pass
@@ -176,7 +176,7 @@ class Nvml:
         return collections.namedtuple("Rates", "gpu")(self.used[handle])
 
 
-def test_gpus_are_read_in_the_mean(monkeypatch):
+def test_mean_over_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     assert GPUUse().update(1, 0.1) == 0.5
     some = GPUUse(gpus=[0, 2], every=0)
@@ -189,7 +189,7 @@ def test_gpus_are_read_in_the_mean(monkeypatch):
         GPUUse(gpus=[1, 3])
 
 
-def test_without_a_gpu_it_is_nan(monkeypatch):
+def test_value_without_gpus_is_nan(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(0))
     metric = GPUUse()
     assert math.isnan(metric.update(1, 0.1))
@@ -198,11 +198,11 @@ def test_without_a_gpu_it_is_nan(monkeypatch):
 
 
 @pytest.mark.parametrize("every", [-1.0, math.nan, math.inf, "1", True])
-def test_how_often_is_a_number_of_seconds(every):
+def test_wrong_intervals(every):
     with raises_code("metric-every-value", "HostMemory"):
         HostMemory(every=every)
 
 
-def test_each_split_can_have_its_own():
+def test_metrics_can_be_copied():
     for metric in (HostCPU(), HostMemory(), DeviceMemory()):
         assert copy.deepcopy(metric).update(1, 0.1) is not None
