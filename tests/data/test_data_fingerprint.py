@@ -236,6 +236,7 @@ print(json.dumps(source.fingerprint(), sort_keys=True))
 """
 
 
+@pytest.mark.full
 def test_fingerprint_in_another_process():
     with contextlib.redirect_stdout(io.StringIO()) as in_process:
         exec(SCRIPT, {})

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.data.iterator_state import TAGS, from_json, to_json
@@ -51,6 +51,7 @@ states = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=40)
 @given(states)
 def test_states_round_trip(state):
     assert same(through_json(state), state)

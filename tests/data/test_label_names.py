@@ -1,8 +1,5 @@
 """Tests of names of labels, which views keep."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -56,12 +53,3 @@ def test_label_names_of_image_folders(tmp_path):
 
 def test_data_without_label_names():
     assert [label_names(data) for data in (digits("valid"), view([1, 2]), [1, 2], None)] == [{}] * 4
-
-
-def test_sources_are_not_imported():
-    """Some builds of Python have no sqlite3."""
-    code = (
-        "import sys; sys.modules['sqlite3'] = None; from learner.training.feed.inputs import label_warnings; "
-        "print(label_warnings({}, []))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.metrics import Count, Fraction
+from tests.support.stopped import some
 
 few_examples = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 merge = jax.jit(lambda a, b: a.merge(b))
@@ -45,7 +46,7 @@ def test_add_counts_true_values(which: list[bool]) -> None:
     assert number_of(Count.zero().add(jnp.array(which, bool))) == sum(which)
 
 
-@pytest.mark.parametrize("rows", [1, 32, 41, 47, 55, 61, 101, 1000])
+@pytest.mark.parametrize("rows", some([1, 32, 41, 47, 55, 61, 101, 1000], [41, 1000]))
 def test_fraction_of_all_hits_is_exactly_1(rows: int) -> None:
     """If the number of rows is a constant of the program, XLA would multiply by its reciprocal."""
 

@@ -158,6 +158,7 @@ def test_sum_of_numbers_beyond_float32(number: float) -> None:
     np.testing.assert_array_equal(total, np.inf if number == 1e300 else number)
 
 
+@pytest.mark.full
 def test_evaluation_in_float64(tmp_path: Any) -> None:
     data = close_data("number")
 

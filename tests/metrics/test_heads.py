@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import pickle
 import types
 
@@ -55,8 +56,10 @@ def step(model, batch):
     return {"loss": loss, "weight": len(batch["x"]), "group": batch["group"], **heads}
 
 
-def fit(directory, *metrics, step=step, **options):
-    builder = LearnerBuilder(directory).metrics(*metrics).with_batch_size(24).num_epochs(1).renderer(None)
+def fit(directory, *metrics, step=step, splits=("train", "valid"), **options):
+    builder = LearnerBuilder(directory).with_batch_size(24).num_epochs(1).renderer(None)
+    for metric, split in itertools.product(metrics, splits):
+        getattr(builder, f"metric_{split}")(metric)
     for name, value in options.items():
         getattr(builder, name)(value)
     return builder.build(MODEL, optax.sgd, 0.1, train_step=step, valid_step=step).fit(DATA, DATA)
@@ -80,7 +83,11 @@ def expected(model):
     }
 
 
-@pytest.mark.parametrize("options", some([{}, {"devices": 3}, {"grads_accumulation": 2}], [{}]), ids=str)
+@pytest.mark.parametrize(
+    "options",
+    some([{"splits": ["valid"]}, {"devices": 3}, {"grads_accumulation": 2}], [{"splits": ["valid"]}]),
+    ids=str,
+)
 def test_metrics_of_each_head_in_a_run(tmp_path, options):
     memory = MemoryLogger()
     genre = (Head(metric, "genre") for metric in (Accuracy(), FBeta(3), AUROC(), ConfusionMatrix(3)))

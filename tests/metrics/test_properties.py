@@ -299,7 +299,7 @@ ALL: list[MetricBase] = [*TRACED, *(case.metric for case in COLLECTED), *TABLES,
 def one_of_each_class(metrics: list[Any]) -> list[Any]:
     """Return one metric of each class as parameters; all but one of each kind of state are marked as full."""
     first = {type(metric): metric for metric in reversed(metrics)}
-    marks = lambda m: () if type(m) in (Loss, Perplexity, Accuracy, LearningRate) else pytest.mark.full  # noqa: E731
+    marks = lambda m: () if type(m) in (Loss, Accuracy, LearningRate) else pytest.mark.full  # noqa: E731
     return [pytest.param(m, id=m.name, marks=marks(m)) for m in metrics if first[type(m)] is m]
 
 

@@ -117,6 +117,7 @@ def test_train_step_takes_the_length_from_the_training_data(tmp_path):
     assert float(build_line(quiet(tmp_path / "run").num_steps(3), Linear(0.1)).init().lr_scale) == 1.0
 
 
+@pytest.mark.full
 def test_fit_after_init_uses_the_length_of_its_run(tmp_path):
     memory = MemoryLogger()
     builder = quiet(tmp_path / "run").metric_train(LearningRate()).metric_loggers(memory)

@@ -37,7 +37,7 @@ def wrong_endings(count, *kinds):
 
 
 def test_damaged_files_are_refused_by_name():
-    assert wrong_endings(30, *ARROW, *OTHERS) == []
+    assert wrong_endings(12, *ARROW, *OTHERS) == []
 
 
 @pytest.mark.full
