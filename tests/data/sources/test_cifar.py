@@ -1,4 +1,4 @@
-"""CIFAR's files, made here."""
+"""Tests of cifar10 and cifar100 with generated files."""
 
 import gzip
 import tracemalloc
@@ -11,7 +11,7 @@ from tests.support.codes import raises_code
 
 
 def rows(labels, start=0):
-    """Rows as they are published: the labels, then a plane of red, one of green, one of blue; and the images."""
+    """Return rows in the published format (labels, then planes of red, green and blue), and their images."""
     labels = np.atleast_2d(np.asarray(labels, np.uint8).T).T
     images = np.random.default_rng(start).integers(0, 256, (len(labels), 32, 32, 3), np.uint8)
     planes = [images[..., channel].reshape(len(labels), 1024) for channel in range(3)]
@@ -19,19 +19,19 @@ def rows(labels, start=0):
 
 
 @pytest.fixture
-def ten(tmp_path):
+def cifar10_files(tmp_path):
     images = []
     for number in range(1, 6):
-        content, each = rows([number, 9], start=number)
+        content, part = rows([number, 9], start=number)
         (tmp_path / f"data_batch_{number}.bin").write_bytes(content)
-        images.append(each)
+        images.append(part)
     content, _ = rows([7])
     (tmp_path / "test_batch.bin.gz").write_bytes(gzip.compress(content))
     return str(tmp_path), np.concatenate(images)
 
 
-def test_ten_classes(ten):
-    directory, images = ten
+def test_ten_classes(cifar10_files):
+    directory, images = cifar10_files
     arrays = cifar10(directory, "train", scaled=False).arrays
     np.testing.assert_array_equal(arrays["image"], images)
     assert arrays["image"].flags.c_contiguous
@@ -51,13 +51,13 @@ def test_a_hundred_classes(tmp_path):
     np.testing.assert_array_equal(arrays["image"], images)
 
 
-def test_absent_files_are_all_named(ten, tmp_path):
+def test_missing_files_are_listed(cifar10_files, tmp_path):
     for number in (2, 4):
         (tmp_path / f"data_batch_{number}.bin").unlink()
     with raises_code("data-files-missing", "data_batch_2.bin", "data_batch_4.bin", "//"):
-        cifar10(ten[0], "train")
+        cifar10(cifar10_files[0], "train")
     with raises_code("data-files-missing", "cifar100", "test.bin", "get the files from"):
-        cifar100(ten[0], "test")
+        cifar100(cifar10_files[0], "test")
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_damaged_files(tmp_path, content, code, values):
         cifar10(str(tmp_path), "test")
 
 
-def test_a_bomb(tmp_path, monkeypatch):
-    """More than any of the files can have, packed into little."""
+def test_gzip_bomb(tmp_path, monkeypatch):
+    """A small gzip file decompresses to more bytes than any file of CIFAR has."""
     monkeypatch.setattr("learner.data.sources.cifar.LARGEST", 2**20)
     (tmp_path / "test_batch.bin").write_bytes(gzip.compress(bytes(2**25)))
     tracemalloc.start()

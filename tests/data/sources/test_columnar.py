@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, written by pyarrow."""
+"""Tests of Parquet and Arrow files written by pyarrow."""
 
 import datetime
 import sys
@@ -48,19 +48,19 @@ WRITERS = {
 
 @pytest.fixture(params=WRITERS)
 def kind(request, tmp_path):
-    """How to read, and how to write a file of columns."""
+    """Return a function that reads a file, and one that writes columns and returns the path."""
     read, write = WRITERS[request.param]
 
-    def written(**columns):
+    def write_columns(**columns):
         write(pa.table(columns), tmp_path / "a.file")
         return str(tmp_path / "a.file")
 
-    return read, written
+    return read, write_columns
 
 
-def test_columns_come_back(kind):
-    read, written = kind
-    table = read(written(**COLUMNS), labels={"s": None, "d": None})
+def test_columns_round_trip(kind):
+    read, write_columns = kind
+    table = read(write_columns(**COLUMNS), labels={"s": None, "d": None})
     assert set(table.arrays) == set(ARRAYS)
     for name, array in table.arrays.items():
         assert array.dtype == ARRAYS[name].dtype, name
@@ -69,9 +69,9 @@ def test_columns_come_back(kind):
 
 
 def test_rows_of_several_files(kind, tmp_path):
-    read, written = kind
+    read, write_columns = kind
     for number, text in enumerate("yx"):
-        Path(written(i=COLUMNS["i"], s=pa.array([text] * 3))).rename(tmp_path / f"part-{number}.file")
+        Path(write_columns(i=COLUMNS["i"], s=pa.array([text] * 3))).rename(tmp_path / f"part-{number}.file")
     for paths in (tmp_path / "part-*.file", [tmp_path / "part-0.file", str(tmp_path / "part-1.file")]):
         table = read(paths, labels=["s"])
         assert table.labels == {"s": ("x", "y")}
@@ -83,12 +83,12 @@ def test_rows_of_several_files(kind, tmp_path):
 
 
 def test_types_of_several_files(kind, tmp_path):
-    """float64 stays as it is, and no whole number is rounded."""
-    read, written = kind
+    """float64 is kept, and integers are never rounded."""
+    read, write_columns = kind
     types = {"i": (pa.int64(), pa.uint64()), "f": (pa.float64(), pa.float32()), "m": (pa.int32(), pa.float32())}
     for name, pair in types.items():
         for number, dtype in enumerate(pair):
-            Path(written(x=pa.array([1, 2], dtype))).rename(tmp_path / f"{name}-{number}.file")
+            Path(write_columns(x=pa.array([1, 2], dtype))).rename(tmp_path / f"{name}-{number}.file")
     assert read(tmp_path / "f-*.file").arrays["x"].dtype == np.float64
     assert read(tmp_path / "m-*.file").arrays["x"].dtype == np.float32
     with raises_code("data-files-differ", "int64", "uint64"):
@@ -97,8 +97,8 @@ def test_types_of_several_files(kind, tmp_path):
 
 
 def test_fields_types_and_nulls(kind):
-    read, written = kind
-    path = written(**COLUMNS, n=pa.array([1, None, 3]))
+    read, write_columns = kind
+    path = write_columns(**COLUMNS, n=pa.array([1, None, 3]))
     arrays = read(path, {"x": ["i", "f"], "n": "n"}, dtypes={"x": "float32"}, missing=0).arrays
     assert arrays["x"].tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
     assert arrays["x"].dtype == np.float32
@@ -107,9 +107,9 @@ def test_fields_types_and_nulls(kind):
     assert [batch["i"].tolist() for batch in loader] == [[1, 2], [3]]
 
 
-def test_what_is_wrong_is_named(kind):
-    read, written = kind
-    path = written(**COLUMNS, n=pa.array([1, None, 3]), t=pa.array([datetime.datetime(2020, 1, 1)] * 3))
+def test_wrong_columns(kind):
+    read, write_columns = kind
+    path = write_columns(**COLUMNS, n=pa.array([1, None, 3]), t=pa.array([datetime.datetime(2020, 1, 1)] * 3))
     for fields, expected in {
         "q": ("data-columns-unreadable", "a.file", "'q'"),
         "s": ("data-columns-unreadable", "a.file", "1", "'s'", "'y'"),
@@ -121,12 +121,12 @@ def test_what_is_wrong_is_named(kind):
     with raises_code("data-columns-unreadable", "1", "'f'", "0.5", "int8"):
         read(path, {"x": "f"}, dtypes={"x": "int8"})
     with raises_code("data-columns-unreadable", "2", "'u'", "[1]"):
-        read(written(u=pa.array([[1, 2], [3]])))
+        read(write_columns(u=pa.array([[1, 2], [3]])))
 
 
 def test_damaged_files(kind, tmp_path):
-    read, written = kind
-    content = Path(written(**COLUMNS)).read_bytes()
+    read, write_columns = kind
+    content = Path(write_columns(**COLUMNS)).read_bytes()
     for damaged in (b"", b"no such format", content[: len(content) // 2]):
         (tmp_path / "b.file").write_bytes(damaged)
         with raises_code("data-file-unreadable", "b.file"):
@@ -136,7 +136,7 @@ def test_damaged_files(kind, tmp_path):
 
 
 @pytest.mark.parametrize("read", [parquet, arrow])
-def test_without_pyarrow_the_error_says_what_to_install(read, monkeypatch, tmp_path):
+def test_missing_package_raises_with_install_command(read, monkeypatch, tmp_path):
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     with raises_code("package-missing", install_hint("parquet")):

@@ -1,4 +1,4 @@
-"""Files that are damaged at random, of every format: each is read, or refused by an error that names it."""
+"""Tests of randomly damaged files of every format: each is read, or refused by an error that names it."""
 
 import os
 import signal
@@ -16,31 +16,31 @@ OTHERS = (
 )
 
 
-def wrong_endings(count, *kinds):
-    """What was wrong with `count` files of each kind. A crash ends a process: the next one goes on behind it."""
-    found, first, kinds = [], 0, list(kinds)
+def find_problems(count, *kinds):
+    """Return the problems with `count` files of each kind. After a crash, a new process continues."""
+    problems, first, kinds = [], 0, list(kinds)
     while kinds:
         command = [sys.executable, "-W", "ignore", str(SCRIPT), str(count), str(first), *kinds]
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=540, env={**os.environ, "JAX_PLATFORMS": "cpu"}
         )
-        lines = done.stdout.splitlines()
-        found += [line for line in lines if line.startswith(("NAMELESS", "RAW"))]
-        if done.returncode == 0:
+        lines = process.stdout.splitlines()
+        problems += [line for line in lines if line.startswith(("NAMELESS", "RAW"))]
+        if process.returncode == 0:
             break
         read = [line.removeprefix("reading ") for line in lines if line.startswith("reading ")]
-        assert read, done.stderr
+        assert read, process.stderr
         kind, number = read[-1].rsplit(" ", 1)
-        found.append(f"{kind} {number} ended the process: {signal.Signals(-done.returncode).name}")
+        problems.append(f"{kind} {number} ended the process: {signal.Signals(-process.returncode).name}")
         kinds, first = kinds[kinds.index(kind) :], int(number) + 1
-    return found
+    return problems
 
 
 def test_damaged_files_are_refused_by_name():
-    assert wrong_endings(12, *ARROW, *OTHERS) == []
+    assert find_problems(12, *ARROW, *OTHERS) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ARROW + OTHERS)
 def test_many_damaged_files_are_refused_by_name(kind):
-    assert wrong_endings(200, kind) == []
+    assert find_problems(200, kind) == []

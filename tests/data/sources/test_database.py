@@ -1,4 +1,4 @@
-"""Tables of SQLite databases, made here."""
+"""Tests of SQLiteTable."""
 
 import contextlib
 import os
@@ -66,30 +66,32 @@ def test_fields_labels_types_and_a_condition(path):
     assert houses.labels == {"kind": ("flat", "house")}
 
 
-def test_it_is_read_in_any_thread_and_after_a_journey(path):
+def test_reading_in_threads_and_after_pickling(path):
     houses = SQLiteTable(path, "houses", {"rooms": "rooms"})
-    found = []
-    threads = [threading.Thread(target=lambda i=i: found.append(houses[i]["rooms"].item())) for i in range(3)]
+    rooms = []
+    threads = [threading.Thread(target=lambda i=i: rooms.append(houses[i]["rooms"].item())) for i in range(3)]
     for thread in threads:
         thread.start()
         thread.join()
-    assert found == [3, 5, 1]
+    assert rooms == [3, 5, 1]
     assert pickle.loads(pickle.dumps(houses))[2]["rooms"].item() == 1
 
 
-def test_a_forked_process_opens_it_anew(path, monkeypatch):
+def test_forked_process_reopens_the_database(path, monkeypatch):
     opened, connect = [], sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *given, **more: opened.append(given) or connect(*given, **more))
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *arguments, **options: opened.append(arguments) or connect(*arguments, **options)
+    )
     houses = SQLiteTable(path, "houses", {"rooms": "rooms"})
     assert houses[0]["rooms"].item() == 3
     before = len(opened)
-    own = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: own + 1)  # as after a fork
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)  # simulates a fork
     assert houses[0]["rooms"].item() == 3
     assert len(opened) == before + 1
 
 
-def test_nothing_can_be_written(path):
+def test_connection_is_read_only(path):
     houses = SQLiteTable(path, "houses")
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         houses._opened.get().execute("DELETE FROM houses")
@@ -113,7 +115,7 @@ def test_rowids_with_gaps_keep_their_order(path):
         ({"dtypes": {"rooms": "texts"}}, "data-columns-unreadable", ("dtypes.rooms", "'texts'")),
     ],
 )
-def test_what_is_wrong_is_told_at_once(path, arguments, code, values):
+def test_wrong_arguments(path, arguments, code, values):
     with raises_code(code, *values):
         SQLiteTable(path, **{"table": "houses", **arguments})
 
@@ -134,7 +136,7 @@ def test_what_is_wrong_is_told_at_once(path, arguments, code, values):
         ("UPDATE houses SET area = x'010203'", {"fields": {"a": "area"}}, "data-cell-too-large", ("'area'", "float32")),
     ],
 )
-def test_a_cell_that_does_not_fit_is_named_when_it_is_read(path, statement, arguments, code, values):
+def test_wrong_cells_raise_when_read(path, statement, arguments, code, values):
     change(path, statement)
     with raises_code(code, *values):
         SQLiteTable(path, "houses", **arguments)[0]
@@ -146,7 +148,7 @@ def test_null_as_a_number(path):
     assert [houses[i]["area"].item() for i in range(3)] == [70.5, -1, 30.25]
 
 
-def test_a_row_that_is_removed(path):
+def test_removed_row(path):
     houses = SQLiteTable(path, "houses")
     change(path, "DELETE FROM houses WHERE rowid = 2")
     with raises_code("data-row-gone", place="rowid 2"):
@@ -155,7 +157,7 @@ def test_a_row_that_is_removed(path):
         houses[3]
 
 
-def test_no_database(path, tmp_path):
+def test_wrong_files(path, tmp_path):
     (tmp_path / "other.db").write_bytes(b"this is not a database" * 100)
     with raises_code("data-file-unreadable", "file is not a database"):
         SQLiteTable(tmp_path / "other.db", "houses")
@@ -178,13 +180,13 @@ TABLES = (
 
 
 @pytest.mark.parametrize("columns", TABLES)
-def test_items_are_the_rows_in_the_order_of_the_table(path, columns):
+def test_items_have_the_order_of_the_table(path, columns):
     rng = random.Random(columns)
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         database.execute(f"CREATE TABLE t {columns}")
         names = [row[1] for row in database.execute("PRAGMA table_info(t)")]
         question_marks = ", ".join("?" * len(names))
-        for number in range(60):  # values that repeat, except where the key refuses them
+        for number in range(60):  # with repeated values, unless the key is unique
             row = [rng.choice([10, 30, "a", "B", 2.5]) for _ in names]
             if "id" in names and number % 2:
                 row[names.index("id")] = rng.randrange(-99, 99)
@@ -193,7 +195,7 @@ def test_items_are_the_rows_in_the_order_of_the_table(path, columns):
                 database.execute(f"INSERT INTO t VALUES ({question_marks})", row)
         database.execute("DELETE FROM t WHERE v % 7 = 3")
         expected = [row[names.index("v")] for row in database.execute("SELECT * FROM t")]
-        database.execute("CREATE INDEX covering ON t (v DESC)")  # in another order, which a query may prefer
+        database.execute("CREATE INDEX covering ON t (v DESC)")  # in another order, which SQLite may prefer
     rows = SQLiteTable(path, "t", ["v"])
     assert len(rows) > 2
     assert [item["v"].item() for item in rows] == expected
@@ -202,7 +204,7 @@ def test_items_are_the_rows_in_the_order_of_the_table(path, columns):
     assert [item["v"].item() for item in pickle.loads(pickle.dumps(rows))] == expected
 
 
-def test_views_have_the_rows_that_their_key_says(path):
+def test_views_with_a_key(path):
     change(path, "CREATE VIEW big AS SELECT rooms AS n, upper(kind) AS kind, area * 2 AS twice FROM houses WHERE n > 1")
     with raises_code("data-table-without-rowid", "'big'"):
         SQLiteTable(path, "big")
@@ -223,12 +225,12 @@ def test_views_have_the_rows_that_their_key_says(path):
         ({"max_memory": 0}, "data-number-value", ("max_memory",)),
     ],
 )
-def test_keys_that_identify_no_rows(path, arguments, code, values):
+def test_wrong_keys(path, arguments, code, values):
     with raises_code(code, *values):
         SQLiteTable(path, "houses", **arguments)
 
 
-def test_a_null_is_no_key(path):
+def test_null_in_a_key(path):
     change(path, "UPDATE houses SET area = NULL WHERE rooms = 3")
     with raises_code("data-key-null"):
         SQLiteTable(path, "houses", ["rooms"], key="area")
@@ -241,20 +243,20 @@ def test_columns_that_hide_all_rowids(path):
     assert SQLiteTable(path, "hidden", key="oid")[0]["_rowid_"].item() == 3
 
 
-def test_a_view_without_an_end(path):
+def test_endless_view(path):
     change(path, "CREATE VIEW n AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c")
     with raises_code("data-file-too-large", "100000"):
         SQLiteTable(path, "n", key="x", max_memory=100_000)
 
 
-def test_a_cell_that_grows_when_it_is_read(path):
+def test_large_computed_cell(path):
     change(path, "CREATE VIEW wide AS SELECT rooms, zeroblob(100000000) AS pixels FROM houses")
     wide = SQLiteTable(path, "wide", dtypes={"pixels": "uint8"}, key="rooms", max_memory=2**20)
     with raises_code("data-file-unreadable", "'wide'", "string or blob too big"):
         wide[0]
 
 
-def test_keys_of_its_own_are_never_too_many(path):
+def test_rowids_do_not_count_as_memory(path):
     change(
         path,
         "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 9999) INSERT INTO empty SELECT x FROM c",

@@ -1,4 +1,4 @@
-"""CSV files: columns become arrays, and what is wrong is named with its line."""
+"""Tests of CSV files: columns become arrays, and errors name the line."""
 
 import bz2
 import gzip
@@ -49,7 +49,7 @@ def test_fields_of_several_columns_with_types(write):
     assert (arrays["x"].dtype, arrays["count"].dtype) == (np.float64, np.uint8)
 
 
-def test_labels_in_an_order_of_ones_own(write):
+def test_labels_in_a_given_order(write):
     table = csv(write(IRIS), {"kind": "kind"}, labels={"kind": ["virginica", "none", "setosa"]})
     assert table.arrays["kind"].tolist() == [2, 0, 2]
 
@@ -66,13 +66,13 @@ def test_empty_cells_of_labels(write):
 
 
 @pytest.mark.parametrize("cell", ["1_000", "20_2.4", "\u0663"])
-def test_numbers_of_python_alone_are_texts(write, cell):
+def test_number_syntax_of_python_is_text(write, cell):
     with raises_code("data-columns-unreadable", cell):
         csv(write(f"n\n1\n{cell}\n"))
     assert csv(write(f"n\n1\n{cell}\n"), labels=["n"]).labels == {"n": ("1", cell)}
 
 
-def test_it_is_an_array_dataset_for_loaders(write):
+def test_loader_of_a_csv_file(write):
     loader = DataLoaderBuilder().batch_size(2).build(csv(write(IRIS), {"n": "count"}))
     assert loader.arrays["n"].tolist() == [2, 3, 4]
 
@@ -155,26 +155,26 @@ def test_large_numbers_and_missing_ones(write):
         ),
     ],
 )
-def test_what_is_wrong_is_named(write, content, options, code, values):
+def test_wrong_input(write, content, options, code, values):
     with raises_code(code, *values):
         csv(write(content), **options)
 
 
-def test_many_problems_are_a_few_and_a_number(write):
+def test_long_errors_are_cut(write):
     with pytest.raises(LearnerError) as error:
         csv(write("a\n" + "x\n" * 100))
     assert len(str(error.value).splitlines()) == 7
     assert "and 95 more" in str(error.value)
 
 
-def test_no_file(write):
+def test_missing_file(write):
     path = write(IRIS, "iris.csv")
     with raises_code("data-file-missing", "csv", "irs.csv", "iris.csv"):
         csv(path.parent / "irs.csv")
 
 
 def test_files_of_a_pattern_are_joined_by_name(write):
-    """Whole numbers in one file, fractions in another; the texts of all files are numbered together."""
+    """Integers and fractions are joined as floats, and labels are numbered over all files."""
     write("x,kind\n1,dog\n2,cat\n", "part-1.csv")
     write("x,kind\n0.5,ant\n", "part-3.csv")
     directory = write("x,kind\n16777217,dog\n", "part-2.csv").parent
@@ -210,14 +210,14 @@ def test_more_labels_than_a_type_has_numbers(write):
         csv(files, labels=["k"], dtypes={"k": "int8"})
 
 
-def test_files_without_rows_are_left_out(write):
+def test_files_without_rows_are_skipped(write):
     files = [write("x\n", "0.csv"), write("x\n3\n", "1.csv"), write("", "2.csv")]
     assert csv(files).arrays["x"].tolist() == [3]
     with raises_code("data-without-rows"):
         csv([files[0], files[2]])
 
 
-def test_patterns_in_a_directory_with_brackets_and_beside_directories(write):
+def test_patterns_below_a_directory_with_brackets(write):
     directory = write("x\n1\n").parent / "sub[1]"
     (directory / "b.csv").mkdir(parents=True)
     (directory / "a.csv").write_text("x\n2\n")
@@ -225,12 +225,12 @@ def test_patterns_in_a_directory_with_brackets_and_beside_directories(write):
 
 
 @pytest.mark.parametrize("nulls", ["NA", [2], 3])
-def test_texts_for_empty_cells_are_a_list(write, nulls):
+def test_wrong_null_values(write, nulls):
     with raises_code("data-csv-null-values"):
         csv(write("x\n1\n"), null_values=nulls)
 
 
-def test_a_file_whose_name_looks_like_a_pattern(write):
+def test_file_whose_name_looks_like_a_pattern(write):
     path = write("x\n1\n", "a[1].csv")
     write("x\n2\n", "a1.csv")
     assert csv(path).arrays["x"].tolist() == [1]
@@ -251,7 +251,7 @@ def test_files_that_cannot_be_joined(write):
         csv(others)
 
 
-def test_texts_for_empty_cells(write):
+def test_null_values(write):
     path = write("x,kind\nNA,a\n1.5,?\n,b\n", "na.csv")
     rows = csv(path, labels=["kind"], missing=-1, null_values=["NA", "?"])
     assert rows.arrays["x"].tolist() == [-1, 1.5, -1]
@@ -259,7 +259,7 @@ def test_texts_for_empty_cells(write):
 
 
 @pytest.mark.parametrize("packer", ["bzip2", "xz", "zip"])
-def test_files_of_other_packers_are_named(write, packer):
+def test_other_compressions_are_named(write, packer):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("iris.csv", IRIS)

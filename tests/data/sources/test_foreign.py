@@ -1,4 +1,4 @@
-"""Data of other libraries. Those that the tests do not require are played by stand-ins with the same protocol."""
+"""Tests of data of other libraries; stand-ins have the protocols of PyTorch, Hugging Face and TensorFlow."""
 
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from tests.support.codes import raises_code
 
 
 class Tensor:
-    """As PyTorch's: NumPy may have it once it is detached and on the CPU, but for bfloat16."""
+    """A tensor like PyTorch's, which converts to NumPy if it is detached, on the CPU, and not bfloat16."""
 
     def __init__(self, array, dtype="torch.float32", attached=True, device="cuda"):
         self._array, self.dtype, self._attached, self._device = np.asarray(array), dtype, attached, device
@@ -41,7 +41,7 @@ class Tensor:
 
 
 class TorchDataset:
-    """As a map-style dataset of PyTorch."""
+    """A map-style dataset like PyTorch's."""
 
     __module__ = "torch.utils.data.dataset"
 
@@ -56,7 +56,7 @@ class TorchDataset:
 
 
 class HuggingFace:
-    """As `datasets.Dataset`: it can also be iterated, and gives lists unless it is told to give arrays."""
+    """A dataset like `datasets.Dataset`, which can be iterated too, and has lists unless a format is set."""
 
     __module__ = "datasets.arrow_dataset"
 
@@ -86,7 +86,7 @@ class DatasetDict(dict):
 
 
 class TensorFlow:
-    """As `tf.data.Dataset`."""
+    """A dataset like `tf.data.Dataset`."""
 
     def __init__(self, batches, length=None):
         self._batches, self._length = batches, length
@@ -109,8 +109,8 @@ TORCH = TorchDataset([(Tensor([i, 1.5]), i) for i in range(5)])
 FACES = HuggingFace({"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "label": [0, 1, 0], "text": ["a", "b", "c"]})
 
 
-class Named(HuggingFace):
-    """With the types of its columns, as `datasets.Features` has them: classes have names."""
+class WithFeatures(HuggingFace):
+    """A dataset with features, as `datasets.Features`, with names of classes."""
 
     class ClassLabel:
         names: ClassVar = ["cat", "dog"]
@@ -118,8 +118,8 @@ class Named(HuggingFace):
     features: ClassVar = {"x": object(), "label": ClassLabel()}
 
 
-def test_the_names_of_labels_are_known():
-    data = as_dataset(Named({"x": [1.0, 2.0, 3.0], "label": [0, 1, 1]}))
+def test_label_names():
+    data = as_dataset(WithFeatures({"x": [1.0, 2.0, 3.0], "label": [0, 1, 1]}))
     assert data.labels == {"label": ("cat", "dog")}
     assert "label: 0 (cat): 1, 1 (dog): 2" in str(DatasetReport(data.shuffle(1))).splitlines()
     assert as_dataset(FACES).labels == {}
@@ -128,7 +128,7 @@ def test_the_names_of_labels_are_known():
 # -- bunches -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_bunch_is_its_arrays_with_a_row_for_each_example():
+def test_bunch():
     digits = load_digits()
     data = as_dataset(digits)
     assert isinstance(data, ArrayDataset)
@@ -143,14 +143,14 @@ def test_a_bunch_is_its_arrays_with_a_row_for_each_example():
     assert source_of(load_iris(), "train", batch_size=50).peek(1)["data"].shape == (50, 4)
 
 
-def test_names_are_no_rows_even_where_there_are_as_many():
+def test_feature_names_are_no_field():
     x, y = make_classification(20, random_state=0)
     names = np.array([f"f{i}" for i in range(20)])
     bunch = Bunch(data=x, target=y, feature_names=names, DESCR="text")
     assert list(as_dataset(bunch).arrays) == ["data", "target"]
 
 
-def test_bunches_that_are_no_numbers():
+def test_bunches_of_texts():
     with raises_code("data-bunch-without-data", "data, target"):
         as_dataset(Bunch(data=["a text", "another"], target=[0, 1]))
     with raises_code("data-bunch-dtype", "<U1", name="target"):
@@ -160,14 +160,14 @@ def test_bunches_that_are_no_numbers():
 # -- PyTorch -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dataset_of_tensors_becomes_batches_of_arrays():
+def test_dataset_of_tensors():
     (first, second) = list(DataLoaderBuilder().batch_size(3).build(TORCH))
     assert [part.tolist() for part in first] == [[[0, 1.5], [1, 1.5], [2, 1.5]], [0, 1, 2]]
     assert second[1].tolist() == [3, 4]
     assert len(source_of(TORCH, "train", batch_size=2).peek(1)[0]) == 2
 
 
-def test_fields_are_named():
+def test_names_of_fields():
     named = ForeignDataset(TORCH, fields=["image", "label"])
     (batch,) = list(DataLoaderBuilder().batch_size(5).build(named))
     assert batch["label"].tolist() == [0, 1, 2, 3, 4]
@@ -181,8 +181,8 @@ def test_fields_are_named():
         ForeignDataset(3)
 
 
-def test_a_loader_of_tensors_is_read_as_it_is():
-    """Lists of tensors, as PyTorch's `DataLoader` gives them."""
+def test_loader_of_tensors():
+    """Batches of PyTorch's `DataLoader` are lists of tensors."""
     batches = [[Tensor(np.zeros((4, 3)), "torch.bfloat16"), Tensor(np.arange(4))] for _ in range(2)]
     for source in (source_of(batches, "train"), source_of(iter(batches), "train")):
         x, y = batch_arrays(source.peek(1), "train")
@@ -193,7 +193,7 @@ def test_a_loader_of_tensors_is_read_as_it_is():
 # -- Hugging Face ------------------------------------------------------------------------------------------------------
 
 
-def test_a_hugging_face_dataset_gives_arrays():
+def test_hugging_face_dataset():
     data = as_dataset(FACES)
     assert isinstance(data, Dataset)
     assert len(data) == 3
@@ -208,19 +208,19 @@ def test_a_hugging_face_dataset_gives_arrays():
         ForeignDataset(FACES, fields=["lable"])[0]
 
 
-def test_fit_takes_it_with_a_batch_size_although_it_can_be_iterated():
+def test_batch_size_of_an_iterable_dataset():
     numbers = HuggingFace({"x": [[1.0], [2.0], [3.0]]})
     assert source_of(numbers, "train", batch_size=2).peek(1)["x"].tolist() == [[1], [2]]
     with raises_code("data-dataset-without-batches"):
         source_of(numbers, "train")
 
 
-def test_a_form_that_its_user_has_chosen_stays():
+def test_format_of_the_user_is_kept():
     assert as_dataset(FACES.with_format("torch"))._data._form == "torch"
     assert as_dataset(FACES)._data._form == "numpy"
 
 
-def test_one_of_several_splits_is_chosen_by_the_user():
+def test_dataset_dict_is_refused():
     for read in (as_dataset, lambda data: source_of(data, "train")):
         with raises_code("data-split-missing", "DatasetDict", "'train'", "'test'"):
             read(DatasetDict(train=FACES, test=FACES))
@@ -230,7 +230,7 @@ def test_one_of_several_splits_is_chosen_by_the_user():
 
 
 @pytest.mark.parametrize("length", [None, 2])
-def test_tf_data_is_read_in_numpy_and_anew_in_each_epoch(length):
+def test_tf_data(length):
     data = TensorFlow([{"x": np.zeros((4, 2))}, {"x": np.ones((2, 2))}], length)
     source = source_of(data, "train")
     assert source.batches == length
@@ -240,10 +240,10 @@ def test_tf_data_is_read_in_numpy_and_anew_in_each_epoch(length):
     assert [len(batch["x"]) for batch in source.open(1, start=1)] == [2]
 
 
-# -- everything else ---------------------------------------------------------------------------------------------------
+# -- other data --------------------------------------------------------------------------------------------------------
 
 
-def test_data_of_ours_and_of_nobody_stays_as_it_is():
+def test_other_data_is_not_wrapped():
     ours = ArrayDataset(np.zeros(3))
     items = [1, 2]
     assert as_dataset(ours) is ours
@@ -252,7 +252,7 @@ def test_data_of_ours_and_of_nobody_stays_as_it_is():
         as_dataset(3)
 
 
-def test_items_keep_numbers_texts_and_what_is_uneven():
+def test_values_of_items():
     item = ForeignDataset([{"a": [[1, 2], [3, 4]], "b": "text", "c": 2.5, "d": [1, [2]], "e": ["x"], "f": []}])[0]
     assert item["a"].tolist() == [[1, 2], [3, 4]]
     assert {name: value for name, value in item.items() if name != "a"} == {

@@ -1,4 +1,4 @@
-"""MNIST's files, made here, read back, and damaged."""
+"""Tests of mnist, fashion_mnist and read_idx with generated and damaged files."""
 
 import gzip
 import struct
@@ -17,7 +17,7 @@ MEGABYTE = 2**20
 
 
 def idx(array):
-    """The bytes of an IDX file."""
+    """Return the bytes of an IDX file."""
     array = np.asarray(array)
     header = bytes([0, 0, CODES[array.dtype.str[1:]], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
@@ -32,7 +32,7 @@ def write(directory, split="train", images=IMAGES, labels=LABELS, packed=True):
 
 @pytest.mark.parametrize("read", [mnist, fashion_mnist])
 @pytest.mark.parametrize("packed", [True, False])
-def test_images_and_labels_come_back(tmp_path, read, packed):
+def test_images_and_labels_round_trip(tmp_path, read, packed):
     write(tmp_path, packed=packed)
     write(tmp_path, "t10k", IMAGES[:2], LABELS[:2], packed=packed)
     arrays = read(str(tmp_path), "train").arrays
@@ -47,14 +47,14 @@ def test_images_and_labels_come_back(tmp_path, read, packed):
     assert bare.tolist() == IMAGES.tolist()
 
 
-def test_files_as_some_programs_unpack_them(tmp_path):
+def test_other_file_names(tmp_path):
     (tmp_path / "train-images.idx3-ubyte").write_bytes(idx(IMAGES))
     (tmp_path / "train-labels.idx1-ubyte").write_bytes(idx(LABELS))
     assert len(mnist(str(tmp_path), "train")) == 5
 
 
 @pytest.mark.parametrize("dtype", CODES)
-def test_every_type(tmp_path, dtype):
+def test_every_dtype(tmp_path, dtype):
     array = np.array([[0, 1, 100], [7, 5, 3]], dtype)
     (tmp_path / "a.idx").write_bytes(idx(array))
     read = read_idx(tmp_path / "a.idx")
@@ -62,7 +62,7 @@ def test_every_type(tmp_path, dtype):
     assert read.tolist() == array.tolist()
 
 
-def test_absent_files_are_named_with_where_to_get_them(tmp_path):
+def test_missing_files_are_named_with_their_address(tmp_path):
     write(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
     with raises_code("data-files-missing", "train-labels-idx1-ubyte.gz", "//ossci-datasets.s3.amazonaws.com/mnist/"):
@@ -79,7 +79,7 @@ def test_absent_files_are_named_with_where_to_get_them(tmp_path):
         mnist(str(tmp_path / "no"), "train")
 
 
-def test_what_does_not_belong_together(tmp_path):
+def test_images_and_labels_that_do_not_match(tmp_path):
     for images, labels, expected in [
         (IMAGES, LABELS[:4], ("data-idx-counts-differ", "5", "train-labels-idx1-ubyte.gz", "4")),
         (LABELS, LABELS, ("data-idx-shape", "mnist", "3", "uint8", "[5]")),
@@ -117,7 +117,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_damaged_files_are_refused_before_memory_is_taken(tmp_path, damage, packed):
+def test_damaged_files_are_refused_before_allocating(tmp_path, damage, packed):
     content, expected = DAMAGED[damage]
     (tmp_path / "a").write_bytes(gzip.compress(content) if packed else content)
     tracemalloc.start()
@@ -129,8 +129,8 @@ def test_damaged_files_are_refused_before_memory_is_taken(tmp_path, damage, pack
         tracemalloc.stop()
 
 
-def test_a_claim_that_gzip_could_hold_takes_what_is_there(tmp_path):
-    """The claim is 60 MB, which a file of this size may hold; there is 1 MB."""
+def test_plausible_gzip_size_does_not_preallocate(tmp_path):
+    """The header claims 60 MB, which gzip could hold in a file of this size; the file holds 1 MB."""
     content = HEADER + struct.pack(">3I", 60, MEGABYTE, 1) + np.random.default_rng(0).bytes(MEGABYTE)
     (tmp_path / "a").write_bytes(gzip.compress(content))
     tracemalloc.start()
@@ -142,7 +142,7 @@ def test_a_claim_that_gzip_could_hold_takes_what_is_there(tmp_path):
         tracemalloc.stop()
 
 
-def test_gzip_that_is_damaged(tmp_path):
+def test_damaged_gzip(tmp_path):
     packed = bytearray(gzip.compress(idx(IMAGES)))
     (tmp_path / "cut").write_bytes(packed[:-20])
     packed[40] ^= 0xFF
@@ -152,7 +152,7 @@ def test_gzip_that_is_damaged(tmp_path):
             read_idx(tmp_path / name)
 
 
-def test_no_file(tmp_path):
+def test_missing_file(tmp_path):
     (tmp_path / "labels-idx1").write_bytes(idx(LABELS))
     with raises_code("data-file-missing", "labels-idx2", "labels-idx1"):
         read_idx(tmp_path / "labels-idx2")

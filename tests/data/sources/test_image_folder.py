@@ -1,4 +1,4 @@
-"""Folders of images, drawn here."""
+"""Tests of ImageFolder with generated images."""
 
 import pickle
 import struct
@@ -17,8 +17,8 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
 
 
 @pytest.fixture
-def place(tmp_path):
-    """Two classes; in one of them a folder in a folder, a JPEG, a hidden file and a file of another kind."""
+def folder(tmp_path):
+    """Return a folder of two classes; one has a nested folder with a JPEG, a hidden file and a text file."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "dog" / "young").mkdir(parents=True)
     Image.fromarray(PIXELS).save(tmp_path / "cat" / "b.png")
@@ -29,10 +29,10 @@ def place(tmp_path):
     return tmp_path
 
 
-def test_classes_are_directories_and_files_are_sorted(place):
-    data = ImageFolder(place, scaled=False)
+def test_classes_are_directories_and_files_are_sorted(folder):
+    data = ImageFolder(folder, scaled=False)
     assert data.classes == ["cat", "dog"]
-    assert [path.removeprefix(f"{place}/") for path in data.files] == ["cat/a.PNG", "cat/b.png", "dog/young/c.jpeg"]
+    assert [path.removeprefix(f"{folder}/") for path in data.files] == ["cat/a.PNG", "cat/b.png", "dog/young/c.jpeg"]
     items = [data[i] for i in range(len(data))]
     assert [item["label"].item() for item in items] == [0, 0, 1]
     assert items[0]["label"].dtype == np.int32
@@ -41,25 +41,25 @@ def test_classes_are_directories_and_files_are_sorted(place):
     assert np.abs(items[2]["image"].astype(int) - [200, 100, 50]).max() <= 3  # JPEG rounds
 
 
-def test_pixels_are_scaled_and_batched(place):
-    loader = DataLoaderBuilder().batch_size(3).build(ImageFolder(place))
+def test_pixels_are_scaled_and_batched(folder):
+    loader = DataLoaderBuilder().batch_size(3).build(ImageFolder(folder))
     (batch,) = list(loader)
     assert batch["image"].shape == (3, 6, 5, 3)
     assert batch["image"].dtype == np.float32
     np.testing.assert_allclose(batch["image"][1], PIXELS / 255, rtol=1e-6)
 
 
-def test_modes_and_sizes(place):
-    grey = ImageFolder(place, mode="L", scaled=False)[1]["image"]
+def test_modes_and_sizes(folder):
+    grey = ImageFolder(folder, mode="L", scaled=False)[1]["image"]
     red, green, blue = np.moveaxis(PIXELS.astype(float), -1, 0)
     assert np.abs(grey - (0.299 * red + 0.587 * green + 0.114 * blue)).max() <= 1
-    assert ImageFolder(place, mode="RGBA", scaled=False)[1]["image"][..., 3].tolist() == [[255] * 5] * 6
-    resized = ImageFolder(place, size=[3, 10], scaled=False)[2]["image"]
+    assert ImageFolder(folder, mode="RGBA", scaled=False)[1]["image"][..., 3].tolist() == [[255] * 5] * 6
+    resized = ImageFolder(folder, size=[3, 10], scaled=False)[2]["image"]
     assert resized.shape == (3, 10, 3)
     assert np.abs(resized.astype(int) - [200, 100, 50]).max() <= 3
 
 
-def test_sixteen_bits_are_not_cut(tmp_path):
+def test_sixteen_bits_are_kept(tmp_path):
     (tmp_path / "a").mkdir()
     Image.fromarray(np.array([[0, 256], [40_000, 65_535]], np.uint16)).save(tmp_path / "a" / "a.png")
     assert ImageFolder(tmp_path, mode="I;16", scaled=False)[0]["image"].tolist() == [[0, 256], [40_000, 65_535]]
@@ -68,34 +68,34 @@ def test_sixteen_bits_are_not_cut(tmp_path):
         ImageFolder(tmp_path)[0]
 
 
-def test_classes_in_an_order_of_ones_own(place):
-    data = ImageFolder(place, classes=["dog", "fox", "cat"])
+def test_classes_in_a_given_order(folder):
+    data = ImageFolder(folder, classes=["dog", "fox", "cat"])
     assert [data[i]["label"].item() for i in range(3)] == [0, 2, 2]
     with raises_code("data-class-unknown", "'dogs'", name="dog"):
-        ImageFolder(place, classes=["cat", "dogs"])
+        ImageFolder(folder, classes=["cat", "dogs"])
 
 
-def test_it_can_be_sent(place):
-    sent = pickle.loads(pickle.dumps(ImageFolder(place)))
+def test_pickling(folder):
+    sent = pickle.loads(pickle.dumps(ImageFolder(folder)))
     np.testing.assert_allclose(sent[1]["image"], PIXELS / 255, rtol=1e-6)
 
 
-def test_images_of_other_sizes_are_named_by_the_batch(place):
-    Image.new("RGB", (4, 4)).save(place / "cat" / "c.png")
+def test_images_of_other_sizes_are_named_by_the_batch(folder):
+    Image.new("RGB", (4, 4)).save(folder / "cat" / "c.png")
     with raises_code("batch-item-shapes-differ", "image", "[6, 5, 3]", "0", "1", "3", "[4, 4, 3]", "2"):
-        list(DataLoaderBuilder().batch_size(4).build(ImageFolder(place)))
+        list(DataLoaderBuilder().batch_size(4).build(ImageFolder(folder)))
 
 
-def test_damaged_images_are_named(place):
-    whole = (place / "cat" / "b.png").read_bytes()
+def test_damaged_images_are_named(folder):
+    whole = (folder / "cat" / "b.png").read_bytes()
     for content in (b"", b"GIF89a" + bytes(50), whole[:60], whole[:-30]):
-        (place / "cat" / "b.png").write_bytes(content)
+        (folder / "cat" / "b.png").write_bytes(content)
         with raises_code("data-image-unreadable", "cat/b.png"):
-            ImageFolder(place)[1]
+            ImageFolder(folder)[1]
 
 
 def png(width, height):
-    """A PNG file that claims a size, and has one row."""
+    """Return a PNG file that claims a size, and has one row."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -104,33 +104,33 @@ def png(width, height):
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(width + 1))) + chunk(b"IEND", b"")
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(place):
-    (place / "cat" / "b.png").write_bytes(png(9000, 9000))
+def test_image_bomb_is_refused_before_decoding(folder):
+    (folder / "cat" / "b.png").write_bytes(png(9000, 9000))
     with raises_code("data-image-unreadable", "9000", "max_pixels", "67108864"):
-        ImageFolder(place)[1]
-    (place / "cat" / "b.png").write_bytes(png(10**6, 10**6))
+        ImageFolder(folder)[1]
+    (folder / "cat" / "b.png").write_bytes(png(10**6, 10**6))
     with raises_code("data-image-unreadable", "b.png"):
-        ImageFolder(place)[1]
+        ImageFolder(folder)[1]
     with raises_code("data-image-unreadable", "6", "5", "max_pixels", "29"):
-        ImageFolder(place, max_pixels=29)[0]
+        ImageFolder(folder, max_pixels=29)[0]
 
 
-def test_folders_that_are_wrong(place, tmp_path_factory):
+def test_wrong_folders_and_arguments(folder, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
-    (place / "bird").mkdir()
+    (folder / "bird").mkdir()
     for directory, options, expected in [
-        (place, {}, ("data-images-missing", ".png", ".jpg", ".jpeg", "bird")),
+        (folder, {}, ("data-images-missing", ".png", ".jpg", ".jpeg", "bird")),
         (empty, {}, ("data-classes-missing",)),
         (empty / "no", {}, ("data-directory-missing", "no", "directory/CLASS/NAME.png")),
-        (place, {"mode": "RBG"}, ("data-image-mode-unknown", "RBG", "'RGB'")),
-        (place, {"size": [3]}, ("data-image-size-value", "[3]")),
-        (place, {"size": [0, 3]}, ("data-number-value", "size", "0", "1")),
+        (folder, {"mode": "RBG"}, ("data-image-mode-unknown", "RBG", "'RGB'")),
+        (folder, {"size": [3]}, ("data-image-size-value", "[3]")),
+        (folder, {"size": [0, 3]}, ("data-number-value", "size", "0", "1")),
     ]:
         with raises_code(*expected):
             ImageFolder(directory, **options)
 
 
-def test_without_pillow_the_error_says_what_to_install(place, monkeypatch):
+def test_missing_package_raises_with_install_command(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with raises_code("package-missing", "ImageFolder", install_hint("images")):
-        ImageFolder(place)
+        ImageFolder(folder)

@@ -1,4 +1,4 @@
-"""Small files that hold very much are refused before they take the memory, and special files before they block."""
+"""Tests that small files of large contents are refused before they take memory, and special files before they block."""
 
 import contextlib
 import gzip
@@ -28,7 +28,7 @@ MEGABYTE = 2**20
 LIMIT = MEGABYTE
 
 
-def packed(path, *parts):
+def write_gzip(path, *parts):
     with gzip.open(path, "wb") as file:
         for part in parts:
             file.write(part)
@@ -59,8 +59,8 @@ JSON = {
     [(sources.csv, parts) for parts in CSV.values()] + [(sources.json_lines, parts) for parts in JSON.values()],
     ids=[*CSV, *(f"JSON, {name}" for name in JSON)],
 )
-def test_texts_that_unpack_without_end(tmp_path, monkeypatch, read, parts, limit):
-    path = packed(tmp_path / "a.gz", *parts)
+def test_large_texts_are_refused(tmp_path, monkeypatch, read, parts, limit):
+    path = write_gzip(tmp_path / "a.gz", *parts)
     monkeypatch.setattr(input_files, "LEAST_MEMORY", LIMIT)
     monkeypatch.setattr(input_files, "MEMORY_RATIO", 1)
     tracemalloc.start()
@@ -87,7 +87,7 @@ def test_texts_that_unpack_without_end(tmp_path, monkeypatch, read, parts, limit
         (ndjson, ('{"a": "x\U0001d11e' + "x" * 45_000 + '"}\n').encode()),
     ],
 )
-def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, content):
+def test_reserved_memory_suffices(tmp_path, monkeypatch, module, content):
     budgets = []
 
     class Budget(MemoryBudget):
@@ -112,11 +112,11 @@ def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, co
     finally:
         tracemalloc.stop()
     assert peak < budgets[1]._reserved + MEGABYTE // 4
-    assert budgets[1]._reserved < 80 * len(content)  # and so what is not packed is never refused
+    assert budgets[1]._reserved < 80 * len(content)  # files without compression are never refused
 
 
-def test_what_needs_more_is_read_where_it_is_allowed(tmp_path):
-    path = packed(tmp_path / "a.csv.gz", b"a,b\n", b"10,20\n" * 10_000)
+def test_max_memory(tmp_path):
+    path = write_gzip(tmp_path / "a.csv.gz", b"a,b\n", b"10,20\n" * 10_000)
     with raises_code("data-file-too-large", "a.csv"):
         sources.csv(path, max_memory=LIMIT)
     assert len(sources.csv(path, max_memory=20 * LIMIT)) == 10_000
@@ -141,7 +141,7 @@ def zeros(count):
 
 
 def texts(count):
-    """Made where it is written: it has a gigabyte."""
+    """Return texts of a kilobyte each."""
     return pa.array(["x" * 1000]).take(zeros(count))
 
 
@@ -165,7 +165,7 @@ def lists(count):
         (sources.arrow, feather("zstd"), one_text, 2**26),
     ],
 )
-def test_columns_that_unpack_without_end(tmp_path, read, write, make, count):
+def test_large_columns_are_refused(tmp_path, read, write, make, count):
     path = tmp_path / "a.file"
     write(path, pa.table({"x": make(count)}))
     assert path.stat().st_size < MEGABYTE
@@ -179,7 +179,7 @@ def test_columns_that_unpack_without_end(tmp_path, read, write, make, count):
     assert pool.max_memory() < LIMIT + 2 * MEGABYTE
 
 
-def test_equal_texts_are_one_object(tmp_path):
+def test_equal_texts_share_memory(tmp_path):
     parquet(tmp_path / "a.file", pa.table({"x": ["cat" * 1000, "dog"] * 10_000}))
     tracemalloc.start()
     try:
@@ -190,8 +190,8 @@ def test_equal_texts_are_one_object(tmp_path):
     assert table.arrays["x"].tolist() == [0, 1] * 10_000
 
 
-def test_a_stream_that_ends_before_its_footer_says(tmp_path):
-    """Read as streams, files of Arrow may lack whole batches at their end."""
+def test_truncated_arrow_file(tmp_path):
+    """Read as a stream, an Arrow file could lack whole batches at its end."""
     table = pa.table({"x": np.arange(100)})
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
         writer.write_table(table, 10)
@@ -203,7 +203,7 @@ def test_a_stream_that_ends_before_its_footer_says(tmp_path):
         sources.arrow(tmp_path / "b.arrow")
 
 
-# -- files that are none -----------------------------------------------------------------------------------------------
+# -- special files -----------------------------------------------------------------------------------------------------
 
 READERS = {
     "a.csv": sources.csv,
@@ -225,7 +225,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_pipes_sockets_and_devices_are_refused_before_they_are_opened(tmp_path, name):
+def test_pipes_and_devices_are_refused(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path)
@@ -237,8 +237,8 @@ def test_pipes_sockets_and_devices_are_refused_before_they_are_opened(tmp_path, 
         READERS[name](path)
 
 
-def test_a_socket_is_no_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a socket's path is short
+def test_socket_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # paths of sockets are limited
     with socket.socket(socket.AF_UNIX) as opened:
         opened.bind("a.csv")
         with raises_code("data-file-not-regular", "csv", path="a.csv", kind="a socket"):
@@ -246,13 +246,13 @@ def test_a_socket_is_no_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_name_that_is_too_long(tmp_path, name):
+def test_too_long_name(tmp_path, name):
     path = Path(f"{tmp_path / ('long' * 100)}{Path(name).suffix}")
     with pytest.raises(LearnerError, match=r"longlong.* cannot be read|longlong.* is not a directory"):
         READERS[name](path / "class" / "a" if "/" in name or "-" in name or "_" in name else path)
 
 
-def test_homes_of_nobody_and_names_in_bytes(tmp_path):
+def test_unknown_home_and_names_in_bytes(tmp_path):
     with raises_code("data-path-not-found", "csv", "Could not determine home", path="~no-such-user/a.csv"):
         sources.csv("~no-such-user/a.csv")
 
@@ -264,10 +264,10 @@ def test_homes_of_nobody_and_names_in_bytes(tmp_path):
         sources.csv(InBytes())
 
 
-# -- what raised other errors ------------------------------------------------------------------------------------------
+# -- regressions -------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_that_make_no_dataset_are_named(tmp_path):
+def test_arrays_of_no_dataset(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w"):
         pass
     with raises_code("data-file-unreadable", "a.npz", "ArrayDataset"):
@@ -277,13 +277,13 @@ def test_arrays_that_make_no_dataset_are_named(tmp_path):
         sources.numpy_arrays(str(tmp_path / "b.npz"))
 
 
-def test_encodings_that_fail_as_a_whole(tmp_path):
+def test_wrong_encoding(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     with raises_code("data-file-malformed", "a.csv", "utf-16"):
         sources.csv(tmp_path / "a.csv", encoding="utf-16")
 
 
-def test_millions_of_wrong_cells_make_few_messages(tmp_path):
+def test_many_wrong_cells_take_little_memory(tmp_path):
     (tmp_path / "a.csv").write_text("a\n" + "x\n" * 10_000)
     tracemalloc.start()
     try:
@@ -294,7 +294,7 @@ def test_millions_of_wrong_cells_make_few_messages(tmp_path):
         tracemalloc.stop()
 
 
-def test_images_that_claim_too_much(tmp_path):
+def test_image_bomb_is_refused(tmp_path):
     (tmp_path / "class").mkdir()
     path = tmp_path / "class" / "a.png"
     Image.new("L", (1, 1)).save(path)
@@ -312,21 +312,21 @@ def test_images_that_claim_too_much(tmp_path):
         tracemalloc.stop()
 
 
-def test_texts_in_lists_are_not_made_an_array(tmp_path):
-    """NumPy's arrays of texts are as wide as the longest: 40 GB here, from 40 KB."""
+def test_long_texts_in_lists_are_refused(tmp_path):
+    """Arrays of texts are as wide as the longest text: 40 GB here."""
     (tmp_path / "a.jsonl").write_text('{"a": ["' + "x" * 1_000_000 + '"' + ', ""' * 10_000 + "]}\n")
     with raises_code("data-columns-unreadable", "1", "'a'"):
         sources.json_lines(tmp_path / "a.jsonl")
 
 
-def test_lists_of_other_things(tmp_path):
+def test_wrong_lists(tmp_path):
     for content in ('[1, "b"]', "[1, null]", "[{}]", "[" * 40 + "]" * 40, "[[1], 2]", "[[1, 2], [3]]", f"[{10**30}]"):
         (tmp_path / "a.jsonl").write_text(f'{{"a": {content}}}\n')
         with raises_code("data-columns-unreadable", "a.jsonl", "1", "'a'"):
             sources.json_lines(tmp_path / "a.jsonl")
 
 
-def test_numbers_in_one_piece_stay_on_the_disk_whatever_their_size(tmp_path):
+def test_contiguous_columns_are_mapped_without_a_limit(tmp_path):
     for chunk, path in ((MEGABYTE, tmp_path / "a.arrow"), (MEGABYTE // 2, tmp_path / "b.arrow")):
         table = pa.table({"x": np.arange(MEGABYTE)})
         pa.feather.write_feather(table, str(path), compression="uncompressed", chunksize=chunk)

@@ -1,4 +1,4 @@
-"""JSON lines, as columns."""
+"""Tests of JSON lines as columns."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ def test_rows_of_several_files(write, tmp_path):
         json_lines([first, write({"x": [1, 2, 3]})])
 
 
-def test_a_key_that_is_not_everywhere(write):
+def test_missing_keys(write):
     path = write({"a": 1, "b": 2}, {"a": 3}, {"a": 4, "b": None})
     with raises_code("data-columns-unreadable", "2", "'b'", "3"):
         json_lines(path)
@@ -67,12 +67,12 @@ def test_a_key_that_is_not_everywhere(write):
         ([{}], "data-columns-unreadable", ()),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(write, lines, code, values):
+def test_errors_name_the_line(write, lines, code, values):
     with raises_code(code, *values):
         json_lines(write(*lines))
 
 
-def test_no_such_key_and_no_such_file(write):
+def test_unknown_key_and_missing_file(write):
     path = write({"text": 1})
     with raises_code("data-columns-unreadable", "'txt'", "'text'"):
         json_lines(path, {"x": "txt"})
@@ -80,12 +80,12 @@ def test_no_such_key_and_no_such_file(write):
         json_lines(path.parent / "b.jsonl")
 
 
-def test_a_line_without_an_end(write, monkeypatch):
+def test_too_long_line(write, monkeypatch):
     monkeypatch.setattr("learner.data.sources.ndjson.LONGEST", 100)
     with raises_code("data-file-malformed", "2", "100"):
         json_lines(write({"a": 1}, {"a": [0] * 100}))
 
 
-def test_objects_that_are_not_alike_are_lines(write):
+def test_objects_with_different_keys_as_lines(write):
     lines = Lines(write({"text": "a"}, {"tokens": [1, 2, 3]}))
     assert [json.loads(line) for line in lines] == [{"text": "a"}, {"tokens": [1, 2, 3]}]

@@ -1,4 +1,4 @@
-"""NumPy's files: mapped where that can be, and refused where they claim what they have not."""
+"""Tests of numpy_arrays: files are mapped if possible, and refused if they claim more than they hold."""
 
 import pickle
 import struct
@@ -17,18 +17,18 @@ Y = np.arange(6, dtype=np.int64)
 
 
 def memory_of(array):
-    """What an array is a view of, in the end."""
+    """Return the object whose memory an array is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.base
 
 
-def mapped(array):
+def is_mapped(array):
     return type(memory_of(array)).__name__ == "mmap"
 
 
 @pytest.fixture
-def place(tmp_path):
+def folder(tmp_path):
     (tmp_path / "both").mkdir()
     np.save(tmp_path / "both" / "x.npy", X)
     np.save(tmp_path / "both" / "y.npy", Y)
@@ -36,50 +36,50 @@ def place(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["directory", "paths", "file"])
-def test_npy_files_are_mapped(place, kind):
-    both = place / "both"
+def test_npy_files_are_mapped(folder, kind):
+    both = folder / "both"
     path = {"directory": both, "paths": {"x": f"{both}/x.npy", "y": f"{both}/y.npy"}, "file": both / "x.npy"}[kind]
     data = numpy_arrays(path)
     assert isinstance(data, ArrayDataset)
     assert list(data.arrays) == (["x"] if kind == "file" else ["x", "y"])
     np.testing.assert_array_equal(data.arrays["x"], X)
-    assert all(map(mapped, data.arrays.values()))
+    assert all(map(is_mapped, data.arrays.values()))
     loader = DataLoaderBuilder().batch_size(4).build(data)
     np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in loader]), X)
 
 
-def test_a_change_on_the_disk_is_seen_and_none_can_be_made(place):
-    """So it is the file, and no copy."""
-    data = numpy_arrays(place / "both")
-    np.load(place / "both" / "y.npy", mmap_mode="r+")[0] = 77
+def test_arrays_are_the_file_and_read_only(folder):
+    """Arrays are the file, not a copy, and are read-only."""
+    data = numpy_arrays(folder / "both")
+    np.load(folder / "both" / "y.npy", mmap_mode="r+")[0] = 77
     assert data[0]["y"] == 77
     with pytest.raises(ValueError, match="read-only"):
         data.arrays["y"][0] = 1
 
 
-def test_it_travels_as_a_path(place):
-    sent = pickle.dumps(numpy_arrays(place / "both"))
+def test_pickle_contains_the_path_only(folder):
+    sent = pickle.dumps(numpy_arrays(folder / "both"))
     assert len(sent) < 1000
     np.testing.assert_array_equal(pickle.loads(sent).arrays["x"], X)
 
 
 @pytest.mark.parametrize("name", ["x", "xy", "xyz", "wxyz"])
-def test_archives_are_mapped_wherever_their_arrays_are(tmp_path, name):
-    """Names of other lengths move them; NumPy wants floats at multiples of four bytes."""
+def test_uncompressed_archives_are_mapped(tmp_path, name):
+    """The length of the name moves the array: NumPy needs floats at multiples of four bytes to be aligned."""
     np.savez(tmp_path / "a.npz", **{name: X, "y": Y})
     data = numpy_arrays(tmp_path / "a.npz")
     assert len(data) == 6
     np.testing.assert_array_equal(np.stack([data[i][name] for i in range(6)]), X)
     assert [data[i]["y"].item() for i in range(6)] == Y.tolist()
     arrays = data.arrays if isinstance(data, ArrayDataset) else data._rows.arrays
-    assert all(map(mapped, arrays.values()))
+    assert all(map(is_mapped, arrays.values()))
     (batch,) = DataLoaderBuilder().batch_size(6).build(pickle.loads(pickle.dumps(data)))
     np.testing.assert_array_equal(batch[name], X)
     assert batch[name].flags.aligned
 
 
-def test_many_rows_are_taken_at_once_only_where_that_reads_no_more_than_those(tmp_path):
-    """NumPy's `take` copies the whole of an array that is not aligned."""
+def test_unaligned_arrays_are_read_by_rows(tmp_path):
+    """NumPy's `take` copies a whole array that is not aligned; such arrays are read row by row."""
     kinds = set()
     for name in ("x", "xy", "xyz", "wxyz"):
         np.savez(tmp_path / "a.npz", **{name: X})
@@ -90,7 +90,7 @@ def test_many_rows_are_taken_at_once_only_where_that_reads_no_more_than_those(tm
     assert kinds == {"MappedArrays", "MappedRows"}
 
 
-def test_arrays_in_fortran_order_are_read_row_by_row(tmp_path):
+def test_arrays_in_fortran_order_are_read_by_rows(tmp_path):
     np.save(tmp_path / "x.npy", np.asfortranarray(X))
     data = numpy_arrays(tmp_path / "x.npy")
     assert not isinstance(data, ArrayDataset)
@@ -103,7 +103,7 @@ def test_compressed_archives_are_in_memory(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=X, y=Y)
     data = numpy_arrays(tmp_path / "a.npz")
     np.testing.assert_array_equal(data.arrays["x"], X)
-    assert not mapped(data.arrays["x"])
+    assert not is_mapped(data.arrays["x"])
 
 
 def header(shape, dtype="<f4"):
@@ -124,7 +124,7 @@ def header(shape, dtype="<f4"):
     ],
 )
 @pytest.mark.parametrize("packed", [True, False])
-def test_damaged_files_are_refused_before_memory_is_taken(tmp_path, content, message, packed):
+def test_damaged_files_are_refused_before_allocating(tmp_path, content, message, packed):
     path = tmp_path / ("a.npz" if packed else "a.npy")
     if packed:
         with zipfile.ZipFile(path, "w") as archive:
@@ -140,10 +140,10 @@ def test_damaged_files_are_refused_before_memory_is_taken(tmp_path, content, mes
         tracemalloc.stop()
 
 
-def test_what_is_no_array(place):
-    (place / "notes.txt").write_text("x")
-    (place / "empty").mkdir()
-    (place / "a.npz").write_bytes(b"PK")
+def test_wrong_files(folder):
+    (folder / "notes.txt").write_text("x")
+    (folder / "empty").mkdir()
+    (folder / "a.npz").write_bytes(b"PK")
     for path, expected in {
         "notes.txt": ("data-file-suffix", "'.txt'"),
         "empty": ("data-files-missing", "empty"),
@@ -151,7 +151,7 @@ def test_what_is_no_array(place):
         "both/z.npy": ("data-file-missing",),
     }.items():
         with raises_code(*expected):
-            numpy_arrays(place / path)
-    np.save(place / "both" / "y.npy", Y[:5])
+            numpy_arrays(folder / path)
+    np.save(folder / "both" / "y.npy", Y[:5])
     with raises_code("data-file-unreadable", "[6, 4]", "[5]"):
-        numpy_arrays(place / "both")
+        numpy_arrays(folder / "both")

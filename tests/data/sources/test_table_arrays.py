@@ -1,4 +1,4 @@
-"""Columns of values that have types, and rows of lists."""
+"""Tests of converting columns of values to arrays."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from learner.data.sources.table_arrays import Table, table
 from tests.support.codes import raises_code
 
 
-def made(cells, missing=None, **options):
+def make_table(cells, missing=None, **options):
     options = {"fields": None, "dtypes": None, "labels": None, "missing": missing} | options
     return table("t", parse_columns("t", list(cells), **options), cells, lambda row: f"row {row}")
 
@@ -30,14 +30,14 @@ def made(cells, missing=None, **options):
         (np.array([1, 2.5]), np.float64),
     ],
 )
-def test_types_follow_the_values(values, dtype):
-    array = made({"a": values}).arrays["a"]
+def test_dtypes_follow_the_values(values, dtype):
+    array = make_table({"a": values}).arrays["a"]
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, np.array(values, dtype))
 
 
 def test_several_columns_are_the_last_axis():
-    arrays = made(
+    arrays = make_table(
         {"a": [1, 2], "b": [3, 4], "c": [[1, 2], [3, 4]], "d": [[5, 6], [7, 8]]},
         fields={"x": ["b", "a"], "y": ["c", "d"]},
     ).arrays
@@ -46,10 +46,10 @@ def test_several_columns_are_the_last_axis():
 
 
 def test_labels_of_several_columns_are_one_list():
-    made_of = made({"a": ["x", "z"], "b": ["y", "x"]}, fields={"l": ["a", "b"]}, labels={"l": None})
-    assert made_of.arrays["l"].tolist() == [[0, 1], [2, 0]]
-    assert made_of.labels == {"l": ("x", "y", "z")}
-    assert isinstance(made_of, Table)
+    labeled = make_table({"a": ["x", "z"], "b": ["y", "x"]}, fields={"l": ["a", "b"]}, labels={"l": None})
+    assert labeled.arrays["l"].tolist() == [[0, 1], [2, 0]]
+    assert labeled.labels == {"l": ("x", "y", "z")}
+    assert isinstance(labeled, Table)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_labels_of_several_columns_are_one_list():
         ({"a": []}, {}, "data-without-rows", ("t",)),
     ],
 )
-def test_what_does_not_fit_is_named(cells, options, code, values):
+def test_wrong_cells(cells, options, code, values):
     with raises_code(code, *values):
-        made(cells, **options)
+        make_table(cells, **options)
 
 
 @pytest.mark.parametrize(
@@ -101,26 +101,26 @@ def test_what_does_not_fit_is_named(cells, options, code, values):
         ({"missing": True, "fields": 1}, "data-columns-unreadable", ("2",)),
     ],
 )
-def test_options_that_are_none(options, code, values):
+def test_wrong_options(options, code, values):
     with raises_code(code, *values):
-        made({"a": [1, 2]}, **options)
+        make_table({"a": [1, 2]}, **options)
 
 
-def test_lists_are_short_for_columns_by_their_names():
-    short = made({"a": [1, 2], "b": ["y", "x"], "c": [3, 4]}, fields=["b", "a"], labels=["b"])
+def test_lists_of_column_names():
+    short = make_table({"a": [1, 2], "b": ["y", "x"], "c": [3, 4]}, fields=["b", "a"], labels=["b"])
     assert {name: array.tolist() for name, array in short.arrays.items()} == {"a": [1, 2], "b": [1, 0]}
 
 
-def test_a_float_may_be_rounded_by_its_type():
-    array = made({"a": [0.1, float("nan")]}, dtypes={"a": "float16"}).arrays["a"]
+def test_floats_are_rounded_to_the_dtype():
+    array = make_table({"a": [0.1, float("nan")]}, dtypes={"a": "float16"}).arrays["a"]
     np.testing.assert_array_equal(array, np.float16([0.1, np.nan]))
-    assert made({"a": [1, None]}, missing=0, dtypes={"a": "uint8"}).arrays["a"].tolist() == [1, 0]
+    assert make_table({"a": [1, None]}, missing=0, dtypes={"a": "uint8"}).arrays["a"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
     ("text", "hint"), [("2024-01-31", "of dates"), ("2024-01-31 12:00", "of dates"), ("north", "labels=")]
 )
-def test_texts_that_are_no_numbers_have_a_remedy(text, hint):
-    """To number dates like labels would lose their order."""
+def test_hints_for_texts(text, hint):
+    """Labels would lose the order of dates, so the hint for dates is another one."""
     with raises_code("data-columns-unreadable", repr(text), hint):
-        made({"a": [text]})
+        make_table({"a": [text]})

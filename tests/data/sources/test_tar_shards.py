@@ -1,4 +1,4 @@
-"""Archives of samples, written here by Python's `tarfile`, and archives that claim too much."""
+"""Tests of TarShards with archives of Python's `tarfile`, and with hostile archives."""
 
 import io
 import json
@@ -16,22 +16,22 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)
 VECTORS = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
 
 
-def saved(save, *how):
+def save_to_bytes(save, *options):
     stream = io.BytesIO()
-    save(stream, *how)
+    save(stream, *options)
     return stream.getvalue()
 
 
-def npy(array, **how):
-    return saved(lambda stream: np.save(stream, array, **how))
+def npy(array, **options):
+    return save_to_bytes(lambda stream: np.save(stream, array, **options))
 
 
 def png(pixels):
-    return saved(lambda stream: Image.fromarray(pixels).save(stream, "PNG"))
+    return save_to_bytes(lambda stream: Image.fromarray(pixels).save(stream, "PNG"))
 
 
-def write(path, files, **how):
-    with tarfile.open(path, "w", **how) as archive:
+def write(path, files, **options):
+    with tarfile.open(path, "w", **options) as archive:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -51,7 +51,7 @@ def sample(number):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Two archives of two samples, in folders."""
+    """Return a folder of two archives with two samples each."""
     for shard in (0, 1):
         numbers = (2 * shard, 2 * shard + 1)
         files = {f"train/{n:04}.{extension}": x for n in numbers for extension, x in sample(n).items()}
@@ -69,16 +69,16 @@ def test_samples_are_decoded_by_their_extensions(shards):
         assert item["txt"] == f"grün {number}"
 
 
-def test_fields_choose_and_name(shards):
+def test_fields(shards):
     data = TarShards(str(shards / "part-1.tar"), {"image": ["jpg", "png"], "label": "cls"}, size=[3, 4], mode="L")
     item = data[1]
     assert (item["label"].item(), item["image"].shape, item["image"].dtype) == (3, (3, 4), np.float32)
     assert list(item) == ["image", "label"]
 
 
-def test_extensions_may_differ_between_samples_and_have_parts(tmp_path):
+def test_alternative_and_compound_extensions(tmp_path):
     files = {"a.seg.png": png(PIXELS[0]), "b.SEG.PNG": png(PIXELS[1]), ".hidden": b"", "README": b"", "c.seg.jpg": b""}
-    jpeg = saved(lambda stream: Image.new("RGB", (5, 6), (200, 100, 50)).save(stream, "JPEG"))
+    jpeg = save_to_bytes(lambda stream: Image.new("RGB", (5, 6), (200, 100, 50)).save(stream, "JPEG"))
     data = TarShards(
         write(tmp_path / "a.tar", {**files, "c.seg.jpg": jpeg}), {"mask": ["seg.png", "seg.jpg"]}, scaled=False
     )
@@ -86,7 +86,7 @@ def test_extensions_may_differ_between_samples_and_have_parts(tmp_path):
     assert np.abs(data[2]["mask"].astype(int) - [200, 100, 50]).max() <= 3
 
 
-def test_batches_are_those_of_every_dataset(shards):
+def test_batches(shards):
     data = TarShards([str(shards / "part-0.tar"), str(shards / "part-1.tar")], {"x": "npy", "label": "cls"})
     loader = DataLoaderBuilder().batch_size(2).shuffle(seed=0).build(pickle.loads(pickle.dumps(data)))
     epoch = list(loader.epoch(3))
@@ -127,7 +127,7 @@ def test_fortran_order(tmp_path):
         ({"a.png": png(PIXELS[0])}, {"mode": "rgb"}, "data-image-mode-unknown"),
     ],
 )
-def test_archives_and_arguments_that_do_not_fit(tmp_path, files, options, code):
+def test_wrong_archives_and_arguments(tmp_path, files, options, code):
     with raises_code(code):
         TarShards(write(tmp_path / "a.tar", files), **options)
 
@@ -145,19 +145,19 @@ def test_archives_and_arguments_that_do_not_fit(tmp_path, files, options, code):
         ("a.png", png(PIXELS[0])[:60], "data-image-unreadable"),
     ],
 )
-def test_a_file_that_cannot_be_decoded_is_named(tmp_path, name, content, code):
+def test_undecodable_file_is_named(tmp_path, name, content, code):
     data = TarShards(write(tmp_path / "a.tar", {name: content}))
     with raises_code(code, f"a.tar, sample 0, {name[2:]}"):
         data[0]
 
 
-def test_an_image_of_many_pixels(tmp_path):
+def test_max_pixels(tmp_path):
     data = TarShards(write(tmp_path / "a.tar", {"a.png": png(PIXELS[0])}), max_pixels=29)
     with raises_code("data-image-unreadable", "max_pixels is 29"):
         data[0]
 
 
-def test_a_file_that_is_there_twice(tmp_path):
+def test_duplicate_file(tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as archive:
         for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_file_that_is_there_twice(tmp_path):
         TarShards(path)
 
 
-def test_no_such_archive(tmp_path):
+def test_missing_archives(tmp_path):
     with raises_code("data-file-missing"):
         TarShards(tmp_path / "a.tar")
     with raises_code("data-files-missing"):
@@ -209,14 +209,14 @@ def header(name="a.txt", size=0, kind=tarfile.REGTYPE, **more):
         (header() + b"x" * 512, "data-archive-damaged"),
     ],
 )
-def test_archives_that_claim_what_they_have_not(tmp_path, content, code):
+def test_hostile_archives(tmp_path, content, code):
     path = tmp_path / "a.tar"
     path.write_bytes(content)
     with raises_code(code, "a.tar"):
         TarShards(path)
 
 
-def test_an_archive_that_was_cut(tmp_path):
+def test_truncated_archive(tmp_path):
     files = {f"{number}.{name}": b"x" * 700 for number in range(2) for name in ("txt", "log.txt")}
     whole = write(tmp_path / "a.tar", files).read_bytes()
     end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
@@ -229,7 +229,7 @@ def test_an_archive_that_was_cut(tmp_path):
     assert len(TarShards(path)) == 2
 
 
-def test_a_damaged_header(tmp_path):
+def test_damaged_header(tmp_path):
     path = write(tmp_path / "a.tar", {f"{number}.txt": b"x" * 100 for number in range(3)})
     content = bytearray(path.read_bytes())
     content[1024 + 3] ^= 1
@@ -238,7 +238,7 @@ def test_a_damaged_header(tmp_path):
         TarShards(path)
 
 
-def test_an_archive_that_was_shortened_later(tmp_path):
+def test_archive_truncated_after_opening(tmp_path):
     path = write(tmp_path / "a.tar", {"a.txt": b"1" * 100})
     data = TarShards(path)
     path.write_bytes(path.read_bytes()[:550])

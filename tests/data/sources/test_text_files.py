@@ -1,4 +1,4 @@
-"""Text files: lines, and windows of bytes or characters."""
+"""Tests of Lines and TextWindows."""
 
 import pickle
 
@@ -36,7 +36,7 @@ def test_lines(write, monkeypatch, content, lines, chunk):
     assert [read[i] for i in range(len(read))] == list(read) == lines
 
 
-def test_lines_that_are_not_blank_and_in_another_encoding(write):
+def test_skip_blank_and_encoding(write):
     read = Lines(write(" \nä\n\t\nb", "latin-1"), encoding="latin-1", skip_blank=True)
     assert list(read) == ["ä", "b"]
     assert list(pickle.loads(pickle.dumps(read))) == ["ä", "b"]
@@ -48,7 +48,7 @@ def test_lines_with_a_batcher(write):
     assert [batch["n"].tolist() for batch in loader.build(Lines(write("a\nbb\nccc")))] == [[1, 2], [3]]
 
 
-def test_lines_that_are_wrong(write, tmp_path):
+def test_wrong_lines(write, tmp_path):
     read = Lines(write(b"good\nb\xffd\n"), skip_blank=True)
     assert read[0] == "good"
     with raises_code("data-line-unreadable", "a.txt", "2", "'utf-8'"):
@@ -112,11 +112,11 @@ def test_windows_of_characters(write):
         ({"level": "characters", "encoding": "utf-9"}, "data-text-encoding", ("unknown encoding",)),
     ],
 )
-def test_windows_that_are_wrong(write, options, code, values):
+def test_wrong_windows(write, options, code, values):
     with raises_code(code, *values):
         TextWindows(write("ab\nca"), **{"length": 2, **options})
 
 
-def test_text_that_is_not_in_its_encoding(write):
+def test_undecodable_text(write):
     with raises_code("data-text-encoding", "a.txt", line=1, encoding="utf-8"):
         TextWindows(write(b"abc\xff"), 2, level="characters")
