@@ -278,16 +278,16 @@ def test_items_of_windows_are_named_by_row():
 
 
 @pytest.mark.parametrize(
-    ("batcher", "found"),
+    ("batcher", "shapes"),
     [
         (lambda items: {"x": np.zeros((len(items) - 1, 3)), "y": np.zeros(len(items))}, "x [1, 3], y [2]"),
         (lambda items: {"x": np.zeros((len(items) + 1, 3))}, "x [3, 3]"),
         (lambda items: np.zeros(0), "the array [0]"),
     ],
 )
-def test_batcher_with_another_number_of_rows_raises(batcher, found):
+def test_batcher_with_another_number_of_rows_raises(batcher, shapes):
     loader = DataLoaderBuilder(batcher).batch_size(2).build(items(4))
-    with raises_code("data-batcher-row-count", "2", found, "any_rows"):
+    with raises_code("data-batcher-row-count", "2", shapes, "any_rows"):
         next(iter(loader))
 
 
