@@ -71,10 +71,10 @@ def epoch_values(cases: list[Case], kind: str, data: Data) -> list[Any]:
     return [values[i] for i in range(len(metrics))]
 
 
-FULL = [pytest.param(kind, marks=pytest.mark.full) for kind in ("number", "tokens")]
+FULL = [pytest.param(kind, marks=pytest.mark.full) for kind in ("number", "classes", "tokens")]
 
 
-@pytest.mark.parametrize("kind", ["numbers", "classes", *FULL])
+@pytest.mark.parametrize("kind", ["numbers", *FULL])
 def test_values_of_close_numbers_equal_float64(kind: str) -> None:
     cases = [case for case in BY_ROWS + COLLECTED if case.kind == kind and not isinstance(case.metric, UNAFFECTED)]
     data = close_data(kind)

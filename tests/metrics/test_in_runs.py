@@ -59,6 +59,7 @@ def test_values_of_a_run_equal_sklearn(tmp_path: Any, devices: int) -> None:
     assert [line.split()[0] for line in json.loads(recall.removesuffix(",final\n")).splitlines()] == ["a", "b", "c"]
 
 
+@pytest.mark.full
 def test_bleu_in_a_resumed_epoch_with_several_lengths(tmp_path: Any) -> None:
     """Predictions 1 2 3 and 5 6 for targets 1 2 4 and 5 6: 4 of 5 tokens match, and 2 of 3 pairs."""
     pairs = [([1, 2, 3], [1, 2, 4]), ([5, 6], [5, 6])]

@@ -287,7 +287,7 @@ TOGETHER = [
     for case in MORE
     if case.kind in ("labels", "numbers") or type(case.metric) in (Precision, Matthews, CalibrationError, BinnedAUROC)
 ]
-"""Metrics of MORE that the default suite computes in one program: all of numbers, and one of each kind of state."""
+"""Metrics of MORE that one program measures: all of labels and numbers (-m full), and one of each kind of state."""
 TABLES = [ConfusionMatrix(CLASSES), Precision(CLASSES, average="none")]
 BY_STEPS = [LearningRate(), GradientNorm()]
 ON_HOST = [IterationSpeed()]
@@ -522,7 +522,14 @@ def values_in_batches_of_7(kind: str) -> dict[int, Any]:
     return run({k: v.reshape(-1, 7, *v.shape[1:]) for k, v in data.items()})
 
 
-@pytest.mark.parametrize("case", [case for case in MORE if case.metric in TOGETHER], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if case.kind in ("classes", "tokens") else pytest.mark.full)
+        for case in MORE
+        if case.metric in TOGETHER
+    ],
+)
 def test_values_in_any_order_of_batches(case: Case) -> None:
     expected = case.expected(*kept(make_data(case.kind, masked=True)))
     for order, value in zip(
