@@ -44,7 +44,9 @@ def custom_update(state, batch, lr, rng):
 
 
 @pytest.mark.parametrize(
-    "steps", [{"train_step": gradients_step}, {"update": custom_update}], ids=["own gradients", "own update"]
+    "steps",
+    [{"train_step": gradients_step}, pytest.param({"update": custom_update}, marks=pytest.mark.full)],
+    ids=["own gradients", "own update"],
 )
 def test_dict_as_output_of_custom_steps(tmp_path, steps):
     builder = LearnerBuilder(tmp_path).metrics(FieldMean("scalar")).with_batch_size(4).renderer(None)
