@@ -1,4 +1,4 @@
-"""Addresses of stores where directories are expected: refused before anything is trained or read."""
+"""Addresses of object stores are refused where a directory is expected, before anything is trained or read."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from learner.loggers import RunMirror
 from tests.support.codes import raises_code
 
 
-def test_a_run_writes_to_a_directory():
+def test_run_directory_cannot_be_an_address():
     with raises_code("directory-address", "RunMirror", place="s3://bucket/run"):
         LearnerBuilder("s3://bucket/run")
 
@@ -22,7 +22,7 @@ USES = [
 
 
 @pytest.mark.parametrize("use", [*USES, LearnerBuilder, RunMirror])
-def test_an_address_as_a_path_has_lost_a_slash_and_makes_no_directory(use, tmp_path, monkeypatch):
+def test_address_as_a_path_is_refused_and_makes_no_directory(use, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with raises_code("address-path", place="s3:/bucket/run"):
         use(Path("s3://bucket/run"))
@@ -31,14 +31,14 @@ def test_an_address_as_a_path_has_lost_a_slash_and_makes_no_directory(use, tmp_p
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("character", "*?[#")
-def test_an_address_with_a_character_that_stores_take_for_something_else(use, character):
-    """gcsfs would remove `run1/4` and `run2/4` where it is asked to remove `run*/4`."""
+def test_address_with_a_wildcard_is_refused(use, character):
+    """gcsfs expands wildcards: removing `run*/4` would also remove `run1/4` and `run2/4`."""
     with raises_code("checkpoint-address-special", place=f"gs://bucket/run{character}"):
         use(f"gs://bucket/run{character}")
 
 
 @pytest.mark.parametrize("use", USES)
-def test_stores_that_orbax_cannot_write_to(use, monkeypatch):
+def test_store_that_orbax_cannot_write_to_is_refused(use, monkeypatch):
     with raises_code("checkpoint-address", "RunMirror", place="s3://bucket/run"):
         use("s3://bucket/run")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

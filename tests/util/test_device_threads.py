@@ -1,4 +1,4 @@
-"""The end of a process whose thread still waits for a device."""
+"""Tests of how a process ends while a thread still waits for a device."""
 
 import signal
 import subprocess
@@ -19,23 +19,23 @@ print("on standard output")
 """
 
 
-def end(text, wait=600):
-    """Return the exit code of a process that ends by this line, and what it has printed."""
+def run_and_end(text, wait=600):
+    """Run a process that ends with this statement; return its exit code and standard error."""
     script = SCRIPT.format(end=text, wait=wait)
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert process.stdout == "on standard output\n"
     return process.returncode, process.stderr
 
 
-def test_an_error_ends_it_at_once_with_its_code():
-    code, error = end("raise KeyboardInterrupt")
+def test_error_ends_the_process_at_once_with_its_code():
+    code, error = run_and_end("raise KeyboardInterrupt")
     assert (code, error.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
-    code, error = end("raise ValueError('no')")
+    code, error = run_and_end("raise ValueError('no')")
     assert (code, error.splitlines()[-1]) == (1, "ValueError: no")
-    assert end("exit_with(143)") == (143, "")
-    assert end("sys.stdout.close(); exit_with(143)") == (143, "")
+    assert run_and_end("exit_with(143)") == (143, "")
+    assert run_and_end("sys.stdout.close(); exit_with(143)") == (143, "")
 
 
 @pytest.mark.parametrize(("text", "code"), [("sys.exit(3)", 3), ("left.set()", 0)])
-def test_with_another_code_the_thread_is_waited_for(text, code):
-    assert end(text, wait=0.01) == (code, "")
+def test_other_exits_wait_for_the_thread(text, code):
+    assert run_and_end(text, wait=0.01) == (code, "")

@@ -1,4 +1,4 @@
-"""A metric and a logger are one new file each: every way to name them follows from it."""
+"""Tests of discovery: a new metric or logger is one file, and configs, help and reference find it."""
 
 import gc
 import importlib.util
@@ -72,7 +72,9 @@ metric_loggers:
 
 @pytest.fixture
 def new_files(tmp_path, monkeypatch):
-    """One file in `learner/metrics` and one in `learner/loggers`, imported as if they had always been there."""
+    """Add one file to `learner/metrics` and one to `learner/loggers`, and import them as if they were part of the
+    package.
+    """
     bases = {learner.metrics: MetricBase, learner.loggers: Listener}
     files = {learner.metrics: ("bias", METRIC), learner.loggers: ("line_writer", LOGGER)}
     before = {package: (dict(vars(package)), list(package.__all__)) for package in bases}
@@ -92,43 +94,43 @@ def new_files(tmp_path, monkeypatch):
     gc.collect()
 
 
-def trained(directory, mark):
-    """The lines that the logger wrote are those of the metric in the journal."""
+def check_lines(directory, mark):
+    """Check that the logger wrote the value of the metric that the journal has."""
     (point,) = RunReader(directory).points("train/Mean Bias")
     assert (directory / "lines.txt").read_text() == f"train{mark}{point.value:.3f}\n"
 
 
 @pytest.mark.usefixtures("new_files", "compiled_once")
-def test_they_are_public_and_the_builder_takes_them(tmp_path):
+def test_new_classes_are_public_and_the_builder_accepts_them(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").renderer(None)
     builder.metric_train(learner.metrics.MeanBias()).metric_loggers(learner.loggers.LineWriter())
     build_line(builder).fit(batches())
-    trained(tmp_path / "run", ":")
+    check_lines(tmp_path / "run", ":")
     assert "MeanBias" in learner.metrics.__all__
     assert "LineWriter" in learner.loggers.__all__
 
 
 @pytest.mark.usefixtures("new_files", "compiled_once")
 @pytest.mark.parametrize("places", [("", ""), ("learner.metrics.bias.", "learner.loggers.line_writer.")])
-def test_a_config_names_them(tmp_path, places):
-    """By their short names, and by the paths of their files."""
+def test_config_names_new_classes(tmp_path, places):
+    """Configs accept short names and the paths of modules."""
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG.format(metric=f"{places[0]}MeanBias", logger=f"{places[1]}LineWriter"))
     RunConfig({**read_mapping(config), "directory": str(tmp_path / "run")}).learner().fit()
-    trained(tmp_path / "run", "=")
+    check_lines(tmp_path / "run", "=")
 
 
 @pytest.mark.usefixtures("new_files")
-def test_the_command_lists_them(capsys):
+def test_help_lists_new_classes(capsys):
     for key, entry in (("metric_valid", "MeanBias()"), ("metric_loggers", "LineWriter(mark=:)")):
         assert main(["fit", f"--{key}.help"]) == 0
         assert f"  {entry}\n" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("new_files")
-def test_the_reference_has_them():
-    """Its pages show `__all__` of a package, and names in docstrings link to what is public."""
-    # A module of its own, which is in nobody's way: the names are cached, and doctests look for modules by their file.
+def test_reference_contains_new_classes():
+    """Pages of the reference show `__all__` of a package, and names in docstrings link to public objects."""
+    # Not `docs.plain`: that module caches names, and doctests look up modules by their file.
     spec = importlib.util.spec_from_file_location("plain_with_new_files", ROOT / "docs" / "plain.py")
     plain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plain)
@@ -158,8 +160,8 @@ PACKAGES = [
 ]
 
 
-def test_names_are_imported_at_their_first_use():
-    """In a process of its own, where no test has asked for a name of these packages."""
+def test_names_are_imported_on_first_use():
+    """Run in a new process, where no test has used a name of these packages."""
     program = f"""
 import importlib
 for package in map(importlib.import_module, {[f"learner.{name}" for name in PACKAGES]}):
@@ -177,7 +179,7 @@ for package in map(importlib.import_module, {[f"learner.{name}" for name in PACK
 
 
 def test_names_without_the_source(monkeypatch):
-    """Of installations that hold compiled files only."""
+    """Some installations hold compiled files only."""
     monkeypatch.setattr(type(learner.schedules.__spec__.loader), "get_source", lambda *_: None)
     get, names = import_lazily("learner.schedules")
     monkeypatch.delitem(vars(learner.schedules), "Cosine", raising=False)

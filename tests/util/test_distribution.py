@@ -1,4 +1,4 @@
-"""How the installed package names itself, and the commands that add an extra to it."""
+"""Tests of the name and version of the distribution, and of the commands that install its extras."""
 
 import importlib.metadata
 import re
@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Put the package elsewhere, as if pip had installed it from the origin that a file of PEP 610 names."""
+    """Return a function that moves the package to a directory of installed packages, with a given PEP 610 origin."""
 
     def install(origin=None):
         packages = tmp_path / "site-packages"
@@ -32,7 +32,7 @@ def installed(tmp_path, monkeypatch):
     return install
 
 
-def test_a_clone_is_named_from_wherever_the_hint_is_read(monkeypatch, tmp_path):
+def test_hint_names_the_clone_from_any_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     assert install_hint("reports") == 'pip install -e ".[reports]"'
     monkeypatch.chdir(tmp_path)
@@ -51,12 +51,12 @@ def test_a_clone_is_named_from_wherever_the_hint_is_read(monkeypatch, tmp_path):
         ('{"url": "https://host/l.whl", "archive_info": {}}', "learner-jax[plots] @ https://host/l.whl"),
     ],
 )
-def test_an_installed_package_is_named_by_its_origin(installed, origin, requirement):
+def test_hint_names_the_origin_of_an_installed_package(installed, origin, requirement):
     installed(origin)
     assert shlex.split(install_hint("plots")) == ["pip", "install", requirement]
 
 
-def test_a_copy_that_pip_does_not_know_is_named_by_the_index(monkeypatch, tmp_path):
+def test_hint_for_a_copy_unknown_to_pip_names_the_index(monkeypatch, tmp_path):
     def nothing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -65,21 +65,21 @@ def test_a_copy_that_pip_does_not_know_is_named_by_the_index(monkeypatch, tmp_pa
     assert install_hint("plots") == 'pip install "learner-jax[plots]"'
 
 
-def test_the_project_has_this_name_and_this_version():
+def test_project_has_the_name_and_version_of_the_module():
     assert PROJECT["project"]["name"] == distribution.NAME == "learner-jax"
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "learner.util.distribution.VERSION"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", distribution.VERSION)
 
 
-def test_the_first_command_brings_the_packages_that_its_output_advises():
+def test_extra_examples_has_the_packages_that_its_output_recommends():
     extras = PROJECT["project"]["optional-dependencies"]
     needs = {"learner-jax[reports,watch]", "plotext", "scikit-learn"}
     assert {re.split("[><=]", need)[0] for need in extras["examples"]} == needs
 
 
-def test_no_text_names_the_other_project_of_the_index():
-    """`learner[...]` is another project's; and each extra that is named exists."""
+def test_no_text_installs_the_other_project_of_the_index():
+    """On the index, `learner[...]` is another project. Every extra that a text names exists."""
     extras = PROJECT["project"]["optional-dependencies"]
     texts = [
         *ROOT.glob("*.*"),
@@ -94,8 +94,8 @@ def test_no_text_names_the_other_project_of_the_index():
         assert set(named) <= set(extras), path
 
 
-def test_the_documentation_lists_every_dependency():
-    """With its extra. Those of tests and documentation, and the package's own extras, are left out."""
+def test_documentation_lists_every_dependency():
+    """Each row names its extra. Extras of tests and documentation, and the package's own extras, are left out."""
     name = lambda requirement: re.match(r"[\w-]+", requirement)[0]  # noqa: E731
     extras = PROJECT["project"]["optional-dependencies"]
     for_users = extras.keys() - {"docs", "test", "test-full", "dev"}
@@ -110,7 +110,7 @@ def test_the_documentation_lists_every_dependency():
     assert listed == expected
 
 
-def test_a_version_is_looked_up_once(monkeypatch):
+def test_version_is_looked_up_once(monkeypatch):
     first = versions("pytest")
     monkeypatch.delattr(importlib.metadata, "version")
     assert versions("pytest") == first == {"pytest": pytest.__version__}

@@ -1,4 +1,4 @@
-"""Executables that programs share."""
+"""Tests of executables that are shared by programs that compute the same."""
 
 import concurrent.futures
 import gc
@@ -26,20 +26,20 @@ def fresh():
     executables.clear()
 
 
-def times(factor, **options):
+def scale(factor, **options):
     return share(jax.jit(lambda x: x * factor, **options), DEVICES[:1])
 
 
-def compiled(*calls):
-    """The number of programs that these calls compile, and their results."""
-    with CompileTimes() as found:
+def count_compilations(*calls):
+    """Return the number of programs that these calls compile, and their results."""
+    with CompileTimes() as compilations:
         results = [call() for call in calls]
-    return found.count, results
+    return compilations.count, results
 
 
-def test_the_same_program_is_compiled_once():
+def test_equal_programs_are_compiled_once():
     x, y = jnp.arange(3.0), jnp.ones(3)
-    count, results = compiled(lambda: times(2.5)(x), lambda: times(2.5)(y))
+    count, results = count_compilations(lambda: scale(2.5)(x), lambda: scale(2.5)(y))
     assert count == 1
     np.testing.assert_array_equal(results, [[0, 2.5, 5], [2.5] * 3])
 
@@ -47,21 +47,21 @@ def test_the_same_program_is_compiled_once():
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lambda: times(2.0)(jnp.ones(3)), lambda: times(3.0)(jnp.ones(3))),
-        (lambda: times(np.float32([1, 2, 3]))(jnp.ones(3)), lambda: times(np.float32([1, 2, 4]))(jnp.ones(3))),
-        (lambda: times(np.arange(3e4, dtype=np.float32))(1.0), lambda: times(-np.arange(3e4, dtype=np.float32))(1.0)),
-        (lambda: times(2)(jnp.ones(3)), lambda: times(2)(jnp.ones(3, int))),
-        (lambda: times(2)(jnp.ones(3)), lambda: times(2)(jnp.ones(4))),
-        (lambda: times(2)([jnp.ones(())][0]), lambda: times(2)(1.0)),  # another weak type
+        (lambda: scale(2.0)(jnp.ones(3)), lambda: scale(3.0)(jnp.ones(3))),
+        (lambda: scale(np.float32([1, 2, 3]))(jnp.ones(3)), lambda: scale(np.float32([1, 2, 4]))(jnp.ones(3))),
+        (lambda: scale(np.arange(3e4, dtype=np.float32))(1.0), lambda: scale(-np.arange(3e4, dtype=np.float32))(1.0)),
+        (lambda: scale(2)(jnp.ones(3)), lambda: scale(2)(jnp.ones(3, int))),
+        (lambda: scale(2)(jnp.ones(3)), lambda: scale(2)(jnp.ones(4))),
+        (lambda: scale(2)([jnp.ones(())][0]), lambda: scale(2)(1.0)),  # another weak type
         (
-            lambda: times(2)(jax.device_put(jnp.ones(3), DEVICES[0])),
-            lambda: times(2)(jax.device_put(jnp.ones(3), DEVICES[1])),
+            lambda: scale(2)(jax.device_put(jnp.ones(3), DEVICES[0])),
+            lambda: scale(2)(jax.device_put(jnp.ones(3), DEVICES[1])),
         ),
-        (lambda: times(2)(jnp.ones(3)), lambda: times(2, donate_argnums=0)(jnp.ones(3))),
+        (lambda: scale(2)(jnp.ones(3)), lambda: scale(2, donate_argnums=0)(jnp.ones(3))),
     ],
     ids=["scalar", "constant", "large constant", "dtype", "shape", "weak type", "device", "donation"],
 )
-def test_other_programs_are_not_shared(one, other):
+def test_different_programs_are_not_shared(one, other):
     first, second = one(), other()
     again = share(jax.jit(lambda x: x), DEVICES[:1])
     assert again(1.0) == 1
@@ -74,20 +74,20 @@ def test_other_programs_are_not_shared(one, other):
         np.testing.assert_array_equal(alone, shared)
 
 
-def test_settings_of_the_compiler_count():
+def test_compiler_settings_distinguish_programs():
     x = jnp.ones(3)
-    compiled(lambda: times(2)(x))
+    count_compilations(lambda: scale(2)(x))
     with jax.disable_jit(False):
-        assert compiled(lambda: times(2)(x))[0] == 0
+        assert count_compilations(lambda: scale(2)(x))[0] == 0
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", not before)
     try:
-        assert compiled(lambda: times(2)(x))[0] == 1
+        assert count_compilations(lambda: scale(2)(x))[0] == 1
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
 
 
-def test_an_argument_may_vary():
+def test_shape_of_one_argument_may_vary():
     program = share(jax.jit(lambda x, y: x + y.sum().astype(x.dtype)), DEVICES[:1], [1])
     one = jnp.float32(1)
     for length in (2, 3, 2):
@@ -97,7 +97,7 @@ def test_an_argument_may_vary():
         program(jnp.ones(3), jnp.ones(2))
 
 
-def test_callbacks_are_those_of_their_own_program():
+def test_programs_with_callbacks_are_not_shared():
     calls = [], []
 
     def program(number):
@@ -109,7 +109,7 @@ def test_callbacks_are_those_of_their_own_program():
     assert [list(map(float, each)) for each in calls] == [[0], [1]]
 
 
-def test_an_executable_keeps_no_function_and_no_array():
+def test_executable_keeps_no_function_and_no_array():
     class Model:
         weights = jnp.arange(4.0)
 
@@ -118,13 +118,13 @@ def test_an_executable_keeps_no_function_and_no_array():
         assert share(jax.jit(lambda x: x + model.weights.size), DEVICES[:1])(1.0) == 5
         return weakref.ref(model)
 
-    gone = run()
+    reference = run()
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 @pytest.mark.full
-def test_a_program_that_runs_once_has_the_same_bits():
+def test_program_that_runs_once_has_the_same_bits():
     def make(key):
         normal = jax.random.normal(key, (77, 3)), jax.random.truncated_normal(key, -2.0, 2.0, (33, 5))
         return *normal, jax.random.uniform(key, (1001,), jnp.bfloat16), jax.nn.initializers.orthogonal()(key, (9, 7))
@@ -134,30 +134,30 @@ def test_a_program_that_runs_once_has_the_same_bits():
         assert fast.tobytes() == slow.tobytes()
 
 
-def test_donated_arguments_are_gone():
+def test_donated_arguments_are_deleted():
     for _ in range(2):
         x = jnp.ones(3)
-        jax.block_until_ready(times(2, donate_argnums=0)(x))
+        jax.block_until_ready(scale(2, donate_argnums=0)(x))
         assert x.is_deleted()
 
 
-def test_the_newest_are_kept(monkeypatch):
+def test_most_recently_used_programs_are_kept(monkeypatch):
     monkeypatch.setattr(executables, "MOST", 2)
     x = jnp.ones(3)
-    calls = [lambda n=n: times(n)(x) for n in (1.5, 2.5, 3.5)]
-    assert compiled(*calls)[0] == 3
-    assert compiled(calls[2], calls[1])[0] == 0
-    assert compiled(calls[0])[0] == 1
-    assert compiled(calls[1])[0] == 0  # it is newer than the third
-    assert compiled(calls[2])[0] == 1
+    calls = [lambda n=n: scale(n)(x) for n in (1.5, 2.5, 3.5)]
+    assert count_compilations(*calls)[0] == 3
+    assert count_compilations(calls[2], calls[1])[0] == 0
+    assert count_compilations(calls[0])[0] == 1
+    assert count_compilations(calls[1])[0] == 0  # used after the third
+    assert count_compilations(calls[2])[0] == 1
 
 
-def test_threads_may_share():
+def test_threads_share_programs():
     x = jnp.ones(3)
     results = [None] * 8
 
     def call(number):
-        results[number] = times(1 + number % 2)(x)
+        results[number] = scale(1 + number % 2)(x)
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -168,9 +168,9 @@ def test_threads_may_share():
 
 
 @pytest.mark.parametrize("mode", [jax.debug_nans, jax.disable_jit])
-def test_debugging_modes_work(mode):
+def test_debugging_modes_apply(mode):
     with mode(True):
-        program = times(2)
+        program = scale(2)
         assert program(jnp.ones(())) == 2
         if mode is jax.debug_nans:
             with pytest.raises(FloatingPointError):
@@ -178,19 +178,19 @@ def test_debugging_modes_work(mode):
 
 
 class TestCompileAhead:
-    def test_a_call_compiles_what_no_thread_has_begun(self):
-        program, x, free = times(7.5), jnp.ones(3), threading.Event()
-        with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as found:
+    def test_call_compiles_a_program_that_no_thread_has_started(self):
+        program, x, free = scale(7.5), jnp.ones(3), threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as compilations:
             threads.submit(free.wait)
             executables.compile_ahead(program, threads, x)
             np.testing.assert_array_equal(program(x), [7.5] * 3)
             free.set()
-        assert found.count == 1
+        assert compilations.count == 1
 
-    def test_a_call_waits_for_a_thread_that_has_begun(self):
-        program, x, begun, free = times(7.5), jnp.ones(3), threading.Event(), threading.Event()
+    def test_call_waits_for_a_thread_that_compiles(self):
+        program, x, begun, free = scale(7.5), jnp.ones(3), threading.Event(), threading.Event()
 
-        def hold(*_, **__):  # JAX calls it in the thread that has compiled
+        def hold(*_, **__):  # JAX calls listeners in the compiling thread
             if threading.current_thread() is not threading.main_thread():
                 begun.set()
                 free.wait()
@@ -200,28 +200,28 @@ class TestCompileAhead:
             executables.compile_ahead(program, threads, x)
             begun.wait()
             threading.Timer(0.01, free.set).start()
-            with CompileTimes() as found:
+            with CompileTimes() as compilations:
                 np.testing.assert_array_equal(program(x), [7.5] * 3)
         jax.monitoring.unregister_event_duration_listener(hold)
-        assert (found.count, found.in_thread > 0) == (0, True)  # the wait counts
+        assert (compilations.count, compilations.in_thread > 0) == (0, True)  # the wait counts
 
-    def test_it_is_shared(self):
+    def test_program_is_shared(self):
         x = jnp.ones(3)
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            executables.compile_ahead(times(8.5), threads, x)
-        assert compiled(lambda: times(8.5)(x))[0] == 0
+            executables.compile_ahead(scale(8.5), threads, x)
+        assert count_compilations(lambda: scale(8.5)(x))[0] == 0
 
-    def test_each_kind_of_a_varying_argument_by_itself(self):
+    def test_each_shape_of_a_varying_argument_is_compiled(self):
         program, one = share(jax.jit(lambda x, y: x + y.sum()), DEVICES[:1], [1]), jnp.float32(1)
         arrays = [jax.device_put(np.ones(n, np.float32)) for n in (2, 3, 2)]
-        with CompileTimes() as found, concurrent.futures.ThreadPoolExecutor(2) as threads:
+        with CompileTimes() as compilations, concurrent.futures.ThreadPoolExecutor(2) as threads:
             for y in arrays:
                 executables.compile_ahead(program, threads, one, y)
-        assert found.count == 2
-        assert compiled(*[lambda y=y: program(one, y) for y in arrays]) == (0, [3, 4, 3])
+        assert compilations.count == 2
+        assert count_compilations(*[lambda y=y: program(one, y) for y in arrays]) == (0, [3, 4, 3])
 
-    def test_what_was_given_up_is_compiled_by_the_call(self):
-        program, x, began = times(9.5), jnp.ones(3), threading.Event()
+    def test_call_compiles_a_cancelled_program(self):
+        program, x, began = scale(9.5), jnp.ones(3), threading.Event()
         threads = concurrent.futures.ThreadPoolExecutor(1)
         threads.submit(began.wait)
         executables.compile_ahead(program, threads, x)
@@ -229,36 +229,36 @@ class TestCompileAhead:
         began.set()
         np.testing.assert_array_equal(program(x), [9.5] * 3)
 
-    def test_what_was_given_up_is_shared_as_what_a_thread_compiles(self):
-        """Its arguments were shapes, which have no device, and the call has arrays."""
+    def test_cancelled_program_is_shared_once_compiled(self):
+        """Compiling ahead has shapes without a device, while the call has arrays."""
         shape, x = jax.ShapeDtypeStruct((3,), jnp.float32), jnp.ones(3)
-        program, began, given_up = times(10.5), threading.Event(), concurrent.futures.ThreadPoolExecutor(1)
-        given_up.submit(began.wait)
-        executables.compile_ahead(program, given_up, shape)
-        given_up.shutdown(wait=False, cancel_futures=True)
+        program, began, cancelled = scale(10.5), threading.Event(), concurrent.futures.ThreadPoolExecutor(1)
+        cancelled.submit(began.wait)
+        executables.compile_ahead(program, cancelled, shape)
+        cancelled.shutdown(wait=False, cancel_futures=True)
         began.set()
         program(x)
-        with CompileTimes() as found, concurrent.futures.ThreadPoolExecutor(1) as threads:
-            executables.compile_ahead(times(10.5), threads, shape)
-        assert found.count == 0
+        with CompileTimes() as compilations, concurrent.futures.ThreadPoolExecutor(1) as threads:
+            executables.compile_ahead(scale(10.5), threads, shape)
+        assert compilations.count == 0
 
-    def test_settings_of_the_thread_that_asks_count(self):
+    def test_settings_of_the_submitting_thread_apply(self):
         program, x, y = share(jax.jit(lambda x, y: x + y), DEVICES[:1]), jnp.bfloat16(1), jnp.float32(2)
         with concurrent.futures.ThreadPoolExecutor(1) as threads, jax.numpy_dtype_promotion("standard"):
-            executables.compile_ahead(program, threads, x, y)  # the threads have the strict promotion of the tests
+            executables.compile_ahead(program, threads, x, y)  # in other threads, promotion is strict
             assert program(x, y) == 3
 
-    def test_an_error_of_the_compiler_is_raised_by_the_call(self):
+    def test_call_raises_the_error_of_the_compiler(self):
         program = share(jax.jit(lambda x: jax.ffi.ffi_call("no_such_target", x)(x)), DEVICES[:1])
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             executables.compile_ahead(program, threads, jnp.ones(3))
             with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_target"):
                 program(jnp.ones(3))
 
-    def test_an_interrupt_is_that_of_its_own_thread(self, monkeypatch):
-        """A program whose compilation was interrupted is compiled by whoever needs it next, also by one who waits."""
+    def test_interrupt_affects_one_thread_only(self, monkeypatch):
+        """After an interrupted compilation, the next caller compiles the program, even one that already waits for it."""
         x, compiling, waiting = jnp.ones(3), threading.Event(), threading.Event()
-        first, second = times(11.5), times(11.5)
+        first, second = scale(11.5), scale(11.5)
         (original,) = {type(first.lower(x)).compile}
 
         def interrupted(lowered, **options):
@@ -278,13 +278,13 @@ class TestCompileAhead:
             np.testing.assert_array_equal(other.result(), [11.5] * 3)
         np.testing.assert_array_equal(first(x), [11.5] * 3)
 
-    def test_a_program_that_shares_nothing_is_left_alone(self):
-        with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as found:
+    def test_program_that_is_not_shared_is_not_compiled_ahead(self):
+        with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as compilations:
             executables.compile_ahead(jax.jit(lambda x: x), threads, jnp.ones(3))
-        assert found.count == 0
+        assert compilations.count == 0
 
 
-def test_an_interrupt_waits_for_no_thread_that_compiles():
+def test_interrupt_does_not_wait_for_compiling_threads():
     done = threading.Event()
     with pytest.raises(KeyboardInterrupt), executables.compile_threads(1) as threads:  # noqa: PT012
         running, waiting = threads.submit(done.wait), threads.submit(done.wait)
@@ -295,7 +295,7 @@ def test_an_interrupt_waits_for_no_thread_that_compiles():
     assert running.result(60)
 
 
-def test_an_interrupted_command_ends_at_once():
+def test_interrupted_command_ends_at_once():
     code = """
 import sys, threading
 from learner.cli import main

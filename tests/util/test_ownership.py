@@ -1,4 +1,4 @@
-"""Objects that only one thread may write to."""
+"""Tests of objects that only one thread may write to."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ class Counter(ThreadOwned):
 
 
 def errors_of(write):
-    """The errors of `write()` in a thread of its own."""
+    """Run `write()` in another thread, and return the messages of its assertion errors."""
     errors = []
 
     def guarded():
@@ -36,7 +36,7 @@ def errors_of(write):
     return errors
 
 
-def test_another_thread_may_write_until_an_owner_claims_it():
+def test_any_thread_may_write_until_an_owner_claims_the_object():
     counter = Counter()
     assert errors_of(lambda: setattr(counter, "count", 1)) == []
     counter.claim()
@@ -46,7 +46,7 @@ def test_another_thread_may_write_until_an_owner_claims_it():
     assert counter.count == 2
 
 
-def test_a_thread_may_take_over():
+def test_thread_may_take_over():
     counter = Counter()
     counter.claim()
     assert errors_of(counter.claim) == []
@@ -62,7 +62,7 @@ def test_parts_of_a_run_have_owners():
         assert len(errors_of(write)) == 1
 
 
-def test_the_reporter_owns_itself():
+def test_only_the_reporters_thread_writes_to_it():
     reporter = Reporter({}, None, {}, (), StepTimeEstimator())
     reporter.wait()
     with pytest.raises(AssertionError, match="sets log of a Reporter"):
@@ -70,7 +70,7 @@ def test_the_reporter_owns_itself():
     reporter.close()
 
 
-def test_without_the_variable_nothing_is_checked():
+def test_writes_are_checked_only_with_the_environment_variable():
     program = "from learner.util.ownership import ThreadOwned; print('__setattr__' in vars(ThreadOwned))"
     environment = {name: value for name, value in os.environ.items() if name != "LEARNER_CHECK_OWNERS"}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Pictures as PNG, read by Pillow."""
+"""Tests of images written as PNG, which Pillow reads back."""
 
 import io
 
@@ -11,7 +11,7 @@ from tests.support.codes import raises_code
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (4, 2, 3)], ids=str)
-def test_every_pixel_comes_back(shape):
+def test_pixels_round_trip(shape):
     picture = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     with Image.open(io.BytesIO(png(picture))) as image:
         assert image.format == "PNG"
@@ -22,7 +22,7 @@ def test_every_pixel_comes_back(shape):
 @pytest.mark.parametrize(
     "picture", [np.zeros((2, 2), np.float32), np.zeros((2, 2, 4), np.uint8), np.zeros((0, 2), np.uint8), np.uint8(1)]
 )
-def test_what_is_no_picture_is_an_error(picture):
+def test_arrays_that_are_not_images_are_refused(picture):
     with raises_code("logger-picture-shape"):
         png(picture)
     with raises_code("logger-picture-shape"):

@@ -1,4 +1,4 @@
-"""Texts for people."""
+"""Tests of texts that are shown to people."""
 
 import pytest
 from hypothesis import given
@@ -29,14 +29,14 @@ def test_short_values(value, text):
 
 
 @given(st.floats(max_value=1e300, min_value=-1e300) | st.just(float("inf")) | st.just(float("nan")))
-def test_short_values_are_near_and_narrow(value):
+def test_short_values_are_accurate_and_narrow(value):
     text = short(value)
     assert len(text) <= len("-1.235e-100")
     assert float(text) == pytest.approx(value, rel=6e-4, nan_ok=True)
 
 
 @given(st.text())
-def test_no_text_steers_a_terminal(text):
+def test_control_characters_are_replaced(text):
     assert printable(text).isprintable()
     assert len(printable(text)) == len(text)
     assert short(text).isprintable()
@@ -69,7 +69,7 @@ def test_columns_are_aligned():
     assert aligned([["a", "b", "c"], ["long", "1", "22"]]) == ["a     b   c", "long  1  22"]
 
 
-def test_a_number_and_its_unit_stay_on_one_line():
+def test_number_and_unit_stay_on_one_line():
     text = "time: 1.7 s: compiling 340.0 kB (67 %), 12 steps, the rest 25 ms (25 %)"
     for width in range(8, len(text) + 1):
         lines = wrapped(text, width)

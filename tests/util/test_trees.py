@@ -1,4 +1,4 @@
-"""Leaves of trees by their paths."""
+"""Tests of leaves of trees by path."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from learner.util.trees import nonfinite_leaves
 
 @pytest.mark.parametrize("spec", [PartitionSpec("d"), PartitionSpec(None, "d"), PartitionSpec()])
 @pytest.mark.parametrize("place", [(0, 0), (7, 15), None])
-def test_numbers_that_are_not_finite_are_found_on_any_device(spec, place):
+def test_nonfinite_values_are_detected_on_any_device(spec, place):
     mesh = jax.make_mesh((8,), ("d",), (AxisType.Auto,))
     x = np.ones((8, 16), np.float32)
     if place is not None:

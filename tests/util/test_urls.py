@@ -1,4 +1,4 @@
-"""Addresses: which are none, and what is shown of them."""
+"""Tests of URLs: which are refused, and which parts are shown."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from tests.support.codes import named_case, raises_code
 
 
 @pytest.mark.parametrize("url", ["http://a", "https://a.org/b?c=1", "http://127.0.0.1:80/x", "https://[::1]:9/"])
-def test_addresses(url):
+def test_urls_are_accepted(url):
     refuse_url(url, "it")
 
 
-def test_what_is_no_address():
+def test_malformed_urls_are_refused():
     cases = [
         *("", "a.org", "ftp://a.org", "file:///etc/passwd", "http://", "http://:80", "http://a:port", "http://a:99999"),
         *("http://a b", "http://a\n", "http://[::1", None, 5),
@@ -22,7 +22,7 @@ def test_what_is_no_address():
             refuse_url(url, "it")
 
 
-def test_what_may_be_secret_is_not_shown():
+def test_secrets_in_urls_are_not_shown():
     with pytest.raises(LearnerError) as refused:
         refuse_url("htps://hooks.example.org/services/secret", "it")
     assert "secret" not in str(refused.value)
@@ -30,7 +30,7 @@ def test_what_may_be_secret_is_not_shown():
 
 
 @pytest.mark.parametrize("url", ["http//me:secret@a.org", "me:secret@a.org/x", "htp://me:secret@a.org", "me:se@cret@a"])
-def test_users_of_what_is_no_address_are_not_shown(url):
+def test_users_in_malformed_urls_are_not_shown(url):
     with raises_code("logger-address-malformed") as refused:
         refuse_url(url, "it")
     assert not any(word in str(refused.value) for word in ("secret", "me:", "cret"))
@@ -44,5 +44,5 @@ def test_users_of_what_is_no_address_are_not_shown(url):
         ("no http://u:p@s@a, postgresql+x://u@b:1/c", "no http://***@a, postgresql+x://***@b:1/c"),
     ],
 )
-def test_addresses_in_a_text(text, shown):
+def test_users_in_texts_are_replaced(text, shown):
     assert without_user(text) == shown
