@@ -1,4 +1,4 @@
-"""Numbers as text, and files that grow or are replaced."""
+"""Tests of numbers as text, and of files that are appended to or replaced."""
 
 import errno
 import json
@@ -17,18 +17,18 @@ FLOAT32 = st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min
 
 
 @given(FLOAT32)
-def test_values_read_back_to_the_same_float32(numbers):
+def test_float32_values_round_trip(numbers):
     values = np.array(numbers, np.float32)
     np.testing.assert_array_equal(np.array([np.float32(text) for text in value_texts(values)]), values)
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=20))
-def test_values_of_float64_read_back_to_the_same(numbers):
+def test_float64_values_round_trip(numbers):
     np.testing.assert_array_equal(np.array([float(text) for text in value_texts(np.array(numbers))]), numbers)
 
 
 @given(st.one_of(st.floats(), st.integers(-(2**53), 2**53)))
-def test_numbers_of_the_host_are_the_same_as_float64(number):
+def test_host_numbers_are_float64(number):
     np.testing.assert_array_equal(shortest(np.array(number)), float(number))
     np.testing.assert_array_equal(shortest(np.float64(number)), float(number))
     with np.errstate(over="ignore"):
@@ -38,15 +38,15 @@ def test_numbers_of_the_host_are_the_same_as_float64(number):
 
 
 @given(st.floats(width=32))
-def test_a_float_of_a_float32_is_that_number(number):
-    """As `float(loss)` is."""
+def test_float_of_a_float32_keeps_its_text(number):
+    """`float(loss)` is such a number."""
     np.testing.assert_array_equal(np.float32(shortest(number)), np.float32(number))
     if not number.is_integer():
         np.testing.assert_array_equal(shortest(number), shortest(np.float32(number)))
 
 
 @pytest.mark.parametrize("make", [np.float32, jnp.float32, lambda x: np.array([x], np.float32)])
-def test_a_float32_is_its_shortest_decimal(make):
+def test_float32_becomes_its_shortest_decimal(make):
     assert [shortest(make(x)) for x in (0.1, 16777217, 123456789)] == [0.1, 16777216.0, 123456790.0]
 
 
@@ -59,14 +59,14 @@ def test_narrower_floats_integers_and_booleans():
 
 
 @pytest.mark.parametrize("value", [None, "text", [1.0], np.zeros(2), 1j, 10**400])
-def test_what_is_no_number(value):
+def test_other_values_are_refused(value):
     with pytest.raises((TypeError, ValueError, OverflowError)):
         shortest(value)
 
 
-def test_a_file_that_somebody_removed_or_replaced_is_lost(tmp_path):
+def test_removed_or_replaced_file_is_lost(tmp_path):
     file = AppendedFile(str(tmp_path / "a.log"))
-    assert not file.is_lost()  # nor is it there
+    assert not file.is_lost()  # it does not exist yet
     file.pending.append("1\n")
     file.write()
     assert not file.is_lost()
@@ -79,16 +79,16 @@ def test_a_file_that_somebody_removed_or_replaced_is_lost(tmp_path):
 
 
 @given(FLOAT32)
-def test_weights_read_back_to_the_same_float32(numbers):
+def test_float32_weights_round_trip(numbers):
     weights = np.array(numbers, np.float32)
     np.testing.assert_array_equal(np.array([np.float32(text) for text in weight_texts(weights)]), weights)
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
-def test_no_shorter_text_would_do(number):
+def test_text_has_the_fewest_digits_that_round_trip(number):
     (text,) = value_texts(np.array([number], np.float32))
     digits = len(text.lstrip("-").split("e")[0].replace(".", "").strip("0"))
-    with np.errstate(over="ignore"):  # rounded to fewer digits, the largest are too large
+    with np.errstate(over="ignore"):  # the largest numbers, rounded to fewer digits, overflow
         assert all(np.float32(f"{number:.{fewer - 1}e}") != np.float32(number) for fewer in range(1, digits))
 
 
@@ -108,7 +108,7 @@ def test_texts_of_known_values(number, text):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
-def test_integer_weights_are_written_as_such(dtype):
+def test_integer_weights_have_no_decimal_point(dtype):
     assert weight_texts(np.array([32, 5, 0], dtype)) == ["32", "5", "0"]
 
 
@@ -117,7 +117,7 @@ def test_integer_weights_of_float64_keep_their_digits():
 
 
 @given(st.floats(allow_nan=False))
-def test_final_values_keep_all_that_they_have(number):
+def test_final_values_round_trip(number):
     assert float(final_text(number)) == number
 
 
@@ -135,7 +135,7 @@ def test_final_texts_stay_on_one_line(text):
     written.encode()
 
 
-def test_a_file_is_opened_by_its_first_write_and_appended_to(tmp_path):
+def test_first_write_opens_the_file_and_appends(tmp_path):
     path = tmp_path / "a.log"
     file = AppendedFile(str(path))
     assert not path.exists()
@@ -149,18 +149,18 @@ def test_a_file_is_opened_by_its_first_write_and_appended_to(tmp_path):
     assert file.pending == []
 
 
-def test_a_full_disk_is_named_and_nothing_is_lost_or_written_twice(tmp_path, monkeypatch):
+def test_full_disk_loses_and_repeats_no_line(tmp_path, monkeypatch):
     file = AppendedFile(str(tmp_path / "a.log"))
     write, room = os.write, [3]
 
-    def into_a_small_disk(descriptor, content):
+    def write_to_a_small_disk(descriptor, content):
         if room[0] == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        taken = write(descriptor, content[: room[0]])
-        room[0] -= taken
-        return taken
+        size = write(descriptor, content[: room[0]])
+        room[0] -= size
+        return size
 
-    monkeypatch.setattr(os, "write", into_a_small_disk)
+    monkeypatch.setattr(os, "write", write_to_a_small_disk)
     file.pending += ["first\n", "second\n"]
     with pytest.raises(OSError, match=r"No space left on device.*a\.log") as caught:
         file.write()
@@ -174,7 +174,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost_or_written_twice(tmp_path, mon
     assert file.size == 19
 
 
-def test_replacing_is_complete_or_not_at_all(tmp_path, monkeypatch):
+def test_replacing_is_atomic(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     replace(str(path), b"old")
 
@@ -191,7 +191,7 @@ def test_replacing_is_complete_or_not_at_all(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_a_file_is_replaced_and_not_what_a_link_leads_to(tmp_path):
+def test_replacing_a_link_leaves_its_target(tmp_path):
     (tmp_path / "other").write_text("mine")
     for name in ("summary.json", "summary.json.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "other")
@@ -201,12 +201,12 @@ def test_a_file_is_replaced_and_not_what_a_link_leads_to(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "summary.json"]
 
 
-def test_nothing_is_added_through_a_link_or_to_a_pipe(tmp_path):
+def test_appending_to_a_link_or_pipe_is_refused(tmp_path):
     (tmp_path / "other").write_text("mine")
     (tmp_path / "a.log").symlink_to(tmp_path / "other")
     (tmp_path / "b.log").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "c.log")
-    reader = os.open(tmp_path / "c.log", os.O_RDONLY | os.O_NONBLOCK)  # without one, a write would wait
+    reader = os.open(tmp_path / "c.log", os.O_RDONLY | os.O_NONBLOCK)  # without a reader, a write would block
     for name, what in (("a", "symbolic link"), ("b", "symbolic link"), ("c", "pipe or device")):
         file = AppendedFile(str(tmp_path / f"{name}.log"))
         file.pending.append("1,1\n")
@@ -218,7 +218,7 @@ def test_nothing_is_added_through_a_link_or_to_a_pipe(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_plain_files_and_directories_and_nothing_at_all_are_not_special(tmp_path):
+def test_files_directories_and_missing_paths_are_not_special(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file", tmp_path / "nothing", tmp_path / "file" / "below"):
         refuse_special(path)

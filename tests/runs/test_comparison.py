@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""Tests of tables that compare runs."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ def config(rate, extra=""):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Three runs; a metric whose greatest value is best."""
+    """Return three runs with a metric whose greatest value is best."""
     for name, rate, score in (("a", 0.1, [0.5, 0.7]), ("b", 0.2, [0.9, 0.8]), ("c", 0.1, [float("nan")])):
         write_run(
             tmp_path / name, {"valid/Score": score, "valid/Loss": [1.0], "train/Loss": [2.0]}, config=config(rate)
@@ -33,17 +33,17 @@ def runs(tmp_path):
     return find_runs([tmp_path])
 
 
-def test_what_differs(runs):
-    found = compare(runs)
-    assert found.settings == ("lr",)  # not the directory
-    assert [row["lr"] for row in found.rows] == [0.1, 0.2, 0.1]
-    assert found.metrics == ("valid/Loss", "valid/Score")
-    assert found.rows[1]["valid/Score best"] == 0.9
-    assert found.rows[1]["valid/Score best epoch"] == 1
-    assert found.rows[1]["valid/Score last"] == 0.8
+def test_settings_that_differ_are_columns(runs):
+    comparison = compare(runs)
+    assert comparison.settings == ("lr",)  # not the directory
+    assert [row["lr"] for row in comparison.rows] == [0.1, 0.2, 0.1]
+    assert comparison.metrics == ("valid/Loss", "valid/Score")
+    assert comparison.rows[1]["valid/Score best"] == 0.9
+    assert comparison.rows[1]["valid/Score best epoch"] == 1
+    assert comparison.rows[1]["valid/Score last"] == 0.8
 
 
-def test_the_table(runs):
+def test_table_of_runs(runs):
     lines = compare(runs[:2], ["Score"]).lines()
     assert lines[0].split() == ["run", "status", "epochs", "steps", "time", "lr", "valid/Score", "epoch", "last"]
     assert lines[1].split() == ["a", "ended", "2", "4", "21.0", "s", "0.1", "0.7", "2", "0.7"]
@@ -52,34 +52,34 @@ def test_the_table(runs):
     assert lines[1] in by_directory._repr_html_()
 
 
-def test_a_stopped_run_has_not_ended(tmp_path):
+def test_stopped_run_has_not_ended(tmp_path):
     write_run(tmp_path / "a", ending="num_epochs")
     write_run(tmp_path / "b", ending="ctrl-c")
-    found = compare(find_runs([tmp_path]))
-    assert [row["status"] for row in found.rows] == ["ended: num_epochs", "stopped: ctrl-c"]
-    assert [line.split()[1] for line in found.lines()[1:]] == ["ended", "stopped"]
+    comparison = compare(find_runs([tmp_path]))
+    assert [row["status"] for row in comparison.rows] == ["ended: num_epochs", "stopped: ctrl-c"]
+    assert [line.split()[1] for line in comparison.lines()[1:]] == ["ended", "stopped"]
 
 
-def test_names_of_settings_do_not_begin_with_an_index(tmp_path):
+def test_names_of_settings_do_not_start_with_an_index(tmp_path):
     write_run(tmp_path / "a", config="metrics: [{class_path: Accuracy}]\nmodel: {width: 8}\n")
     write_run(tmp_path / "b", config="metrics: [{class_path: Accuracy}, {class_path: Precision}]\nmodel: {width: 16}\n")
     assert compare(find_runs([tmp_path])).lines()[0].split()[5:7] == ["width", "metrics.1"]
 
 
-def test_an_absent_setting_does_not_differ_from_none(tmp_path):
-    """Both are shown as a dash."""
+def test_missing_setting_equals_none(tmp_path):
+    """The table shows both as a dash."""
     write_run(tmp_path / "a", config="seed: 0\n")
     write_run(tmp_path / "b", config="seed: 1\nmodel: {dropout: null}\n")
     assert compare(find_runs([tmp_path])).settings == ("seed",)
 
 
-def test_the_table_on_narrow_terminals(runs):
-    """Columns are left out whole, then runs become columns, then the rest is counted."""
-    found = compare(runs[:2])
+def test_table_on_narrow_terminals(runs):
+    """The table first omits whole columns, then shows runs as columns, and finally counts the omitted columns."""
+    comparison = compare(runs[:2])
     every = ["run", "status", "epochs", "steps", "time", "lr", "valid/Loss", "epoch", "last", "valid/Score"]
-    assert found.lines(width=120)[0].split() == [*every, "epoch", "last"]
-    assert found.lines(width=70)[0].split() == [name for name in every if name not in ("last", "steps", "epoch")]
-    assert found.lines(width=40) == [
+    assert comparison.lines(width=120)[0].split() == [*every, "epoch", "last"]
+    assert comparison.lines(width=70)[0].split() == [name for name in every if name not in ("last", "steps", "epoch")]
+    assert comparison.lines(width=40) == [
         "run               a       b",
         "status        ended   ended",
         "time         21.0 s  21.0 s",
@@ -87,12 +87,12 @@ def test_the_table_on_narrow_terminals(runs):
         "valid/Loss        1       1",
         "valid/Score     0.7     0.9",
     ]
-    assert found.lines(width=20)[:-1] == ["run   lr  valid/Loss", "a    0.1           1", "b    0.2           1"]
-    assert found.lines(width=20)[-1].startswith("3 further columns: ")
+    assert comparison.lines(width=20)[:-1] == ["run   lr  valid/Loss", "a    0.1           1", "b    0.2           1"]
+    assert comparison.lines(width=20)[-1].startswith("3 further columns: ")
 
 
 def test_requested_columns_are_shown_at_any_width(tmp_path):
-    """However many settings differ, and where runs would be too many columns."""
+    """Requested columns stay with any number of differing settings, and with too many runs for a transposed table."""
     for number in range(9):
         keys = "".join(f"key{i}: {number}\n" for i in range(30))
         write_run(tmp_path / f"run-{number}", {"valid/Loss": [1.0], "valid/Score": [0.5], "train/A": [1]}, config=keys)
@@ -132,7 +132,7 @@ def test_settings_that_look_alike_when_shortened_are_whole(tmp_path):
 
 
 def write_start(directory, settings=None, config=None, optimizer=None, **train):
-    """Write a run with the facts that it records at its start; without `config`, of a run from Python."""
+    """Write a run with the facts that it records at its start. Without `config`, the run comes from Python."""
     write_run(directory, config=config and json.dumps(config))
     path = directory / "journal.jsonl"
     start, *lines = map(json.loads, path.read_text().splitlines())
@@ -159,13 +159,13 @@ def test_optimizers_are_named_alike_in_python_and_in_configs(tmp_path):
     assert compare(find_runs([tmp_path])).settings == ()
     same = functools.partial(optax.adamw, weight_decay=0.1)
     write_start(tmp_path / "partial", {"optimizer": "adamw(weight_decay=0.1)"}, optimizer=same)
-    found = compare(find_runs([tmp_path]))
-    assert found.settings == ("optimizer.weight_decay",)
+    comparison = compare(find_runs([tmp_path]))
+    assert comparison.settings == ("optimizer.weight_decay",)
     decays = {"class": 1e-4, "function": 1e-4, "python": 1e-4, "object": 1e-4, "partial": 0.1}
-    assert {row["run"]: row["optimizer.weight_decay"] for row in found.rows} == decays
+    assert {row["run"]: row["optimizer.weight_decay"] for row in comparison.rows} == decays
     write_start(tmp_path / "own", {"optimizer": "<lambda>"}, optimizer=lambda lr: optax.sgd(lr))
-    found = compare(find_runs([tmp_path / name for name in ("class", "own")]))
-    assert [row["optimizer"] for row in found.rows] == ["adamw", "<lambda>"]
+    comparison = compare(find_runs([tmp_path / name for name in ("class", "own")]))
+    assert [row["optimizer"] for row in comparison.rows] == ["adamw", "<lambda>"]
 
 
 def test_settings_inside_of_optimizers_stay_columns_of_runs_from_configs(tmp_path):
@@ -180,8 +180,8 @@ def test_settings_inside_of_optimizers_stay_columns_of_runs_from_configs(tmp_pat
 def test_a_run_without_a_recorded_optimizer_keeps_what_all_were_given(tmp_path):
     write_start(tmp_path / "new", {"optimizer": "adamw"}, optimizer=optax.adamw)
     write_start(tmp_path / "old", config={"optimizer": "AdamW"})
-    found = compare(find_runs([tmp_path]))
-    assert [row["optimizer"] for row in found.rows] == ["adamw", "AdamW"]
+    comparison = compare(find_runs([tmp_path]))
+    assert [row["optimizer"] for row in comparison.rows] == ["adamw", "AdamW"]
 
 
 def test_runs_from_python_beside_those_from_configs(tmp_path):
@@ -194,14 +194,14 @@ def test_runs_from_python_beside_those_from_configs(tmp_path):
     write_start(tmp_path / "python", {**settings, "with_batch_size": 8}, batch_size=8)
     assert compare(find_runs([tmp_path])).settings == ()
     write_start(tmp_path / "python2", {**settings, "model": "CNN (flax.nnx)", "with_batch_size": 16}, batch_size=16)
-    found = compare(find_runs([tmp_path]))
-    assert found.settings == ("model", "data.train.batch_size")
-    assert {row["run"]: row["model"] for row in found.rows} == {
+    comparison = compare(find_runs([tmp_path]))
+    assert comparison.settings == ("model", "data.train.batch_size")
+    assert {row["run"]: row["model"] for row in comparison.rows} == {
         "yaml": "MLP", "other": "MLP", "python": "MLP", "python2": "CNN",
     }  # fmt: skip
 
 
-def test_many_metrics_make_a_column_of_each_run(tmp_path):
+def test_many_metrics_transpose_the_table(tmp_path):
     for name in "ab":
         write_run(tmp_path / name, {f"valid/M{number}": [0.5] for number in range(20)})
     lines = compare(find_runs([tmp_path])).lines(width=60)
@@ -209,14 +209,14 @@ def test_many_metrics_make_a_column_of_each_run(tmp_path):
     assert lines[0].split() == ["run", "a", "b"]
 
 
-def test_the_monitor_comes_first_and_texts_are_left_out(tmp_path):
+def test_monitor_is_first_and_texts_are_omitted(tmp_path):
     saving = "with_file_checkpointer: {monitor: valid/Score}\n"
     values = {"valid/Loss": [1.0], "valid/Confusion": ["1 0"], "valid/Score": [0.5]}
     write_run(tmp_path / "a", values, config=config(0.1, saving))
     assert compare(find_runs([tmp_path])).metrics == ("valid/Score", "valid/Loss")
-    found = compare(find_runs([tmp_path]), ["Confusion"])
-    assert found.lines()[1].split()[-3:] == ["-", "-", "text"]
-    assert found.rows[0]["valid/Confusion last"] == "1 0"
+    comparison = compare(find_runs([tmp_path]), ["Confusion"])
+    assert comparison.lines()[1].split()[-3:] == ["-", "-", "text"]
+    assert comparison.rows[0]["valid/Confusion last"] == "1 0"
 
 
 @pytest.mark.parametrize(
@@ -224,37 +224,37 @@ def test_the_monitor_comes_first_and_texts_are_left_out(tmp_path):
     [("Score", "bac"), ("valid/Score", "bac"), ("lr", "acb"), ("run", "abc"), ("epochs", "cab")],
 )
 def test_sorting(runs, column, order):
-    """What a run has not, or is NaN, comes last; of equals the first stays first."""
+    """Runs without the value, or with NaN, sort last. Sorting is stable."""
     assert "".join(row["run"] for row in compare(runs, sort=column).rows) == order
 
 
-def test_a_key_that_only_some_have(tmp_path):
+def test_setting_of_some_runs_is_a_column(tmp_path):
     write_run(tmp_path / "a", config=config(0.1))
     write_run(tmp_path / "b", config=config(0.1, "grads_accumulation: 4\n"))
     write_run(tmp_path / "from-python")
-    found = compare(find_runs([tmp_path]))
-    assert found.settings == ("grads_accumulation",)
-    assert [row["grads_accumulation"] for row in found.rows] == [None, 4, None]
-    assert found.lines()[1].split()[-4] == "-"
+    comparison = compare(find_runs([tmp_path]))
+    assert comparison.settings == ("grads_accumulation",)
+    assert [row["grads_accumulation"] for row in comparison.rows] == [None, 4, None]
+    assert comparison.lines()[1].split()[-4] == "-"
 
 
 def test_runs_from_python(tmp_path):
-    """Their journals say what they were made of; the one of the last start counts."""
+    """Their journals contain the settings; the last start counts."""
     for name, rates in (("a", [0.1, 0.2]), ("b", [0.1])):
         lines = [{"event": "start", "time": 0.0, "step": 0, "config": {"lr": rate}} for rate in rates]
         (tmp_path / name).mkdir()
         (tmp_path / name / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = compare(find_runs([tmp_path]))
-    assert [row["lr"] for row in found.rows] == [0.2, 0.1]
+    comparison = compare(find_runs([tmp_path]))
+    assert [row["lr"] for row in comparison.rows] == [0.2, 0.1]
 
 
-def test_a_number_and_a_text_differ(tmp_path):
+def test_number_differs_from_its_text(tmp_path):
     write_run(tmp_path / "a", config="lr: 1\n")
     write_run(tmp_path / "b", config="lr: '1'\n")
     assert compare(find_runs([tmp_path])).settings == ("lr",)
 
 
-def test_nan_does_not_differ_from_nan(tmp_path):
+def test_nan_equals_nan(tmp_path):
     write_run(tmp_path / "a", config="lr: 1\nmissing: .nan\nscale: [1, .nan]\n")
     write_run(tmp_path / "b", config="lr: 2\nmissing: .nan\nscale: [1, .nan]\n")
     write_run(tmp_path / "c", config="lr: 2\nmissing: 0\nscale: [1, .nan]\n")
@@ -279,7 +279,7 @@ def test_runs_that_share_no_metric(tmp_path):
     assert (rows[0]["valid/A last"], rows[0]["valid/B last"]) == (1.0, None)
 
 
-def test_hostile_names(tmp_path):
+def test_control_characters_in_names_are_removed(tmp_path):
     write_run(tmp_path / "a", {"valid/\x1b[31mRed": [1.0], "valid/Text": ["\x1b]0;title\x07"]}, config='"\\e[2J": 1\n')
     write_run(tmp_path / "b", config="seed: 1\n")
     text = "\n".join(compare(find_runs([tmp_path])).lines())
@@ -287,7 +287,7 @@ def test_hostile_names(tmp_path):
     assert "\x07" not in text
 
 
-def test_columns_and_metrics_that_there_are_not(runs):
+def test_unknown_columns_and_metrics_are_refused(runs):
     with raises_code("run-metric-unknown", name="Scor"):
         compare(runs, ["Scor"])
     with raises_code("run-column-unknown"):
@@ -301,34 +301,33 @@ def test_hundreds_of_runs(tmp_path):
     assert [row["seed"] for row in rows] == list(range(300))
 
 
-def test_columns_as_they_are_headed(tmp_path):
+def test_runs_sort_by_column_titles(tmp_path):
     for name, value in (("a", 2), ("b", 1)):
         write_run(tmp_path / name, config=f"optimizer: {{class_path: X, init_args: {{b1: {value}}}}}\nrun: {value}\n")
     runs = find_runs([tmp_path])
     for column in ("b1", "optimizer.b1", "config.run"):
         assert [row["run"] for row in compare(runs, sort=column).rows] == ["b", "a"]
-    found = compare(runs, sort="train/Loss")
-    assert found.metrics == ("valid/Loss", "train/Loss")
-    assert "train/Loss" in found.lines()[0]
+    comparison = compare(runs, sort="train/Loss")
+    assert comparison.metrics == ("valid/Loss", "train/Loss")
+    assert "train/Loss" in comparison.lines()[0]
 
 
-def test_what_only_yaml_knows(tmp_path):
+def test_types_of_yaml_become_json(tmp_path):
     write_run(tmp_path / "a", config="x: 2026-01-01\ny: !!set {b}\n")
     write_run(tmp_path / "b", config="x: 1\n")
     assert json.dumps([row["x"] for row in compare(find_runs([tmp_path])).rows]) == '["2026-01-01", 1]'
 
 
-def test_runs_are_let_go(tmp_path):
-    """While the next one is read no other is in memory."""
+def test_one_run_is_in_memory_at_a_time(tmp_path):
     for number in range(5):
         write_run(tmp_path / f"run-{number}", config=f"seed: {number}\n")
-    taken, most = [], 0
+    references, most = [], 0
 
     def each():
         nonlocal most
         for run in each_run([tmp_path]):
-            taken.append(weakref.ref(run))
-            most = max(most, sum(reference() is not None for reference in taken))
+            references.append(weakref.ref(run))
+            most = max(most, sum(reference() is not None for reference in references))
             yield run
             del run
 

@@ -1,4 +1,4 @@
-"""Two runs: what differs, and where their losses part."""
+"""Tests of the difference of two runs: settings, data, and the step where a metric diverges."""
 
 import dataclasses
 
@@ -15,37 +15,39 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, compiled_once):
-    """Three runs by name; one has a wrong target in its fourth batch, and one another rate."""
+    """Return three runs by name; one has a wrong target in its fourth batch, another a different learning rate."""
     root = tmp_path_factory.mktemp("runs")
-    spoilt = [dict(batch) for batch in batches()]
-    spoilt[3]["t"] = spoilt[3]["t"] + 1
-    for name, data, lr in (("a", batches(), 0.05), ("b", spoilt, 0.05), ("c", batches(), 0.1)):
+    changed = [dict(batch) for batch in batches()]
+    changed[3]["t"] = changed[3]["t"] + 1
+    for name, data, lr in (("a", batches(), 0.05), ("b", changed, 0.05), ("c", batches(), 0.1)):
         build_line(quiet(root / name).num_epochs(2), lr).fit(data)
     return lambda name: RunReader(root / name)
 
 
-def test_a_run_is_as_itself(runs):
-    found = difference(runs("a"), runs("a"))
-    assert (found.steps, found.parting, found.settings, found.code) == (2 * STEPS, None, {}, {})
-    assert found.lines() == ["train/Loss of 12 steps is the same"]
+def test_run_does_not_differ_from_itself(runs):
+    result = difference(runs("a"), runs("a"))
+    assert (result.steps, result.parting, result.settings, result.code) == (2 * STEPS, None, {}, {})
+    assert result.lines() == ["train/Loss of 12 steps is the same"]
 
 
-def test_data_that_was_changed(runs):
-    """The loss of the fourth step is the first that sees it. No run records the values of all rows."""
-    found = difference(runs("a"), runs("b"))
-    assert found.parting.step == 4
+def test_changed_batch_diverges_at_its_step(runs):
+    """The loss of step 4 is the first to use the changed batch. Runs do not record the values of rows, so no setting
+    differs.
+    """
+    result = difference(runs("a"), runs("b"))
+    assert result.parting.step == 4
     expected = [runs(name).steps("train/Loss").mean[3] for name in "ab"]
-    assert found.parting.values == (expected[0], expected[1])
-    assert found.settings == {}
+    assert result.parting.values == (expected[0], expected[1])
+    assert result.settings == {}
 
 
-def test_another_rate_parts_after_the_first_step(runs):
-    found = difference(runs("a"), runs("c"))
-    assert (found.parting.step, found.settings) == (2, {"lr": (0.05, 0.1)})
-    assert "What differs: settings" in found.explanation
+def test_other_learning_rate_diverges_at_the_second_step(runs):
+    result = difference(runs("a"), runs("c"))
+    assert (result.parting.step, result.settings) == (2, {"lr": (0.05, 0.1)})
+    assert "What differs: settings" in result.explanation
 
 
-def test_a_tolerance_and_a_metric(runs):
+def test_tolerance_and_unknown_metric(runs):
     a, b = (runs(name).steps("train/Loss").mean for name in "ab")
     relative = np.abs(a - b) / np.maximum(np.abs(a), np.abs(b))
     assert (
@@ -57,19 +59,19 @@ def test_a_tolerance_and_a_metric(runs):
         difference(runs("a"), runs("b"), "train/Los")
 
 
-def test_a_metric_of_whole_splits_is_compared_where_it_was_measured(tmp_path):
-    """Validations of two batches each, at steps 2, 4, 6 and 3, 6: of the batches nothing is compared."""
+def test_validation_metric_is_compared_at_common_steps(tmp_path):
+    """Validations run at steps 2, 4, 6 and at 3, 6, so that only step 6 is common."""
     for name, every, lr in (("a", 2, 0.05), ("b", 3, 0.1)):
         builder = quiet(tmp_path / name).valid_every(steps=every, epochs=0)
         build_line(builder, lr).fit(batches(), batches(8))
     a, b = (RunReader(tmp_path / name) for name in "ab")
-    found = difference(a, b, "valid/Loss")
+    result = difference(a, b, "valid/Loss")
     expected = tuple(run.points("valid/Loss")[-1].value for run in (a, b))
-    assert (found.steps, found.parting.step, found.parting.values) == (1, 6, expected)
+    assert (result.steps, result.parting.step, result.parting.values) == (1, 6, expected)
 
 
-def test_nothing_to_compare(tmp_path):
-    """Step 5 of one run, and steps 3 and 6 of the other."""
+def test_no_common_steps_is_an_error(tmp_path):
+    """One run validates at step 5, the other at steps 3 and 6."""
     for name, every, steps in (("a", 5, 5), ("b", 3, 6)):
         builder = quiet(tmp_path / name).num_steps(steps).valid_every(steps=every, epochs=0)
         build_line(builder).fit(batches(), batches(8))
@@ -87,12 +89,12 @@ def test_nothing_to_compare(tmp_path):
 )
 def test_explanations(runs, changes, text):
     nothing = {"settings": {}, "data": {}, "code": {}, "environment": {}}
-    found = dataclasses.replace(difference(runs("a"), runs("b")), **{**nothing, **changes})
-    assert text in found.explanation
+    result = dataclasses.replace(difference(runs("a"), runs("b")), **{**nothing, **changes})
+    assert text in result.explanation
 
 
-def test_a_shuffled_order_is_told(runs, tmp_path):
+def test_order_of_shuffled_data_is_a_difference(runs, tmp_path):
     build_line(quiet(tmp_path / "d").num_epochs(2)).fit(shuffled(seed=1))
-    found = difference(runs("a"), RunReader(tmp_path / "d"))
-    assert found.parting.step == 1
-    assert "data.train.order" in found.data
+    result = difference(runs("a"), RunReader(tmp_path / "d"))
+    assert result.parting.step == 1
+    assert "data.train.order" in result.data

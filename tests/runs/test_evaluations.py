@@ -1,4 +1,4 @@
-"""`evaluations.jsonl`: appended by any process, read with what is left of it."""
+"""Tests of `evaluations.jsonl`, which any process may append to."""
 
 import json
 
@@ -16,7 +16,7 @@ def record(directory, step, value, time=100.0, info=LOSS):
     record_evaluation(directory, step // 10, step, {info.key: value}, [info], time)
 
 
-def test_of_two_values_of_a_checkpoint_the_later_one_counts(tmp_path):
+def test_later_value_of_a_checkpoint_counts(tmp_path):
     for step, value in ((20, 0.5), (10, 0.75), (20, 0.25)):
         record(tmp_path, step, value)
     assert [(e["step"], e["values"]["test/Loss"]) for e in read_evaluations(tmp_path)] == [(10, 0.75), (20, 0.25)]
@@ -24,19 +24,19 @@ def test_of_two_values_of_a_checkpoint_the_later_one_counts(tmp_path):
     assert evaluated_steps(tmp_path, ["other"]) == set()
 
 
-def test_the_later_line_counts_with_other_metrics_and_splits_too(tmp_path):
+def test_later_line_replaces_the_whole_split(tmp_path):
     both = [MetricInfo(f"test-{name}", "Loss", "", False) for name in ("clean", "noisy")]
     record_evaluation(tmp_path, 1, 10, {info.key: 0.5 for info in both}, both, 100.0)
     more = [both[0], MetricInfo("test-clean", "Accuracy", "", True)]
     record_evaluation(tmp_path, 1, 10, {info.key: 0.25 for info in more}, more, 200.0)
-    found = [entry["values"] for entry in read_evaluations(tmp_path)]
-    assert found == [{"test-clean/Loss": 0.25, "test-clean/Accuracy": 0.25}, {"test-noisy/Loss": 0.5}]
+    values = [entry["values"] for entry in read_evaluations(tmp_path)]
+    assert values == [{"test-clean/Loss": 0.25, "test-clean/Accuracy": 0.25}, {"test-noisy/Loss": 0.5}]
     assert evaluated_steps(tmp_path, ["test-clean", "test-noisy"]) == {10}
     assert evaluated_steps(tmp_path, ["test-clean", "test-other"]) == set()
     assert evaluated_steps(tmp_path, ["test"]) == set(), "test-clean is another split than test"
 
 
-def test_a_torn_line_is_left_out(tmp_path):
+def test_torn_line_is_skipped(tmp_path):
     record(tmp_path, 10, 0.5)
     with (tmp_path / evaluations.NAME).open("a") as file:
         file.write('{"event": "evaluation", "ti')
@@ -58,7 +58,7 @@ def test_a_torn_line_is_left_out(tmp_path):
         {"metrics": {"test/Loss": {"unit": "", "higher_is_better": "no"}}},
     ],
 )
-def test_what_no_run_writes_is_left_out(tmp_path, change):
+def test_malformed_line_is_skipped(tmp_path, change):
     record(tmp_path, 10, 0.5)
     entry = json.loads((tmp_path / evaluations.NAME).read_text())
     (tmp_path / evaluations.NAME).write_text(json.dumps({**entry, **change}) + "\n")
@@ -67,13 +67,13 @@ def test_what_no_run_writes_is_left_out(tmp_path, change):
 
 
 @pytest.mark.parametrize(("began", "step", "stays"), [(150.0, 5, False), (150.0, 10, True), (50.0, 5, True)])
-def test_a_start_before_the_checkpoint_voids_it(tmp_path, began, step, stays):
+def test_later_start_before_the_checkpoint_invalidates_it(tmp_path, began, step, stays):
     record(tmp_path, 10, 0.5)
     journal = [{"event": "start", "time": began, "step": step}]
     assert len(read_evaluations(tmp_path, journal)) == stays
 
 
-def test_nothing_is_written_through_a_link(tmp_path):
+def test_link_is_neither_read_nor_written(tmp_path):
     (tmp_path / "target").touch()
     (tmp_path / evaluations.NAME).symlink_to(tmp_path / "target")
     with raises_code("run-file-kind"):

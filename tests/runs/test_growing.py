@@ -1,28 +1,28 @@
-"""Lines of files that grow, each once."""
+"""Tests of reading the lines of growing files, each once."""
 
 import os
 
 from learner.runs.growing import GrowingLines
 
 
-def add(path, content):
+def append(path, content):
     with path.open("ab") as file:
         file.write(content)
 
 
-def test_each_line_once_when_it_is_complete(tmp_path):
+def test_complete_lines_are_read_once(tmp_path):
     path = tmp_path / "a"
     lines = GrowingLines(path)
     assert lines.read() == (False, [])
-    add(path, b"1\n2\n3")
+    append(path, b"1\n2\n3")
     assert lines.read() == (False, [b"1", b"2"])
     assert lines.read() == (False, [])
-    add(path, b"3\n\n")
+    append(path, b"3\n\n")
     assert lines.read() == (False, [b"33", b""])
 
 
 def test_only_new_bytes_are_read(tmp_path):
-    """What was read long before may be overwritten, in the same length, without being noticed."""
+    """Changes of the same length far before the last position are not noticed."""
     path = tmp_path / "a"
     path.write_bytes(b"1\n" * 200)
     lines = GrowingLines(path)
@@ -34,8 +34,8 @@ def test_only_new_bytes_are_read(tmp_path):
     assert lines.read() == (False, [b"3"])
 
 
-def test_another_file_with_the_number_of_the_one_before_begins_anew(tmp_path):
-    """File systems give the number of a file that was removed to the next one; and a torn line may be mended."""
+def test_changed_content_with_the_same_inode_is_read_from_the_start(tmp_path):
+    """File systems reuse inode numbers, and a torn line may be repaired."""
     path = tmp_path / "a"
     path.write_bytes(b"1\n2\nto")
     lines = GrowingLines(path)
@@ -48,7 +48,7 @@ def test_another_file_with_the_number_of_the_one_before_begins_anew(tmp_path):
     assert lines.read() == (True, [b"8", b"9", b"4", b"5"])
 
 
-def test_a_file_that_lost_something_begins_anew(tmp_path):
+def test_truncated_file_is_read_from_the_start(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"1\n2\n")
     lines = GrowingLines(path)
@@ -58,7 +58,7 @@ def test_a_file_that_lost_something_begins_anew(tmp_path):
     assert lines.read() == (False, [])
 
 
-def test_another_file_of_that_name_begins_anew(tmp_path):
+def test_replaced_file_is_read_from_the_start(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"1\n2\n")
     lines = GrowingLines(path)
@@ -68,21 +68,21 @@ def test_another_file_of_that_name_begins_anew(tmp_path):
     assert lines.read() == (True, [b"3", b"4", b"5"])
 
 
-def test_the_end_of_a_long_file(tmp_path):
+def test_last_bytes_of_a_long_file(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"".join(b"%04d\n" % n for n in range(1000)))
     lines = GrowingLines(path, last=12)
     assert lines.read() == (False, [b"0998", b"0999"])
-    add(path, b"1000\n")
+    append(path, b"1000\n")
     assert lines.read() == (False, [b"1000"])
     (tmp_path / "b").write_bytes(b"torn")
     inside = GrowingLines(tmp_path / "b", last=1)
     assert inside.read() == (False, [])
-    add(tmp_path / "b", b" line\nwhole\n")
+    append(tmp_path / "b", b" line\nwhole\n")
     assert inside.read() == (False, [b"whole"])
     assert GrowingLines(path, last=10**6).read()[1][0] == b"0000"
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "a")
     assert GrowingLines(tmp_path / "a").read() == (False, [])

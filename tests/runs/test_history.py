@@ -1,4 +1,4 @@
-"""The history of a run and its summary."""
+"""Tests of the history of a run and of its summary."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def history_of(*values, key="valid/Loss"):
     return history
 
 
-def test_it_is_a_mapping_of_values_in_order():
+def test_history_is_an_ordered_mapping():
     history = history_of(0.5, 0.25)
     history.record("train", 1, 10, {"Loss": 1.0, "Confusion": "1 0"})
     assert dict(history) == {"valid/Loss": [0.5, 0.25], "train/Loss": [1.0], "train/Confusion": ["1 0"]}
@@ -38,14 +38,14 @@ def test_it_is_a_mapping_of_values_in_order():
     assert history.last("test/Loss") is None
 
 
-def test_what_it_gives_away_is_a_copy():
+def test_returned_lists_are_copies():
     history = history_of(0.5)
     history["valid/Loss"].append(7.0)
     history.points("valid/Loss").clear()
     assert history["valid/Loss"] == [0.5]
 
 
-def test_a_misspelt_key_is_named():
+def test_misspelled_key_has_a_suggestion():
     with pytest.raises(KeyError, match="did you mean 'valid/Loss'"):
         history_of(0.5)["valid/loss"]
 
@@ -62,14 +62,14 @@ def test_a_misspelt_key_is_named():
         ((), None, None),
     ],
 )
-def test_the_best(values, lowest, highest):
+def test_best_value(values, lowest, highest):
     history = history_of(*values)
     for higher_is_better, epoch in ((False, lowest), (True, highest)):
         best = history.best("valid/Loss", higher_is_better)
         assert best == (None if epoch is None else Point(epoch, 10 * epoch, values[epoch - 1]))
 
 
-def test_json_keeps_everything():
+def test_json_round_trip():
     history = history_of(0.1, NAN, math.inf, -math.inf)
     history.record("valid-dev", 4, 40, {"Confusion": "1\n0"})
     text = json.dumps(history.to_json(), allow_nan=False)
@@ -79,7 +79,7 @@ def test_json_keeps_everything():
     assert math.isnan(back["valid/Loss"][1])
 
 
-def test_equality_is_of_every_value_and_of_where_it_was():
+def test_equality_compares_values_and_positions():
     assert history_of(0.5, NAN) == history_of(0.5, NAN)
     assert history_of(0.5) != history_of(0.25)
     assert history_of(0.5) != history_of(0.5, 0.5)
@@ -89,7 +89,7 @@ def test_equality_is_of_every_value_and_of_where_it_was():
     assert history_of(0.5) != {"valid/Loss": [0.5]}
 
 
-def test_repr_is_a_small_table():
+def test_repr_is_a_table():
     history = history_of(0.123456, 0.25)
     history.record("train", 1, 10, {"Top-5 Accuracy": 16824.0})
     assert repr(history).splitlines() == [
@@ -106,8 +106,8 @@ def test_matrices_have_no_columns():
     assert repr(history).splitlines()[2].split() == ["valid/Matrix", "1", "text", "text"]
 
 
-def test_a_data_frame():
-    """A row for each place with a value; pandas reads it as numbers."""
+def test_data_frame():
+    """Each position with a value is a row, and numeric columns are numbers to pandas."""
     pandas = pytest.importorskip("pandas")
     history = History()
     history.record("valid", 1, 5, {"Loss": 0.5})
@@ -126,7 +126,7 @@ def test_a_data_frame():
     assert History().to_pandas().shape == (0, 0)
 
 
-def test_without_pandas(monkeypatch):
+def test_missing_pandas_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with raises_code("package-missing", "pandas", extra="pandas"):
         history_of(0.5).to_pandas()
@@ -148,7 +148,7 @@ def test_html_has_a_row_and_a_curve_of_each_numeric_metric():
 
 
 def write_run(directory):
-    """A run with validations inside its epochs, and its history."""
+    """Write a run with validations inside its epochs, and return its history."""
     history = History()
     files = RunFiles(directory, lambda: 0.0)
     files.journal("start", directory=directory)
@@ -163,7 +163,7 @@ def write_run(directory):
     return history
 
 
-def test_the_journal_alone_has_the_history(tmp_path):
+def test_history_is_read_from_the_journal(tmp_path):
     expected = write_run(tmp_path)
     assert read_history(tmp_path) == expected
     with (tmp_path / "journal.jsonl").open("a") as journal:
@@ -171,7 +171,7 @@ def test_the_journal_alone_has_the_history(tmp_path):
     assert read_history(tmp_path) == expected
 
 
-def test_no_journal_no_history(tmp_path):
+def test_missing_journal_is_an_error(tmp_path):
     with raises_code("run-not-a-run", directory=str(tmp_path)):
         read_history(tmp_path)
 
@@ -184,7 +184,7 @@ METRICS = (
 )
 
 
-def summary_in(directory):
+def make_summary(directory):
     history = History()
     for epoch, (loss, accuracy) in enumerate([(0.5, 90.0), (0.25, NAN)], 1):
         history.record("valid", epoch, 10 * epoch, {"Accuracy": accuracy, "Extra": "text"})
@@ -200,14 +200,14 @@ def summary_in(directory):
     return summarize(history, METRICS, directory=directory, **options)
 
 
-def test_the_content_of_a_summary(tmp_path):
+def test_content_of_a_summary(tmp_path):
     def point(epoch, value):
         return {"epoch": epoch, "step": 10 * epoch, "value": value}
 
     def metric(unit, higher_is_better, best, last):
         return {"unit": unit, "higher_is_better": higher_is_better, "best": best, "last": last}
 
-    summary = summary_in(tmp_path / "run")
+    summary = make_summary(tmp_path / "run")
     last_accuracy = summary["metrics"]["valid/Accuracy"].pop("last")
     assert math.isnan(last_accuracy.pop("value"))
     assert last_accuracy == {"epoch": 2, "step": 20}
@@ -232,9 +232,9 @@ def test_the_content_of_a_summary(tmp_path):
     assert list(summary["metrics"]) == [*(info.key for info in METRICS), "valid/Extra"]
 
 
-def test_a_summary_does_not_depend_on_where_the_run_is(tmp_path, monkeypatch):
+def test_summary_does_not_depend_on_the_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    texts = {repr(summary_in(directory)) for directory in (tmp_path / "a", tmp_path / "b" / "c", Path("relative"))}
+    texts = {repr(make_summary(directory)) for directory in (tmp_path / "a", tmp_path / "b" / "c", Path("relative"))}
     assert len(texts) == 1
 
 
@@ -255,6 +255,6 @@ def test_a_summary_does_not_depend_on_where_the_run_is(tmp_path, monkeypatch):
         {"a/Loss": [[1, 45, 10**400]]},
     ],
 )
-def test_what_is_no_history_is_refused(content):
+def test_malformed_history_is_refused(content):
     with raises_code("run-history-damaged"):
         History.from_json(content)

@@ -1,4 +1,4 @@
-"""The lines of the journal."""
+"""Tests of the lines of the journal."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from tests.support.codes import raises_code
 
 
 @given(st.floats())
-def test_every_number_survives(number):
+def test_numbers_round_trip(number):
     text = json.dumps(encode(number), allow_nan=False)
     back = decode(json.loads(text))
     assert back == number or (math.isnan(back) and math.isnan(number))
@@ -36,23 +36,23 @@ def test_every_number_survives(number):
         ({"a": (1, [math.inf, -math.inf])}, {"a": [1, ["Infinity", "-Infinity"]]}),
     ],
 )
-def test_what_becomes_of_other_values(value, encoded):
+def test_other_values_are_encoded(value, encoded):
     assert encode(value) == encoded
     assert type(encode(value)) is type(encoded)
 
 
-def test_texts_are_not_numbers():
+def test_texts_are_not_decoded_as_numbers():
     assert [decode(value) for value in ("nan", "inf", "12", None, True, 3)] == ["nan", "inf", "12", None, True, 3]
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"event": "epo', b'{"event": "epoch"}', b"\xff\xfe"])
-def test_a_torn_last_line_is_left_out(tmp_path, torn):
+def test_torn_last_line_is_skipped(tmp_path, torn):
     (tmp_path / "journal.jsonl").write_bytes(b'{"event": "start"}\n' + torn)
     assert read_journal(tmp_path) == [(b'{"event": "start"}', {"event": "start"})]
 
 
 def epoch(**changes):
-    """A line of numbers, with changes."""
+    """Return a line of an epoch, with changes."""
     line = {"event": "epoch", "epoch": 1, "step": 45, "values": {"train/Loss": 0.5}}
     return json.dumps({**line, **changes}).encode()
 
@@ -77,7 +77,7 @@ def epoch(**changes):
         epoch(values={"train/Loss": 10**400}),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, damaged):
+def test_damaged_line_is_reported(tmp_path, damaged):
     (tmp_path / "journal.jsonl").write_bytes(b'{"event": "start"}\n' + damaged + b'\n{"event": "end"}\n')
     with pytest.warns(UserWarning, match=r"journal\.jsonl, line 2 is damaged"):
         entries = read_journal(tmp_path)
@@ -88,8 +88,8 @@ def test_a_damaged_line_is_named(tmp_path, damaged):
     ]
 
 
-def test_lines_of_numbers_are_as_a_run_writes_them(tmp_path):
-    """The damaged ones above differ from these in one thing each."""
+def test_valid_lines_of_numbers_are_read(tmp_path):
+    """Each damaged line above differs from these in one field."""
     values = {"train/Loss": 0.5, "valid/Loss": "NaN", "valid/Rows": 10**300, "valid/a/b": 1}
     lines = [epoch(), epoch(event="validation", values=values), epoch(event="save", values=None)]
     (tmp_path / "journal.jsonl").write_bytes(b"\n".join(lines) + b"\n")
@@ -97,14 +97,14 @@ def test_lines_of_numbers_are_as_a_run_writes_them(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])
-def test_what_has_no_end_is_not_read(tmp_path, monkeypatch, make):
+def test_pipes_and_devices_are_not_read(tmp_path, monkeypatch, make):
     make(tmp_path / "journal.jsonl")
-    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("this would never end"))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("reading would not end"))
     with raises_code("run-not-a-run", directory=str(tmp_path)):
         read_journal(tmp_path)
 
 
-def test_a_directory_without_a_run_is_named(tmp_path):
+def test_directory_without_a_run_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path, tmp_path / "missing", tmp_path / "file"):
         with raises_code("run-not-a-run", directory=str(place)):

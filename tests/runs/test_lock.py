@@ -1,4 +1,4 @@
-"""One process at a time in the directory of a run."""
+"""Tests of the lock that allows one process at a time in the directory of a run."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ HOLDER += "with locked(Path(sys.argv[1])): print('here', flush=True); sys.stdin.
 
 @pytest.fixture
 def other(tmp_path):
-    """Another process that holds the lock; its end is awaited."""
+    """Yield another process that holds the lock."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], env=environment, **pipes) as process:
@@ -32,20 +32,20 @@ def other(tmp_path):
         process.kill()
 
 
-def test_it_leaves_nothing(tmp_path):
+def test_lock_file_is_removed(tmp_path):
     with locked(tmp_path):
         assert json.loads((tmp_path / "run.lock").read_text()) == {"host": platform.node(), "pid": os.getpid()}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_twice_in_one_process(tmp_path):
+def test_locking_twice_in_one_process_is_refused(tmp_path):
     with locked(tmp_path), raises_code("run-in-use", pid=os.getpid(), host=platform.node()), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass
 
 
-def test_another_process(tmp_path, other):
+def test_lock_of_another_process_is_respected(tmp_path, other):
     with raises_code("run-in-use", pid=other.pid, host=platform.node()), locked(tmp_path):
         pass
     other.communicate("\n")
@@ -53,7 +53,7 @@ def test_another_process(tmp_path, other):
         pass
 
 
-def test_a_dead_process_holds_nothing(tmp_path, other):
+def test_lock_of_a_killed_process_is_released(tmp_path, other):
     other.send_signal(signal.SIGKILL)
     other.wait()
     assert (tmp_path / "run.lock").exists()
@@ -63,7 +63,7 @@ def test_a_dead_process_holds_nothing(tmp_path, other):
 
 @pytest.fixture
 def no_locks(monkeypatch):
-    """A file system that has no locks."""
+    """Simulate a file system without locks."""
 
     def flock(descriptor, how):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -71,13 +71,13 @@ def no_locks(monkeypatch):
     monkeypatch.setattr(lock.fcntl, "flock", flock)
 
 
-def test_without_locks_a_living_process_holds_it(tmp_path, other, no_locks):
+def test_without_file_locks_a_living_process_holds_the_lock(tmp_path, other, no_locks):
     with raises_code("run-in-use", pid=other.pid, host=platform.node()), locked(tmp_path):
         pass
     assert (tmp_path / "run.lock").exists()
 
 
-def test_without_locks_a_dead_process_does_not(tmp_path, other, no_locks):
+def test_without_file_locks_a_dead_process_does_not(tmp_path, other, no_locks):
     other.send_signal(signal.SIGKILL)
     other.wait()
     with locked(tmp_path):
@@ -85,13 +85,13 @@ def test_without_locks_a_dead_process_does_not(tmp_path, other, no_locks):
 
 
 @pytest.mark.parametrize("content", ["", "\0\0\0"])
-def test_without_locks_a_file_that_says_nothing_does_not(tmp_path, no_locks, content):
+def test_without_file_locks_an_empty_file_does_not(tmp_path, no_locks, content):
     (tmp_path / "run.lock").write_text(content)
     with locked(tmp_path):
         pass
 
 
-def test_without_locks_another_machine_is_believed(tmp_path, no_locks):
+def test_without_file_locks_another_machine_holds_the_lock(tmp_path, no_locks):
     (tmp_path / "run.lock").write_text('{"host": "far-away", "pid": 1}')
     with raises_code("run-in-use", pid=1, host="far-away"), locked(tmp_path):
         pass
@@ -111,8 +111,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_no_lock_is_neither_changed_nor_removed(tmp_path, kind):
-    """A directory of somebody else may have a link there that leads to any file of the user's."""
+def test_foreign_file_is_neither_changed_nor_removed(tmp_path, kind):
+    """Anyone who can write to the directory could place a link there that leads to a file of the user."""
     lock, mine = tmp_path / "run" / "run.lock", tmp_path / "authorized_keys"
     lock.parent.mkdir()
     mine.write_text("ssh-ed25519 AAAA me")
@@ -128,8 +128,8 @@ def test_what_is_no_lock_is_neither_changed_nor_removed(tmp_path, kind):
 
 
 @pytest.mark.parametrize(("resumes", "code"), [(False, "directory-holds-run"), (True, "run-in-use")])
-def test_two_runs_same_dir(tmp_path, resumes, code):
-    """The second one refuses, and the first one notices nothing."""
+def test_second_run_in_one_directory_is_refused(tmp_path, resumes, code):
+    """The second run changes no file of the first."""
     errors = []
 
     def begin_another(info, model):
@@ -146,8 +146,8 @@ def test_two_runs_same_dir(tmp_path, resumes, code):
     assert not (tmp_path / "run" / "run.lock").exists()
 
 
-def test_two_runs_with_one_directory_of_checkpoints(tmp_path):
-    """The second one would remove the checkpoints of the first one, which trains."""
+def test_second_run_in_one_checkpoint_directory_is_refused(tmp_path):
+    """Otherwise the second run would remove checkpoints of the first while it trains."""
     place, errors = tmp_path / "saved", []
 
     def learner(name, hook=lambda info, model: None):
@@ -166,7 +166,7 @@ def test_two_runs_with_one_directory_of_checkpoints(tmp_path):
     learner("second").fit(batches())
 
 
-def test_a_run_that_saves_into_its_own_directory_by_another_name(tmp_path):
+def test_run_may_save_into_its_own_directory_through_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     builder = quiet(tmp_path / "run").with_file_checkpointer(directory=str(tmp_path / "link" / "run"))
     build_line(builder.num_epochs(1)).fit(batches())

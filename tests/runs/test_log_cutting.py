@@ -1,4 +1,4 @@
-"""Going back to a position and on from there leaves the files of a run that was never interrupted."""
+"""Tests of truncating the logs of a run to a position: a resumed run ends with the files of an uninterrupted one."""
 
 import json
 import tempfile
@@ -20,7 +20,7 @@ def no_time():
 
 
 def script(epochs=3, dispatches=3, validate_inside=True):
-    """What a run does to its files, as a list of functions; rows are numbered through, so that no two are the same."""
+    """Return what a run does to its files, as a list of functions. No two rows have equal numbers."""
     actions, row = [], 0
 
     def values(count):
@@ -90,7 +90,7 @@ def uninterrupted(tmp_path_factory):
     torn=st.binary(max_size=9),
     keep=st.booleans(),
 )
-def test_a_resumed_run_writes_everything_once(uninterrupted, saved, further, torn, keep):
+def test_resumed_run_writes_every_line_once(uninterrupted, saved, further, torn, keep):
     killed = min(saved + further, len(SCRIPT))
     with tempfile.TemporaryDirectory() as temporary:
         directory, superseded = Path(temporary, "run"), Path(temporary, "superseded")
@@ -118,7 +118,7 @@ def test_a_resumed_run_writes_everything_once(uninterrupted, saved, further, tor
         assert tree(directory) == uninterrupted
 
 
-def test_what_is_not_a_number_stays_in_the_journal(tmp_path):
+def test_lines_without_numbers_stay_in_the_journal(tmp_path):
     files = write(tmp_path, [lambda files: files.journal("start")])
     files.journal("epoch", epoch=1, step=45, values={"train/Loss": 1})
     position = files.position()
@@ -138,7 +138,7 @@ def test_what_is_not_a_number_stays_in_the_journal(tmp_path):
     assert entries[-1]["values"] == {"train/Loss": 3}
 
 
-def test_only_what_came_later_goes(tmp_path):
+def test_only_later_logs_are_removed(tmp_path):
     files = write(tmp_path, SCRIPT)
     files.close()
     other = ["train/epoch-2/notes.txt", "train/epoch-3/notes.txt", "train/readme", "checkpoint/135/epoch-3/a.log"]
@@ -157,7 +157,7 @@ def test_only_what_came_later_goes(tmp_path):
     assert "valid/epoch-3" not in directories(tmp_path)
 
 
-def test_going_back_to_the_very_beginning(tmp_path):
+def test_cutting_to_the_beginning(tmp_path):
     write(tmp_path, SCRIPT).close()
     files = RunFiles(tmp_path, no_time)
     files.cut({"epoch_lines": 0, "epoch": 0, "files": {}})
@@ -165,7 +165,7 @@ def test_going_back_to_the_very_beginning(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["shorter", "missing"])
-def test_a_file_that_lost_something_is_named_and_nothing_is_changed(tmp_path, damage):
+def test_shorter_file_is_refused_and_nothing_changes(tmp_path, damage):
     files = write(tmp_path, SCRIPT[:9])
     position = files.position()
     for action in SCRIPT[9:]:
@@ -183,7 +183,7 @@ def test_a_file_that_lost_something_is_named_and_nothing_is_changed(tmp_path, da
 
 
 @pytest.mark.parametrize("journal", [b"", None])
-def test_a_journal_that_lost_something_is_named(tmp_path, journal):
+def test_shorter_journal_is_refused(tmp_path, journal):
     files = write(tmp_path, SCRIPT)
     position = files.position()
     files.close()
@@ -194,7 +194,7 @@ def test_a_journal_that_lost_something_is_named(tmp_path, journal):
         RunFiles(tmp_path, no_time).cut(position)
 
 
-def test_cutting_to_where_the_files_are_writes_nothing(tmp_path):
+def test_cutting_to_the_current_position_writes_nothing(tmp_path):
     files = write(tmp_path, SCRIPT)
     position = files.position()
     files.close()
@@ -203,7 +203,7 @@ def test_cutting_to_where_the_files_are_writes_nothing(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == stamps
 
 
-# -- positions that a run never wrote ----------------------------------------------------------------------------------
+# -- positions from untrusted checkpoints ------------------------------------------------------------------------------
 
 RIGHT = {"epoch_lines": 0, "epoch": 2, "files": {"train/epoch-2/Loss.log": 0}}
 
@@ -230,8 +230,8 @@ RIGHT = {"epoch_lines": 0, "epoch": 2, "files": {"train/epoch-2/Loss.log": 0}}
         f"valid-{'a' * 250}/epoch-2/Loss.log",
     ],
 )
-def test_a_position_that_names_another_file_is_refused(tmp_path, path):
-    """Here each of them is there as far as there can be such a file, and nothing happens to it."""
+def test_position_with_another_file_is_refused(tmp_path, path):
+    """The files exist where such a file is possible, and stay unchanged."""
     run = tmp_path / "run"
     write(run, SCRIPT).close()
     for outside in (tmp_path / "epoch-2/Loss.log", tmp_path / "outside.log", run / "data/epoch-2/Loss.log"):
@@ -260,7 +260,7 @@ def test_a_position_that_names_another_file_is_refused(tmp_path, path):
         {**RIGHT, "epoch_lines": None},
     ],
 )
-def test_what_is_no_position_is_refused(tmp_path, position):
+def test_malformed_position_is_refused(tmp_path, position):
     write(tmp_path, SCRIPT).close()
     before = tree(tmp_path)
     with raises_code("resume-log-position"):
@@ -268,14 +268,14 @@ def test_what_is_no_position_is_refused(tmp_path, position):
     assert tree(tmp_path) == before
 
 
-def test_a_size_that_no_file_has_is_refused_before_memory_is_allocated(tmp_path):
+def test_huge_size_is_refused_before_memory_is_allocated(tmp_path):
     write(tmp_path, SCRIPT).close()
     with raises_code("resume-log-changed", file=str(tmp_path / "train/epoch-2/Loss.log")):
         RunFiles(tmp_path, no_time).cut({**RIGHT, "files": {"train/epoch-2/Loss.log": 2**60}})
 
 
 @pytest.mark.parametrize("linked", ["train", "train/epoch-2", "train/epoch-2/Loss.log"])
-def test_nothing_is_shortened_through_a_link(tmp_path, linked):
+def test_linked_file_is_not_truncated(tmp_path, linked):
     run, place = tmp_path / "run", tmp_path / "run" / linked
     write(run, SCRIPT).close()
     place.rename(tmp_path / "elsewhere")
@@ -286,7 +286,7 @@ def test_nothing_is_shortened_through_a_link(tmp_path, linked):
     assert tree(tmp_path) == before
 
 
-def test_a_link_among_later_files_is_not_followed(tmp_path):
+def test_link_among_later_files_is_refused(tmp_path):
     """Its content would be copied to `superseded/`."""
     run = tmp_path / "run"
     write(run, SCRIPT).close()
@@ -297,7 +297,7 @@ def test_a_link_among_later_files_is_not_followed(tmp_path):
     assert not (tmp_path / "superseded").exists()
 
 
-def test_the_users_own_logs_stay(tmp_path):
+def test_logs_of_the_user_stay(tmp_path):
     write(tmp_path, SCRIPT).close()
     (tmp_path / "downloads/epoch-9").mkdir(parents=True)
     (tmp_path / "downloads/epoch-9/today.log").write_text("mine")
@@ -306,7 +306,7 @@ def test_the_users_own_logs_stay(tmp_path):
     assert not (tmp_path / "train/epoch-3").exists()
 
 
-# -- logs of epochs that are closed ------------------------------------------------------------------------------------
+# -- logs of finished epochs -------------------------------------------------------------------------------------------
 
 FIRST = "train/epoch-1/Loss.log"
 
@@ -328,14 +328,14 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", [FIRST, "valid/epoch-2/Top-5_Accuracy.log", "train/epoch-3/Loss.log"])
 @pytest.mark.parametrize("how", CHANGES)
-def test_a_log_that_was_changed_is_found(tmp_path, name, how):
-    """Of every epoch up to the position; `allow=("logs",)` goes on with what is there, also the next time."""
-    files = write(tmp_path, SCRIPT[:-1])  # inside of the third epoch
+def test_changed_log_is_detected(tmp_path, name, how):
+    """Every epoch up to the position is checked. `allow=("logs",)` accepts the present files, at later resumes too."""
+    files = write(tmp_path, SCRIPT[:-1])  # inside the third epoch
     position = json.loads(json.dumps(files.position()))
     files.close()
     refuse_changed(tmp_path, position)
     CHANGES[how](tmp_path / name)
-    if how == "longer" and "epoch-3" in name:  # what came after the checkpoint
+    if how == "longer" and "epoch-3" in name:  # lines after the checkpoint
         refuse_changed(tmp_path, position)
         return
     before = tree(tmp_path)
@@ -347,8 +347,8 @@ def test_a_log_that_was_changed_is_found(tmp_path, name, how):
     refuse_changed(tmp_path, json.loads(json.dumps(files.position())))
 
 
-def test_journals_without_checksums_resume(tmp_path):
-    """Version 0.1.0 wrote none."""
+def test_journal_without_checksums_resumes(tmp_path):
+    """Version 0.1.0 wrote no checksums."""
     files = write(tmp_path, SCRIPT)
     position = {name: value for name, value in files.position().items() if name != "checksums"}
     files.close()
@@ -366,7 +366,7 @@ def test_journals_without_checksums_resume(tmp_path):
 
 
 @pytest.mark.parametrize("odd", [None, [], {"../epoch-1/a.log": [1, 1]}, {FIRST: None}, {FIRST: [10**400, True]}])
-def test_what_no_run_writes_about_logs_says_nothing(tmp_path, odd):
+def test_malformed_checksums_are_ignored(tmp_path, odd):
     files = write(tmp_path, SCRIPT)
     files.journal("epoch", epoch=1, step=9, values={}, files=odd)
     position = files.position()

@@ -1,4 +1,4 @@
-"""The files of a run: their text, when they are written, what they are called."""
+"""Tests of the log files of a run: their text, when they are written, and their names."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ HOSTILE = [
 
 
 class Clock:
-    """Seconds that pass only when they are told to."""
+    """A clock that tests set."""
 
     def __init__(self):
         self.now = 1769860800.0
@@ -56,18 +56,18 @@ def clock():
 
 @pytest.fixture
 def files(tmp_path, clock):
-    with_files = RunFiles(tmp_path / "run", clock)
-    yield with_files
-    with_files.close()
+    files = RunFiles(tmp_path / "run", clock)
+    yield files
+    files.close()
 
 
 def open_files(directory):
-    """What of the directory this process holds open."""
+    """Return the files of the directory that this process has open."""
     targets = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
     return sorted(os.path.relpath(target, directory) for target in targets if target.startswith(f"{directory}/"))
 
 
-def test_the_text_of_a_small_epoch(files, tmp_path):
+def test_text_of_a_small_epoch(files, tmp_path):
     files.steps("train", 1, {"Loss": f32(0.5, 0.1), "Top-5 Accuracy": f32(1, np.nan)}, f32(32, 32))
     files.steps("train", 1, {"Loss": f32(np.inf), "Top-5 Accuracy": f32(0.25)}, f32(5))
     files.close_split("train", 1, {"Loss": 0.25, "Top-5 Accuracy": 0.1}, None)
@@ -82,7 +82,7 @@ def test_the_text_of_a_small_epoch(files, tmp_path):
     }
 
 
-def test_validations_inside_an_epoch_follow_one_another(files, tmp_path):
+def test_validations_inside_an_epoch_share_a_file(files, tmp_path):
     for step in (20, 40):
         files.steps("valid-dev", 3, {"Loss": f32(step)}, f32(8))
         files.close_split("valid-dev", 3, {"Loss": float(step)}, at_step=step)
@@ -94,7 +94,7 @@ def test_validations_inside_an_epoch_follow_one_another(files, tmp_path):
     assert text == "20.0,8\n20.0,final@20\n40.0,8\n40.0,final@40\n45.0,8\n45.0,final\n"
 
 
-def test_a_new_epoch_closes_the_files_of_the_one_before(files, tmp_path):
+def test_new_epoch_closes_the_files_of_the_previous_one(files, tmp_path):
     files.steps("train", 1, {"Loss": f32(1)}, f32(8))
     files.flush()
     files.steps("train", 2, {"Loss": f32(2)}, f32(8))
@@ -103,7 +103,7 @@ def test_a_new_epoch_closes_the_files_of_the_one_before(files, tmp_path):
     assert (tmp_path / "run/train/epoch-1/Loss.log").read_text() == "1.0,8\n"
 
 
-def test_nothing_is_opened_or_created_before_it_is_needed(files, tmp_path):
+def test_no_file_is_created_before_the_first_value(files, tmp_path):
     assert files.position() == {"epoch_lines": 0, "epoch": 0, "files": {}, "checksums": {}}
     files.flush()
     assert list(tmp_path.iterdir()) == []
@@ -120,7 +120,7 @@ def test_lines_are_written_every_half_second(files, tmp_path, clock):
     assert loss.read_text() == "1.0,8\n2.0,8\n"
     files.steps("train", 1, {"Loss": f32(3)}, f32(8))
     assert loss.read_text() == "1.0,8\n2.0,8\n"
-    clock.now -= 3600  # somebody set the computer's clock
+    clock.now -= 3600  # the computer's clock was set back
     files.steps("train", 1, {"Loss": f32(4)}, f32(8))
     assert loss.read_text() == "1.0,8\n2.0,8\n3.0,8\n4.0,8\n"
 
@@ -135,13 +135,13 @@ def test_lines_are_written_every_half_second(files, tmp_path, clock):
         lambda files: files.close_split("valid", 1, {"Loss": 1.0}, None),
     ],
 )
-def test_what_else_writes_the_lines(files, tmp_path, written_by):
+def test_pending_lines_are_written(files, tmp_path, written_by):
     files.steps("train", 1, {"Loss": f32(1)}, f32(8))
     written_by(files)
     assert (tmp_path / "run/train/epoch-1/Loss.log").read_text() == "1.0,8\n"
 
 
-def test_every_line_of_the_journal_is_json_that_everybody_reads(files, tmp_path, clock):
+def test_journal_is_standard_json(files, tmp_path, clock):
     values = {
         "train/Loss": float("nan"),
         "valid/Loss": float("inf"),
@@ -172,18 +172,18 @@ def test_every_line_of_the_journal_is_json_that_everybody_reads(files, tmp_path,
     ]
 
 
-def test_the_journal_is_on_disk_at_once_and_costs_one_write_per_line(files, tmp_path, monkeypatch):
-    written = []
+def test_journal_writes_each_line_at_once_with_one_call(files, tmp_path, monkeypatch):
+    writes = []
     write = os.write
-    monkeypatch.setattr(os, "write", lambda to, content: written.append(bytes(content)) or write(to, content))
+    monkeypatch.setattr(os, "write", lambda to, content: writes.append(bytes(content)) or write(to, content))
     for number in range(100):
         files.journal("save", step=number)
         assert (tmp_path / "run/journal.jsonl").read_bytes().endswith(f'"step": {number}}}\n'.encode())
-    assert len(written) == 100
-    assert b"".join(written) == (tmp_path / "run/journal.jsonl").read_bytes()
+    assert len(writes) == 100
+    assert b"".join(writes) == (tmp_path / "run/journal.jsonl").read_bytes()
 
 
-def test_a_torn_line_of_the_journal_is_not_continued(tmp_path, clock):
+def test_torn_line_of_the_journal_is_not_continued(tmp_path, clock):
     path = tmp_path / "journal.jsonl"
     path.write_text('{"event": "epoch", "epoch": 1, "step": 45, "values": {}}\n{"event": "epo')
     files = RunFiles(tmp_path, clock)
@@ -194,7 +194,7 @@ def test_a_torn_line_of_the_journal_is_not_continued(tmp_path, clock):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_that_no_file_can_have_are_refused(files, tmp_path, name):
+def test_names_that_cannot_be_files_are_refused(files, tmp_path, name):
     with raises_code("run-metric-name-unusable", name=name):
         file_name(name)
     for split, metric in ((name, "Loss"), ("train", name)):
@@ -210,13 +210,13 @@ def test_names_that_no_file_can_have_are_refused(files, tmp_path, name):
     ("name", "file"),
     [("Loss", "Loss"), ("Top-5 Accuracy", "Top-5_Accuracy"), ("Präzision", "Präzision"), ("é" * 100, "é" * 100)],
 )
-def test_names_of_files(files, tmp_path, name, file):
+def test_names_of_metrics_become_names_of_files(files, tmp_path, name, file):
     files.close_split("train", 1, {name: 1.0}, None)
     assert [path.name for path in tmp_path.rglob("*.log")] == [f"{file}.log"]
 
 
 @pytest.mark.parametrize("second", ["Tóp_5", "tóp 5", "To\u0301p 5"])
-def test_two_metrics_cannot_share_a_file(files, second):
+def test_metrics_with_one_file_name_are_refused(files, second):
     files.steps("train", 1, {"Tóp 5": f32(1)}, f32(1))
     files.steps("valid", 1, {"Tóp 5": f32(1)}, f32(1))
     with raises_code("run-metric-file-shared", name=second):
@@ -226,7 +226,7 @@ def test_two_metrics_cannot_share_a_file(files, second):
 
 
 @pytest.mark.parametrize("linked", ["train", "train/epoch-1", "train/epoch-1/Loss.log", "journal.jsonl"])
-def test_nothing_is_written_through_a_link(clock, tmp_path, linked):
+def test_link_is_not_written_to(clock, tmp_path, linked):
     files = RunFiles(tmp_path / "run", clock)
     elsewhere, place = tmp_path / "elsewhere", tmp_path / "run" / linked
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -242,12 +242,12 @@ def test_nothing_is_written_through_a_link(clock, tmp_path, linked):
         files.close()
 
 
-def test_values_and_weights_of_different_lengths_are_refused(files):
+def test_values_and_weights_of_different_lengths_are_an_error(files):
     with pytest.raises(ValueError, match="shorter"):
         files.steps("train", 1, {"Loss": f32(1, 2)}, f32(1))
 
 
-def test_a_run_that_is_removed_meanwhile_does_not_begin_anew(clock, tmp_path):
+def test_removed_run_directory_is_not_created_again(clock, tmp_path):
     files = RunFiles(tmp_path / "run", clock)
     files.close_split("train", 1, {"Loss": 1.0}, None)
     shutil.rmtree(tmp_path / "run")
@@ -258,7 +258,7 @@ def test_a_run_that_is_removed_meanwhile_does_not_begin_anew(clock, tmp_path):
         files.close()
 
 
-def test_closing_gives_everything_back_even_when_the_disk_is_full(tmp_path, clock, monkeypatch):
+def test_closing_on_a_full_disk_closes_every_file(tmp_path, clock, monkeypatch):
     files = RunFiles(tmp_path, clock)
     files.journal("start")
     files.close_split("valid", 1, {"Loss": 1.0}, at_step=3)
@@ -275,7 +275,7 @@ def test_closing_gives_everything_back_even_when_the_disk_is_full(tmp_path, cloc
     assert open_files(tmp_path) == []
 
 
-def test_the_summary_is_readable_json(files, tmp_path):
+def test_summary_is_indented_json(files, tmp_path):
     files.write_summary({"epochs": 1, "metrics": {"train/Loss": {"best": None, "last": float("nan")}}})
     text = (tmp_path / "run/summary.json").read_text()
     assert json.loads(text) == {"epochs": 1, "metrics": {"train/Loss": {"best": None, "last": "NaN"}}}
@@ -286,8 +286,8 @@ def test_the_summary_is_readable_json(files, tmp_path):
 # -- descriptors, and disks that are full ------------------------------------------------------------------------------
 
 
-def test_more_metrics_than_descriptors(files, tmp_path, clock):
-    """macOS gives a process 256."""
+def test_more_metrics_than_file_descriptors(files, tmp_path, clock):
+    """macOS allows a process 256."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     names = [f"n{number}" for number in range(400)]
     try:
@@ -307,7 +307,7 @@ def test_more_metrics_than_descriptors(files, tmp_path, clock):
 
 
 @pytest.mark.parametrize(("change", "code"), [("unlink", "run-log-removed"), ("truncate", "run-log-changed")])
-def test_a_log_that_is_opened_again_is_as_it_was_left(files, tmp_path, change, code):
+def test_log_changed_between_writes_is_an_error(files, tmp_path, change, code):
     values = {f"n{number}": f32(1) for number in range(100)}
     files.steps("custom", 1, values, f32(8))
     files.flush()
@@ -317,11 +317,11 @@ def test_a_log_that_is_opened_again_is_as_it_was_left(files, tmp_path, change, c
     with raises_code(code):
         files.flush()
     path.unlink(missing_ok=True)
-    path.write_text("1.0,8\n")  # so that closing finds it as it was
+    path.write_text("1.0,8\n")  # as expected when it is closed
 
 
-def test_the_journal_names_the_error_of_a_disk_that_is_full_for_metric_logs(clock, tmp_path, monkeypatch):
-    """The last block of the journal has room where no other file gets a block."""
+def test_journal_records_a_full_disk_of_the_metric_logs(clock, tmp_path, monkeypatch):
+    """The journal's last block may have room when no other file gets a new block."""
     files, written = RunFiles(tmp_path, clock), AppendedFile.write
 
     def write(file):
@@ -338,8 +338,8 @@ def test_the_journal_names_the_error_of_a_disk_that_is_full_for_metric_logs(cloc
     assert [entry["event"] for _, entry in read_journal(tmp_path)] == ["start", "error"]
 
 
-def test_a_full_disk_is_tried_again_when_there_is_room(clock, tmp_path, monkeypatch):
-    """A checkpoint that finds no room takes that of the logs until it is removed."""
+def test_writing_resumes_when_the_disk_has_room(clock, tmp_path, monkeypatch):
+    """A checkpoint that does not fit occupies the disk until it is removed."""
     full, write, calls = [True], os.write, []
 
     def make_room():

@@ -1,4 +1,4 @@
-"""Copies of run directories, through fsspec's file systems in memory and on the disk."""
+"""Tests of copies of run directories, on fsspec's file systems in memory and on the disk."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ from tests.support.codes import raises_code
 JOURNAL = '{"event": "start", "time": 1.0}\n'
 
 
-def written(directory, steps=(2,), journal=JOURNAL):
-    """A run directory as a run leaves it, with checkpoints of a few bytes."""
+def write_run(directory, steps=(2,), journal=JOURNAL):
+    """Write the directory of a run, with checkpoints of a few bytes."""
     (directory / "train" / "epoch-1").mkdir(parents=True)
     (directory / "journal.jsonl").write_text(journal)
     (directory / "train" / "epoch-1" / "Loss.log").write_text("1.0,4\n")
@@ -38,7 +38,7 @@ def files_of(directory):
 
 @pytest.fixture
 def store(tmp_path):
-    """Files of a store in memory, by name."""
+    """Return a function that reads a store in memory: contents by name."""
     url = f"memory://{tmp_path.name}/run"
     files = fsspec.filesystem("memory")
 
@@ -55,8 +55,8 @@ def kept(directory):
     return {name: content for name, content in files_of(directory).items() if name != "run.lock"}
 
 
-def test_a_run_comes_back_as_it_was(tmp_path, store):
-    run, sizes = written(tmp_path / "run", steps=(2, 4)), []
+def test_run_round_trips(tmp_path, store):
+    run, sizes = write_run(tmp_path / "run", steps=(2, 4)), []
     RemoteRun(store.url).upload(run)
     assert store() == kept(run)
     RemoteRun(f"{store.url}/").download(tmp_path / "back", lambda done, total: sizes.append((done, total)))
@@ -65,9 +65,9 @@ def test_a_run_comes_back_as_it_was(tmp_path, store):
     assert not [*tmp_path.glob("*.partial")]
 
 
-def test_an_empty_directory_is_filled_in_place(tmp_path, store, monkeypatch):
-    """Such as the working directory, or one on a disk of its own, where another cannot take its place."""
-    run = written(tmp_path / "run")
+def test_empty_directory_is_filled_in_place(tmp_path, store, monkeypatch):
+    """A rename cannot replace the working directory or a mount point."""
+    run = write_run(tmp_path / "run")
     RemoteRun(store.url).upload(run)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
@@ -78,8 +78,8 @@ def test_an_empty_directory_is_filled_in_place(tmp_path, store, monkeypatch):
     assert not [*tmp_path.rglob("*.partial")]
 
 
-def test_only_what_is_new_is_copied(tmp_path, store, monkeypatch):
-    run, copied = written(tmp_path / "run"), []
+def test_only_changed_files_are_copied(tmp_path, store, monkeypatch):
+    run, copied = write_run(tmp_path / "run"), []
     remote, pipe = RemoteRun(store.url), MemoryFileSystem.pipe_file
     remote.upload(run)
     monkeypatch.setattr(
@@ -101,19 +101,19 @@ def test_only_what_is_new_is_copied(tmp_path, store, monkeypatch):
     assert store() == kept(run)
 
 
-def test_removed_checkpoints_go_once_newer_ones_are_there(tmp_path, store):
-    run = written(tmp_path / "run", steps=(2, 4))
+def test_removed_checkpoint_is_deleted_after_newer_ones_are_copied(tmp_path, store):
+    run = write_run(tmp_path / "run", steps=(2, 4))
     RemoteRun(store.url).upload(run)
     (run / "checkpoint" / "2").rename(tmp_path / "removed")
     add_checkpoint(run, 6)
     (run / "train" / "epoch-1" / "Loss.log").unlink()
-    RemoteRun(store.url).upload(run)  # of the process that resumes
+    RemoteRun(store.url).upload(run)  # in the process that resumes
     assert {name.split("/")[1] for name in store() if name.startswith("checkpoint/")} == {"4", "6"}
 
 
 @pytest.mark.parametrize("last", ["state/data", "manifest.json"])
-def test_a_copy_that_is_cut_off_leaves_no_half_checkpoint(tmp_path, store, monkeypatch, last):
-    run, pipe = written(tmp_path / "run", steps=(2,)), MemoryFileSystem.pipe_file
+def test_interrupted_copy_leaves_no_partial_checkpoint(tmp_path, store, monkeypatch, last):
+    run, pipe = write_run(tmp_path / "run", steps=(2,)), MemoryFileSystem.pipe_file
     RemoteRun(store.url).upload(run)
     add_checkpoint(run, 4)
 
@@ -132,9 +132,9 @@ def test_a_copy_that_is_cut_off_leaves_no_half_checkpoint(tmp_path, store, monke
     assert store() == kept(run)
 
 
-def test_a_checkpoint_that_was_saved_again_replaces_the_one_of_its_step(tmp_path, store):
-    """As by a run that resumed from an older checkpoint, in a new process or in the same one."""
-    run = written(tmp_path / "run", steps=(2, 4))
+def test_checkpoint_saved_again_replaces_the_copy(tmp_path, store):
+    """A run that resumed from an older checkpoint, in a new process or the same one, saves a step again."""
+    run = write_run(tmp_path / "run", steps=(2, 4))
     remote = RemoteRun(store.url)
     remote.upload(run)
     for content, uploads in ((b"again", RemoteRun(store.url)), (b"once more", remote)):
@@ -145,24 +145,24 @@ def test_a_checkpoint_that_was_saved_again_replaces_the_one_of_its_step(tmp_path
         assert store() == kept(run)
 
 
-def test_a_store_that_has_vanished_is_an_error(tmp_path, store, monkeypatch):
-    """S3 reports a bucket that is gone as a file that is not found, as the disk reports one that the run removes."""
-    run = written(tmp_path / "run", steps=(2,))
+def test_vanished_store_is_an_error(tmp_path, store, monkeypatch):
+    """S3 reports a missing bucket as FileNotFoundError, like a local file that the run has removed."""
+    run = write_run(tmp_path / "run", steps=(2,))
 
-    def gone(self, path, *args, **kw):
+    def fail(self, path, *args, **kw):
         raise FileNotFoundError("The specified bucket does not exist")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryFileSystem, "pipe_file", gone)
+        patch.setattr(MemoryFileSystem, "pipe_file", fail)
         with pytest.raises(FileNotFoundError, match="bucket"):
             RemoteRun(store.url).upload(run)
     remote, pipe = RemoteRun(store.url), MemoryFileSystem.pipe_file
 
-    def gone_later(self, path, *args, **kw):
-        (gone if "checkpoint" in path else pipe)(self, path, *args, **kw)
+    def fail_at_checkpoints(self, path, *args, **kw):
+        (fail if "checkpoint" in path else pipe)(self, path, *args, **kw)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryFileSystem, "pipe_file", gone_later)
+        patch.setattr(MemoryFileSystem, "pipe_file", fail_at_checkpoints)
         with pytest.raises(FileNotFoundError, match="bucket"):
             remote.upload(run)
     remote.upload(run)
@@ -170,8 +170,8 @@ def test_a_store_that_has_vanished_is_an_error(tmp_path, store, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["before", "while", "after"])
-def test_a_file_that_the_run_removes_goes_from_the_copy(tmp_path, monkeypatch, moment):
-    run, copy = written(tmp_path / "run"), tmp_path / "copy"
+def test_file_removed_by_the_run_is_removed_from_the_copy(tmp_path, monkeypatch, moment):
+    run, copy = write_run(tmp_path / "run"), tmp_path / "copy"
     remote, put = RemoteRun(copy), RemoteRun._put
     passing = run / "summary.json.tmp"
     passing.write_text("{}")
@@ -186,15 +186,15 @@ def test_a_file_that_the_run_removes_goes_from_the_copy(tmp_path, monkeypatch, m
     monkeypatch.setattr(RemoteRun, "_put", removed)
     remote.upload(run)
     passing.unlink(missing_ok=True)
-    (copy / passing.name).unlink(missing_ok=True)  # by an attempt that failed afterwards
+    (copy / passing.name).unlink(missing_ok=True)  # a failed attempt may have removed it
     for _ in range(2):
         remote.upload(run)
     assert files_of(copy) == kept(run)
 
 
-def test_files_of_other_lengths_and_links_are_read_as_they_are(tmp_path, monkeypatch):
+def test_links_and_unfinished_checkpoints_are_not_copied(tmp_path, monkeypatch):
     monkeypatch.setattr("learner.runs.remote.READ_AT_ONCE", 4)
-    run = written(tmp_path / "run")
+    run = write_run(tmp_path / "run")
     (run / "config.yaml").symlink_to("/etc/hostname")
     (run / "checkpoint" / "4.partial").mkdir()
     (run / "checkpoint" / "4.saving").write_text("")
@@ -204,8 +204,8 @@ def test_files_of_other_lengths_and_links_are_read_as_they_are(tmp_path, monkeyp
     assert files_of(tmp_path / "copy") == {n: c for n, c in files_of(run).items() if n not in left_out}
 
 
-def test_names_that_lead_elsewhere_are_left_out(tmp_path, store):
-    run = written(tmp_path / "run")
+def test_names_outside_of_the_directory_are_skipped(tmp_path, store):
+    run = write_run(tmp_path / "run")
     RemoteRun(store.url).upload(run)
     MemoryFileSystem.store[f"/{tmp_path.name}/run/../../escaped"] = next(iter(MemoryFileSystem.store.values()))
     try:
@@ -216,26 +216,26 @@ def test_names_that_lead_elsewhere_are_left_out(tmp_path, store):
     assert files_of(tmp_path / "deep" / "back") == kept(run)
 
 
-def test_another_run_is_refused(tmp_path, store):
-    run = written(tmp_path / "run")
+def test_store_of_another_run_is_refused(tmp_path, store):
+    run = write_run(tmp_path / "run")
     remote = RemoteRun(store.url)
     remote.refuse_another(run, resumed=False)
     remote.upload(run)
     remote.refuse_another(run, resumed=True)
-    for directory, resumed in ((run, False), (written(tmp_path / "other", journal=JOURNAL.replace("1", "2")), True)):
+    for directory, resumed in ((run, False), (write_run(tmp_path / "other", journal=JOURNAL.replace("1", "2")), True)):
         with raises_code("remote-holds-another", url=store.url):
             remote.refuse_another(directory, resumed=resumed)
 
 
-def test_the_copy_of_a_run_is_not_in_the_run(tmp_path):
-    run = written(tmp_path / "run")
+def test_copy_inside_the_run_is_refused(tmp_path):
+    run = write_run(tmp_path / "run")
     for place in (run, run / "copy"):
         with raises_code("remote-inside-run", url=str(place)):
             RemoteRun(place).refuse_another(run, resumed=True)
     RemoteRun(tmp_path / "run-copy").refuse_another(run, resumed=True)
 
 
-def test_wrong_places(tmp_path, store):
+def test_invalid_places_are_refused(tmp_path, store):
     with raises_code("remote-run-missing", url=store.url):
         RemoteRun(store.url).download(tmp_path / "back")
     with raises_code("remote-scheme-unknown", scheme="nowhere"):
@@ -243,12 +243,12 @@ def test_wrong_places(tmp_path, store):
     with raises_code("remote-address-user") as raised:
         RemoteRun("s3://key:secret@bucket/run")
     assert "secret" not in str(raised.value)
-    run = written(tmp_path / "run")
+    run = write_run(tmp_path / "run")
     with raises_code("remote-directory-exists", str(run)):
         RemoteRun(store.url).download(run)
 
 
-def test_a_place_that_cannot_be_written_is_an_error_at_once(tmp_path):
+def test_unwritable_place_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with raises_code("remote-unwritable", url=str(tmp_path / "file" / "copy")):
         RemoteRun(tmp_path / "file" / "copy").refuse_unwritable()
@@ -257,8 +257,8 @@ def test_a_place_that_cannot_be_written_is_an_error_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), KeyboardInterrupt()])
-def test_a_download_that_fails_leaves_nothing_and_removes_nothing_else(tmp_path, store, monkeypatch, error):
-    RemoteRun(store.url).upload(written(tmp_path / "run"))
+def test_failed_download_removes_its_own_files_only(tmp_path, store, monkeypatch, error):
+    RemoteRun(store.url).upload(write_run(tmp_path / "run"))
     (tmp_path / "back.partial").mkdir()
     (tmp_path / "back.partial" / "notes").write_text("of somebody else")
 

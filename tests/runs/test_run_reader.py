@@ -1,4 +1,4 @@
-"""What the files of a run say."""
+"""Tests of reading the files of a run."""
 
 import json
 import os
@@ -27,13 +27,13 @@ def lock_of(pid, host=None):
     return json.dumps({"host": host or platform.node(), "pid": pid})
 
 
-def dead_process():
+def pid_of_a_dead_process():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
-def test_a_run_that_ended(tmp_path):
+def test_ended_run(tmp_path):
     run = RunReader(write_run(tmp_path / "a", config=CONFIG))
     assert (run.name, str(run.status), run.epochs, run.step) == ("a", "ended: num_epochs", 3, 6)
     assert run.history["valid/Loss"] == [0.8, 0.6, 0.7]
@@ -54,7 +54,7 @@ def test_a_run_that_ended(tmp_path):
         ("no JSON", 2000, "died"),
     ],
 )
-def test_a_run_that_did_not_end(tmp_path, lock, now, word):
+def test_status_of_a_run_without_an_end(tmp_path, lock, now, word):
     locks = {"none": None, "ours": lock_of(os.getpid()), "elsewhere": lock_of(os.getpid(), "elsewhere")}
     directory = write_run(tmp_path / "a", ending=None, lock=locks.get(lock, lock))
     if isinstance(now, str):
@@ -62,12 +62,12 @@ def test_a_run_that_did_not_end(tmp_path, lock, now, word):
     assert str(RunReader(directory, now=now).status) == word
 
 
-def test_a_process_that_is_gone(tmp_path):
-    directory = write_run(tmp_path / "a", ending=None, lock=lock_of(dead_process()))
+def test_lock_of_a_dead_process(tmp_path):
+    directory = write_run(tmp_path / "a", ending=None, lock=lock_of(pid_of_a_dead_process()))
     assert str(RunReader(directory).status) == "died"
 
 
-def test_a_run_that_failed(tmp_path):
+def test_failed_run(tmp_path):
     directory = write_run(tmp_path / "a", ending=None)
     with (directory / "journal.jsonl").open("a") as file:
         file.write('{"event": "error", "time": 1035.0, "error": "ValueError(1)"}\n')
@@ -75,7 +75,7 @@ def test_a_run_that_failed(tmp_path):
     assert RunReader(directory).seconds == 35
 
 
-def test_breaks_do_not_count(tmp_path):
+def test_time_between_starts_does_not_count(tmp_path):
     directory = write_run(tmp_path / "a", ending="sigterm")
     with (directory / "journal.jsonl").open("a") as file:
         file.write('{"event": "start", "time": 5000.0, "epoch": 4, "step": 6}\n')
@@ -87,13 +87,13 @@ def test_breaks_do_not_count(tmp_path):
     assert str(run.status) == "died"
 
 
-def test_a_running_run_counts_until_now(tmp_path):
+def test_time_of_a_running_run_counts_until_now(tmp_path):
     assert RunReader(write_run(tmp_path / "a", ending=None, lock=lock_of(os.getpid())), now=1100.0).seconds == 100
 
 
 def test_units_and_directions(tmp_path):
     directory = write_run(tmp_path / "a", {"valid/Loss": [1.0, 2.0], "valid/Score": [1.0, 2.0]})
-    assert RunReader(directory).best("valid/Loss").value == 1.0  # every run has a loss
+    assert RunReader(directory).best("valid/Loss").value == 1.0  # the loss is always minimized
     assert RunReader(directory).best("valid/Score") is None
     summary = {"valid/Score": {"unit": "dB", "higher_is_better": True}, "valid/Loss": {"higher_is_better": False}}
     (directory / "summary.json").write_text(json.dumps({"metrics": summary}))
@@ -101,7 +101,7 @@ def test_units_and_directions(tmp_path):
     assert (run.best("valid/Score").value, run.metrics["valid/Score"].unit) == (2.0, "dB")
 
 
-def test_the_journal_knows_directions_before_the_end(tmp_path):
+def test_journal_has_directions_before_the_end(tmp_path):
     directory = write_run(tmp_path / "a", {"valid/Score": [1.0, 2.0]}, ending=None)
     lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     lines[0]["metrics"] = {"valid/Score": {"unit": "", "higher_is_better": True}}
@@ -110,32 +110,32 @@ def test_the_journal_knows_directions_before_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", '{"metrics": []}', '{"metrics": {"valid/Loss": 3}}', "no JSON"])
-def test_a_summary_that_says_nothing(tmp_path, content):
+def test_malformed_summary_is_ignored(tmp_path, content):
     directory = write_run(tmp_path / "a")
     (directory / "summary.json").write_text(content)
     assert RunReader(directory).best("train/Loss") == Point(3, 6, 0.4)
 
 
-def test_a_config_that_cannot_be_read(tmp_path):
+def test_unreadable_config_is_empty(tmp_path):
     run = RunReader(write_run(tmp_path / "a", config="[1, 2]"))
     with pytest.warns(UserWarning, match="is a list; it needs a mapping"):
         assert run.config == {}
 
 
-def test_no_run(tmp_path):
+def test_directory_without_a_run_is_refused(tmp_path):
     with raises_code("run-directory-missing", directory=str(tmp_path / "nowhere")):
         RunReader(tmp_path / "nowhere")
     with raises_code("run-directory-unreadable"):
         RunReader(tmp_path)
 
 
-def test_a_metric_that_there_is_not(tmp_path):
+def test_unknown_metric_is_refused(tmp_path):
     with raises_code("run-metric-unknown", key="valid/Los"):
         RunReader(write_run(tmp_path / "a")).points("valid/Los")
 
 
-def test_a_run_of_ours(tmp_path):
-    """Directions are known from the first line of the journal on, whatever becomes of the run."""
+def test_trained_run(tmp_path):
+    """The first line of the journal has the directions of metrics, however the run ends."""
     directory = tmp_path / "run"
     result = build_line(quiet(directory).num_epochs(2)).fit(shuffled(), valid_data())
     (directory / "summary.json").unlink()
@@ -143,7 +143,7 @@ def test_a_run_of_ours(tmp_path):
     assert run.history == result.history
     assert run.metrics["valid/Loss"].higher_is_better is False
     assert [len(run.steps("train/Loss")), run.step] == [12, 12]
-    assert run.config["num_epochs"] == 2  # from the journal: there is no config.yaml
+    assert run.config["num_epochs"] == 2  # from the journal, without a config.yaml
     assert run.environment["jax"]
     entry = run.journal[0]
     assert entry["metrics"]["valid/Loss"] == {"unit": "", "higher_is_better": False}
@@ -161,21 +161,21 @@ def test_a_run_of_ours(tmp_path):
         ("watchdog: no step in 5 s", "stopped"),
     ],
 )
-def test_a_run_has_ended_only_if_nothing_is_left_to_train(tmp_path, reason, word):
+def test_run_has_ended_if_nothing_is_left_to_train(tmp_path, reason, word):
     run = RunReader(write_run(tmp_path / "a", ending=reason))
     assert (run.status.word, run.status.why) == (word, reason)
 
 
 @pytest.mark.parametrize("event", ["end", "stop"])
-def test_a_run_that_was_stopped(tmp_path, event):
+def test_stopped_run(tmp_path, event):
     directory = write_run(tmp_path / "a", ending=None)
     with (directory / "journal.jsonl").open("a") as file:
         file.write(json.dumps({"event": event, "time": 1031.0, "stopped_by": "time limit"}) + "\n")
     assert str(RunReader(directory).status) == "stopped: time limit"
 
 
-def test_validations_inside_of_an_epoch(tmp_path):
-    """Before the first epoch ended, and behind the last end."""
+def test_axes_with_validations_inside_an_epoch(tmp_path):
+    """Steps before the first epoch's end and after the last line are extrapolated."""
     lines = [
         {"event": "start", "time": 0.0, "epoch": 1, "step": 0, "steps_per_epoch": 400},
         {"event": "validation", "time": 60.0, "epoch": 1, "step": 100, "values": {"valid/Loss": 2.0}},
@@ -187,9 +187,9 @@ def test_validations_inside_of_an_epoch(tmp_path):
     assert axes["epoch"].tolist() == [0.125, 0.25, 0.5, 0.75]
 
 
-def test_places_in_time(tmp_path):
-    """Two splits are validated at a step, one after the other; a checkpoint tells a step too. What was made again
-    counts where it was made last.
+def test_axis_of_time_excludes_repeated_steps(tmp_path):
+    """Two splits are validated at one step, one after the other. Saves have steps too. A step trained again has its
+    later time.
     """
     lines = [
         {"event": "start", "time": 0.0, "epoch": 1, "step": 0},
@@ -206,7 +206,7 @@ def test_places_in_time(tmp_path):
     assert axes["time"].tolist() == [25, 50, 140, 230]
 
 
-def test_a_journal_that_is_empty_again(tmp_path):
+def test_replaced_journal_is_read_from_the_start(tmp_path):
     run = RunReader(write_run(tmp_path / "a", ending=None))
     assert run.axes(np.array([2.0]))["time"].tolist() == [10]
     (tmp_path / "b").touch()
@@ -215,14 +215,14 @@ def test_a_journal_that_is_empty_again(tmp_path):
     assert (run.journal, run.ends, run.axes(np.array([2.0]))["time"].tolist()) == ([], {}, [0])
 
 
-def test_a_number_of_a_process_that_was_given_again(tmp_path):
-    """This process began after the lock was written."""
+def test_reused_pid_does_not_hold_the_lock(tmp_path):
+    """This process started after the lock was written."""
     directory = write_run(tmp_path / "a", ending=None, lock=lock_of(os.getpid()))
     os.utime(directory / "run.lock", (1e9, 1e9))
     assert str(RunReader(directory).status) == "died"
 
 
-def test_a_long_epoch_on_another_machine(tmp_path):
+def test_long_epoch_on_another_machine(tmp_path):
     """The files of metrics grow while the journal does not."""
     directory = write_run(tmp_path / "a", ending=None, lock=lock_of(1, "elsewhere"))
     write_steps(directory, "Loss", 4, [1.0])
@@ -231,12 +231,12 @@ def test_a_long_epoch_on_another_machine(tmp_path):
     assert str(RunReader(directory, now=now + 60).status) == "running"
 
 
-def test_addresses_are_not_shown(tmp_path):
+def test_urls_in_configs_are_hidden(tmp_path):
     secret = "metric_loggers: [{class_path: Webhook, init_args: {url: 'http://me:secret@here'}}]\nseed: 1\n"
     assert RunReader(write_run(tmp_path / "a", config=secret)).config == {"seed": 1}
 
 
-def test_links_are_not_followed(tmp_path):
+def test_linked_config_is_not_read(tmp_path):
     (tmp_path / "private.yaml").write_text("password: x\n")
     directory = write_run(tmp_path / "a")
     (directory / "config.yaml").symlink_to(tmp_path / "private.yaml")
@@ -244,11 +244,11 @@ def test_links_are_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("lock", [json.dumps({"host": platform.node(), "pid": 10**30}), "[" * 4000, lock_of(0)])
-def test_odd_locks(tmp_path, lock):
+def test_malformed_locks_are_ignored(tmp_path, lock):
     assert str(RunReader(write_run(tmp_path / "a", ending=None, lock=lock)).status) == "died"
 
 
-def test_absurd_numbers(tmp_path):
+def test_huge_numbers_are_ignored(tmp_path):
     directory = write_run(tmp_path / "a", {"valid/Loss": [1.0], "train/../x": [2.0]})
     with (directory / "journal.jsonl").open("a") as file:
         file.write('{"event": "save", "time": 1' + "0" * 400 + ', "step": 1' + "0" * 400 + "}\n")
@@ -258,8 +258,8 @@ def test_absurd_numbers(tmp_path):
     assert (run.epochs, run.step, len(run.steps("train/../x"))) == (1, 2, 0)
 
 
-def test_times_of_steps(tmp_path):
-    """Steps after a break come after it, and what was made again has its later time."""
+def test_times_of_steps_across_starts(tmp_path):
+    """Steps after a break have times after it, and a step trained again has its later time."""
     lines = [
         {"event": "start", "time": 100.0, "step": 0},
         {"event": "epoch", "time": 110.0, "epoch": 1, "step": 10, "values": {}},
@@ -288,18 +288,18 @@ RESUMED = {"event": "epoch", "time": 87430.0, "epoch": 2, "step": 90, "values": 
     ("step", "at", "expected"),
     [
         (60, [45, 50, 60, 61, 90, 91], [1045, 1050, 1060, 87401, 87430, 87431]),
-        (65, [45, 55, 65, 70, 90], [1045, 1060, 1075, 87410, 87430]),  # nothing tells of that checkpoint
+        (65, [45, 55, 65, 70, 90], [1045, 1060, 1075, 87410, 87430]),  # a checkpoint without a line in the journal
     ],
 )
 def test_times_around_a_break_inside_an_epoch(tmp_path, step, at, expected):
-    """It was killed, and went on a day later: no step was made meanwhile."""
+    """The run was killed and resumed a day later; no step falls between."""
     lines = [*KILLED, {"event": "start", "time": 87430.0 - (90 - step), "step": step}, RESUMED]
     (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     times = RunReader(tmp_path).times(np.array(at, np.float64))
     np.testing.assert_allclose(times, expected, atol=1e-3)
 
 
-def test_times_that_nothing_tells(tmp_path):
+def test_times_without_epochs(tmp_path):
     lines = [{"event": "start", "time": 100.0, "step": 0}, {"event": "end", "time": 110.0}]
     for count, expected in ((1, 100), (2, 100)):
         (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
@@ -308,7 +308,7 @@ def test_times_that_nothing_tells(tmp_path):
     assert RunReader(tmp_path).times(np.array([0.0, 5])).tolist() == [0, 0]
 
 
-def test_the_end_of_a_log(tmp_path):
+def test_last_lines_of_the_log(tmp_path):
     run = RunReader(write_run(tmp_path / "a"))
     assert run.log(10) is None
     (tmp_path / "a" / "experiment.log").write_bytes(b"one\ntwo \xff\nthree\n")
@@ -319,13 +319,13 @@ def test_the_end_of_a_log(tmp_path):
     assert run.log(1000) is None
 
 
-def test_configs_as_they_were_written(tmp_path):
+def test_nested_config(tmp_path):
     model = {"class_path": "models.MLP", "init_args": {"features": [64, 10], "dropout": 0.3}}
     run = RunReader(write_run(tmp_path / "a", config=CONFIG))
     assert run.nested_config == {"directory": "somewhere", "model": model, "metrics": [{"class_path": "Accuracy"}]}
 
 
-def test_what_came_since(tmp_path):
+def test_refresh_reads_new_lines(tmp_path):
     """Each line of the journal is read once."""
     directory = write_run(tmp_path / "a", {"valid/Loss": [0.8]}, ending=None, lock=lock_of(os.getpid()))
     run = RunReader(directory, now=1050.0)
@@ -334,7 +334,7 @@ def test_what_came_since(tmp_path):
     assert run.seconds == 60
     journal = directory / "journal.jsonl"
     with journal.open("r+b") as file:
-        file.write(b"{")  # as it was: what is there already is not looked at
+        file.write(b"{")  # the same byte; earlier lines are not read again
         file.seek(0, 2)
         line = {"event": "epoch", "time": 1100.0, "epoch": 2, "step": 4, "values": {"valid/Loss": 0.5}}
         file.write(json.dumps(line).encode() + b'\n{"event": "end", "time": 1101')
@@ -363,7 +363,7 @@ def test_a_run_that_is_started_again_says_so(tmp_path):
     assert len(run.history) == 0
 
 
-def test_a_damaged_line_is_named_by_its_number(tmp_path):
+def test_damaged_line_is_reported_with_its_number(tmp_path):
     directory = write_run(tmp_path / "a")
     run = RunReader(directory)
     with (directory / "journal.jsonl").open("a") as file:
@@ -373,8 +373,8 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path):
 
 
 @pytest.mark.parametrize("nested", ['{"a":' * 700 + "1" + "}" * 700, "[" * 700 + "]" * 700], ids=["maps", "lists"])
-def test_what_is_nested_too_deep_is_left_out(tmp_path, nested):
-    """The rest of the line stays."""
+def test_too_deeply_nested_value_is_skipped(tmp_path, nested):
+    """The rest of the line is read."""
     lines = f'{{"event": "start", "time": 5.0, "step": 0, "config": {nested}, "commit": "abc"}}\n'
     (tmp_path / "journal.jsonl").write_text(lines)
     with pytest.warns(UserWarning, match="line 1: config is nested more than 100 deep and is left out"):
@@ -382,13 +382,13 @@ def test_what_is_nested_too_deep_is_left_out(tmp_path, nested):
     assert (run.config, run.environment, run.times(np.zeros(1)).tolist()) == ({}, {"commit": "abc"}, [5])
 
 
-def test_what_is_nested_deep_is_read(tmp_path):
+def test_deeply_nested_value_is_read(tmp_path):
     start = {"event": "start", "time": 5.0, "config": {"a": [[[]]] * 100}}
     (tmp_path / "journal.jsonl").write_text(json.dumps(start) + "\n")
     assert RunReader(tmp_path).config == {f"a.{number}.0": [] for number in range(100)}
 
 
-def test_metrics_are_known_before_they_have_values(tmp_path):
+def test_metrics_are_known_before_their_first_values(tmp_path):
     directory = write_run(tmp_path / "a", {}, ending=None)
     start = {"event": "start", "time": 1.0, "metrics": {"valid/F": {"unit": "dB", "higher_is_better": True}}}
     (directory / "journal.jsonl").write_text(json.dumps(start) + "\n")
@@ -397,7 +397,7 @@ def test_metrics_are_known_before_they_have_values(tmp_path):
     assert (run.known["valid/F"].unit, run.known["valid/F"].higher_is_better) == ("dB", True)
 
 
-def test_the_last_sign_is_that_of_the_newest_epochs(tmp_path):
+def test_last_sign_uses_the_newest_epoch(tmp_path):
     directory = write_run(tmp_path / "a")
     for epoch, time in ((9, 5000), (10, 9000)):
         write_steps(directory, "Loss", epoch, [1])
@@ -414,7 +414,7 @@ def append_seconds(directory, event, seconds):
         file.write(json.dumps({"event": event, "time": 1031.0, "seconds": seconds}) + "\n")
 
 
-def test_the_use_of_time_of_all_resumes(tmp_path):
+def test_time_parts_add_up_over_starts(tmp_path):
     directory = write_run(tmp_path / "a", ending=None)
     append_seconds(directory, "stop", SECONDS)
     append_seconds(directory, "error", {**SECONDS, "train": 5.0})
@@ -430,15 +430,15 @@ def test_the_use_of_time_of_all_resumes(tmp_path):
     }
 
 
-def test_a_notebook_shows_the_run(tmp_path):
+def test_html_of_a_run(tmp_path):
     content = RunReader(write_run(tmp_path / "<a>"))._repr_html_()
     assert re.findall("<b>(.*?)</b>", content)[0] == "&lt;a&gt;"
     assert "ended: num_epochs, 3 epochs, 6 steps, 31.0 s" in content
     assert re.findall(r"<td[^>]*>([^<]*)<", content) == ["0.8", "0.6", "2", "0.7", "0.9", "0.4", "3", "0.4"]
 
 
-def test_the_seconds_that_a_start_recorded_count(tmp_path):
-    """They include what came before its first line. A start that was killed has the journal's clock alone."""
+def test_recorded_seconds_of_a_start_count(tmp_path):
+    """They include the time before its first line. A start that was killed has only the journal's clock."""
     directory = write_run(tmp_path / "a", seconds=10.0, ending=None)  # 30 s by the journal
     append_seconds(directory, "stop", {**SECONDS, "total": 33.0})
     with (directory / "journal.jsonl").open("a") as file:
@@ -448,12 +448,12 @@ def test_the_seconds_that_a_start_recorded_count(tmp_path):
     assert RunReader(directory).seconds == 33 + 7 + 4.5
 
 
-def test_older_runs_have_no_use_of_time(tmp_path):
+def test_older_runs_have_no_time_parts(tmp_path):
     assert RunReader(write_run(tmp_path / "a")).time_parts == {}
 
 
 @pytest.mark.parametrize("value", [3, [1], {"train": "1"}, {"train": -1}, {"train": True}, {"train": 1e300}, {"x": 1}])
-def test_seconds_that_are_none(tmp_path, value):
+def test_malformed_seconds_are_ignored(tmp_path, value):
     directory = write_run(tmp_path / "a", ending=None)
     append_seconds(directory, "end", value)
     assert RunReader(directory).time_parts == {}

@@ -1,4 +1,4 @@
-"""The file of a sweep."""
+"""Tests of the file of a sweep."""
 
 import json
 
@@ -11,7 +11,7 @@ CONFIG = {"num_epochs": 2, "model": "my.MLP", "model.features": [64, 10]}
 MEMBERS = [{"directory": f"00{i}-lr={lr}", "values": {"lr": lr}} for i, lr in enumerate((0.1, float("inf")))]
 
 
-def test_the_same_sweep_is_accepted(tmp_path):
+def test_equal_sweep_is_accepted(tmp_path):
     refuse_other_sweep(tmp_path / "sweep", CONFIG, MEMBERS)
     write_sweep(tmp_path / "sweep", CONFIG, MEMBERS)
     (tmp_path / "sweep" / "000-lr=0.1").mkdir()
@@ -21,7 +21,7 @@ def test_the_same_sweep_is_accepted(tmp_path):
     assert content["members"][1] == {"directory": "001-lr=inf", "values": {"lr": "Infinity"}}
 
 
-def test_another_sweep_is_refused(tmp_path):
+def test_different_sweep_is_refused(tmp_path):
     write_sweep(tmp_path, CONFIG, MEMBERS)
     with raises_code("sweep-different", "num_epochs was 2 and is 3", "seed was - and is 1"):
         refuse_other_sweep(tmp_path, CONFIG | {"num_epochs": 3, "seed": 1}, MEMBERS)
@@ -33,7 +33,7 @@ def test_another_sweep_is_refused(tmp_path):
         refuse_other_sweep(tmp_path, CONFIG, [{**MEMBERS[0], "values": {"lr": 0.10001}}, MEMBERS[1]])
 
 
-def test_a_directory_with_a_run_or_with_members_of_no_sweep_is_refused(tmp_path):
+def test_directory_with_a_run_or_members_without_a_sweep_is_refused(tmp_path):
     (tmp_path / "000-lr=0.1").mkdir()
     with raises_code("sweep-directory-used", "000-lr=0.1"):
         refuse_other_sweep(tmp_path, CONFIG, MEMBERS)
@@ -45,7 +45,7 @@ def test_a_directory_with_a_run_or_with_members_of_no_sweep_is_refused(tmp_path)
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"config": 1, "members": []}', '{"config": {}, "members": [1]}', "[" * 100_000]
 )
-def test_a_damaged_file(tmp_path, text):
+def test_damaged_file_is_refused(tmp_path, text):
     (tmp_path / NAME).write_text(text)
     with raises_code("sweep-file-damaged", NAME):
         refuse_other_sweep(tmp_path, CONFIG, MEMBERS)

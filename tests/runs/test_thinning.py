@@ -1,4 +1,4 @@
-"""Any number of steps in bounded memory."""
+"""Tests of thinning: any number of steps in bounded memory."""
 
 import tracemalloc
 
@@ -9,8 +9,8 @@ from learner.runs.thinning import Thinned
 
 
 @pytest.mark.parametrize("part", [1, 3, 7, 100])
-def test_each_two_neighbours_are_put_together_as_often_as_needed(part):
-    """By hand: 100 values in at most 16 points are eights."""
+def test_neighbors_are_merged_until_the_points_fit(part):
+    """100 values in at most 16 points are merged by eights: 12 full points and one of 4."""
     values = np.arange(100.0)
     thinned = Thinned(16)
     for begin in range(0, 100, part):
@@ -24,7 +24,7 @@ def test_each_two_neighbours_are_put_together_as_often_as_needed(part):
     assert series.high.tolist() == [*range(7, 96, 8), 99]
 
 
-def test_what_is_not_finite_does_not_count():
+def test_values_that_are_not_finite_are_skipped():
     thinned = Thinned(4)
     thinned.add(np.arange(1, 9), np.array([np.nan, 2, np.inf, 4, np.nan, np.nan, np.nan, np.nan]))
     series = thinned.series()
@@ -32,14 +32,14 @@ def test_what_is_not_finite_does_not_count():
     np.testing.assert_array_equal(series.low, [2.0, np.nan])
 
 
-def test_the_newest_steps_one_by_one():
+def test_newest_steps_are_not_merged():
     thinned = Thinned(16)
     thinned.add(np.arange(1, 101), np.arange(100.0))
     assert thinned.series(since=90).step.tolist() == [*range(90, 101)]
-    assert thinned.series(since=50).together == 8  # these are not kept
+    assert thinned.series(since=50).together == 8  # these steps are merged
 
 
-def test_memory_does_not_grow_with_the_run():
+def test_memory_is_bounded():
     thinned = Thinned()
     steps = np.arange(10_000)
 
