@@ -1,4 +1,4 @@
-"""A run's events, as long and as fast as a test wants it."""
+"""Events of runs of any length and speed, for tests of renderers."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from learner.runs.history import History, summarize
 
 
 class Clock:
-    """Seconds that pass only when they are told to."""
+    """A clock that tests set."""
 
     def __init__(self):
         self.now = 5000.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Play:
-    """Sends the events of runs to a renderer, while its clock goes on."""
+    """Send the events of runs to a renderer, and advance its clock."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -44,7 +44,7 @@ class Play:
         renderer.on_event(event)
 
     def dispatch(self, renderer, epoch, in_epoch, count, total=45, split="train", seconds=0.5, step=None, loss=0.5):
-        """A dispatch that took `seconds`; `in_epoch` of `total` are done after it."""
+        """Send a dispatch that took `seconds`, after which `in_epoch` of `total` steps are done."""
         self.clock.now += seconds
         values = {"Loss": np.full(count, loss, np.float32)}
         step = step or in_epoch
@@ -53,7 +53,7 @@ class Play:
         renderer.on_event(StepsEnded(0.0, split, epoch, first, count, in_epoch, total, step, values, weights, seconds))
 
     def epoch(self, renderer, epoch, seconds=1.5, steps=45, count=15, total=45, values=None):
-        """An epoch of `steps` training steps in dispatches of `count`, and three validation batches."""
+        """Send an epoch of `steps` training steps in dispatches of `count`, and three validation batches."""
         renderer.on_event(EpochStarted(0.0, epoch, total))
         each = seconds / (steps // count + 1)
         for done in range(count, steps + 1, count):
@@ -68,7 +68,7 @@ class Play:
         renderer.on_event(EpochEnded(0.0, epoch, epoch * steps, values, seconds))
 
     def validate(self, renderer, epoch, step, **values):
-        """A validation inside an epoch."""
+        """Send a validation inside an epoch."""
         renderer.on_event(SplitEnded(0.0, "valid", epoch, step, values, 0.2, at_step=step))
 
     def end(self, renderer, epochs=3, steps=135, show_summary=False, summary=None):
@@ -94,7 +94,7 @@ def play(clock):
 
 @pytest.fixture
 def summary(tmp_path):
-    """The summary of a run of two epochs."""
+    """Return the summary of a run of two epochs."""
     history = History()
     history.record("train", 1, 45, {"Loss": 0.25, "Confusion": "1 0\n0 1"})
     history.record("train", 2, 90, {"Loss": float("nan"), "Confusion": "2 0\n0 2"})

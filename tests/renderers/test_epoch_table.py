@@ -1,4 +1,4 @@
-"""The table of epochs."""
+"""Tests of the table of epochs."""
 
 import pytest
 
@@ -11,7 +11,7 @@ METRICS.append(MetricInfo("valid", "Confusion", numeric=False))
 VALUES = {info.key: number / 8 for number, info in enumerate(METRICS, 1)}
 
 
-def test_everything_where_there_is_room():
+def test_all_columns_on_a_wide_terminal():
     table = EpochTable(METRICS, 100)
     assert [*table.titles(), table.row("12", VALUES, 75.0)] == [
         "           valid                                train",
@@ -31,7 +31,7 @@ def test_everything_where_there_is_room():
         (100, [f"{split}/{name}" for split in ("valid", "train") for name in ("Loss", "Accuracy", NAMES[2])]),
     ],
 )
-def test_the_losses_stay_where_there_is_little(width, keys):
+def test_narrow_tables_keep_the_losses(width, keys):
     table = EpochTable(METRICS, width)
     row = table.row("1", VALUES, 1.0)
     assert row.split() == ["1", *(f"{VALUES[key]:.4g}" for key in keys), "1.0", "s"]
@@ -39,7 +39,7 @@ def test_the_losses_stay_where_there_is_little(width, keys):
     assert table.hidden == 6 - len(keys)
 
 
-def test_the_monitor_is_the_first_column_and_its_best_values_are_marked():
+def test_monitor_is_the_first_column_with_marks_at_its_best_values():
     table = EpochTable(METRICS, 50, "train/Accuracy")
     assert [*table.titles(), table.row("1", VALUES, 1.0, "train/Accuracy"), table.row("2", VALUES, 1.0)] == [
         "            train    valid    train",
@@ -49,17 +49,17 @@ def test_the_monitor_is_the_first_column_and_its_best_values_are_marked():
     ]
 
 
-def test_what_is_missing_is_blank():
+def test_missing_values_are_blank():
     table = EpochTable(METRICS, 60)
     row = table.row("@480", {"valid/Loss": 0.5}, 0.2)
     assert row.split() == ["@480", "0.5", "0.2", "s"]
     assert row.index("0.5") == table.titles()[1].index("Loss") + 1
 
 
-def test_without_metrics_there_are_epochs_and_times():
+def test_table_without_metrics_has_epochs_and_times():
     assert EpochTable([], 80).row("1", {"train/Loss": 1.0}, 1.0).split() == ["1", "1.0", "s"]
 
 
-def test_names_cannot_steer_the_terminal():
+def test_control_characters_in_names_are_replaced():
     titles = EpochTable([MetricInfo("va\rlid", "\x1b[31m")], 80).titles()
     assert all(line.isprintable() for line in titles)

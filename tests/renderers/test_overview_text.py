@@ -1,4 +1,4 @@
-"""What a run is going to be, as people see it."""
+"""Tests of the overview of a run before it starts."""
 
 import dataclasses
 import io
@@ -65,15 +65,15 @@ def changed(**fields):
     return dataclasses.replace(OVERVIEW, **fields)
 
 
-def told(what, **fields):
-    return dict(facts(changed(**fields)))[what]
+def fact(name, **fields):
+    return dict(facts(changed(**fields)))[name]
 
 
-def test_as_lines():
+def test_lines_of_an_overview():
     assert overview_lines(OVERVIEW) == LINES
 
 
-def test_both_renderers_say_the_same(clock):
+def test_both_renderers_print_the_same_lines(clock):
     plain, rich = io.StringIO(), io.StringIO()
     PlainRenderer(plain, clock).on_event(OVERVIEW)
     assert plain.getvalue().splitlines() == LINES
@@ -82,7 +82,7 @@ def test_both_renderers_say_the_same(clock):
     assert [line.rstrip() for line in text.splitlines()] == LINES
 
 
-def test_it_stands_before_the_table_of_epochs(clock, play):
+def test_overview_precedes_the_table_of_epochs(clock, play):
     out = io.StringIO()
     renderer = RichRenderer(Console(file=out, width=120), clock)
     renderer.on_event(OVERVIEW)
@@ -95,8 +95,8 @@ def test_it_stands_before_the_table_of_epochs(clock, play):
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 80])
-def test_narrow_terminals(width):
-    """Columns go, long names are cut, and no line is longer than the terminal."""
+def test_narrow_terminals_omit_columns(width):
+    """Long names are shortened, and no line is longer than the terminal."""
     long = array("a_very_long_name_of_a_layer.kernel", 3, 4)
     out = io.StringIO()
     Console(file=out, width=width).print(render_overview(changed(arrays=(*NET, long)), width))
@@ -108,16 +108,16 @@ def test_narrow_terminals(width):
     assert table[-1][0] == "total"
 
 
-def test_the_name_has_what_is_left():
+def test_names_use_the_remaining_width():
     rows = tree_table(changed(arrays=(array("a_very_long_name_of_a_layer", 3),)), 36)
     assert rows[0] == ["Net (flax.nnx)", "parameters"]
     assert rows[1] == ["a_very_long_name_of_a_..", "3"]
 
 
-def test_hostile_names_steer_no_terminal(clock):
-    steering = "\x1b]0;owned\x07\x1b[2J[red]"
-    fields = {"model": steering, "optimizer": steering, "strategy": steering}
-    overview = changed(arrays=(array(f"{steering}.w", 3, kind=steering, dtype=steering),) * 2, **fields)
+def test_control_characters_in_names_are_replaced(clock):
+    hostile = "\x1b]0;owned\x07\x1b[2J[red]"
+    fields = {"model": hostile, "optimizer": hostile, "strategy": hostile}
+    overview = changed(arrays=(array(f"{hostile}.w", 3, kind=hostile, dtype=hostile),) * 2, **fields)
     plain, rich = io.StringIO(), io.StringIO()
     PlainRenderer(plain, clock).on_event(overview)
     Console(file=rich, width=120).print(render_overview(overview, 120))
@@ -126,13 +126,13 @@ def test_hostile_names_steer_no_terminal(clock):
         assert all(line.isprintable() for line in text.splitlines())
 
 
-def test_batches():
-    assert told("batch", accumulate=1, spread=1, devices=1) == "24 rows, one batch a step"
-    assert told("batch", accumulate=1) == "24 rows (3 on each of 8 devices), one batch a step"
-    assert told("batch", accumulate=1, spread=1) == "24 rows (all on each of 8 devices), one batch a step"
-    assert told("batch", rows=1, accumulate=3, devices=1, spread=1) == "1 row x 3 batches = 3 rows a step"
-    assert told("batch", accumulate=1, spread=1, devices=1, split=4) == "24 rows, one batch a step in 4 parts"
-    assert told("batch", devices=1, spread=1, split=4) == "24 rows x 2 batches in 4 parts = 48 rows a step"
+def test_facts_of_batches():
+    assert fact("batch", accumulate=1, spread=1, devices=1) == "24 rows, one batch a step"
+    assert fact("batch", accumulate=1) == "24 rows (3 on each of 8 devices), one batch a step"
+    assert fact("batch", accumulate=1, spread=1) == "24 rows (all on each of 8 devices), one batch a step"
+    assert fact("batch", rows=1, accumulate=3, devices=1, spread=1) == "1 row x 3 batches = 3 rows a step"
+    assert fact("batch", accumulate=1, spread=1, devices=1, split=4) == "24 rows, one batch a step in 4 parts"
+    assert fact("batch", devices=1, spread=1, split=4) == "24 rows x 2 batches in 4 parts = 48 rows a step"
 
 
 @pytest.mark.parametrize(
@@ -152,23 +152,23 @@ def test_batches():
         ({"batches": None, "steps_per_epoch": None, "num_epochs": None, "steps": None}, "no fixed length"),
     ],
 )
-def test_lengths(fields, text):
-    assert told("length", **fields) == text
+def test_facts_of_lengths(fields, text):
+    assert fact("length", **fields) == text
 
 
-def test_what_is_not_known():
-    assert told("FLOPs", flops_exact=False).startswith("at least 24.1 M a step, ")
+def test_unknown_facts():
+    assert fact("FLOPs", flops_exact=False).startswith("at least 24.1 M a step, ")
     assert "optimizer" not in dict(facts(changed(optimizer=None)))
 
 
-def test_memory_of_a_device_and_of_the_compiled_step():
-    assert told("memory", room=80_000_000_000).startswith("5.5 kB of 80.0 GB on each device: ")
+def test_memory_of_a_device_and_of_a_dispatch():
+    assert fact("memory", room=80_000_000_000).startswith("5.5 kB of 80.0 GB on each device: ")
     assert overview_lines(changed(peak=9000, temporaries=3000))[-1] == (
         "           a dispatch needs 9.0 kB on each device, 3.0 kB of it while it runs only (activations, gradients)"
     )
 
 
-def test_printing(capsys, monkeypatch):
+def test_print_overview(capsys, monkeypatch):
     print_overview(OVERVIEW)
     assert capsys.readouterr().out.splitlines() == LINES
     out = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})()
@@ -179,7 +179,7 @@ def test_printing(capsys, monkeypatch):
     assert [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()] == LINES
 
 
-def test_a_terminal_whose_encoding_lacks_a_character(clock, monkeypatch):
+def test_characters_that_the_encoding_lacks_are_replaced(clock, monkeypatch):
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -1,4 +1,4 @@
-"""Plain lines."""
+"""Tests of the renderer of plain lines."""
 
 import io
 import re
@@ -22,6 +22,7 @@ def renderer(out, clock):
 
 
 def lines_of(out):
+    """Return the printed lines, which are printable ASCII."""
     text = out.getvalue()
     assert not re.search(r"[^\n\x20-\x7e]", text)
     return text.splitlines()
@@ -38,15 +39,15 @@ def test_a_short_run_has_a_line_for_each_epoch(renderer, out, play):
     ]
 
 
-def test_there_are_few_lines_however_many_steps(renderer, out, play, clock):
-    """At most a line for each epoch, one for each interval, and those about the whole run."""
+def test_number_of_lines_is_bounded(renderer, out, play, clock):
+    """There is at most a line for each epoch and each interval, and two for the whole run."""
     began = clock.now
     play.run(renderer, epochs=1000, seconds=0.4)
     seconds = clock.now - began
     assert 1000 + 2 <= len(lines_of(out)) <= 1000 + seconds / 10 + 2
 
 
-def test_long_epochs_tell_how_they_get_on(renderer, out, play):
+def test_long_epochs_report_progress(renderer, out, play):
     play.start(renderer, num_epochs=2, steps_per_epoch=100)
     for done in range(5, 45, 5):
         play.dispatch(renderer, 1, done, 5, total=100, seconds=2.5, loss=1 / done)
@@ -57,7 +58,7 @@ def test_long_epochs_tell_how_they_get_on(renderer, out, play):
     ]
 
 
-def test_a_validation_inside_an_epoch_is_told_with_the_next_line(renderer, out, play):
+def test_validation_inside_an_epoch_is_part_of_the_next_line(renderer, out, play):
     play.start(renderer, num_epochs=1, steps_per_epoch=100)
     play.dispatch(renderer, 1, 5, 5, total=100, seconds=3)
     play.validate(renderer, 1, 5, Loss=0.75, Accuracy=0.5)
@@ -70,7 +71,7 @@ def test_a_validation_inside_an_epoch_is_told_with_the_next_line(renderer, out, 
     assert "valid" not in second
 
 
-def test_a_validation_inside_a_short_epoch_is_told_with_the_epoch(renderer, out, play):
+def test_validation_inside_a_short_epoch_is_part_of_its_line(renderer, out, play):
     play.start(renderer)
     play.validate(renderer, 1, 30, Loss=0.75)
     renderer.on_event(EpochEnded(0.0, 1, 45, {"train/Loss": 0.5}, 1.0))
@@ -84,13 +85,13 @@ def test_a_validation_inside_a_short_epoch_is_told_with_the_epoch(renderer, out,
     ]
 
 
-def test_a_validation_before_the_first_step_has_a_line(renderer, out):
+def test_validation_before_the_first_step_has_a_line(renderer, out):
     renderer.on_event(SplitEnded(0.0, "valid", 1, 0, {"Loss": 2.5}, 0.1, at_step=0))
     renderer.on_event(EpochEnded(0.0, 1, 45, {"train/Loss": 0.5}, 1.2))
     assert out.getvalue() == "step 0  valid Loss 2.5\nepoch 1  train Loss 0.5  1.2 s\n"
 
 
-def test_a_long_validation_tells_how_it_gets_on(renderer, out, play):
+def test_long_validation_reports_progress(renderer, out, play):
     play.start(renderer)
     play.dispatch(renderer, 1, 45, 45, seconds=1)
     play.dispatch(renderer, 1, 20, 20, 600, "valid", seconds=11)
@@ -115,12 +116,12 @@ def test_runs_of_known_and_unknown_length(renderer, out, play, run, start, insid
     assert second.startswith(inside)
 
 
-def test_a_resumed_run_says_so(renderer, out, play):
+def test_resumed_run_names_its_step(renderer, out, play):
     play.start(renderer, epoch=2, step=45, resumed=True)
     assert lines_of(out) == ["runs/a: 3 epochs of 45 steps, 10,378 parameters, resumes after step 45"]
 
 
-def test_the_summary_comes_last(renderer, out, play, summary):
+def test_summary_is_last(renderer, out, play, summary):
     play.run(renderer, epochs=2, show_summary=True, summary=summary)
     assert lines_of(out)[-11:] == [
         "ended at epoch 2, step 90, 4.6 s: num_epochs",
@@ -137,20 +138,20 @@ def test_the_summary_comes_last(renderer, out, play, summary):
     ]
 
 
-def test_the_metrics_can_be_selected_and_the_monitor_comes_first(out, clock, play):
+def test_selected_metrics_start_with_the_monitor(out, clock, play):
     renderer = PlainRenderer(out, clock, metrics=["Accuracy", "train/Loss"])
     play.start(renderer, monitor="train/Loss")
     play.epoch(renderer, 1)
     assert lines_of(out)[1:] == ["epoch 1/3  train Loss 0.5 | valid Accuracy 0.875 | train Accuracy 0.75  1.5 s"]
 
 
-def test_a_selection_without_a_metric_is_reported(renderer, out, clock, play):
+def test_unknown_selected_metric_is_reported(renderer, out, clock, play):
     play.start(PlainRenderer(out, clock, metrics=["Los", "Loss"]))
     assert len(lines_of(out)) == 2
     assert "Los:" in lines_of(out)[1]
 
 
-def test_a_line_on_a_terminal_has_the_metrics_that_fit_and_a_hint_at_the_others(clock, play, monkeypatch):
+def test_line_on_a_terminal_has_the_metrics_that_fit_and_a_hint(clock, play, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -164,7 +165,7 @@ def test_a_line_on_a_terminal_has_the_metrics_that_fit_and_a_hint_at_the_others(
         play.start(renderer)
         for epoch, each in ((1, values), (2, dict.fromkeys(values, 1.0)), (3, values)):
             renderer.on_event(EpochEnded(0.0, epoch, 45 * epoch, each, 1.5))
-    rest = "valid Loss 0.1235  Metric 0 0.1235 | train Loss 0.1235  1.5 s"  # another metric makes it 83 characters
+    rest = "valid Loss 0.1235  Metric 0 0.1235 | train Loss 0.1235  1.5 s"  # with another metric, 83 characters
     hint = "and 47 more: --renderer.metrics=[NAME, ...] selects"
     assert lines_of(out)[1:] == [
         hint,
@@ -176,12 +177,12 @@ def test_a_line_on_a_terminal_has_the_metrics_that_fit_and_a_hint_at_the_others(
     assert lines_of(file)[1].count("Metric") == 48
 
 
-def test_texts_do_not_enter_the_line_of_an_epoch(renderer, out):
+def test_line_of_an_epoch_has_no_texts(renderer, out):
     renderer.on_event(EpochEnded(0.0, 1, 45, {"valid/Loss": 0.5, "valid/Confusion": "1 0\n0 1"}, 1.0))
     assert lines_of(out) == ["epoch 1  valid Loss 0.5  1.0 s"]
 
 
-def test_messages_and_errors_have_their_lines(renderer, out):
+def test_messages_and_errors_have_lines(renderer, out):
     renderer.on_event(Message(0.0, 20, "one device of 8\nis used"))
     renderer.on_event(Message(0.0, 30, "slow loader"))
     renderer.on_event(RunFailed(0.0, 3, 120, "ValueError: no\n  loss"))
@@ -195,7 +196,7 @@ def test_messages_and_errors_have_their_lines(renderer, out):
     ]
 
 
-def test_a_run_from_python_that_was_stopped_says_how_to_resume_it(renderer, out):
+def test_stopped_run_from_python_has_a_hint_to_resume(renderer, out):
     checkpoints = [{"path": "checkpoint/45"}]
     for summary in ({"checkpoints": checkpoints}, {"checkpoints": checkpoints, "artifacts": ["config.yaml"]}, {}):
         renderer.on_event(RunEnded(0.0, 3, 120, "ctrl-c", summary, 4.0, False))
@@ -203,7 +204,7 @@ def test_a_run_from_python_that_was_stopped_says_how_to_resume_it(renderer, out)
     assert lines_of(out) == [f"{stopped}; builder.resume() resumes it", stopped, stopped]
 
 
-def test_nothing_that_is_told_can_steer_the_terminal(renderer, out, play):
+def test_control_characters_are_replaced(renderer, out, play):
     evil = "a\x1b[31m\r\b\x07\x9b"
     play.start(renderer)
     renderer.on_event(Message(0.0, 30, evil))
@@ -213,14 +214,14 @@ def test_nothing_that_is_told_can_steer_the_terminal(renderer, out, play):
     assert "a?[31m" in out.getvalue()
 
 
-def test_what_the_encoding_lacks_does_not_stop_it():
+def test_characters_that_the_encoding_lacks_are_replaced():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", newline="\n")
     PlainRenderer(stream).on_event(EpochEnded(0.0, 1, 45, {"train/Präzision": 0.5}, 0.1))
     assert raw.getvalue() == b"epoch 1  train Pr?zision 0.5  100 ms\n".replace(b"100 ms", b"0.1 s")
 
 
-def test_every_line_is_flushed_at_once(clock, play):
+def test_every_line_is_flushed(clock, play):
     class Stream(io.StringIO):
         flushed = ""
 
@@ -233,7 +234,7 @@ def test_every_line_is_flushed_at_once(clock, play):
     assert stream.flushed == stream.getvalue() != ""
 
 
-def test_standard_output_is_looked_up_late(capsys, play, clock):
+def test_standard_output_is_looked_up_when_written(capsys, play, clock):
     renderer = PlainRenderer(clock=clock)
     play.start(renderer)
     assert capsys.readouterr().out.startswith("runs/a: ")

@@ -1,4 +1,4 @@
-"""Speed and time left."""
+"""Tests of the estimates of speed and remaining time."""
 
 import pytest
 
@@ -11,14 +11,14 @@ def progress(clock):
     return Progress(clock)
 
 
-def test_nothing_is_claimed_before_it_is_known(progress, play):
+def test_estimates_need_two_dispatches(progress, play):
     assert (progress.speed, progress.seconds_left(), progress.label()) == (None, None, "epoch 1")
     play.start(progress)
-    play.dispatch(progress, 1, 15, 15, seconds=60)  # waited for the compiler
+    play.dispatch(progress, 1, 15, 15, seconds=60)  # includes compilation
     assert (progress.speed, progress.seconds_left(), progress.label()) == (None, None, "epoch 1/3")
 
 
-def test_speed_and_time_left_of_a_steady_run(progress, play):
+def test_estimates_of_a_steady_run(progress, play):
     play.start(progress)
     play.dispatch(progress, 1, 15, 15, seconds=60)
     play.dispatch(progress, 1, 30, 15, seconds=3)
@@ -26,7 +26,7 @@ def test_speed_and_time_left_of_a_steady_run(progress, play):
     assert progress.seconds_left() == pytest.approx((135 - 30) / 5)
 
 
-def test_the_speed_is_that_of_late(progress, play):
+def test_speed_follows_recent_steps(progress, play):
     play.start(progress, steps_per_epoch=10_000)
     for done in range(10, 5000, 10):
         play.dispatch(progress, 1, done, 10, seconds=1)
@@ -35,31 +35,31 @@ def test_the_speed_is_that_of_late(progress, play):
     assert progress.speed == pytest.approx(100, rel=0.01)
 
 
-def test_the_time_left_counts_validations_the_speed_does_not(progress, play):
+def test_remaining_time_includes_validations_and_speed_does_not(progress, play):
     play.start(progress, num_epochs=2, steps_per_epoch=45)
     play.dispatch(progress, 1, 15, 15, seconds=1)
     play.dispatch(progress, 1, 30, 15, seconds=1)
     play.dispatch(progress, 1, 45, 15, seconds=1)
     play.dispatch(progress, 1, 10, 10, 10, "valid", seconds=4)
     assert progress.speed == pytest.approx(15)
-    assert progress.seconds_left() == pytest.approx(45 / 5)  # 30 steps in 6 s, validation and all
+    assert progress.seconds_left() == pytest.approx(45 / 5)  # 30 steps in 6 s, with validation
 
 
-def test_a_resumed_run_is_as_fast_as_it_is(progress, play):
+def test_estimates_of_a_resumed_run(progress, play):
     play.start(progress, num_epochs=2, steps_per_epoch=45, epoch=2, step=45, resumed=True)
     play.dispatch(progress, 2, 15, 15, step=60, seconds=1)
     play.dispatch(progress, 2, 30, 15, step=75, seconds=1)
     assert progress.seconds_left() == pytest.approx(1)
 
 
-def test_the_first_epoch_tells_how_long_the_others_are(progress, play):
+def test_first_epoch_determines_the_length_of_the_others(progress, play):
     play.start(progress, num_epochs=3, steps_per_epoch=None)
     play.epoch(progress, 1, total=None, seconds=4)
     assert progress.total == 135
     assert progress.seconds_left() == pytest.approx(90 / (30 / 3))
 
 
-def test_a_run_of_steps(progress, play):
+def test_run_of_a_number_of_steps(progress, play):
     play.start(progress, num_epochs=None, num_steps=90)
     play.dispatch(progress, 1, 45, 45, seconds=1)
     play.dispatch(progress, 2, 15, 15, step=60, seconds=1)
@@ -67,7 +67,7 @@ def test_a_run_of_steps(progress, play):
     assert progress.label() == "epoch 2"
 
 
-def test_another_run_begins_anew(progress, play):
+def test_second_run_resets_the_estimates(progress, play):
     for _ in range(2):
         play.start(progress, num_epochs=1, steps_per_epoch=30)
         assert (progress.speed, progress.seconds_left()) == (None, None)
@@ -76,14 +76,14 @@ def test_another_run_begins_anew(progress, play):
         assert progress.speed == pytest.approx(15)
 
 
-def test_it_does_not_go_below_zero(progress, play):
+def test_remaining_time_is_not_negative(progress, play):
     play.start(progress, num_epochs=1, steps_per_epoch=10)
     play.dispatch(progress, 1, 10, 10)
     play.dispatch(progress, 1, 20, 10)
     assert progress.seconds_left() == 0
 
 
-def test_programs_that_are_compiled_are_counted(progress, play):
+def test_compiled_programs_are_counted(progress, play):
     play.start(progress)
     progress.on_event(Compiling(0.0, 1, 3))
     assert progress.texts()[0] == "compiling 1 of 3"

@@ -1,4 +1,4 @@
-"""Which renderer is chosen, and the summary without a run."""
+"""Tests of the choice of a renderer, and of the summary without a run."""
 
 import io
 import json
@@ -41,30 +41,30 @@ class Terminal(io.StringIO):
         (io.StringIO(), "xterm-256color", PlainRenderer),  # a file, a pipe, a notebook
     ],
 )
-def test_the_default(monkeypatch, stream, term, kind):
+def test_default_renderer(monkeypatch, stream, term, kind):
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("TERM", term)
     assert type(default_renderer()) is kind
 
 
-def test_a_summary_in_a_file_is_plain_text(summary):
+def test_summary_in_a_file_is_plain_text(summary):
     out = io.StringIO()
     print_summary(summary, out, "runs/a")
     assert out.getvalue().splitlines() == SUMMARY
 
 
-def test_a_summary_read_back_from_json_looks_the_same(summary):
+def test_summary_read_from_json_prints_the_same(summary):
     out = io.StringIO()
     print_summary(json.loads(json.dumps(encode(summary))), out, "runs/a")
     assert out.getvalue().splitlines() == SUMMARY
 
 
-def test_a_summary_goes_to_standard_output(summary, capsys):
+def test_summary_is_printed_to_standard_output(summary, capsys):
     print_summary(summary)
     assert capsys.readouterr().out.splitlines() == [*SUMMARY[:5], SUMMARY[6]]
 
 
-def test_a_summary_on_a_terminal_says_the_same(summary, monkeypatch):
+def test_summary_on_a_terminal_has_the_same_text(summary, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     out = Terminal()
@@ -74,7 +74,7 @@ def test_a_summary_on_a_terminal_says_the_same(summary, monkeypatch):
         assert line.rstrip() == text
 
 
-def test_a_rich_summary_can_be_printed_narrow(summary):
+def test_summary_on_a_narrow_terminal(summary):
     from rich.console import Console
 
     out = io.StringIO()
@@ -85,17 +85,17 @@ def test_a_rich_summary_can_be_printed_narrow(summary):
     assert max(map(len, out.getvalue().splitlines())) <= 30
 
 
-def test_importing_does_not_import_what_needs_rich():
+def test_importing_renderers_does_not_import_rich():
     program = "import sys, learner.renderers; assert 'learner.renderers.rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_what_is_not_there_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Missing'"):
         learner.renderers.Missing  # noqa: B018
     assert all(hasattr(learner.renderers, name) for name in learner.renderers.__all__)
 
 
-def test_a_checkpoint_that_ends_no_epoch():
+def test_checkpoint_inside_an_epoch():
     entry = {"path": "checkpoint/44", "step": 44, "epoch": None, "best": False}
     assert _checkpoint(entry) == "checkpoint/44 (inside an epoch)"

@@ -1,4 +1,4 @@
-"""The bar and the table on a terminal."""
+"""Tests of the bar and the table on a terminal."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def out():
 
 @pytest.fixture
 def make(out, clock):
-    """Makes renderers on a terminal of some width; closes them."""
+    """Return a function that makes renderers on a terminal of some width, which are closed after the test."""
     with contextlib.ExitStack() as stack:
 
         def with_width(width=80, **console):
@@ -42,7 +42,7 @@ def make(out, clock):
         yield with_width
 
 
-def test_a_run_leaves_a_table_and_no_bar(make, out, play, summary):
+def test_ended_run_leaves_a_table_and_no_bar(make, out, play, summary):
     play.run(make(), show_summary=True, summary=summary)
     assert Screen(out.getvalue()).lines() == [
         "runs/a: 3 epochs of 45 steps, 10,378 parameters",
@@ -67,10 +67,11 @@ def test_a_run_leaves_a_table_and_no_bar(make, out, play, summary):
 
 
 def bar_of(out):
+    """Return the last line of the screen."""
     return Screen(out.getvalue()).lines()[-1]
 
 
-def test_the_bar_of_an_epoch(make, out, play):
+def test_bar_of_an_epoch(make, out, play):
     renderer = make(width=100)
     play.start(renderer)
     assert re.fullmatch(r"epoch 1/3 +[━╸╺ ]+ +compiling", bar_of(out))
@@ -101,18 +102,18 @@ def test_runs_of_unknown_length(make, out, play, run, bar):
 
 
 @pytest.mark.parametrize("width", [10, 20, 30, 40, 60])
-def test_narrow_terminals(make, out, play, width):
+def test_narrow_terminals_shorten_the_bar(make, out, play, width):
     play.run(make(width=width))
     text = out.getvalue()
-    while_it_ran = Screen(text[: text.index("ended at")]).lines()
-    rows = [line for line in while_it_ran if line.startswith(("1 ", "2 ", "3 "))]
+    during_the_run = Screen(text[: text.index("ended at")]).lines()
+    rows = [line for line in during_the_run if line.startswith(("1 ", "2 ", "3 "))]
     assert [row.split()[1] for row in rows] == ["0.625"] * 3
     bars = re.findall(r"epoch ?\S*  [^\n]*?━[^\n\r]*", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text))
     assert all(len(bar.rstrip()) <= width for bar in bars)
     assert bool(bars) == (width >= 20)
 
 
-def test_no_color(make, out, play, monkeypatch):
+def test_no_color_disables_colors(make, out, play, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     renderer = make()
     renderer.on_event(Message(0.0, 30, "look"))
@@ -122,8 +123,8 @@ def test_no_color(make, out, play, monkeypatch):
     assert Screen(out.getvalue()).lines()[4].split() == ["1", "0.625", "0.875", "0.5", "0.75", "1.5", "s"]
 
 
-def test_what_is_printed_meanwhile_stands_above_the_bar(make, out, play, monkeypatch):
-    """What has no end yet waits for it; a stream that is a file gets what is its own."""
+def test_printed_lines_appear_above_the_bar(make, out, play, monkeypatch):
+    """A line without an end waits for it. A stream that is a file receives only what is written to it."""
     printed, errors = io.StringIO(), io.StringIO()
     monkeypatch.setattr(printed, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", printed)
@@ -151,8 +152,8 @@ def test_what_is_printed_meanwhile_stands_above_the_bar(make, out, play, monkeyp
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_console_that_follows_a_stream_draws_on_what_is_there_when_the_run_starts(play, clock, monkeypatch, name):
-    """And follows it again afterwards."""
+def test_console_that_follows_a_stream_keeps_the_stream_of_the_start(play, clock, monkeypatch, name):
+    """After the run, it follows the stream again."""
     out, later = io.StringIO(), io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True)
     monkeypatch.setattr(sys, name, out)
@@ -173,12 +174,12 @@ def test_a_console_that_follows_a_stream_draws_on_what_is_there_when_the_run_sta
 
 
 def print_to(out, monkeypatch):
-    """What is printed goes where the renderer draws, as on a terminal."""
+    """Replace standard output by the terminal on which the renderer draws."""
     monkeypatch.setattr(out, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", out)
 
 
-def test_a_prompt_is_seen_until_the_line_ends_or_it_is_time_to_draw(make, out, play, monkeypatch):
+def test_prompt_is_visible_until_the_line_ends_or_the_next_drawing(make, out, play, monkeypatch):
     print_to(out, monkeypatch)
     renderer = make()
     play.start(renderer)
@@ -201,14 +202,14 @@ def test_a_prompt_is_seen_until_the_line_ends_or_it_is_time_to_draw(make, out, p
     assert Screen(out.getvalue()).lines()[3:] == ["Continue? yes", 20 * "long " + "end", ""]
 
 
-def test_what_was_under_way_is_not_drawn_on_a_prompt(make, out, play, clock, monkeypatch):
+def test_nothing_is_drawn_over_a_prompt(make, out, play, clock, monkeypatch):
     print_to(out, monkeypatch)
     monkeypatch.setattr(out, "fileno", lambda: 1)
     renderer = make()
     play.start(renderer)
     play.dispatch(renderer, 1, 15, 15)
     print("Half of a ", end="")
-    sys.stdout.fileno()  # input() does so, and is not a thread that can be waited for
+    sys.stdout.fileno()  # like input(), for whose end no thread can wait
     out.write("prompt? ")
     asked = out.getvalue()
     assert Screen(asked).lines()[3:] == ["Half of a prompt?"]
@@ -227,7 +228,7 @@ def test_what_was_under_way_is_not_drawn_on_a_prompt(make, out, play, clock, mon
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
-def test_a_forked_process_leaves_the_screen_of_its_parent(play, clock, tmp_path):
+def test_forked_process_leaves_the_screen_of_its_parent(play, clock, tmp_path):
     with open(tmp_path / "out", "w+") as out:
         renderer = RichRenderer(Console(file=out, force_terminal=True, width=80), clock)
         play.start(renderer)
@@ -248,7 +249,7 @@ def test_a_forked_process_leaves_the_screen_of_its_parent(play, clock, tmp_path)
     assert "━" not in "".join(Screen((tmp_path / "out").read_text()).lines())
 
 
-def test_a_bar_is_drawn_again_after_a_run_that_ended_in_a_block(play, clock, monkeypatch):
+def test_bar_is_drawn_after_a_run_that_ended_with_redirected_output(play, clock, monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", out)
@@ -266,7 +267,7 @@ def test_a_bar_is_drawn_again_after_a_run_that_ended_in_a_block(play, clock, mon
     renderer.close()
 
 
-def test_one_that_hangs_and_is_left_behind_keeps_nobody_from_printing(make, out, play, monkeypatch):
+def test_hanging_renderer_does_not_block_printing(make, out, play, monkeypatch):
     print_to(out, monkeypatch)
     renderer, warnings = make(), []
     play.start(renderer)
@@ -289,7 +290,7 @@ def test_one_that_hangs_and_is_left_behind_keeps_nobody_from_printing(make, out,
     outlet._thread.join()
 
 
-def test_a_block_that_redirects_output_gets_nothing_of_the_bar(play, clock, monkeypatch):
+def test_redirected_output_has_no_bar(play, clock, monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", out)
@@ -305,7 +306,7 @@ def test_a_block_that_redirects_output_gets_nothing_of_the_bar(play, clock, monk
     assert sys.stdout is out
 
 
-def test_two_runs_at_once_have_one_bar(play, clock, monkeypatch):
+def test_two_runs_at_once_share_one_bar(play, clock, monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", out)
@@ -325,7 +326,7 @@ def test_two_runs_at_once_have_one_bar(play, clock, monkeypatch):
     assert [line[:5] for line in Screen(out.getvalue()).lines()[10:]] == ["ended", "ended", ""]
 
 
-def test_every_metric_has_a_line_above_the_bar(make, out, play):
+def test_metrics_have_lines_above_the_bar(make, out, play):
     renderer = make(width=60, height=24)
     play.start(renderer)
     for epoch in (1, 2, 3):
@@ -340,8 +341,8 @@ def test_every_metric_has_a_line_above_the_bar(make, out, play):
     ]
 
 
-def test_selected_metrics_and_what_does_not_fit(out, clock, play):
-    """The count stands above the titles of the table, too."""
+def test_selected_metrics_and_omitted_columns(out, clock, play):
+    """The number of omitted columns is above the titles of the table, too."""
     for metrics, width, titles in [
         (("Accuracy",), 80, ["            valid     train", "epoch    Accuracy  Accuracy     time"]),
         (("valid/Loss",), 80, ["           valid", "epoch       Loss     time"]),
@@ -358,7 +359,7 @@ def test_selected_metrics_and_what_does_not_fit(out, clock, play):
         assert shown[at : at + len(titles)] == titles
 
 
-def test_messages_are_broken_between_words_and_texts_are_not_broken(make, out, play):
+def test_messages_wrap_between_words_and_texts_do_not_wrap(make, out, play):
     renderer = make(width=30)
     play.start(renderer, metrics=[])
     renderer.on_event(Message(0.0, 20, "compiled in 1.5 s; a dispatch needs 2.1 MB"))
@@ -371,7 +372,7 @@ def test_messages_are_broken_between_words_and_texts_are_not_broken(make, out, p
     assert f"    {matrix.rstrip()}" in shown
 
 
-def test_a_new_best_is_green_and_the_end_as_well(make, out, play):
+def test_new_best_values_and_the_end_are_green(make, out, play):
     renderer = make()
     play.start(renderer, monitor="valid/Loss")
     play.epoch(renderer, 1)
@@ -385,14 +386,14 @@ def test_a_new_best_is_green_and_the_end_as_well(make, out, play):
 @pytest.mark.parametrize(
     ("reason", "colour", "word"), [("early stopping: valid/Loss", 32, "ended"), ("ctrl-c", 33, "stopped")]
 )
-def test_an_end_with_nothing_left_to_train_is_green(make, out, play, reason, colour, word):
+def test_color_of_the_end(make, out, play, reason, colour, word):
     renderer = make()
     play.start(renderer)
     renderer.on_event(RunEnded(0.0, 1, 45, reason, {}, 4.0, False))
     assert f"\x1b[{colour}m{word} at epoch 1" in out.getvalue()
 
 
-def test_a_low_terminal_has_the_losses_only(make, out, play):
+def test_low_terminal_shows_only_the_losses(make, out, play):
     renderer = make(width=60, height=10)
     play.start(renderer)
     play.epoch(renderer, 1)
@@ -402,8 +403,8 @@ def test_a_low_terminal_has_the_losses_only(make, out, play):
     ]  # fmt: skip
 
 
-def test_a_window_that_gets_narrower_gets_other_columns_and_keeps_nothing_of_the_area(out, clock, play):
-    """Terminals wrap the lines that are too long for the new width."""
+def test_narrowed_window_omits_columns_and_clears_the_area(out, clock, play):
+    """Terminals wrap lines that are too long for the new width."""
     console = Console(file=out, force_terminal=True, width=80, height=24)
     renderer = RichRenderer(console, clock)
     play.start(renderer)
@@ -427,7 +428,7 @@ def test_a_window_that_gets_narrower_gets_other_columns_and_keeps_nothing_of_the
     assert shown[-6:-3] == ["1          0.625     0.875      0.5", " 0.75    1.5 s", "and 2 more"]
 
 
-def test_a_key_that_the_terminal_echoes_leaves_nothing_behind(out, clock, play):
+def test_echoed_keys_are_cleared(out, clock, play):
     screen = pyte.Screen(80, 40)
     stream = pyte.Stream(screen)
     renderer = RichRenderer(Console(file=out, force_terminal=True, width=80, height=40), clock)
@@ -442,8 +443,8 @@ def test_a_key_that_the_terminal_echoes_leaves_nothing_behind(out, clock, play):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_an_encoding_without_blocks(play, clock, encoding):
-    """Nor is anything else sent to it that it cannot have."""
+def test_encoding_without_block_characters(play, clock, encoding):
+    """Other characters that the encoding lacks are replaced, too."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True, newline="\n")
     renderer = RichRenderer(Console(file=file, force_terminal=True, width=60), clock)
     metrics = [MetricInfo("train", "Präzision \N{SNOWMAN}", higher_is_better=True), *play.metrics]
@@ -466,7 +467,7 @@ def test_an_encoding_without_blocks(play, clock, encoding):
     play.end(renderer, summary={**SUMMARY, "artifacts": ["\N{SNOWMAN}"]}, show_summary=True)
 
 
-def test_validations_inside_an_epoch_and_texts_have_their_lines(make, out, play):
+def test_validations_inside_an_epoch_and_texts_have_lines(make, out, play):
     renderer = make()
     play.start(renderer)
     play.validate(renderer, 1, 30, Loss=0.75, Confusion="1 0\n0 1")
@@ -487,7 +488,7 @@ def test_validations_inside_an_epoch_and_texts_have_their_lines(make, out, play)
     ]
 
 
-def test_it_draws_at_most_four_times_a_second(make, out, play, clock):
+def test_bar_is_drawn_at_most_four_times_a_second(make, out, play, clock):
     renderer = make()
     play.start(renderer, num_epochs=None, num_steps=10_000)
     began, drawn = clock.now, 0
@@ -498,29 +499,29 @@ def test_it_draws_at_most_four_times_a_second(make, out, play, clock):
     assert 0.8 * 4 * (clock.now - began) <= drawn <= 4 * (clock.now - began)
 
 
-def test_what_is_printed_is_written_at_once_and_lays_out_nothing_anew(make, out, play, monkeypatch):
+def test_printing_is_immediate_and_does_not_lay_out_the_bar(make, out, play, monkeypatch):
     print_to(out, monkeypatch)
-    laid_out = []
+    layouts = []
     original = ProgressBar.__rich_console__
 
     def count(self, *args):
-        laid_out.append(self)
+        layouts.append(self)
         return original(self, *args)
 
     monkeypatch.setattr(ProgressBar, "__rich_console__", count)
     renderer = make()
     play.start(renderer)
     play.dispatch(renderer, 1, 15, 15)
-    bar, before = bar_of(out), len(laid_out)
+    bar, before = bar_of(out), len(layouts)
     assert before > 0
     for number in range(20):
         print("line", number)
         shown = Screen(out.getvalue()).lines()
         assert (shown[3:][number], shown[-1]) == (f"line {number}", bar)
-    assert len(laid_out) == before
+    assert len(layouts) == before
 
 
-def test_many_short_epochs_are_all_there_and_cost_few_drawings(make, out, play, clock):
+def test_many_short_epochs_are_complete_with_few_drawings(make, out, play, clock):
     renderer = make()
     play.start(renderer, num_epochs=1000)
     began, drawn = clock.now, 0
@@ -534,32 +535,32 @@ def test_many_short_epochs_are_all_there_and_cost_few_drawings(make, out, play, 
     assert [line.split()[0] for line in lines[3:-2]] == [str(epoch) for epoch in range(1, 1001)]
 
 
-def test_a_slow_epoch_is_told_when_it_ends(make, out, play):
+def test_slow_epoch_has_a_row_at_its_end(make, out, play):
     renderer = make()
     play.start(renderer)
     play.epoch(renderer, 1, seconds=10)
     assert Screen(out.getvalue()).lines()[3].startswith("1          0.625")
 
 
-def ends(play, renderer):
+def end(play, renderer):
     play.end(renderer)
 
 
-def fails(play, renderer):
+def fail(play, renderer):
     renderer.on_event(RunFailed(0.0, 1, 30, "ValueError: no loss"))
 
 
-def is_closed(play, renderer):
+def close(play, renderer):
     renderer.close()
 
 
-def cannot_show_something(play, renderer):
+def show_an_invalid_value(play, renderer):
     with pytest.raises(TypeError):
         renderer.on_event(EpochEnded(0.0, 1, 45, {"train/Loss": None}, 1.0))
 
 
-@pytest.mark.parametrize("how", [ends, fails, is_closed, cannot_show_something])
-def test_however_it_ends_the_terminal_is_as_before(make, out, play, how):
+@pytest.mark.parametrize("how", [end, fail, close, show_an_invalid_value])
+def test_terminal_is_restored(make, out, play, how):
     streams = sys.stdout, sys.stderr
     renderer = make()
     play.start(renderer)
@@ -574,19 +575,19 @@ def test_however_it_ends_the_terminal_is_as_before(make, out, play, how):
     size = out.tell()
     renderer.close()
     assert out.tell() == size
-    if how is fails:
+    if how is fail:
         assert Screen(text).lines()[-2] == "failed at epoch 1, step 30: ValueError: no loss"
 
 
-def test_the_cursor_is_never_left_hidden(make, out, play):
-    """Nobody brings it back after `kill -9`."""
+def test_cursor_is_visible_between_drawings(make, out, play):
+    """After `kill -9`, no process would show it."""
     renderer = make()
     play.start(renderer)
     play.dispatch(renderer, 1, 15, 15)
     assert out.getvalue().rindex(SHOW) > out.getvalue().rindex(HIDE)
 
 
-def test_a_run_that_starts_again_starts_clean(make, out, play):
+def test_second_run_starts_with_a_new_table(make, out, play):
     renderer = make()
     play.run(renderer, epochs=1)
     play.run(renderer, epochs=1)
@@ -594,7 +595,7 @@ def test_a_run_that_starts_again_starts_clean(make, out, play):
     assert lines[:5] == lines[5:10]
 
 
-def test_without_a_terminal_there_is_no_bar(play, clock):
+def test_output_without_a_terminal_has_no_bar(play, clock):
     out = io.StringIO()
     play.run(RichRenderer(Console(file=out, width=80), clock))
     assert "\x1b" not in out.getvalue()
@@ -618,7 +619,7 @@ raise RuntimeError("nobody closed the renderer")
 """
 
 
-def test_an_exception_in_a_real_terminal():
+def test_exception_in_a_terminal():
     parent, child = pty.openpty()
     try:
         before = termios.tcgetattr(parent)
@@ -629,7 +630,7 @@ def test_an_exception_in_a_real_terminal():
         )
         os.close(child)
         text = ""
-        with contextlib.suppress(OSError):  # how Linux says that nobody has the other end any more
+        with contextlib.suppress(OSError):  # Linux raises EIO when the other end is closed
             while part := os.read(parent, 65536):
                 text += part.decode()
         assert process.wait(timeout=60) == 1
@@ -644,6 +645,6 @@ def test_an_exception_in_a_real_terminal():
     assert lines[-1] == ""
 
 
-def test_titles_come_before_the_first_epoch(make, out):
+def test_titles_precede_the_first_epoch(make, out):
     make().on_event(RunStarted(0.0, Path("runs/a"), 1, None, 45, (), 1))
     assert Screen(out.getvalue()).lines()[0] == "runs/a: 1 epoch of 45 steps, 1 parameter"

@@ -1,4 +1,4 @@
-"""What is said at the end of a run besides its values: its time, and what to do next."""
+"""Tests of the end of a run's summary: times and next commands."""
 
 import math
 
@@ -16,15 +16,15 @@ RUN = {
 }
 
 
-def test_the_time_by_parts():
-    """What took less than a percent is left out."""
+def test_times_of_parts():
+    """Parts below one percent are omitted."""
     assert times({"seconds": SECONDS}) == [
         "time: 3 min 20 s: compiling 20.0 s (10 %), training 2 min 30 s (75 %), "
         "validation 18.0 s (9 %), the rest 10.6 s (5 %)"
     ]
 
 
-def test_older_and_odd_summaries_say_nothing_of_the_time():
+def test_older_and_malformed_summaries_have_no_times():
     cases = [
         *(None, 3, [1], {}, {"total": 0.0}, {"total": 3.0}, {"train": 1.0}, {"total": "3", "train": "1"}),
         *({"total": x, "train": 1.0} for x in (math.nan, math.inf, True)),
@@ -35,7 +35,7 @@ def test_older_and_odd_summaries_say_nothing_of_the_time():
             assert times({}) == []
 
 
-def test_parts_that_are_no_times_are_left_out():
+def test_malformed_parts_are_omitted():
     odd = {"total": 2.0, "train": 1.0, "data": "1", "valid": -1.0, "save": math.nan, "\x1b[2J": 1.0}
     assert times({"seconds": odd}) == ["time: 2.0 s: training 1.0 s (50 %)"]
 
@@ -43,7 +43,7 @@ def test_parts_that_are_no_times_are_left_out():
 PYTHON = {"artifacts": ["journal.jsonl"]}
 
 
-def test_what_to_do_next():
+def test_next_commands():
     cases = [
         ({}, ["learner evaluate runs/a", "learner resume runs/a --num_epochs=40"]),
         ({"stopped_by": "num_steps"}, ["learner evaluate runs/a", "learner resume runs/a --num_steps=1800"]),
@@ -66,8 +66,8 @@ def test_what_to_do_next():
             )
 
 
-def test_where_to_type_it():
-    """A run from Python continues in Python, and its report is a command of a shell."""
+def test_commands_name_python_or_the_shell():
+    """A run from Python resumes in Python, while its report is a shell command."""
     assert following(RUN | PYTHON, "runs/a")[1:] == [
         "  learner.evaluate(data)           # in Python",
         "  builder.num_epochs(40).resume()  # in Python",
@@ -77,13 +77,13 @@ def test_where_to_type_it():
     assert not any("#" in line for line in following(RUN | PYTHON | {"checkpoints": []}, "runs/a"))
 
 
-def test_only_what_is_installed_is_advised(monkeypatch):
+def test_commands_need_installed_packages(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert following(RUN, "runs/a")[1:] == ["  learner evaluate runs/a", "  learner resume runs/a --num_epochs=40"]
     assert following(RUN | {"checkpoints": []}, "runs/a") == []
 
 
-def test_directories_can_be_pasted_and_steer_nothing():
+def test_directories_are_quoted_and_printable():
     assert "  learner evaluate 'my runs/it'\"'\"'s'" in following(RUN, "my runs/it's")
     assert following(RUN, None) == []
     assert all(line.isprintable() for line in following(RUN, "runs/\x1b[2J"))

@@ -1,4 +1,4 @@
-"""The bar and its tables on real terminals."""
+"""Tests of the bar and its tables on pseudo-terminals."""
 
 import io
 import os
@@ -73,7 +73,7 @@ SIDE_BY_SIDE = [
     f"Accuracy  -0.03125  -0.03125     32  {TABLE[1][-32:]}{'':8}0.8      0.8     32  {TABLE[4][-32:]}",
     f"Loss{'':11}0.5       0.5      1  {TABLE[2][-32:]}{'':4}0.03125  0.03125     32  {TABLE[3][-32:]}",
 ]
-NARROW = [  # four epochs in a character
+NARROW = [  # a character stands for four epochs
     "metric           now      best  trend",
     "valid…racy  -0.03125  -0.03125  ▁▆▇▇████",
     "valid/Loss       0.5       0.5  ▅▅▅▅▅▅▅▅",
@@ -83,8 +83,8 @@ NARROW = [  # four epochs in a character
 PRINTED = ["to stderr", "logged: careful", "saved", "half whole"]
 
 
-def test_what_stands_on_it():
-    """In the middle of a run, and after it. One without a size is taken for one of 80 columns."""
+def test_screen_during_and_after_a_run():
+    """A terminal without a size counts as one of 80 columns."""
     sizes = {(40, 20): NARROW, (80, 24): TABLE, (200, 50): SIDE_BY_SIDE, (0, 0): TABLE}
     with Terminal(PROGRAM) as terminal:
         for size, table in sizes.items():
@@ -108,7 +108,7 @@ def test_what_stands_on_it():
             terminal.go_on()
 
 
-def test_no_color_and_no_blocks():
+def test_terminal_without_colors_and_block_characters():
     with Terminal(PROGRAM, NO_COLOR="1", PYTHONIOENCODING="ascii", COLUMNS="0", LINES="0") as terminal:
         terminal.look()
         terminal.go_on()
@@ -119,7 +119,7 @@ def test_no_color_and_no_blocks():
         assert terminal.text.isascii()
 
 
-ASKING = PROGRAM.rpartition("for _ in")[0].replace(
+PROMPT = PROGRAM.rpartition("for _ in")[0].replace(
     "    pause()\n    renderer.on_event(RunEnded",
     """
     answer = input("name? ")
@@ -131,8 +131,8 @@ ASKING = PROGRAM.rpartition("for _ in")[0].replace(
 )
 
 
-def test_a_question_is_seen_and_its_answer_stays():
-    with Terminal(ASKING + "\nrun()\n") as terminal:
+def test_prompt_is_visible_and_its_answer_stays():
+    with Terminal(PROMPT + "\nrun()\n") as terminal:
         while "name? " not in terminal.text:
             assert terminal.take(), terminal.text[-2000:]
         shown = terminal.lines()
@@ -149,8 +149,8 @@ def test_a_question_is_seen_and_its_answer_stays():
         ]  # fmt: skip
 
 
-def test_printing_while_it_is_drawn_tears_nothing(play, clock, monkeypatch):
-    """A thread trains and draws, and the other one prints; the table grows meanwhile."""
+def test_printing_while_drawing_tears_no_line(play, clock, monkeypatch):
+    """One thread trains and draws, another prints, and the table grows."""
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     renderer = RichRenderer(Console(file=out, force_terminal=True, width=80, height=24), clock)

@@ -1,4 +1,4 @@
-"""The arrays of a model as a tree of few rows."""
+"""Tests of the arrays of a model as a tree of few rows."""
 
 import pytest
 
@@ -31,7 +31,7 @@ MODEL = [*blocks(2), array("head.w"), array("head.v"), array("norm.scale.value")
         (3, [(0, "blocks", 1), (1, "0", 1), *AB, (1, "1", 1), *AB, *REST]),
     ],
 )
-def test_levels(depth, expected):
+def test_depth_of_a_tree(depth, expected):
     rows = folded(MODEL, depth)
     assert shown(rows) == [*expected, (0, "total", 1)]
     top = [row for row in rows[:-1] if row.level == 0]
@@ -39,19 +39,21 @@ def test_levels(depth, expected):
     assert sum(row.parameters for row in top) == rows[-1].parameters == 6 * len(MODEL)
 
 
-def test_a_small_model_is_shown_whole():
+def test_small_model_is_complete():
     assert folded(MODEL) == folded(MODEL, 9)
     assert shown(folded(MODEL))[2:4] == [(2, "a", 1), (3, "w", 1)]
 
 
 @pytest.mark.parametrize(("count", "depth"), [(5, 4), (6, 3), (13, 3), (14, 2), (39, 2), (40, 1)])
-def test_a_deep_model_is_folded_to_what_fits(count, depth):
-    """40 rows: one, and for each block seven with all four levels, three with three of them, one with two."""
+def test_deep_model_is_folded_to_the_limit(count, depth):
+    """The limit is 40 rows. There is one row for the top, and each block has seven rows with all four levels, three
+    with three, and one with two.
+    """
     assert folded(blocks(count)) == folded(blocks(count), depth)
     assert len(folded(blocks(count))) <= ROWS + 1
 
 
-def test_more_rows_than_anybody_reads():
+def test_rows_beyond_the_limit_are_summed():
     many = [array(f"layer{i}") for i in range(2000)]
     rows = folded(many)
     assert len(rows) == ROWS + 1
@@ -60,8 +62,8 @@ def test_more_rows_than_anybody_reads():
     assert len(folded(many, 1)) == MOST + 1
 
 
-def test_rows_that_are_cut_off_inside_of_a_part():
-    """What follows counts once, in the part or in the rest."""
+def test_limit_inside_a_part():
+    """Omitted rows count once, in the part or in the rest."""
     many = [*(array(f"first.layer{i}") for i in range(2000)), array("second")]
     rows = folded(many, 2)
     assert shown(rows)[0] == (0, "first", 1)
@@ -69,7 +71,7 @@ def test_rows_that_are_cut_off_inside_of_a_part():
     assert sum(row.bytes for row in rows[:-1] if row.level == 0) == rows[-1].bytes
 
 
-def test_what_is_the_same_for_all_of_a_part():
+def test_part_shows_properties_that_its_arrays_share():
     held = [array("a.w", trainable=False), array("a.v", trainable=False), array("b.w", "batch_stats", False, "int32")]
     part, single, total = folded(held, 1)
     assert (part.kind, part.dtype, part.shape) == ("frozen", "float32", None)
@@ -79,5 +81,5 @@ def test_what_is_the_same_for_all_of_a_part():
     assert (mixed.kind, mixed.dtype) == ("", "")
 
 
-def test_a_model_that_is_one_array():
+def test_model_of_one_array():
     assert shown(folded([array("")])) == [(0, "array", 1), (0, "total", 1)]

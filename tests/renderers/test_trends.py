@@ -1,4 +1,4 @@
-"""What each metric is, was at best, and how it went."""
+"""Tests of the newest and best values of metrics, and of their curves."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ from learner.runs.history import Point
 
 
 @pytest.mark.parametrize("count", [1, 8, 64, 65, 1000])
-def test_a_long_curve_keeps_its_ends_and_its_mean(count):
+def test_long_curve_is_averaged(count):
     trend = Trend(MetricInfo("valid", "X"))
     for x in range(1, count + 1):
         trend.add(1, x, float(x))
@@ -19,12 +19,12 @@ def test_a_long_curve_keeps_its_ends_and_its_mean(count):
     assert 32 <= len(points) <= 64 or len(points) == count
     assert [x for x, _ in points] == sorted({x for x, _ in points})
     assert points[-1][0] == count
-    each = points[0][0]  # how many the first one is made of
-    parts = [range(begin, min(begin + each, count + 1)) for begin in range(1, count + 1, each)]
+    size = points[0][0]  # the number of values in the first point
+    parts = [range(begin, min(begin + size, count + 1)) for begin in range(1, count + 1, size)]
     assert points == [(part[-1], statistics.fmean(part)) for part in parts]
 
 
-def test_a_curve_in_fewer_points():
+def test_curve_in_fewer_points():
     trend = Trend(MetricInfo("valid", "X"))
     assert trend.points(3) == []
     for x in range(1, 8):
@@ -33,7 +33,7 @@ def test_a_curve_in_fewer_points():
     assert trend.points(3) == [(3, 2.0), (6, 5.0), (7, 7.0)]
 
 
-def test_the_best_value_is_a_number_and_the_earlier_one():
+def test_best_value_is_the_earliest_number():
     for higher, best in ((False, Point(2, 20, 0.25)), (True, Point(4, 40, 2.0)), (None, None)):
         trend = Trend(MetricInfo("valid", "X", higher_is_better=higher))
         for epoch, value in enumerate([math.nan, 0.25, 0.25, 2.0, 2.0], 1):
@@ -41,7 +41,7 @@ def test_the_best_value_is_a_number_and_the_earlier_one():
         assert (trend.best, trend.now) == (best, 2.0)
 
 
-def test_steps_are_shown_until_there_are_epochs(play):
+def test_steps_are_replaced_by_epochs(play):
     trends = Trends()
     play.start(trends)
     train = trends.newest()[0]
@@ -56,13 +56,13 @@ def test_steps_are_shown_until_there_are_epochs(play):
     assert (train.now, train.points()) == (0.25, [(45, 0.5), (90, 0.25)])
 
 
-def test_a_run_that_goes_on_has_its_past(play):
+def test_resumed_run_has_its_history(play):
     trends = Trends()
     history = {"valid/Loss": [(1, 45, 0.5), (2, 90, 0.75)], "valid/Text": [(1, 45, "1 0")], "valid/Own": [(1, 45, 3.0)]}
     play.start(trends, epoch=3, step=90, resumed=True, history=history)
-    found = {trend.info.key: trend for trend in trends.newest()}
-    assert list(found) == ["train/Loss", "train/Accuracy", "valid/Loss", "valid/Accuracy", "valid/Own"]
-    assert (found["valid/Loss"].best, found["valid/Loss"].now) == (Point(1, 45, 0.5), 0.75)
+    by_key = {trend.info.key: trend for trend in trends.newest()}
+    assert list(by_key) == ["train/Loss", "train/Accuracy", "valid/Loss", "valid/Accuracy", "valid/Own"]
+    assert (by_key["valid/Loss"].best, by_key["valid/Loss"].now) == (Point(1, 45, 0.5), 0.75)
     play.start(trends)
     assert [trend.now for trend in trends.newest()] == [None] * 4
 
@@ -75,7 +75,7 @@ def test_texts_have_no_trend(play):
     assert [(trend.info.key, trend.now) for trend in trends.newest()] == [("valid/Own", 2.0)]
 
 
-def test_the_important_ones_stay():
+def test_important_metrics_are_kept():
     trends = [Trend(MetricInfo(split, name)) for split in ("train", "valid") for name in ("A", "Loss", "B")]
     keys = [[trend.info.key for trend in important(trends, most, "valid/B")] for most in (0, 1, 3, 5)]
     assert keys == [
@@ -87,7 +87,7 @@ def test_the_important_ones_stay():
 
 
 @pytest.mark.parametrize("characters", [BLOCKS, ASCII])
-def test_a_line_of_characters(characters):
+def test_sparkline(characters):
     low, high, middle = characters[0], characters[-1], characters[4]
     assert sparkline([2.0, 1.0, 1.5], characters) == high + low + middle
     assert sparkline([1e308, -1e308, math.nan, math.inf, 0.0], characters) == f"{high}{low}  {middle}"

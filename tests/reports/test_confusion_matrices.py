@@ -1,4 +1,4 @@
-"""Confusion matrices, read back from their tables."""
+"""Tests of confusion matrices that are read back from their tables."""
 
 import tracemalloc
 
@@ -14,8 +14,8 @@ from tests.support.codes import named_case
 from tests.support.written import write_run
 
 
-def counted(counts):
-    """The value of the metric for these counts, with the row and the column of what is none of the classes."""
+def metric_value(counts):
+    """Return the value of the metric for these counts, whose last row and column count rows outside of the classes."""
     low = jnp.asarray(np.array(counts, np.uint32))
     return Count(jnp.zeros_like(low), low)
 
@@ -31,8 +31,8 @@ def counted(counts):
         (["x" * 60, "<b>"], [[1, 2, 0], [3, 4, 0], [0, 0, 0]]),
     ],
 )
-def test_what_the_metric_wrote(names, counts):
-    matrix = read_matrix(ConfusionMatrix(names).text(counted(counts)))
+def test_text_of_the_metric_round_trips(names, counts):
+    matrix = read_matrix(ConfusionMatrix(names).text(metric_value(counts)))
     assert (matrix.labels, matrix.predicted) == (tuple(names), tuple(names))
     assert matrix.counts.tolist() == np.array(counts)[:-1, :-1].tolist()
 
@@ -45,13 +45,13 @@ def test_what_the_metric_wrote(names, counts):
         ([[1, 2, 5], [3, 4, 0], [0, 6, 0]], 3, 3),
     ],
 )
-def test_what_is_none_of_the_classes(counts, rows, columns):
-    matrix = read_matrix(ConfusionMatrix(["a", "b"]).text(counted(counts)))
+def test_rows_outside_of_the_classes_are_named_none(counts, rows, columns):
+    matrix = read_matrix(ConfusionMatrix(["a", "b"]).text(metric_value(counts)))
     assert matrix.counts.tolist() == np.array(counts)[:rows, :columns].tolist()
     assert (matrix.labels, matrix.predicted) == (("a", "b", "none")[:rows], ("a", "b", "none")[:columns])
 
 
-def test_other_texts():
+def test_other_texts_are_not_matrices():
     cases = [
         "",
         "label",
@@ -75,12 +75,12 @@ def test_other_texts():
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(200, 200), (200, 201), (201, 200), (201, 201)])
-def test_many_classes(rows, columns):
-    """The text has a line for each pair. Some classes are never there, and never predicted."""
+def test_text_of_many_classes_round_trips(rows, columns):
+    """The text has a line for each pair with rows. Some classes are never a label, and never predicted."""
     counts = np.random.default_rng(0).poisson(0.05, (201, 201))
     counts[rows:] = counts[:, columns:] = counts[7] = counts[:, 7] = 0
     counts[rows - 1, 3] = counts[3, columns - 1] = 5
-    text = ConfusionMatrix(200).text(counted(counts))
+    text = ConfusionMatrix(200).text(metric_value(counts))
     assert len(text.splitlines()) < 3000
     matrix = read_matrix(text)
     np.testing.assert_array_equal(matrix.counts, counts[:rows, :columns])
@@ -88,20 +88,20 @@ def test_many_classes(rows, columns):
     assert (matrix.labels, matrix.predicted) == (names[:rows], names[:columns])
 
 
-def test_pairs_of_others():
+def test_inconsistent_pairs_are_not_matrices():
     def pairs(*lines):
         rows = [("label", "predicted", "rows"), *(line.split() for line in lines)]
         return read_matrix("\n".join(f"{label:5}  {name:>9}  {number:>4}" for label, name, number in rows))
 
     assert pairs("a a 1", "a none 12", "b b 0").counts.tolist() == [[1, 0, 12], [0, 0, 0]]
-    assert pairs("a a 1", "a c 12", "b b 0") is None  # c is not a class
+    assert pairs("a a 1", "a c 12", "b b 0") is None  # c has no row of its own
     assert pairs("a a 1", "b b 2", "a a 3") is None  # twice
     assert pairs("a b 1", "c d 12") is None  # no class at all
     assert pairs("a a 1", "b b -2") is None
 
 
-def test_a_small_text_takes_little_memory():
-    """Of 5,000 classes there are 25 million pairs, and the text tells of 5,001."""
+def test_short_text_of_many_classes_takes_little_memory():
+    """5,000 classes have 25 million pairs; the text lists 5,001 of them."""
     number = 5000
     lines = [f"{name:<5}  {name:>9}  {3:>4}" for name in range(number)]
     text = "\n".join(["label  predicted  rows", lines[0], f"{0:<5}  {7:>9}  {9:>4}", *lines[1:]])
@@ -119,15 +119,15 @@ def test_a_small_text_takes_little_memory():
 MATRIX = Matrix.of(("a", "b", "c"), ("a", "b", "c"), np.array([[6, 2, 0], [0, 0, 0], [1, 3, 4]], np.uint64))
 
 
-def test_shares():
+def test_shares_of_labels():
     np.testing.assert_allclose(MATRIX.shares, [[0.75, 0.25, 0], [0, 0, 0], [0.125, 0.375, 0.5]])
     np.testing.assert_allclose(MATRIX.right, [0.75, np.nan, 0.5])
     extra = Matrix.of(("a", "none"), ("a",), np.array([[6], [2]], np.uint64))
     np.testing.assert_allclose(extra.right, [1, np.nan])
 
 
-def test_what_is_none_of_the_classes_is_never_right():
-    """Neither where the label was none of them, and what was predicted, too."""
+def test_rows_outside_of_the_classes_are_never_right():
+    """Not even if neither the label nor the prediction is one of the classes."""
     names = ("a", "b", "none")
     matrix = Matrix.of(names, names, np.array([[3, 1, 0], [0, 2, 0], [0, 1, 5]], np.uint64))
     np.testing.assert_allclose(matrix.right, [0.75, 1, np.nan])
@@ -136,35 +136,35 @@ def test_what_is_none_of_the_classes_is_never_right():
     assert Matrix.of(("none", "b"), ("none", "b"), np.array([[3, 1], [0, 2]], np.uint64)).accuracy == 5 / 6
 
 
-def test_mistakes():
+def test_mistakes_are_sorted_by_count():
     assert MATRIX.mistaken(5) == [("c", "b", 3, 0.375), ("a", "b", 2, 0.25), ("c", "a", 1, 0.125)]
     assert MATRIX.mistaken(1) == [("c", "b", 3, 0.375)]
 
 
-def test_the_picture_is_the_metrics():
+def test_picture_equals_the_one_of_the_metric():
     counts = [[3, 1, 0], [0, 2, 0], [0, 0, 0]]
     metric = ConfusionMatrix(2)
-    read = read_matrix(metric.text(counted(counts)))
-    np.testing.assert_array_equal(read.picture(), metric.picture(counted(counts)))
+    read = read_matrix(metric.text(metric_value(counts)))
+    np.testing.assert_array_equal(read.picture(), metric.picture(metric_value(counts)))
     assert read.picture(0.5)[::192, ::192].tolist() == [[34, 128], [255, 0]]
 
 
 @pytest.mark.parametrize("classes", [300, 2100])
-def test_the_picture_of_many_is_the_metrics(classes):
+def test_picture_of_many_classes_equals_the_one_of_the_metric(classes):
     counts = np.zeros((classes + 1, classes + 1), np.uint32)
     rows, columns = np.random.default_rng(0).integers(0, classes, (2, 2 * classes))
     counts[rows, columns] = np.arange(2 * classes) + 1
     counts[range(classes), range(classes)] += 1
     metric = ConfusionMatrix(classes)
-    read = read_matrix(metric.text(counted(counts)))
-    np.testing.assert_array_equal(read.picture(), metric.picture(counted(counts)))
+    read = read_matrix(metric.text(metric_value(counts)))
+    np.testing.assert_array_equal(read.picture(), metric.picture(metric_value(counts)))
 
 
 @pytest.mark.parametrize(
     ("classes", "side"), [(1, 384), (100, 400), (300, 900), (1024, 1024), (1025, 513), (2048, 1024)]
 )
-def test_pictures_have_a_bound(classes, side):
-    """A single mistake is still seen where several classes are one pixel."""
+def test_size_of_pictures_is_bounded(classes, side):
+    """A single mistake stays visible when a pixel stands for several classes."""
     counts = np.zeros((classes, classes), np.uint64)
     counts[-1, 0] = 1
     names = tuple(map(str, range(classes)))
@@ -190,20 +190,20 @@ def run_with(tmp_path, losses, **others):
     return RunReader(write_run(tmp_path / "a", values, **others))
 
 
-def test_the_newest_and_the_best(tmp_path):
-    found = matrices(run_with(tmp_path, [0.8, 0.6, 0.7]))
-    assert [(key, what, point.epoch, matrix.counts[0, 0]) for key, what, point, matrix in found] == [
+def test_newest_and_best_matrix(tmp_path):
+    entries = matrices(run_with(tmp_path, [0.8, 0.6, 0.7]))
+    assert [(key, title, point.epoch, matrix.counts[0, 0]) for key, title, point, matrix in entries] == [
         ("valid/M", "the newest", 3, 3),
         ("valid/M", "the best by valid/Loss", 2, 2),
     ]
 
 
-def test_the_newest_is_the_best(tmp_path):
-    ((key, what, point, _),) = matrices(run_with(tmp_path, [0.8, 0.6]))
-    assert (key, what, point.epoch) == ("valid/M", "the newest, and the best by valid/Loss", 2)
+def test_newest_matrix_is_the_best(tmp_path):
+    ((key, title, point, _),) = matrices(run_with(tmp_path, [0.8, 0.6]))
+    assert (key, title, point.epoch) == ("valid/M", "the newest, and the best by valid/Loss", 2)
 
 
-def test_what_decides_about_the_best(tmp_path):
+def test_monitor_selects_the_best(tmp_path):
     config = "with_file_checkpointer: {monitor: train/Loss}\n"
     values = {"train/Loss": [1.0, 2.0], "valid/Loss": [2.0, 1.0], "valid-ood/Loss": [1.0, 2.0]}
     assert monitor_of(RunReader(write_run(tmp_path / "a", values, config=config))) == "train/Loss"

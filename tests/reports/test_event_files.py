@@ -1,4 +1,4 @@
-"""Runs as event files of TensorBoard."""
+"""Tests of the export of runs to event files of TensorBoard."""
 
 import io
 import json
@@ -38,19 +38,19 @@ def files(directory):
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def test_scalars_lie_at_their_steps(run, tmp_path):
+def test_scalars_have_their_steps(run, tmp_path):
     count = write_events(tmp_path / "out", run)
-    found = scalars(tmp_path / "out")
-    assert found["train/step/Loss"] == [(1, 8.0), (2, np.inf), (3, 2.0), (4, 1.0)]
-    assert found["train/epoch/Loss"] == [(2, 2.0), (4, 1.0)]
-    assert [step for step, _ in found["valid/epoch/Loss"]] == [2, 4]
-    assert np.isnan(found["valid/epoch/Loss"][0][1])
-    assert set(found) == {"train/step/Loss", "train/epoch/Loss", "valid/epoch/Loss"}
+    exported = scalars(tmp_path / "out")
+    assert exported["train/step/Loss"] == [(1, 8.0), (2, np.inf), (3, 2.0), (4, 1.0)]
+    assert exported["train/epoch/Loss"] == [(2, 2.0), (4, 1.0)]
+    assert [step for step, _ in exported["valid/epoch/Loss"]] == [2, 4]
+    assert np.isnan(exported["valid/epoch/Loss"][0][1])
+    assert set(exported) == {"train/step/Loss", "train/epoch/Loss", "valid/epoch/Loss"}
     assert count == sum(len(read(tmp_path / "out" / split)) for split in ("", "train", "valid"))
 
 
-def test_times(run, tmp_path):
-    """Epochs take ten seconds, their two steps five each."""
+def test_events_have_the_times_of_steps(run, tmp_path):
+    """Epochs take ten seconds, so each of their two steps takes five."""
     write_events(tmp_path / "out", run)
     walls = {(tag, event.step): event.wall_time for tag, event, _ in values(tmp_path / "out")}
     steps = [walls["train/step/Loss", step] for step in (1, 2, 3, 4)]
@@ -58,18 +58,18 @@ def test_times(run, tmp_path):
     assert (walls["valid/epoch/Loss", 2], walls["valid/epoch/Loss", 4]) == (1010, 1020)
 
 
-def test_texts(run, tmp_path):
+def test_texts_of_a_run(run, tmp_path):
     write_events(tmp_path / "out", run)
-    found = texts(tmp_path / "out")
+    exported = texts(tmp_path / "out")
     config = {"seed": 0, "model": {"class_path": "M", "init_args": {"width": 8}}}
-    assert json.loads(found["run/config"]) == config  # without its loggers, where an address may be secret
-    assert found["run/status"] == "    ended: num_epochs"
-    assert json.loads(found["run/summary"]) == {"stopped_by": "num_epochs"}
-    assert found["run/log"] == "    x INFO begun\n    x WARNING <disk>"
-    assert found["valid/epoch/Matrix"] == "\n".join(f"    {line}" for line in TABLES[1].splitlines())
+    assert json.loads(exported["run/config"]) == config  # without loggers, whose URLs may contain secrets
+    assert exported["run/status"] == "    ended: num_epochs"
+    assert json.loads(exported["run/summary"]) == {"stopped_by": "num_epochs"}
+    assert exported["run/log"] == "    x INFO begun\n    x WARNING <disk>"
+    assert exported["valid/epoch/Matrix"] == "\n".join(f"    {line}" for line in TABLES[1].splitlines())
 
 
-def test_hyper_parameters(run, tmp_path):
+def test_hyperparameters(run, tmp_path):
     write_events(tmp_path / "out", run)
     data = {
         value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content)
@@ -77,14 +77,14 @@ def test_hyper_parameters(run, tmp_path):
         for value in event.summary.value
         if value.metadata.plugin_data.plugin_name == "hparams"
     }
-    said = data["_hparams_/session_start_info"].session_start_info.hparams
-    assert (said["seed"].number_value, said["model"].string_value) == (0, "M")
+    hparams = data["_hparams_/session_start_info"].session_start_info.hparams
+    assert (hparams["seed"].number_value, hparams["model"].string_value) == (0, "M")
     metrics = data["_hparams_/experiment"].experiment.metric_infos
     assert [(info.name.group, info.name.tag) for info in metrics] == [("train", "epoch/Loss"), ("valid", "epoch/Loss")]
     assert "_hparams_/session_end_info" in data
 
 
-def test_pictures(run, tmp_path):
+def test_matrices_are_images(run, tmp_path):
     write_events(tmp_path / "out", run)
     images = {
         event.step: value.image
@@ -97,8 +97,8 @@ def test_pictures(run, tmp_path):
             np.testing.assert_array_equal(np.asarray(image), read_matrix(text).picture())
 
 
-def test_checksums(run, tmp_path):
-    """TensorBoard refuses records whose checksums are wrong."""
+def test_checksums_of_records(run, tmp_path):
+    """TensorBoard refuses records with wrong checksums."""
     write_events(tmp_path / "out", run)
     (path,) = (tmp_path / "out" / "train").iterdir()
     content = path.read_bytes()
@@ -113,8 +113,8 @@ def test_checksums(run, tmp_path):
     assert content == b""
 
 
-def test_a_run_that_goes_on(tmp_path):
-    """Its last epoch is written so far; its session has no end yet. A second export replaces the first."""
+def test_run_that_is_still_training(tmp_path):
+    """Its last epoch is exported so far, and its session has no end. A second export replaces the first."""
     lock = json.dumps({"host": os.uname().nodename, "pid": os.getpid()})
     directory = write_run(tmp_path / "a", {"train/Loss": [2.0]}, ending=None, lock=lock)
     write_steps(directory, "Loss", 1, [3, 2])
@@ -130,15 +130,15 @@ def test_a_run_that_goes_on(tmp_path):
     assert len(files(tmp_path / "out")) == 2
 
 
-def test_an_export_replaces_one_of_another_run(run, tmp_path):
+def test_export_replaces_one_of_another_run(run, tmp_path):
     write_events(tmp_path / "out", RunReader(write_run(tmp_path / "b", began=5000.0)))
     write_events(tmp_path / "out", run)
     assert [path.name for path in files(tmp_path / "out")] == ["events.out.tfevents.0000001000.exported"] * 3
 
 
 @pytest.mark.parametrize("folder", ["out", "out/valid"])
-def test_no_value_is_there_twice(run, tmp_path, folder):
-    """What the logger wrote while the run went on stays, and is not added to."""
+def test_event_files_of_the_logger_are_refused(run, tmp_path, folder):
+    """Otherwise TensorBoard would show each value twice."""
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "events.out.tfevents.1700000000.host.learner").write_bytes(b"")
     with raises_code("report-foreign-events", "events.out"):
@@ -146,15 +146,15 @@ def test_no_value_is_there_twice(run, tmp_path, folder):
     assert len(files(tmp_path / "out")) == 1
 
 
-def test_a_split_stays_in_the_directory(tmp_path):
-    """Whatever the journal of somebody else calls it."""
+def test_split_with_a_path_stays_in_the_directory(tmp_path):
+    """The journal may come from an untrusted source."""
     run = RunReader(write_run(tmp_path / "a", {"../Loss": [1.0]}))
     write_events(tmp_path / "out", run)
     assert scalars(tmp_path / "out") == {"__/epoch/Loss": [(2, 1.0)]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out"]
 
 
-def test_it_writes_through_no_link(run, tmp_path):
+def test_links_are_not_written_through(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "mine")
     with raises_code("run-file-kind"):
@@ -167,8 +167,8 @@ def test_it_writes_through_no_link(run, tmp_path):
     assert len(files(tmp_path / "other")) == 3
 
 
-def test_what_it_refuses_it_leaves_alone(run, tmp_path):
-    """A file of that name may be somebody else's."""
+def test_refused_directory_is_unchanged(run, tmp_path):
+    """A file named `export.partial` may belong to the user."""
     for place in (tmp_path / "mine", tmp_path / "others"):
         place.mkdir()
         (place / "export.partial").write_text("mine")
@@ -180,15 +180,15 @@ def test_what_it_refuses_it_leaves_alone(run, tmp_path):
         assert (place / "export.partial").read_text() == "mine"
 
 
-def test_a_directory_in_the_place_of_the_file(run, tmp_path):
+def test_directory_in_place_of_the_temporary_file(run, tmp_path):
     (tmp_path / "out" / "export.partial").mkdir(parents=True)
     with raises_code("report-not-written", "export.partial"):
         write_events(tmp_path / "out", run)
     assert (tmp_path / "out" / "export.partial").is_dir()
 
 
-def test_whole_or_not_at_all(run, tmp_path):
-    """No file may be longer than what the second export needs."""
+def test_failed_export_keeps_the_previous_one(run, tmp_path):
+    """The limit of file sizes is below what the second export needs."""
     write_events(tmp_path / "out", run)
     before = {path: path.read_bytes() for path in files(tmp_path / "out")}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -201,7 +201,7 @@ def test_whole_or_not_at_all(run, tmp_path):
     assert {path: path.read_bytes() for path in files(tmp_path / "out")} == before
 
 
-def test_a_place_that_cannot_be(run, tmp_path):
+def test_invalid_place_is_refused(run, tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "nowhere" / "out"):
         with raises_code("report-not-written"):
@@ -209,37 +209,37 @@ def test_a_place_that_cannot_be(run, tmp_path):
     assert (tmp_path / "file").read_text() == ""
 
 
-def test_runs_of_others(tmp_path):
-    """Odd names, texts, numbers and times."""
+def test_untrusted_run(tmp_path):
+    """Invalid names, texts, numbers and times are replaced."""
     values = {"valid/\ud800<b>": [1.0], "valid/T": ["\udfff\x00"], "valid/Huge": [10**300]}
     directory = write_run(tmp_path / "a", values, config='"<i>": 1\nlarge: 1000000000000000000000\n', began=-5.0)
     with (directory / "journal.jsonl").open("a") as file:
         file.write('{"event": "epoch", "time": "x", "epoch": 2, "step": 1, "values": {"valid/T": "b"}}\n')
     write_events(tmp_path / "out", RunReader(directory))
-    found = scalars(tmp_path / "out")
-    assert found["valid/epoch/?<b>"] == [(2, 1.0)]
-    assert found["valid/epoch/Huge"] == [(2, np.inf)]
+    exported = scalars(tmp_path / "out")
+    assert exported["valid/epoch/?<b>"] == [(2, 1.0)]
+    assert exported["valid/epoch/Huge"] == [(2, np.inf)]
     assert texts(tmp_path / "out")["valid/epoch/T"] == "    b"
 
 
-def test_a_deep_summary(run, tmp_path):
+def test_deeply_nested_summary_is_skipped(run, tmp_path):
     (tmp_path / "a" / "summary.json").write_text('{"a":' * 700 + "1" + "}" * 700)
     write_events(tmp_path / "out", run)
     assert "run/summary" not in texts(tmp_path / "out")
 
 
-def test_long_texts_are_cut(run, tmp_path, monkeypatch):
+def test_long_texts_are_truncated(run, tmp_path, monkeypatch):
     monkeypatch.setattr("learner.reports.event_files.LONGEST_TEXT", 10)
     write_events(tmp_path / "out", run)
     assert texts(tmp_path / "out")["valid/epoch/Matrix"] == "    label  cat\n    ..."
 
 
-def test_no_epoch_yet(tmp_path):
+def test_run_without_epochs(tmp_path):
     write_events(tmp_path / "out", RunReader(write_run(tmp_path / "a", {}, ending=None)))
     assert texts(tmp_path / "out") == {"run/status": "    died"}
 
 
-def test_without_tensorboardx(run, tmp_path, monkeypatch):
+def test_missing_tensorboardx_is_an_error(run, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with raises_code("package-missing", "tensorboardX", install_hint("tensorboard")):
         write_events(tmp_path / "out", run)

@@ -1,4 +1,4 @@
-"""Pieces of HTML."""
+"""Tests of the functions that make pieces of HTML."""
 
 from learner.reports.html import details, heading, scrolled, table
 
@@ -6,8 +6,8 @@ HOSTILE = '<b title="x">&\''
 ESCAPED = "&lt;b title=&quot;x&quot;&gt;&amp;&#x27;"
 
 
-def test_everything_is_escaped():
-    for made in (
+def test_texts_are_escaped():
+    for markup in (
         table([HOSTILE], [["x"]], "x"),
         table(["x"], [[HOSTILE]], "x"),
         table(["x", "y"], [["x", HOSTILE]], "x"),
@@ -16,10 +16,10 @@ def test_everything_is_escaped():
         details(HOSTILE, ""),
         heading(HOSTILE),
     ):
-        assert made.count(ESCAPED) == 1
-        assert HOSTILE not in made
+        assert markup.count(ESCAPED) == 1
+        assert HOSTILE not in markup
 
 
-def test_details_are_closed():
+def test_details_are_closed_by_default():
     assert details("a", "<p>").startswith("<details><summary>")
     assert details("a", "<p>", opened=True).startswith("<details open><summary>")

@@ -1,4 +1,4 @@
-"""Reports, as files and in a browser."""
+"""Tests of HTML reports, as files and in a browser."""
 
 import json
 import re
@@ -24,7 +24,7 @@ HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs that differ in their seed, with texts and logs."""
+    """Return two runs that differ in their seed, with texts and logs."""
     for seed in (0, 1):
         values = {"train/Loss": [2.0, 1.0 + seed], "valid/Loss": [3.0, 1.5], "valid/Text": ["9 1", "10 0"]}
         values["valid/Confusion Matrix"] = MATRICES
@@ -45,8 +45,8 @@ def data_of(page):
     return json.loads(page.data)
 
 
-def test_many_runs(runs):
-    """A row for each, with what differs, the best values, and a box and a colour of its own."""
+def test_report_of_two_runs(runs):
+    """Each run has a row with the settings that differ, its best values, a checkbox and a distinct color."""
     page = Page(report(runs))
     text = "\n".join(page.texts)
     for content in ("Confusion matrices", "Parameters", "layer12/kernel", "10 0", "run-0: 1 warning"):
@@ -70,8 +70,8 @@ def test_many_runs(runs):
     ]
 
 
-def test_one_run(runs):
-    """The same duration everywhere: that which the run recorded, a second more than the lines of its journal."""
+def test_report_of_one_run(runs):
+    """Every duration is the one that the run recorded, 47 s, not the 46 s between the lines of its journal."""
     directory = runs[0].directory
     lines = (directory / "journal.jsonl").read_text().splitlines()
     start = {**json.loads(lines[0]), "environment": {"host": "node-7", "device": "TPU v4"}, "commit": "a1b2c3"}
@@ -97,15 +97,15 @@ def test_one_run(runs):
     assert not any(attrs.get("id") == "runs-table" for attrs in page.all("table"))
 
 
-def test_each_section_has_a_link(runs):
+def test_navigation_links_to_each_section(runs):
     page = Page(report(runs))
     links = [attrs["href"] for attrs in page.all("a")]
     assert links == ["#top", *(f"#{attrs['id']}" for attrs in page.all("section"))]
     assert "#settings-and-results" in links
 
 
-def test_the_environment(tmp_path):
-    """What differs between runs has a table; the rest stands there once."""
+def test_environments_that_differ_have_a_table(tmp_path):
+    """Equal entries are shown once."""
     for name, host in (("a", "x"), ("b", "<b>")):
         run = write_run(tmp_path / name)
         lines = (run / "journal.jsonl").read_text().splitlines()
@@ -117,27 +117,27 @@ def test_the_environment(tmp_path):
     assert page.rows[at + 1 : at + 3] == [["a", "x"], ["b", "<b>"]]
 
 
-def test_who_does_not_see_it_is_told(runs):
-    """What is drawn says what it is, and what scrolls can be reached by the keyboard and has a name."""
+def test_page_is_accessible(runs):
+    """Graphics have labels; scrolled regions have labels too, and the keyboard reaches them."""
     page = Page(report(runs))
-    drawn = [attrs for _, attrs in page.tags if attrs.get("role") in ("img", "region")]
-    assert len(drawn) > 10
-    assert all(attrs["aria-label"] for attrs in drawn)
+    graphics = [attrs for _, attrs in page.tags if attrs.get("role") in ("img", "region")]
+    assert len(graphics) > 10
+    assert all(attrs["aria-label"] for attrs in graphics)
     scrolled = [attrs for _, attrs in page.tags if attrs.get("class") == "scroll"]
     assert all(attrs["tabindex"] == "0" for attrs in [*scrolled, *page.all("pre")])
     assert {attrs["scope"] for attrs in page.all("th")} == {"row", "col"}
     assert all(attrs.get("aria-label") for attrs in page.all("input") if "data-run" in attrs)
 
 
-def test_long_texts_are_cut(tmp_path, monkeypatch):
+def test_long_texts_are_truncated(tmp_path, monkeypatch):
     monkeypatch.setattr("learner.reports.html_report.LONGEST_TEXT", 3)
     page = Page(report(find_runs([write_run(tmp_path / "a", {"valid/T": ["abcdef"], "valid/U": ["xyz"]})])))
     assert {"abc", "3 further characters.", "xyz"} <= set(page.texts)
     assert sum("further character" in text for text in page.texts) == 1
 
 
-def test_nothing_comes_from_elsewhere(runs):
-    """No tag names another file, and the browser is told to refuse requests."""
+def test_page_requests_nothing(runs):
+    """No tag refers to another file, and a content security policy blocks requests."""
     page = Page(report(runs))
     places = [attrs.get(name) for _, attrs in page.tags for name in ("src", "href", "action") if name in attrs]
     assert [place for place in places if not place.startswith("#")] == ["data:,"]
@@ -146,8 +146,8 @@ def test_nothing_comes_from_elsewhere(runs):
     assert "http" not in policy
 
 
-def test_hostile_runs(tmp_path):
-    """Names, values and logs of somebody else are texts."""
+def test_hostile_names_and_values_are_escaped(tmp_path):
+    """Names, values and logs of an untrusted run appear as text only."""
     harmless = Page(report([find_runs([write_run(tmp_path / "a", {"valid/L": [1.0], "valid/T": ["t"]})])[0]]))
     values = {f"valid/{HOSTILE.replace('/', '|')}": [1.0], "valid/T": [HOSTILE]}
     run = write_run(tmp_path / "<b>b", values, config=f"'{HOSTILE}': '{HOSTILE}'\n", ending=HOSTILE)
@@ -163,19 +163,19 @@ def test_hostile_runs(tmp_path):
     assert json.loads(page.data)["metrics"][0]["name"].startswith("<script>")
 
 
-def test_no_epoch_yet(tmp_path):
+def test_report_of_a_run_without_epochs(tmp_path):
     write_run(tmp_path / "a", {}, ending=None)
     content = report(find_runs([tmp_path]))
     assert "No epoch has ended yet." in content
     assert "died" in content
 
 
-def test_a_place_that_cannot_be_written(runs, tmp_path):
+def test_unwritable_place_is_an_error(runs, tmp_path):
     with raises_code("report-not-written"):
         write_report(tmp_path / "nowhere" / "report.html", runs)
 
 
-def test_without_plotly(runs, monkeypatch):
+def test_missing_plotly_is_an_error(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
     with raises_code("package-missing", install_hint("reports")):
@@ -333,19 +333,21 @@ report(seen);
 
 
 def browse(page, tmp_path, *words):
+    """Open the page in a headless browser, and return its standard output. Skip the test if there is none."""
     if BROWSER is None:
-        pytest.skip("there is no browser here")
+        pytest.skip("no browser is installed")
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     words = [BROWSER, *FLAGS.split(), profile, *words, page.as_uri()]
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-def seen_of(content, act, tmp_path, *words):
+def run_script(content, act, tmp_path, *words):
+    """Open the page with a script, and return its report. Errors, warnings and requests fail the test."""
     page = tmp_path / "report.html"
     page.write_text(content.replace("<title>", WATCH + "<title>", 1).replace("</body>", ACT + act + "</body>"))
-    found = json.loads(re.search(r"<title>(.*?)</title>", browse(page, tmp_path, "--dump-dom", *words)).group(1))
-    assert found["problems"] == []
-    return found["seen"]
+    result = json.loads(re.search(r"<title>(.*?)</title>", browse(page, tmp_path, "--dump-dom", *words)).group(1))
+    assert result["problems"] == []
+    return result["seen"]
 
 
 SIZES = [400, 800, 1600]
@@ -354,18 +356,18 @@ SIZES = [400, 800, 1600]
 @pytest.mark.full
 @pytest.mark.parametrize("width", SIZES)
 @pytest.mark.parametrize("theme", ["", "--force-dark-mode"])
-def test_the_controls_of_many_runs(runs, tmp_path, width, theme):
-    seen = seen_of(report(runs), SEVERAL, tmp_path, f"--window-size={width},1000", *theme.split())
+def test_controls_of_two_runs(runs, tmp_path, width, theme):
+    seen = run_script(report(runs), SEVERAL, tmp_path, f"--window-size={width},1000", *theme.split())
     assert seen["drawn"]
     assert (seen["valid"], seen["both"]) == (2, 4)  # a line for each run and split
     assert seen["mean"] == 2 + 2 * 2  # two means, and the edges of their bands
     # The train losses of the two runs are 1 apart: 12.706 is Student's t of one degree of freedom for 97.5 %.
     assert seen["bands"] == pytest.approx([12.706 / 2, 0.5], rel=1e-4)
-    assert len(set(seen["swatches"])) == 1  # the legend has the colour of the mean
+    assert len(set(seen["swatches"])) == 1  # the legend has the color of the mean
     assert (seen["one"], seen["all"]) == (2, 4)
     assert seen["filtered"] == [["run-1"], 2, "1 of 2 shown"]
     assert seen["order"] == [["ascending", ["run-0", "run-1"]], ["descending", ["run-1", "run-0"]]]
-    assert set(seen["covered"]) == {"1"}  # the lines behind the values of the settings
+    assert set(seen["covered"]) == {"1"}  # values of settings hide the lines behind them
     assert seen["settings"] == [2, 2]  # points of the scatter plot, lines of the parallel coordinates
     assert re.fullmatch(r"run-[01], (train|valid): .* at step \d+", seen["tip"])
     assert seen["inside"]
@@ -376,14 +378,14 @@ def test_the_controls_of_many_runs(runs, tmp_path, width, theme):
 
 
 @pytest.mark.full
-def test_the_controls_of_one_run(runs, tmp_path):
-    seen = seen_of(report(runs[:1]), SINGLE, tmp_path)
-    assert seen["first"] == 1 + 1 + 1  # train faint and smoothed, valid
+def test_controls_of_one_run(runs, tmp_path):
+    seen = run_script(report(runs[:1]), SINGLE, tmp_path)
+    assert seen["first"] == 1 + 1 + 1  # training as it is and smoothed, and validation
     assert (seen["step"], seen["epoch"], seen["time"]) == ("optimizer step", "epoch", "minutes of training")
     assert (seen["raw"], seen["log"]) == (["0", 2], "log")
     assert seen["keys"] == [[1, 9], [1.8, 9.8], [1, 9], [0, 10]]
     assert seen["kept"] == [0, 10, True]
-    assert (seen["taken"], seen["all"]) == ([False, True], True)  # other keys are the browser's
+    assert (seen["taken"], seen["all"]) == ([False, True], True)  # the browser handles other keys
     assert len(set(seen["themes"])) == 2
     assert len(seen["contrasts"]) == 18
     assert [pair for pair in seen["contrasts"] if not pair[1] >= 4.5] == []
@@ -395,8 +397,8 @@ def test_the_controls_of_one_run(runs, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("count", [1, 10, 100])
 @pytest.mark.parametrize("width", SIZES)
-def test_a_sweep(tmp_path, count, width):
-    """At most 20 runs are shown at first, charts out of sight are not drawn, and the page stays small."""
+def test_report_of_many_runs(tmp_path, count, width):
+    """At most 20 runs are shown at first, charts out of view are not drawn, and the page stays small."""
     for number in range(count):
         values = {f"valid/Metric {n}": [1.0 + number, 1.5, 1.0] for n in range(20)} | {"valid/Loss": [number + 1.0]}
         write_run(
@@ -408,7 +410,7 @@ def test_a_sweep(tmp_path, count, width):
       lines: lines(), wide: root.scrollWidth > root.clientWidth,
       drawn: [...document.querySelectorAll(".chart")].filter((each) => each.querySelector(".main-svg")).length });
     })();</script>"""
-    seen = seen_of(content, act, tmp_path, f"--window-size={width},1000")
+    seen = run_script(content, act, tmp_path, f"--window-size={width},1000")
     assert seen["lines"] == min(count, 20)
     assert 1 <= seen["drawn"] < 20
     assert seen["wide"] is False
@@ -443,16 +445,16 @@ report({ charts: charts.length, far, first, last: drawn.map(({ id }) => id).incl
 
 
 @pytest.mark.full
-def test_the_work_of_smoothing(tmp_path):
-    """The work is counted, as times depend on the machine: a drag of the slider draws each chart in view once, in a
-    task of its own, with at most 4,000 points; others are drawn once they are in view.
+def test_smoothing_redraws_charts_in_view_once(tmp_path):
+    """The test counts work, since times depend on the machine. A drag of the slider redraws each chart in view once, in
+    a separate task, with at most 4,000 points. Other charts are redrawn when they come into view.
     """
     for number in range(10):
         values = {f"train/Metric{n}": [1.0 + number] for n in range(20)}
         run = write_run(tmp_path / f"run-{number}", values, config=f"seed: {number}\n", steps=5000)
         for n in range(20):
             write_steps(run, f"Metric{n}", 1, [number + (step * 7919 % 1000) / 1000 for step in range(5000)])
-    seen = seen_of(report(find_runs([tmp_path])), SMOOTHING, tmp_path)
+    seen = run_script(report(find_runs([tmp_path])), SMOOTHING, tmp_path)
     first = seen["first"]
     assert len(seen["far"]) >= 5
     assert 1 <= len(first) <= seen["charts"] - len(seen["far"])
@@ -464,27 +466,27 @@ def test_the_work_of_smoothing(tmp_path):
 
 
 @pytest.mark.full
-def test_steps_are_whole_numbers_without_an_exponent(tmp_path):
+def test_ticks_of_steps_are_whole_numbers(tmp_path):
     run = write_run(tmp_path / "a", {"valid/Loss": [1.0, 0.5, 0.25]}, steps=50_000)
     act = """<script>(async () => {
       await until(lines); await wait(); report(texts("#chart-0 .xtick"));
     })();</script>"""
-    seen = seen_of(report(find_runs([run])), act, tmp_path)
+    seen = run_script(report(find_runs([run])), act, tmp_path)
     assert "100,000" in seen
     assert all(text.replace(",", "").isdigit() for text in seen)
 
 
 @pytest.mark.full
-def test_no_epoch_yet_in_a_browser(tmp_path):
+def test_report_without_epochs_in_a_browser(tmp_path):
     content = report(find_runs([write_run(tmp_path / "a", {}, ending=None)]))
     act = "<script>dispatchEvent(new Event('beforeprint')); get('theme').click(); report({});</script>"
-    assert seen_of(content, act, tmp_path) == {}
+    assert run_script(content, act, tmp_path) == {}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("width", [1600, 400])
-def test_it_is_not_empty(runs, tmp_path, width):
-    """The lines of both runs are drawn, in their colours."""
+def test_screenshot_shows_both_runs(runs, tmp_path, width):
+    """The lines of both runs are drawn in their colors."""
     page, picture = tmp_path / "report.html", tmp_path / "report.png"
     write_report(page, runs)
     browse(page, tmp_path, f"--window-size={width},1600", f"--screenshot={picture}")

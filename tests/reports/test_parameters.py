@@ -1,4 +1,4 @@
-"""The parameters of a model, as a run's file tells them."""
+"""Tests of the parameters of a model, read from `model.json` of a run."""
 
 import json
 
@@ -16,16 +16,16 @@ def write(directory, content):
     return read_parameters(directory)
 
 
-def test_arrays(tmp_path):
+def test_arrays_and_parts(tmp_path):
     stat = {"path": "norm.mean", "shape": [], "dtype": "bfloat16", "kind": "batch_stats", "trainable": False}
-    found = write(tmp_path, {"parameters": 6, "bytes": 24, "arrays": [GOOD, stat, {**GOOD, "path": "a.b.c"}]})
-    assert found[0] == Array("a.w", (2, 3), "float32", "params", True)
-    assert found[1] == Array("norm.mean", (), "bfloat16", "batch_stats", False)
-    assert [(array.count, array.bytes) for array in found[:2]] == [(6, 24), (1, 2)]
-    assert {part: len(group) for part, group in by_part(found).items()} == {"a": 2, "norm": 1}
+    arrays = write(tmp_path, {"parameters": 6, "bytes": 24, "arrays": [GOOD, stat, {**GOOD, "path": "a.b.c"}]})
+    assert arrays[0] == Array("a.w", (2, 3), "float32", "params", True)
+    assert arrays[1] == Array("norm.mean", (), "bfloat16", "batch_stats", False)
+    assert [(array.count, array.bytes) for array in arrays[:2]] == [(6, 24), (1, 2)]
+    assert {part: len(group) for part, group in by_part(arrays).items()} == {"a": 2, "norm": 1}
 
 
-def test_a_model_that_is_one_array():
+def test_model_of_one_array():
     assert Array("", (3,), "int32").part == "(all of it)"
 
 
@@ -33,11 +33,11 @@ def test_a_model_that_is_one_array():
     ("dtype", "size"),
     [("float64", 8), ("complex64", 8), ("uint8", 1), ("int4", 1), ("float8_e5m2", 1), ("key<fry>", 0)],
 )
-def test_sizes(dtype, size):
+def test_sizes_in_bytes(dtype, size):
     assert Array("a", (5,), dtype).bytes == 5 * size
 
 
-def test_files_of_others(tmp_path):
+def test_malformed_files_have_no_arrays(tmp_path):
     cases = [
         "no JSON",
         "[" * 100_000,
@@ -58,23 +58,22 @@ def test_files_of_others(tmp_path):
             assert write(tmp_path, content) == ()
 
 
-def test_no_file_and_no_link(tmp_path):
+def test_missing_or_linked_file_has_no_arrays(tmp_path):
     assert read_parameters(tmp_path) == ()
     (tmp_path / "elsewhere.json").write_text(json.dumps({"arrays": [GOOD]}))
     (tmp_path / "model.json").symlink_to(tmp_path / "elsewhere.json")
     assert read_parameters(tmp_path) == ()
 
 
-def test_a_file_that_is_too_long(tmp_path, monkeypatch):
+def test_too_long_file_is_not_read(tmp_path, monkeypatch):
     content = json.dumps({"arrays": [GOOD]})
     monkeypatch.setattr("learner.reports.parameters.LONGEST", len(content))
     assert len(write(tmp_path, content)) == 1
     assert write(tmp_path, content + " ") == ()
 
 
-def test_those_of_a_run(tmp_path):
-    """As the run itself writes them."""
+def test_arrays_of_a_trained_run(tmp_path):
     build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches())
     arrays = read_parameters(tmp_path / "run")
-    assert sum(each.count for each in arrays) > 0
-    assert all("/" not in each.path and each.trainable for each in arrays)
+    assert sum(array.count for array in arrays) > 0
+    assert all("/" not in array.path and array.trainable for array in arrays)

@@ -1,4 +1,4 @@
-"""What plots of runs show."""
+"""Tests of the lines of plots of runs."""
 
 import math
 
@@ -18,27 +18,27 @@ def runs(tmp_path):
     return find_runs([tmp_path])
 
 
-def test_all_splits_of_a_run(runs):
-    drawn = picture(runs[:1], "Loss")
-    assert drawn.lines == {"train/Loss": ([2, 4], [4, 2]), "valid/Loss": ([2, 4], [3, 1])}
-    assert (drawn.x, drawn.y, drawn.title) == ("optimizer step", "Loss", "Loss")
+def test_plot_of_all_splits(runs):
+    plot = picture(runs[:1], "Loss")
+    assert plot.lines == {"train/Loss": ([2, 4], [4, 2]), "valid/Loss": ([2, 4], [3, 1])}
+    assert (plot.x, plot.y, plot.title) == ("optimizer step", "Loss", "Loss")
 
 
 @pytest.mark.parametrize(("x", "places"), [("epoch", [1, 2]), ("time", [10 / 60, 20 / 60])])
-def test_axes(runs, x, places):
+def test_axes_of_epochs_and_time(runs, x, places):
     assert picture(runs[:1], "valid/Loss", x=x).lines == {"valid/Loss": (places, [3, 1])}
 
 
-def test_several_runs(runs):
+def test_lines_of_several_runs_have_their_names(runs):
     assert list(picture(runs, "valid/Loss").lines) == ["a valid/Loss", "b valid/Loss"]
 
 
-def test_each_step(runs):
+def test_plot_of_each_step(runs):
     assert picture(runs[:1], "train/Loss", steps=True).lines == {"train/Loss": ([1, 2], [8, 4])}
 
 
 def test_smoothing(tmp_path):
-    """By hand: (1), (0.5*1*0.5 + 0.5*3)/(0.75), ..."""
+    """By hand: 1, then (0.5·0.5·1 + 0.5·3) / 0.75, and so on."""
     write_run(tmp_path / "a", {"valid/Loss": [1.0, 3.0, float("nan"), 3.0]})
     _, values = picture(find_runs([tmp_path]), "valid/Loss", smooth=0.5).lines["valid/Loss"]
     assert values[:2] == pytest.approx([1, (0.25 * 1 + 0.5 * 3) / 0.75])
@@ -46,7 +46,7 @@ def test_smoothing(tmp_path):
     assert values[3] == pytest.approx((0.125 * 1 + 0.25 * 3 + 0.5 * 3) / 0.875)
 
 
-def test_a_logarithmic_axis(runs):
+def test_logarithmic_axis_omits_negative_values(runs):
     assert picture(runs[1:], "valid/Loss", log=True).drawable_lines() == {"valid/Loss": ([2], [5])}
     assert picture(runs[1:], "valid/Loss", log=True).log_y
 
@@ -61,18 +61,18 @@ def test_a_logarithmic_axis(runs):
         ("valid/Loss", {"smooth": 1.0}, "report-smooth-value", ["is 1.0"]),
     ],
 )
-def test_wrong_input(runs, metric, options, code, shown):
+def test_invalid_arguments_are_refused(runs, metric, options, code, shown):
     with raises_code(code, *shown):
         picture(runs, metric, **options)
 
 
-def test_values_that_are_all_too_large(tmp_path):
+def test_values_that_are_all_too_large_are_refused(tmp_path):
     runs = find_runs([write_run(tmp_path / "a", {"valid/F": [1e308, 10**300]})])
     with raises_code("report-metric-not-drawable", "valid/F", "1e+100"):
         picture(runs, "valid/F")
 
 
-def test_nothing_above_zero(tmp_path):
+def test_logarithmic_axis_without_positive_values_is_refused(tmp_path):
     write_run(tmp_path / "a", {"valid/Loss": [-1.0]})
     with raises_code("report-log-axis-empty"):
         picture(find_runs([tmp_path]), "valid/Loss", log=True)

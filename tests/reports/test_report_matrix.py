@@ -1,4 +1,4 @@
-"""Confusion matrices in a report."""
+"""Tests of confusion matrices in a report."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ SMALL = ["label  cat  dog\ncat      3    1\ndog      0   10", "label  cat  dog\n
 
 
 def table_of(counts, names=None):
-    """As a run writes it, where names and numbers have up to 8 characters."""
+    """Return the table that a run writes for these counts. Names and numbers have up to 8 characters."""
     names = names or [f"class{number:03}" for number in range(len(counts))]
     rows = [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
     lines = [["label", *names], *rows]
@@ -28,7 +28,7 @@ def page_of(tmp_path, tables, losses=(1.0, 2.0), runs=1):
     return Page("".join(confusion(find_runs([tmp_path]))))
 
 
-def test_the_newest_and_the_best(tmp_path):
+def test_newest_and_best_matrix(tmp_path):
     page = page_of(tmp_path, SMALL)
     assert page.rows == [
         ["label", "cat", "dog", "right"],
@@ -44,19 +44,19 @@ def test_the_newest_and_the_best(tmp_path):
     assert page.count("details") == 0
 
 
-def test_colours_say_the_share_of_the_labels_rows(tmp_path):
+def test_colors_show_shares_of_labels(tmp_path):
     page = page_of(tmp_path, SMALL[:1], losses=(1.0,))
     cells = [attrs.get("style") for attrs in page.all("td")]
     assert cells == ["--p:0.87", "--p:0.50", None, None, "--p:1.00", None]  # the roots of 3/4, 1/4 and 1
 
 
-def test_several_runs_are_opened_by_hand(tmp_path):
+def test_matrices_of_several_runs_are_closed(tmp_path):
     page = page_of(tmp_path, SMALL, runs=2)
     assert page.all("details") == [{}, {}]
     assert {"run-0", "run-1"} <= set(page.texts)
 
 
-def test_many_classes_are_a_picture(tmp_path):
+def test_matrix_of_many_classes_is_a_picture(tmp_path):
     counts = np.eye(31, dtype=int) * 4
     counts[2, 5] = 12
     page = page_of(tmp_path, [table_of(counts)], losses=(1.0,))
@@ -71,13 +71,13 @@ def test_many_classes_are_a_picture(tmp_path):
     assert (greys[0, 0], greys[0, 1], greys[2, 2], greys[2, 5]) == (0, 255, 128, 34)
 
 
-def test_the_page_has_a_bound(tmp_path):
+def test_size_of_the_page_is_bounded(tmp_path):
     counts = np.random.default_rng(0).integers(0, 9, (200, 200))
     content = "".join(confusion(find_runs([write_run(tmp_path / "a", {"valid/M": [table_of(counts)]})])))
     assert len(content) < 100_000
 
 
-def test_labels_and_predictions_that_are_none_of_the_classes(tmp_path):
+def test_rows_outside_of_the_classes_are_named_none(tmp_path):
     text = "label  cat  dog  none\ncat      3    1     0\ndog      0    4     0\nnone     0    0     5"
     page = page_of(tmp_path, [text], losses=(1.0,))
     assert [row[-1] for row in page.rows] == ["right", "75.0 %", "100.0 %", "-"]
@@ -85,7 +85,7 @@ def test_labels_and_predictions_that_are_none_of_the_classes(tmp_path):
     assert hits == [True, False, False, False, False, True, False, False, False, False, False, False]
 
 
-def test_pictures_have_a_greatest_number(tmp_path, monkeypatch):
+def test_number_of_pictures_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("learner.reports.report_matrix.MOST_PICTURES", 1)
     counts = np.eye(31, dtype=int)
     counts[2, 5] = 3
@@ -95,11 +95,11 @@ def test_pictures_have_a_greatest_number(tmp_path, monkeypatch):
     assert "Only the first 1 have pictures." in page.texts
 
 
-def test_no_matrix(tmp_path):
+def test_run_without_a_matrix_has_no_section(tmp_path):
     assert confusion(find_runs([write_run(tmp_path / "a")])) == []
 
 
-def test_hostile_classes(tmp_path):
+def test_names_of_classes_are_escaped(tmp_path):
     page = page_of(tmp_path, [table_of([[1, 0], [0, 1]], ["<script>", "<i x='>"])], losses=(1.0,))
     assert page.count("script") + page.count("i") == 0
     assert page.rows[0] == ["label", "<script>", "<i x='>", "right"]

@@ -1,4 +1,4 @@
-"""Parameters in a report."""
+"""Tests of parameters in a report."""
 
 import json
 
@@ -27,7 +27,7 @@ def page_of(tmp_path, *models):
     return Page("".join(parameter_tables(find_runs([tmp_path]))))
 
 
-def test_one_run(tmp_path):
+def test_tables_of_one_run(tmp_path):
     page = page_of(tmp_path, MODEL)
     assert page.texts[:1] == ["100 numbers in 3 arrays, 300 bytes; 50 of them are trained."]
     assert page.rows == [
@@ -44,7 +44,7 @@ def test_one_run(tmp_path):
     assert page.count("b") == 0
 
 
-def test_large_models_are_closed(tmp_path):
+def test_tables_of_large_models_are_closed(tmp_path):
     page = page_of(tmp_path, [array(f"a.{number}", [1]) for number in range(13)])
     assert page.all("details") == [{}]
 
@@ -56,20 +56,20 @@ def test_equal_models_share_their_tables(tmp_path):
     assert page.rows.count(["part", "arrays", "numbers", "bytes", "share"]) == 2
 
 
-def test_equal_models_of_all_runs(tmp_path):
+def test_one_model_of_all_runs_has_no_title(tmp_path):
     assert page_of(tmp_path, MODEL, MODEL).texts[0].startswith("100 numbers")
 
 
-def test_runs_without_the_file(tmp_path):
+def test_runs_without_parameters_are_skipped(tmp_path):
     assert page_of(tmp_path / "none", None).tags == []
     assert page_of(tmp_path / "one", None, MODEL).texts[0] == "run-1"
 
 
-def test_the_page_has_a_bound(tmp_path):
-    """So many rows and parts, and how many there are besides."""
+def test_number_of_rows_is_bounded(tmp_path):
+    """The page counts the omitted parts and arrays."""
     arrays = [array(f"block{number % 300}.{number}", [1]) for number in range(6000)]
     page = page_of(tmp_path, arrays)
-    assert len(page.rows) == (1 + 100) + (50 + 1000)  # parts; arrays of 20 each, until there are 1000
+    assert len(page.rows) == (1 + 100) + (50 + 1000)  # 100 parts; 50 tables of 20 arrays, up to 1000
     assert "200 further parts." in page.texts
     assert page.texts.count("20 further arrays.") == 50
 
@@ -80,17 +80,17 @@ def test_models_share_the_bound(tmp_path):
     assert page.texts.count("100 further arrays.") == 2
 
 
-def test_many_models(tmp_path):
+def test_number_of_models_is_bounded(tmp_path):
     page = page_of(tmp_path, *([array("a", [number])] for number in range(1, 13)))
     assert sum(text.startswith("run-") for text in page.texts) == 10
     assert "2 further models." in page.texts
 
 
-def test_many_runs_of_a_model(tmp_path):
+def test_title_names_at_most_eight_runs(tmp_path):
     page = page_of(tmp_path, None, *([MODEL] * 10))
     assert page.texts[0] == f"{', '.join(f'run-{n}' for n in range(1, 9))} and 2 others"
 
 
-def test_an_empty_model(tmp_path):
+def test_model_without_numbers(tmp_path):
     page = page_of(tmp_path, [array("a", [0])])
     assert page.rows[1] == ["a", "1", "0", "0 bytes", "0.0 %"]

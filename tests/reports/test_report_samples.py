@@ -1,4 +1,4 @@
-"""Samples in a report."""
+"""Tests of samples in a report."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from learner.util.png import png
 from tests.support.written import write_run
 
 
-def logged(directory, step, **files):
-    """A run with the content of some files of a step."""
+def write_samples(directory, step, **files):
+    """Add samples of a step with these contents to a run, and return the run."""
     write_run(directory) if not directory.exists() else None
     folder = directory / f"samples/step-{step}"
     folder.mkdir(parents=True)
@@ -24,26 +24,31 @@ def logged(directory, step, **files):
     return RunReader(directory)
 
 
-def test_each_kind_is_shown_and_escaped(tmp_path):
+def test_each_kind_is_shown(tmp_path):
     histogram = json.dumps({"counts": [1, 4], "edges": [0, 0.5, 1]}).encode()
-    run = logged(tmp_path / "a", 6, motto_txt=b"<b>", filter_png=png(np.zeros((8, 4), np.uint8)), w_json=histogram)
+    run = write_samples(
+        tmp_path / "a", 6, motto_txt=b"<b>", filter_png=png(np.zeros((8, 4), np.uint8)), w_json=histogram
+    )
     page = "".join(samples([run]))
     assert "<pre" in page
     assert "&lt;b&gt;" in page
     assert re.search(r'<img src="data:image/png;base64,[^"]+" alt="filter at step 6" width="64"', page)
-    assert re.findall(r'height="([0-9.]+)"/>', page) == ["15.0", "60.0"]  # a quarter of the highest, of 60 pixels
+    assert re.findall(r'height="([0-9.]+)"/>', page) == [
+        "15.0",
+        "60.0",
+    ]  # counts 1 and 4; 60 pixels at most
     assert re.findall("<h3>(.*?)</h3>", page) == ["motto", "filter", "w"]
 
 
-def test_some_steps_of_many_are_shown_with_the_first_and_the_last(tmp_path):
+def test_many_steps_are_thinned_to_eight(tmp_path):
     for step in range(1, 31):
-        run = logged(tmp_path / "a", step, motto_txt=b"x")
+        run = write_samples(tmp_path / "a", step, motto_txt=b"x")
     steps = [int(step) for step in re.findall(r"step (\d+),", "".join(samples([run])))]
     assert (len(steps), steps[0], steps[-1]) == (8, 1, 30)
 
 
-def test_what_is_damaged_or_outside_of_the_run_is_not_read(tmp_path):
-    run = logged(tmp_path / "a", 1, w_json=b"{", filter_png=b"<svg>")
+def test_damaged_and_outside_files_are_not_shown(tmp_path):
+    run = write_samples(tmp_path / "a", 1, w_json=b"{", filter_png=b"<svg>")
     page = "".join(samples([run]))
     assert "The histogram is damaged." in page
     assert "The picture is damaged." in page

@@ -1,4 +1,4 @@
-"""The numbers of a run in files that other programs read."""
+"""Tests of the export of a run's numbers to files for other programs."""
 
 import csv
 import errno
@@ -29,8 +29,8 @@ def run(tmp_path):
     return RunReader(directory)
 
 
-def test_before_an_epoch_has_ended(tmp_path):
-    """A run of one epoch has nothing else for days."""
+def test_run_inside_its_first_epoch(tmp_path):
+    """A run of one long epoch has no other values for days."""
     directory = write_run(tmp_path / "a", {}, ending=None)
     start = {"event": "start", "time": 0.0, "step": 0, "metrics": {"train/Loss": {"unit": "nats"}, "train/Table": {}}}
     validation = {"event": "validation", "time": 9.0, "epoch": 1, "step": 2, "values": {"valid/Loss": 2.5}}
@@ -74,45 +74,45 @@ def read_jsonl(path):
 
 def test_csv(run, tmp_path):
     assert write_table(tmp_path / "m.csv", run, "csv") == 10
-    said = {None: "", NAN: "NaN", INF: "Infinity"}
-    expected = [tuple("NaN" if cell is NAN else said.get(cell, str(cell)) for cell in row) for row in EXPECTED]
+    texts = {None: "", NAN: "NaN", INF: "Infinity"}
+    expected = [tuple("NaN" if cell is NAN else texts.get(cell, str(cell)) for cell in row) for row in EXPECTED]
     assert read_csv(tmp_path / "m.csv") == expected
 
 
 def test_json_lines(run, tmp_path):
     write_table(tmp_path / "m.jsonl", run, "jsonl")
-    found = read_jsonl(tmp_path / "m.jsonl")
-    assert found[1] == {"split": "train", "metric": "Loss", "level": "step", "epoch": 1, "step": 2, "value": "Infinity"}
-    assert found[6]["value"] == "NaN"
+    lines = read_jsonl(tmp_path / "m.jsonl")
+    assert lines[1] == {"split": "train", "metric": "Loss", "level": "step", "epoch": 1, "step": 2, "value": "Infinity"}
+    assert lines[6]["value"] == "NaN"
     report = {"split": "valid", "metric": "Report", "level": "split", "epoch": 1, "step": 2, "text": "a\nb"}
-    assert found[8] == report
+    assert lines[8] == report
 
 
 def test_parquet(run, tmp_path, monkeypatch):
     monkeypatch.setattr("learner.reports.tables.BATCH", 3)
     write_table(tmp_path / "m.parquet", run, "parquet")
-    found = pyarrow.parquet.read_table(tmp_path / "m.parquet").to_pylist()
-    assert str([tuple(row.values()) for row in found]) == str(EXPECTED)
+    table = pyarrow.parquet.read_table(tmp_path / "m.parquet").to_pylist()
+    assert str([tuple(row.values()) for row in table]) == str(EXPECTED)
 
 
-def test_a_place_that_cannot_be_written(run, tmp_path, monkeypatch):
+def test_unwritable_place_is_an_error(run, tmp_path, monkeypatch):
     def refuse(path, **_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "unlink", refuse)  # as a file system does that is mounted read-only
+    monkeypatch.setattr(Path, "unlink", refuse)  # like a file system that is mounted read-only
     with raises_code("report-not-written"):
         write_table(tmp_path / "m", run, "csv")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_or_not_at_all(run, tmp_path, kind):
+def test_failed_export_leaves_no_file(run, tmp_path, kind):
     (tmp_path / "m").mkdir()
     with raises_code("report-not-written"):
         write_table(tmp_path / "m", run, kind)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "m"]
 
 
-def test_no_numbers_and_no_such_format(run, tmp_path):
+def test_unknown_format_and_run_without_numbers_are_refused(run, tmp_path):
     with raises_code("report-format-unknown", "'parquet'", kind="parqet"):
         write_table(tmp_path / "m", run, "parqet")
     empty = RunReader(write_run(tmp_path / "b", {}, ending=None))
@@ -120,14 +120,14 @@ def test_no_numbers_and_no_such_format(run, tmp_path):
         write_table(tmp_path / "m.csv", empty, "csv")
 
 
-def test_without_pyarrow(run, tmp_path, monkeypatch):
+def test_missing_pyarrow_is_an_error(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with raises_code("package-missing", install_hint("parquet")):
         write_table(tmp_path / "m.parquet", run, "parquet")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_writes_through_no_link(run, tmp_path, kind):
+def test_links_are_not_written_through(run, tmp_path, kind):
     (tmp_path / "private").write_text("mine")
     (tmp_path / "m.partial").symlink_to(tmp_path / "private")
     write_table(tmp_path / "m", run, kind)
@@ -136,8 +136,8 @@ def test_it_writes_through_no_link(run, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_texts_that_utf_8_cannot_say(tmp_path, kind):
-    """JSON can, and so can the journal of somebody else."""
+def test_texts_that_utf_8_cannot_encode_are_replaced(tmp_path, kind):
+    """JSON, and so an untrusted journal, can contain such texts."""
     directory = write_run(tmp_path / "a", {"valid/Re\ud800port": ["a \udfff"]}, steps=1)
     assert write_table(tmp_path / "numbers", RunReader(directory), kind) == 1
     assert list(rows(RunReader(directory))) == [("valid", "Re?port", "split", 1, 1, None, "a ?")]
