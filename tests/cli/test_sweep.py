@@ -1,5 +1,7 @@
 """`learner sweep`: members, their directories, resuming, results, and what is refused before anything is trained."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -15,6 +17,7 @@ import yaml
 
 from learner.cli.configs.config import RunConfig
 from learner.cli.configs.sweep_groups import groups_of
+from learner.cli.main import main
 from learner.cli.sweep import sweep
 from learner.cli.sweeps.sweep_plan import sweep_plan
 from learner.cli.sweeps.sweep_report import Outcome, SweepReport, has_ended, metric_of
@@ -69,36 +72,53 @@ def write(line_config, **changes):
     return "line.yaml"
 
 
-def test_each_member_is_the_run_of_fit_with_its_values_and_the_table_has_their_means(learner, config, workplace):
-    code, out, err = learner("sweep", config, "--lr=0.1,0.05", "--seed=0..1", "--num-epochs=1")
-    assert (code, err) == (0, "")
-    names = ["000-lr=0.1-seed=0", "001-lr=0.1-seed=1", "002-lr=0.05-seed=0", "003-lr=0.05-seed=1"]
-    assert [run.directory.name for run in find_runs(["run-sweep"])] == names
-    assert [line.split()[:2] for line in out.splitlines()[:4]] == [[f"{i + 1}/4", names[i]] for i in range(4)]
-    assert learner("fit", config, "--lr=0.05", "--seed=1", "--num_epochs=1")[0] == 0
-    one, member = (read_history(Path(place)) for place in ("run", "run-sweep/003-lr=0.05-seed=1"))
-    assert list(one["valid/Loss"]) == list(member["valid/Loss"])
-    saved = [yaml.safe_load(Path(place, "config.yaml").read_text()) for place in ("run", f"run-sweep/{names[3]}")]
-    assert saved[0] | {"directory": None} == saved[1] | {"directory": None}
+NAMES = [f"00{i}-lr={lr}-seed={seed}" for i, (lr, seed) in enumerate([(0.1, 0), (0.1, 1), (0.05, 0), (0.05, 1)])]
+SWEEP = ("--lr=0.1,0.05", "--seed=0..1", "--num_epochs=1")
+
+
+@pytest.fixture(scope="module")
+def _swept(shared_workplace, compiled_once):
+    """Train two rates with two seeds once, and return what the command prints."""
+    with contextlib.chdir(shared_workplace), contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["sweep", "line.yaml", *SWEEP]) == 0
+    del sys.modules["mymodule"]  # each test imports another one
+    return out.getvalue()
+
+
+@pytest.fixture
+def swept(_swept, shared_workplace, config, importable):
+    """Copy the sweep of two rates and two seeds, which has ended, to `run-sweep`; return what the command printed."""
+    shutil.copytree(shared_workplace / "run-sweep", "run-sweep")
+    return _swept
+
+
+def test_each_member_is_the_run_of_fit_with_its_values_and_the_table_has_their_means(learner, swept):
+    """The command that is printed for the best member trains it alone."""
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == NAMES
+    assert [line.split()[:2] for line in swept.splitlines()[:4]] == [[f"{i + 1}/4", NAMES[i]] for i in range(4)]
     # The table has means over seeds, and names the best.
-    values = {name: best(f"run-sweep/{name}") for name in names[:2]}
-    table = out.split("\n\n")[1].splitlines()
+    values = {name: best(f"run-sweep/{name}") for name in NAMES[:2]}
+    table = swept.split("\n\n")[1].splitlines()
     assert table[0].split("  ")[0] == "lr"
     rates, counts, means = zip(*(line.split()[:3] for line in table[1:]), strict=True)
     assert (rates, counts) == (("0.1", "0.05"), ("2", "2"))  # the best one first
     np.testing.assert_allclose(float(means[0]), np.mean(list(values.values())), rtol=1e-3)
     name = min(values, key=values.get)
-    assert f"best configuration: lr=0.1\nits best member: run-sweep/{name}, valid/Loss" in out
-
-
-def test_the_command_trains_the_best_member_by_itself(learner, config, line_config):
-    path = write(line_config, sweep={"lr": [0.01, 0.1], "model.size": "3..3"})
-    _, out, _ = learner("sweep", path, "--num_epochs=1")
-    command = shlex.split(out.splitlines()[-1].removeprefix("by itself: "))
-    assert command[:2] == ["learner", "fit"]
-    assert command[-1] == "--directory=run-sweep-best"
+    assert f"best configuration: lr=0.1\nits best member: run-sweep/{name}, valid/Loss" in swept
+    command = shlex.split(swept.splitlines()[-1].removeprefix("by itself: "))
+    assert (command[:2], command[-1]) == (["learner", "fit"], "--directory=run-sweep-best")
     assert learner(*command[1:])[0] == 0
-    assert best("run-sweep-best") == best("run-sweep/001-lr=0.1")
+    places = ("run-sweep-best", f"run-sweep/{name}")
+    alone, member = (list(read_history(Path(place))["valid/Loss"]) for place in places)
+    assert alone == member
+    alone, member = (yaml.safe_load(Path(place, "config.yaml").read_text()) for place in places)
+    assert alone | {"directory": None} == member | {"directory": None}
+
+
+def test_the_command_of_a_member_of_a_section(importable, config, line_config):
+    found = plan(write(line_config, sweep={"lr": [0.01, 0.1], "model.size": "3..3"}), "--num_epochs=1")
+    command = "learner fit line.yaml --model.size=3 --num_epochs=1 --lr=0.1 --directory=run-sweep-best"
+    assert found.command(found.members[1]) == command
 
 
 def test_the_section_of_a_config_does_the_same_and_options_win(importable, config, line_config):
@@ -149,14 +169,13 @@ def test_one_value_with_commas_is_that_of_all_members(importable, config):
 
 def test_the_start_of_one_run_is_not_that_of_the_members(learner, line_config, workplace):
     path = write(line_config, overwrite=True, checkpoint={"epoch": 1}, num_epochs=1)
-    assert learner("sweep", path, "--lr=0.1,0.2")[0] == 0
-    assert learner("sweep", path, "--lr=0.1,0.2")[1].count(", kept\n") == 2
+    words = ("sweep", path, "--lr=0.1,0.2", "--member=0")
+    assert learner(*words)[0] == 0
+    assert learner(*words)[1].count(", kept\n") == 1
 
 
-def test_members_that_differ_in_rate_and_seed_compile_nothing_after_the_first(learner, config):
-    assert learner("sweep", config, "--lr=0.1,0.2", "--seed=0,1", "--num_epochs=1")[0] == 0
+def test_members_that_differ_in_rate_and_seed_compile_nothing_after_the_first(swept):
     logs = [(run.directory / "experiment.log").read_text() for run in find_runs(["run-sweep"])]
-    assert len(logs) == 4
     assert ["0 programs compiled" in log for log in logs[1:]] == [True] * 3
 
 
@@ -172,12 +191,13 @@ def test_members_do_not_share_the_places_of_checkpoints_and_loggers(learner, lin
     events = {"class_path": "TensorBoard", "init_args": {"directory": "events/"}}
     checkpoints = {"keep_last": 1, "directory": str(workplace / "saved")}
     rows = {"class_path": "Csv", "init_args": {"path": str(workplace / "values.csv")}}
-    path = write(line_config, with_file_checkpointer=checkpoints, metric_loggers=[mirror, events, rows, "JsonLines"])
+    loggers = [mirror, events, rows, "JsonLines"]
+    path = write(line_config, num_epochs=1, with_file_checkpointer=checkpoints, metric_loggers=loggers)
     assert learner("sweep", path, "--lr=0.1,0.2")[0] == 0
     for place in ("saved", "copy", "events"):
         assert sorted(path.name for path in (workplace / place).iterdir()) == ["000-lr=0.1", "001-lr=0.2"]
     assert sorted(path.name for path in workplace.glob("values*")) == ["values-000-lr=0.1.csv", "values-001-lr=0.2.csv"]
-    assert [read_summary(run.directory)["epochs"] for run in find_runs(["run-sweep"])] == [2, 2]
+    assert [read_summary(run.directory)["epochs"] for run in find_runs(["run-sweep"])] == [1, 1]
     assert best("run-sweep/000-lr=0.1") != best("run-sweep/001-lr=0.2")
 
 
@@ -223,39 +243,35 @@ def test_a_sweep_resumes(learner, line_config, workplace, monkeypatch, number, c
     assert list(one["valid/Loss"]) == list(member["valid/Loss"])
 
 
-def test_a_sweep_that_has_ended_is_kept_as_it_is(learner, config, importable):
-    words = ("sweep", config, "--lr=0.1,0.2", "--num_epochs=1")
-    assert learner(*words)[0] == 0
+def test_a_sweep_that_has_ended_is_kept_as_it_is(learner, swept, config, importable):
     before = tree_of(importable)
-    code, out, _ = learner(*words)
-    assert (code, out.count(", kept\n")) == (0, 2)
+    code, out, _ = learner("sweep", config, *SWEEP)
+    assert (code, out.count(", kept\n")) == (0, 4)
     assert tree_of(importable) == before
     with raises_code("sweep-different", "num_epochs was 1 and is 2"):
-        plan(*words[1:-1], "--num_epochs=2").open()
-    with raises_code("sweep-different", "000-lr=0.1 is 000-lr=0.3 now"):
-        plan(config, "--lr=0.3,0.2", "--num_epochs=1").open()
-    plan(*words[1:], "--renderer=PlainRenderer").open()  # what only watches may differ
+        plan(config, *SWEEP[:-1], "--num_epochs=2").open()
+    with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.3-seed=0 now"):
+        plan(config, "--lr=0.3,0.05", *SWEEP[1:]).open()
+    plan(config, *SWEEP, "--renderer=PlainRenderer").open()  # what only watches may differ
 
 
-def test_a_sweep_grows(learner, config, importable):
+def test_a_sweep_grows(learner, swept, config):
     """The members that are there keep their names and their files, and the new ones have the next numbers."""
-    assert learner("sweep", config, "--lr=0.1,0.2", "--seed=0..1", "--num_epochs=1")[0] == 0
-    names = [f"00{i}-lr={lr}-seed={seed}" for i, (lr, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)])]
-    before = {name: tree_of(Path("run-sweep", name)) for name in names}
-    grown = ("sweep", config, "--lr=0.2,0.1", "--seed=0..2", "--num_epochs=1")
+    before = {name: tree_of(Path("run-sweep", name)) for name in NAMES}
+    grown = ("sweep", config, "--lr=0.05,0.1", "--seed=0..2", "--num_epochs=1")
     code, out, err = learner(*grown, "--member=5")  # as by a task of a job array
     assert (code, err, out[:24]) == (0, "", "6/6  005-lr=0.1-seed=2  ")
     code, out, err = learner(*grown)
     assert (code, err, out.count(", kept\n"), out.count("\n0.")) == (0, "", 5, 2)  # with a row for each rate
-    assert {name: tree_of(Path("run-sweep", name)) for name in names} == before
-    new = ["004-lr=0.2-seed=2", "005-lr=0.1-seed=2"]
-    assert [run.directory.name for run in find_runs(["run-sweep"])] == names + new
+    assert {name: tree_of(Path("run-sweep", name)) for name in NAMES} == before
+    new = ["004-lr=0.05-seed=2", "005-lr=0.1-seed=2"]
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == NAMES + new
     content = json.loads(Path("run-sweep/sweep.json").read_text())
-    assert [each["directory"] for each in content["members"]] == names + new
+    assert [each["directory"] for each in content["members"]] == NAMES + new
     with raises_code("sweep-different", "6 members", "has 4"):
-        plan(*grown[1:-2], "--seed=0..1", "--num_epochs=1").open()
+        plan(config, *SWEEP).open()
     with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.1-seed=1 now"):  # one is missing
-        plan(config, "--lr=0.1,0.2,0.3", "--seed=1..3", "--num_epochs=1").open()
+        plan(config, "--lr=0.1,0.05,0.3", "--seed=1..3", "--num_epochs=1").open()
 
 
 def test_drawn_members_stay_as_their_number_grows(config, importable):
@@ -267,32 +283,30 @@ def test_drawn_members_stay_as_their_number_grows(config, importable):
     grown.open()
 
 
-def test_a_member_that_diverges_does_not_end_the_sweep(learner, line_config, workplace):
+def test_a_sweep_whose_members_all_diverge_fails(learner, line_config, workplace):
     with open("mymodule.py", "a") as file:
         file.write(DIVERGES)
     path = write(line_config, num_epochs=1, optimizer="mymodule.explode")
-    code, out, _ = learner("sweep", path, "--lr=2.0,0.1")
-    assert code == 0
-    assert re.search(r"^1/2  000-lr=2.0  failed: .*finite", out, re.MULTILINE)
-    assert "best configuration: lr=0.1" in out
-    code, out, err = learner("sweep", path, "--lr=2.0,3.0", "--directory=bad")
+    code, _, err = learner("sweep", path, "--lr=2.0,3.0")
     assert (code, "2 members failed" in err) == (1, True)
 
 
 def test_one_member_is_trained_alone_as_by_a_task_of_a_job_array(learner, line_config, workplace):
+    """The first member diverges, which does not end the sweep."""
     with open("mymodule.py", "a") as file:
         file.write(DIVERGES)
-    words = ("sweep", write(line_config, num_epochs=1, optimizer="mymodule.explode"), "--lr=0.1,0.2,2.0")
+    words = ("sweep", write(line_config, num_epochs=1, optimizer="mymodule.explode"), "--lr=2.0,0.1,0.2")
     code, out, err = learner(*words, "--member=1")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"2/3  001-lr=0.2  valid/Loss \S+ at epoch 1, num_epochs, .+\n", out)
-    assert [run.directory.name for run in find_runs(["run-sweep"])] == ["001-lr=0.2"]
-    assert {path.name for path in Path("run-sweep").iterdir()} == {"sweep.json", "001-lr=0.2"}
-    code, out, err = learner(*words, "--member=2")
-    assert (code, out.startswith("3/3  002-lr=2.0  failed: ")) == (1, True)
-    assert json.loads(learner(*words, "--member=1", "--json")[1])["best"] == "001-lr=0.2"
+    assert re.fullmatch(r"2/3  001-lr=0.1  valid/Loss \S+ at epoch 1, num_epochs, .+\n", out)
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == ["001-lr=0.1"]
+    assert {path.name for path in Path("run-sweep").iterdir()} == {"sweep.json", "001-lr=0.1"}
+    code, out, err = learner(*words, "--member=0")
+    assert (code, out.startswith("1/3  000-lr=2.0  failed: ")) == (1, True)
+    assert json.loads(learner(*words, "--member=1", "--json")[1])["best"] == "001-lr=0.1"
     code, out, _ = learner(*words)  # trains what is missing, and prints the table
     assert (code, out.count(", kept\n"), "best configuration: lr=" in out) == (0, 1, True)
+    assert re.search(r"^1/3  000-lr=2.0  failed: .*finite", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -371,21 +385,21 @@ def test_an_error_of_the_users_code_names_the_member(learner, line_config, workp
     assert (code, "ZeroDivisionError: " in err, named in err) == (1, True, True)
 
 
-def test_json(learner, config):
-    code, out, err = learner("sweep", config, "--lr=0.1,0.01", "--num_epochs=1", "--json")
+def test_json(learner, swept, config):
+    """The table has a row for each rate, whose mean is over its seeds."""
+    code, out, err = learner("sweep", config, *SWEEP, "--json")
     found = json.loads(out)
-    assert (code, found["metric"], found["higher_is_better"], found["best"]) == (0, "valid/Loss", False, "000-lr=0.1")
+    values = [best(f"run-sweep/{name}") for name in NAMES]
+    winner = NAMES[int(np.argmin(values))]
+    assert (code, found["metric"], found["higher_is_better"], found["best"]) == (0, "valid/Loss", False, winner)
     assert [(each["values"], each["epoch"], each["stopped_by"]) for each in found["members"]] == [
-        ({"lr": 0.1}, 1, "num_epochs"),
-        ({"lr": 0.01}, 1, "num_epochs"),
+        ({"lr": lr, "seed": seed}, 1, "num_epochs") for lr in (0.1, 0.05) for seed in (0, 1)
     ]
-    np.testing.assert_allclose(found["members"][1]["best"], best("run-sweep/001-lr=0.01"))
-    assert [each["mean"] for each in found["configurations"]] == [each["best"] for each in found["members"]]
-    assert (
-        found["command"].endswith("--lr=0.1 --num_epochs=1 --directory=run-sweep-best")
-        or "--lr=0.1" in found["command"]
-    )
-    assert "2/2" in err
+    np.testing.assert_allclose([each["best"] for each in found["members"]], values)
+    means = [np.mean(values[:2]), np.mean(values[2:])]
+    np.testing.assert_allclose([each["mean"] for each in found["configurations"]], means)
+    assert re.search(r" --lr=0.1 --seed=[01] --directory=run-sweep-best$", found["command"])
+    assert "4/4" in err
 
 
 @pytest.mark.parametrize(
