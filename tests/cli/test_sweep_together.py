@@ -1,7 +1,11 @@
 """`learner sweep --together`: members that differ in what a population can trace train in one program."""
 
+import contextlib
+import io
 import json
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -12,6 +16,7 @@ from flax import nnx
 
 from learner.cli.configs.recipes import Seeds
 from learner.cli.configs.sweep_groups import TracedSeeds, groups_of
+from learner.cli.main import main
 from learner.cli.sweeps.sweep_plan import sweep_plan
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepSpace
@@ -93,25 +98,56 @@ def losses(directory):
     return {run.directory.name: list(read_history(run.directory)["valid/Loss"]) for run in find_runs([directory])}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [pytest.param(NNX, id="rngs"), pytest.param({"model": "mymodule.of_key"}, marks=pytest.mark.full, id="key")],
-)
-def test_members_compute_what_they_do_one_after_another(learner, write, changes):
-    path = write(**changes)
-    words = ("--lr=0.1,0.05,0.1", "--seed=0,7,7", "--optimizer.momentum=0.5,0.9,0.9", "--zipped")
-    assert learner("sweep", path, *words, "--directory=alone")[0] == 0
-    code, out, err = learner("sweep", path, *words, "--directory=together", "--together")
-    assert (code, err, out.count(", num_epochs, ")) == (0, "", 3)
-    alone, together = losses("alone"), losses("together")
-    assert list(alone) == list(together)
-    assert len({each[0] for each in alone.values()}) == 3
-    np.testing.assert_allclose(list(together.values()), list(alone.values()), rtol=1e-5)
-    assert read_summary(Path("together"))["stopped_by"] == "num_epochs"
-    for one, of_one in zip(find_runs(["together"]), find_runs(["alone"]), strict=True):
+TOGETHER = ("--lr=0.1,0.05,0.1", "--seed=0,7,7", "--optimizer.momentum=0.5,0.9,0.9", "--zipped", "--together")
+MEMBERS = ["000-lr=0.1-seed=0-momentum=0.5", "001-lr=0.05-seed=7-momentum=0.9", "002-lr=0.1-seed=7-momentum=0.9"]
+
+
+@pytest.fixture(scope="module")
+def _trained_together(shared_workplace, compiled_once):
+    """Train a population of three members once, in `run-sweep` of the shared directory."""
+    config = yaml.safe_load((shared_workplace / "line.yaml").read_text())
+    with (shared_workplace / "mymodule.py").open("a") as file:
+        file.write(MODELS)
+    (shared_workplace / "line.yaml").write_text(yaml.safe_dump({**config, **NNX, "num_epochs": 1}))
+    with contextlib.chdir(shared_workplace), contextlib.redirect_stdout(io.StringIO()):
+        assert main(["sweep", "line.yaml", *TOGETHER]) == 0
+    del sys.modules["mymodule"]  # each test imports another one
+
+
+@pytest.fixture
+def trained_together(_trained_together, shared_workplace, importable):
+    """Copy the population and its config, and return the path of the config."""
+    for name in ("mymodule.py", "line.yaml"):
+        shutil.copy(shared_workplace / name, name)
+    shutil.copytree(shared_workplace / "run-sweep", "run-sweep")
+    return "line.yaml"
+
+
+def test_members_compute_what_they_do_alone(learner, trained_together):
+    """Their configs have the order of the data that all members share. Two members differ in all values."""
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == MEMBERS
+    assert [member.name for member in plan(trained_together, *TOGETHER[:-1]).members] == MEMBERS
+    assert read_summary(Path("run-sweep"))["stopped_by"] == "num_epochs"
+    together = losses("run-sweep")
+    assert len({values[0] for values in together.values()}) == 3
+    for name in MEMBERS[:2]:
+        assert learner("fit", f"run-sweep/{name}/config.yaml", f"--directory=alone/{name}")[0] == 0
+        np.testing.assert_allclose(together[name], losses(f"alone/{name}")[name], rtol=1e-5)
+    members, alone = find_runs(["run-sweep"]), find_runs(["alone"])
+    for one, of_one in zip(members, alone, strict=False):
         assert one.optimizer == of_one.optimizer
         assert [one.fingerprint[key] for key in ("lr", "seed")] == [of_one.fingerprint[key] for key in ("lr", "seed")]
-    assert [run.optimizer["optimizer.momentum"] for run in find_runs(["together"])] == [0.5, 0.9, 0.9]
+    assert [run.optimizer["optimizer.momentum"] for run in members] == [0.5, 0.9, 0.9]
+
+
+@pytest.mark.full
+def test_members_whose_model_takes_a_key_compute_what_they_do_one_after_another(learner, write):
+    path = write(model="mymodule.of_key")
+    assert learner("sweep", path, *TOGETHER[:-1], "--directory=alone")[0] == 0
+    assert learner("sweep", path, *TOGETHER, "--directory=together")[0] == 0
+    alone, together = losses("alone"), losses("together")
+    assert list(alone) == list(together) == MEMBERS
+    np.testing.assert_allclose(list(together.values()), list(alone.values()), rtol=1e-5)
 
 
 @pytest.mark.full
@@ -179,13 +215,13 @@ def test_a_population_resumes(learner, write):
 
 def test_waves_of_a_sweep(learner, write):
     """Populations one after another, of which those that have ended are kept."""
-    words = ("sweep", write(sweep={"together": True}), "--lr=0.1,0.05,0.2", "--waves=2")
+    words = ("sweep", write(sweep={"together": True}), "--lr=0.1,0.05", "--waves=2")
     code, out, err = learner(*words)
-    names = ["wave-1/000-lr=0.1", "wave-1/001-lr=0.05", "wave-2/002-lr=0.2"]
-    assert (code, err, [line.split()[1] for line in out.splitlines()[:3]]) == (0, "", names)
+    names = ["wave-1/000-lr=0.1", "wave-2/001-lr=0.05"]
+    assert (code, err, [line.split()[1] for line in out.splitlines()[:2]]) == (0, "", names)
     assert [str(run.directory) for run in find_runs(["run-sweep"])] == [f"run-sweep/{name}" for name in names]
     before = tree_of(Path("run-sweep"))
-    assert learner(*words)[1].count(", kept\n") == 3
+    assert learner(*words)[1].count(", kept\n") == 2
     assert tree_of(Path("run-sweep")) == before
     assert "by the same learner sweep command" in learner("resume", "run-sweep/wave-1")[2]
 
@@ -206,22 +242,19 @@ def test_waves_by_the_values_of_a_sweep(write):
             plan(path, "--lr=0.1,0.2", *words)
 
 
-def test_a_population_has_no_config_to_resume(learner, write):
-    assert learner("sweep", write(), "--lr=0.1,0.05", "--together")[0] == 0
+def test_a_population_has_no_config_to_resume(learner, trained_together):
     before = tree_of(Path("run-sweep"))
     for command in ("resume", "evaluate"):
         code, _, err = learner(command, "run-sweep")
         assert (code, "resumes as a whole, by the same learner sweep command" in err) == (2, True)
-        assert "such as run-sweep/000-lr=0.1" in err
+        assert f"such as run-sweep/{MEMBERS[0]}" in err
     assert tree_of(Path("run-sweep")) == before
 
 
-def test_one_of_its_runs_is_evaluated_and_resumes_by_itself(learner, write):
+def test_one_of_its_runs_is_evaluated_and_resumes_by_itself(learner, trained_together):
     """With the seed of the config for the order of the data, which is that of all members, and its own for the rest."""
-    path = write(**NNX, train={"dataset": "mymodule.rows", "batch_size": 4, "shuffle": True})
-    words = ("--lr=0.1,0.05", "--seed=0,7", "--optimizer.momentum=0.5")
-    assert learner("sweep", path, *words, "--together")[0] == 0
-    member = "run-sweep/003-lr=0.05-seed=7"
+    name = MEMBERS[1]
+    member = f"run-sweep/{name}"
     config = yaml.safe_load(Path(member, "config.yaml").read_text())
     assert (config["lr"], config["seed"], config["train"]["shuffle"]) == (0.05, 7, 0)
     shown = learner("summary", member)[1]
@@ -236,18 +269,18 @@ def test_one_of_its_runs_is_evaluated_and_resumes_by_itself(learner, write):
     code, out, _ = learner("resume", member, "--num_epochs=2")
     assert (code, "resumes after step" in out) == (0, True)
     assert "although" not in Path(member, "experiment.log").read_text()
-    together = learner("sweep", path, *words, "--together", "--num_epochs=2", "--directory=longer")
+    together = learner("sweep", trained_together, *TOGETHER, "--num_epochs=2", "--directory=longer")
     assert together[0] == 0
-    longer = read_history(Path("longer/003-lr=0.05-seed=7"))["valid/Loss"]
+    longer = read_history(Path("longer", name))["valid/Loss"]
     np.testing.assert_allclose(read_history(Path(member))["valid/Loss"], longer, rtol=1e-5)
     steps = [read_summary(Path(place))["steps"] for place in ("run-sweep", member)]
     assert steps[1] == 2 * steps[0]
-    note = f"resumed alone, after the {steps[0]} steps of the others: 003-lr=0.05-seed=7 ({steps[1]} steps)"
-    shown = learner("sweep", path, *words, "--together")[1]
+    note = f"resumed alone, after the {steps[0]} steps of the others: {name} ({steps[1]} steps)"
+    shown = learner("sweep", trained_together, *TOGETHER)[1]
     assert shown.splitlines()[-1] == note
     assert "resumed alone" not in together[1]
-    members = json.loads(learner("sweep", path, *words, "--together", "--json")[1])["members"]
-    assert [each["steps"] for each in members] == [steps[0]] * 3 + [steps[1]]
+    members = json.loads(learner("sweep", trained_together, *TOGETHER, "--json")[1])["members"]
+    assert [each["steps"] for each in members] == [steps[0], steps[1], steps[0]]
 
 
 def test_a_member_that_diverges_ends_alone(learner, write):
