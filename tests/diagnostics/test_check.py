@@ -1,4 +1,4 @@
-"""The check of a learner: its arguments, its result, and that nothing of it stays."""
+"""Tests of the check of a learner: arguments, result, and that nothing changes."""
 
 import json
 import types
@@ -31,7 +31,7 @@ RESULT = CheckResult(
 )
 
 
-def test_the_table_of_a_result():
+def test_table_of_a_result():
     lines = str(RESULT).splitlines()
     assert lines[:4] == [
         "question      verdict      number  finding",
@@ -45,9 +45,9 @@ def test_the_table_of_a_result():
     assert "<td" in RESULT._repr_html_()
 
 
-def test_a_result_for_programs():
+def test_result_for_programs():
     assert not RESULT.ok
-    assert CheckResult(RESULT.answers[2:]).ok  # a warning and a question that does not apply
+    assert CheckResult(RESULT.answers[2:]).ok  # a warning, and a skipped question
     assert RESULT["one-batch"].text == "The loss is NaN."
     with pytest.raises(KeyError):
         RESULT["memory"]
@@ -61,28 +61,28 @@ def test_each_question_has_a_function():
     assert list(FUNCTIONS) == [question.name for question in QUESTIONS]
 
 
-def test_questions_are_selected_and_answers_come_one_by_one(tmp_path):
+def test_questions_are_selected_and_answers_are_reported_one_by_one(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
-    seen = []
+    answers = []
     result = learner.check(
         batches(),
         valid_data(),
         only=["one-batch", "overlap", "memory"],
         skip=["memory"],
         steps=3,
-        on_answer=seen.append,
+        on_answer=answers.append,
     )
-    assert [answer.name for answer in result.answers] == ["overlap", "one-batch"]  # cheap ones first
-    assert tuple(seen) == result.answers
+    assert [answer.name for answer in result.answers] == ["overlap", "one-batch"]  # cheap questions first
+    assert tuple(answers) == result.answers
     assert "in 3 steps" in result["one-batch"].text
 
 
-def test_the_name_of_a_single_question(tmp_path):
+def test_single_question_by_name(tmp_path):
     result = build_line(quiet(tmp_path / "run")).check(batches(), only="memory", skip="overlap")
     assert [answer.name for answer in result.answers] == ["memory"]
 
 
-def test_wrong_arguments_are_reported_together(tmp_path):
+def test_invalid_arguments_are_reported_together(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     with raises_code("check-question-unknown", "'gradient'", "'gradients'") as error:
         learner.check(batches(), only=["gradient"], steps=0)
@@ -93,13 +93,13 @@ def test_wrong_arguments_are_reported_together(tmp_path):
         learner.check()
 
 
-def test_what_fit_refuses_is_refused(tmp_path):
+def test_data_that_fit_refuses_is_refused(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     with pytest.raises(LearnerError):
         learner.check([{"x": np.ones((4, 3), np.float32)}])  # without the field `t`
 
 
-def test_data_that_can_be_read_once_is_not_used_up(tmp_path):
+def test_data_that_can_be_read_once_is_not_consumed(tmp_path):
     learner, rows = build_line(quiet(tmp_path / "run").num_epochs(1)), iter(batches())
     with raises_code("check-data-read-once", split="train"):
         learner.check(rows, only=["gradients"])
@@ -108,8 +108,10 @@ def test_data_that_can_be_read_once_is_not_used_up(tmp_path):
     assert len(list(rows)) == len(batches())
 
 
-def test_nothing_of_it_stays(tmp_path):
-    """No file, no call of a hook or a logger, no other model; and `fit` afterwards has the bits of one without it."""
+def test_check_changes_nothing(tmp_path):
+    """A check writes no file, calls no hook and no logger, and leaves the model as it is. A later `fit` has the bits of
+    one without the check.
+    """
     memory, calls = MemoryLogger(), []
 
     def learner(directory, *loggers):
@@ -128,7 +130,7 @@ def test_nothing_of_it_stays(tmp_path):
 
 
 class Reshuffled:
-    """Batches in the order of a generator of its own, which each epoch draws from."""
+    """Batches in an order that each epoch draws from the object's generator."""
 
     def __init__(self):
         self.rng = np.random.default_rng(0)
@@ -157,7 +159,7 @@ def test_accumulation_and_half_precision(tmp_path):
     assert {answer.verdict for answer in result.answers} == {"ok"}, str(result)
 
 
-def test_a_model_that_a_function_makes(tmp_path):
+def test_model_made_by_a_function(tmp_path):
     learner = quiet(tmp_path / "run").build(lambda rngs: Dropped(rngs), optax.adam, 1e-2)
     result = learner.check(batches(), valid_data(), skip=["overlap", "memory", "pipeline", "label-shuffle"])
     assert {answer.verdict for answer in result.answers} == {"ok"}, str(result)
@@ -174,24 +176,24 @@ class Dropped(nnx.Module):
     valid_step = train_step
 
 
-def test_one_of_several_processes_is_refused(tmp_path, monkeypatch):
+def test_several_processes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("learner.diagnostics.check.hosts", lambda: types.SimpleNamespace(count=2))
     with raises_code("process-check-several"):
         build_line(quiet(tmp_path / "run")).check(batches())
 
 
-def test_a_population_is_refused(tmp_path):
+def test_population_is_refused(tmp_path):
     learner = build_line(quiet(tmp_path / "run").population(lr=[0.1, 0.2]))
     with raises_code("population-method", method="check"):
         learner.check(batches())
 
 
-def test_the_model_begins_with_the_arrays_of_a_checkpoint(tmp_path):
+def test_model_starts_from_a_checkpoint(tmp_path):
     build_line(quiet(tmp_path / "first", saves=True).num_epochs(3)).fit(batches())
     learner = build_line(quiet(tmp_path / "second").initial_from(tmp_path / "first"))
-    begun = learner.check(batches(), only=["one-batch"], steps=1)["one-batch"]
+    answer = learner.check(batches(), only=["one-batch"], steps=1)["one-batch"]
     loss = float(line_step(learner.init().params, jax.tree.map(np.asarray, batches()[0])).loss)
-    assert f"The loss of 4 rows goes from {loss:.3g}" in begun.text
+    assert f"The loss of 4 rows goes from {loss:.3g}" in answer.text
     assert learner.check(batches(), only=["initial-loss"])["initial-loss"].verdict == "skipped"
 
 
@@ -199,8 +201,8 @@ CHOSEN = [case for case in CASES if str(case) in ("nnx", "linen", "equinox_state
 
 
 @pytest.mark.parametrize("case", some(CASES, CHOSEN), ids=str)
-def test_a_model_of_each_library_has_no_failure(tmp_path, case):
-    """But for the valid step of a dict, which draws random numbers without knowing of a mode."""
+def test_model_of_each_library_has_no_failure(tmp_path, case):
+    """The valid step of a dict is an exception: it draws random numbers, as a dict has no mode."""
     learner = quiet(tmp_path / "run").build(case.make(), optax.adam, 1e-2, **case.steps)
     result = learner.check(
         [BATCH, other_batch(1)], [other_batch(2)], skip=["memory", "pipeline", "one-batch", "label-shuffle"]

@@ -1,4 +1,4 @@
-"""Questions of the check about data: each with data that it passes, and with data that it fails."""
+"""Tests of the check's questions about data, each with data that passes and data that fails."""
 
 import numpy as np
 import optax
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def fresh(rows=20, seed=1):
-    """Rows that are not in the training data."""
+    """Return rows that are not in the training data."""
     rng = np.random.default_rng(seed)
     return {
         "x": rng.normal(size=(rows, 3)).astype(np.float32),
@@ -29,12 +29,12 @@ def loader(rows, size=10):
 
 @pytest.fixture
 def overlap(tmp_path):
-    """The answer for training and validation data."""
+    """Return a function that answers the question for training and validation data."""
     learner = build_line(quiet(tmp_path / "run"))
     return lambda train, valid: learner.check(train, valid, only=["overlap"])["overlap"]
 
 
-def test_rows_in_both_splits(overlap):
+def test_rows_in_both_splits_fail(overlap):
     answer = overlap(batches(), loader(fresh()))
     assert (answer.verdict, answer.number) == ("ok", 0)
     answer = overlap(batches(), valid_data())  # the first 20 training rows, in other batches
@@ -46,7 +46,7 @@ def test_labels_and_ids_do_not_hide_a_row(overlap):
     rows = {name: x[:20].copy() for name, x in arrays().items()}
     rows["y"] = (rows["y"] + 1) % 3
     assert overlap(batches(), loader(rows)).number == 20
-    rows["t"] = rows["t"] + 1  # a field with an axis of its own
+    rows["t"] = rows["t"] + 1  # a field with an axis of one number
     assert overlap(batches(), loader(rows)).number == 0
 
 
@@ -58,7 +58,7 @@ def test_few_equal_rows_are_a_warning(overlap):
     assert overlap(batches(), loader(rows)).verdict == "failed"
 
 
-def test_all_validation_splits_count(overlap):
+def test_rows_of_all_validation_splits_count(overlap):
     valid = {"one": loader(fresh()), "two": valid_data(), "three": loader({n: x[20:] for n, x in arrays().items()}, 4)}
     answer = overlap(batches(), valid)
     assert (answer.number, "24 of 44 validation rows" in answer.text) == (24, True)
@@ -67,7 +67,7 @@ def test_all_validation_splits_count(overlap):
 def test_streams_are_read_up_to_a_number_of_rows(overlap, monkeypatch):
     monkeypatch.setattr(data_questions, "STREAMED", 8)
     last = {name: x[20:] for name, x in arrays().items()}
-    answer = overlap(batches(), [last])  # they are behind the first 8
+    answer = overlap(batches(), [last])  # these rows follow the first 8
     assert answer.number == 0
     assert "4 validation rows and 8 training rows, the first" in answer.text
     first = {name: x[4:8] for name, x in arrays().items()}
@@ -75,8 +75,8 @@ def test_streams_are_read_up_to_a_number_of_rows(overlap, monkeypatch):
     assert overlap(loader(arrays()), [last]).number == 4  # arrays in memory are not a stream
 
 
-def test_rows_without_fields_of_several_numbers_are_compared_in_all_fields(tmp_path):
-    """A table of single numbers: a field may well repeat, a row may not."""
+def test_rows_of_single_numbers_are_compared_in_all_fields(tmp_path):
+    """In a table of single numbers, values of a field may repeat, but rows may not."""
 
     def step(model, batch):
         return line_step(model, {"x": batch["a"][:, None], "t": batch["b"][:, None]})
@@ -88,7 +88,7 @@ def test_rows_without_fields_of_several_numbers_are_compared_in_all_fields(tmp_p
     assert check({"a": a, "b": b}).number == 8
 
 
-def test_data_that_cannot_be_compared(overlap):
+def test_missing_validation_data_is_skipped(overlap):
     assert overlap(batches(), None).verdict == "skipped"
 
 
@@ -102,7 +102,7 @@ class Clock:
 
 
 class Slow:
-    """Batches that each take some seconds to read."""
+    """Batches that take some seconds each to read."""
 
     def __init__(self, clock, seconds, count=6):
         self.clock, self.seconds, self.count = clock, seconds, count
@@ -111,7 +111,7 @@ class Slow:
         for number in range(self.count):
             self.clock.now += self.seconds
             yield batches()[number % 5]
-        self.clock.now += 100  # to end its workers
+        self.clock.now += 100  # as ending workers does
 
 
 @pytest.mark.parametrize(("reading", "stepping", "verdict"), [(0.25, 0.5, "ok"), (2.0, 0.5, "warning")])
@@ -130,7 +130,7 @@ def test_reading_is_compared_with_steps(tmp_path, reading, stepping, verdict):
     assert (finding.verdict, finding.number) == (verdict, reading / stepping)
 
 
-def test_data_that_a_step_does_not_wait_for(tmp_path):
+def test_texts_about_the_pipeline(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     check = lambda data: learner.check(data, only=["pipeline"])["pipeline"].text  # noqa: E731
     assert "in memory" in check(loader(arrays()))

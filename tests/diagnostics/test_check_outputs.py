@@ -1,4 +1,4 @@
-"""Questions of the check about outputs before training: each with a model that passes, and one that fails."""
+"""Tests of the check's questions about outputs before training, each with a model that passes and one that fails."""
 
 import dataclasses
 import itertools
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture
 def answer(tmp_path):
-    """The answer to a question about a model with one function for both steps, or two."""
+    """Return a function that answers a question about a model with one function for both steps, or two."""
 
     def ask(question, model, step, valid_step=None, train=None, valid=None):
         steps = {} if step is None else {"train_step": step, "valid_step": valid_step or step}
@@ -44,56 +44,56 @@ def answer(tmp_path):
 # -- the first loss ----------------------------------------------------------------------------------------------------
 
 
-def test_a_uniform_guess_has_the_expected_loss(answer):
-    found = answer("initial-loss", line(outputs=3), class_step)  # zeros: every class has the same logit
-    assert found.verdict == "ok"
-    assert found.number == pytest.approx(0, abs=1e-6)
-    assert "log(3) = 1.1" in found.text
+def test_uniform_guess_has_the_expected_loss(answer):
+    finding = answer("initial-loss", line(outputs=3), class_step)  # zeros: all classes have equal logits
+    assert finding.verdict == "ok"
+    assert finding.number == pytest.approx(0, abs=1e-6)
+    assert "log(3) = 1.1" in finding.text
 
 
 def scaled(factor):
-    """Logits of a row that favour a class by as much as its first number times a factor."""
+    """Return a model whose first logit is the row's first number times a factor."""
     return {"w": jnp.zeros((3, 3)).at[0, 0].set(factor), "b": jnp.zeros(3)}
 
 
 def test_confident_errors_fail(answer):
-    found = answer("initial-loss", scaled(100.0), class_step)
+    finding = answer("initial-loss", scaled(100.0), class_step)
     x, y = batches()[0]["x"].astype(np.float64), batches()[0]["y"]
     logits = np.stack([100 * x[:, 0], np.zeros(4), np.zeros(4)], 1)
     loss = np.mean([np.logaddexp.reduce(row) - row[label] for row, label in zip(logits, y, strict=True)])
-    assert found.verdict == "failed"
-    assert found.number == pytest.approx(loss - math.log(3), rel=1e-5)
+    assert finding.verdict == "failed"
+    assert finding.number == pytest.approx(loss - math.log(3), rel=1e-5)
 
 
-def test_a_high_loss_is_a_warning(answer):
-    found = answer("initial-loss", scaled(20.0), class_step)
-    assert found.verdict == "warning"
-    assert math.log(3) < found.number < 4 * math.log(3)
+def test_high_loss_is_a_warning(answer):
+    finding = answer("initial-loss", scaled(20.0), class_step)
+    assert finding.verdict == "warning"
+    assert math.log(3) < finding.number < 4 * math.log(3)
 
 
-def test_a_model_that_knows_the_labels_is_a_warning(answer):
+def test_labels_among_the_inputs_are_a_warning(answer):
     def cheating(model, batch):
         return class_step(model, {**batch, "x": 9 * jax.nn.one_hot(batch["y"], 3)})
 
-    found = answer("initial-loss", {"w": jnp.eye(3), "b": jnp.zeros(3)}, cheating)
-    assert found.verdict == "warning"
-    assert "look for them in the inputs" in found.text
+    finding = answer("initial-loss", {"w": jnp.eye(3), "b": jnp.zeros(3)}, cheating)
+    assert finding.verdict == "warning"
+    assert "look for them in the inputs" in finding.text
 
 
-def test_a_loss_that_is_not_finite_fails(answer):
+def test_loss_that_is_not_finite_fails(answer):
     def step(model, batch):
         return class_step({**model, "b": jnp.log(model["b"])}, batch)  # infinite logits
 
-    found = answer("initial-loss", line(outputs=3), step)
-    assert (found.verdict, math.isnan(found.number)) == ("failed", True)
+    finding = answer("initial-loss", line(outputs=3), step)
+    assert (finding.verdict, math.isnan(finding.number)) == ("failed", True)
 
 
-def test_several_labels_and_outputs_without_labels(answer):
+def test_multiple_labels_and_outputs_without_labels(answer):
     def labels(model, batch):
         return MultiLabelOutput.from_logits(line_predictions(model, batch["x"]), jnp.sign(batch["x"]) / 2 + 0.5)
 
-    found = answer("initial-loss", line(outputs=3), labels)
-    assert (found.verdict, "log(2)" in found.text) == ("ok", True)
+    finding = answer("initial-loss", line(outputs=3), labels)
+    assert (finding.verdict, "log(2)" in finding.text) == ("ok", True)
     assert answer("initial-loss", line(), line_step).verdict == "skipped"
 
 
@@ -101,27 +101,27 @@ def test_several_labels_and_outputs_without_labels(answer):
 
 
 class Dropped(Net):
-    """Dropout that does not follow the mode."""
+    """A net whose dropout ignores the mode."""
 
     def __call__(self, x):
         return self.out(self.drop(nnx.relu(self.norm(self.hidden(x))), deterministic=False))
 
 
-def test_the_valid_step_repeats_its_bits(answer):
+def test_valid_step_repeats_its_bits(answer):
     assert answer("eval-mode", Net(), None).verdict == "ok"
-    found = answer("eval-mode", Dropped(), None)
-    assert (found.verdict, "dropout must follow the mode" in found.text) == ("failed", True)
-    assert found.number == 2  # the loss and the logits; labels and the weight are the same
+    finding = answer("eval-mode", Dropped(), None)
+    assert (finding.verdict, "dropout must follow the mode" in finding.text) == ("failed", True)
+    assert finding.number == 2  # the loss and the logits; labels and weights do not change
 
 
-def test_a_valid_step_that_uses_its_key_is_a_warning(answer):
+def test_valid_step_that_uses_its_key_is_a_warning(answer):
     assert answer("eval-mode", line(value=1.0), noisy_step).verdict == "warning"
     keyless = lambda model, batch, rng: line_step(model, batch)  # noqa: E731
     assert answer("eval-mode", line(value=1.0), keyless).verdict == "ok"
 
 
 def counting(step):
-    """A step whose loss is another one at each call."""
+    """Return a step whose loss differs at each call."""
     numbers = itertools.count(1)
 
     def counted(model, batch):
@@ -132,17 +132,17 @@ def counting(step):
     return counted
 
 
-def test_a_valid_step_with_a_callback_that_counts_fails(answer):
-    found = answer("eval-mode", line(), line_step, counting(line_step))
-    assert (found.verdict, found.number) == ("failed", 1)
-    assert "callbacks" in found.text
+def test_valid_step_with_a_counting_callback_fails(answer):
+    finding = answer("eval-mode", line(), line_step, counting(line_step))
+    assert (finding.verdict, finding.number) == ("failed", 1)
+    assert "callbacks" in finding.text
 
 
 def test_train_and_eval_mode(answer):
-    found = answer("train-mode", Net(), None)
-    assert (found.verdict, found.number != 0) == ("ok", True)
-    found = answer("train-mode", line(), line_step)
-    assert (found.verdict, found.number) == ("ok", 0)
+    finding = answer("train-mode", Net(), None)
+    assert (finding.verdict, finding.number != 0) == ("ok", True)
+    finding = answer("train-mode", line(), line_step)
+    assert (finding.verdict, finding.number) == ("ok", 0)
 
 
 class OnlyDropped(nnx.Module):
@@ -160,32 +160,32 @@ class OnlyDropped(nnx.Module):
 @pytest.mark.parametrize(
     ("model", "verdict"), [(Net, "warning"), (lambda: OnlyDropped(0.5), "warning"), (lambda: OnlyDropped(0.0), "ok")]
 )
-def test_a_train_step_in_eval_mode_is_a_warning(answer, model, verdict):
+def test_train_step_in_eval_mode_is_a_warning(answer, model, verdict):
     def step(model, batch):
         model.eval()
         return model.train_step(batch)
 
-    found = answer("train-mode", model(), step)
-    assert (found.verdict, "pass the mode on" in found.text) == (verdict, verdict == "warning")
+    finding = answer("train-mode", model(), step)
+    assert (finding.verdict, "pass the mode on" in finding.text) == (verdict, verdict == "warning")
 
 
-def test_weak_dropout_is_no_warning(answer):
-    """The loss of a model that begins with zeros is that of a uniform guess, whatever dropout does; here nearly so."""
+def test_weak_dropout_is_not_a_warning(answer):
+    """Dropout hardly changes the loss of a model that starts near zeros, which is the loss of a uniform guess."""
     model = OnlyDropped(0.1)
     model.line.kernel[...] *= 1e-3
-    found = answer("train-mode", model, None)
-    assert abs(found.number) < 1e-3
-    assert (found.verdict, "draws random numbers" in found.text) == ("ok", True)
+    finding = answer("train-mode", model, None)
+    assert abs(finding.number) < 1e-3
+    assert (finding.verdict, "draws random numbers" in finding.text) == ("ok", True)
 
 
-def test_losses_that_are_not_finite_are_not_compared(answer):
+def test_losses_that_are_not_finite_are_skipped(answer):
     def generating(model, batch):
         return dataclasses.replace(line_step(model, batch), loss=jnp.float32(math.nan))
 
     assert answer("train-mode", line(), line_step, generating).verdict == "skipped"
 
 
-def test_other_fields_for_validation(answer):
+def test_train_step_that_cannot_read_validation_data_is_skipped(answer):
     def valid_step(model, batch):
         return regression_step(model, {"x": batch["x"], "y": batch["z"]})
 
@@ -193,31 +193,31 @@ def test_other_fields_for_validation(answer):
     assert answer("train-mode", line(), line_step, valid_step, valid=valid).verdict == "skipped"
 
 
-def test_questions_about_the_valid_step_need_it_and_its_data(tmp_path):
+def test_questions_about_the_valid_step_need_a_step_and_data(tmp_path):
     for steps in ({}, {"valid_step": line_step}):
         learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=line_step, **steps)
         result = learner.check(batches(), only=["eval-mode", "train-mode", "row-leak"])
-        assert {each.verdict for each in result.answers} == {"skipped"}
+        assert {answer.verdict for answer in result.answers} == {"skipped"}
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def centred_step(model, batch):
-    """Rows minus the mean of their batch, in eval mode too."""
+def centered_step(model, batch):
+    """Subtract the mean of the batch from each row, in eval mode too."""
     return line_step(model, {**batch, "x": batch["x"] - batch["x"].mean(0, keepdims=True)})
 
 
-def test_rows_that_see_each_other_fail(answer):
-    found = answer("row-leak", line(value=1.0), line_step)
-    assert (found.verdict, found.number) == ("ok", 0)
-    assert "(predictions)" in found.text  # targets are passed on from the batch
-    found = answer("row-leak", line(value=1.0), centred_step)
-    assert found.verdict == "failed"
-    assert found.number > 0.01
+def test_rows_that_depend_on_each_other_fail(answer):
+    finding = answer("row-leak", line(value=1.0), line_step)
+    assert (finding.verdict, finding.number) == ("ok", 0)
+    assert "(predictions)" in finding.text  # targets are copied from the batch
+    finding = answer("row-leak", line(value=1.0), centered_step)
+    assert finding.verdict == "failed"
+    assert finding.number > 0.01
 
 
-def test_batch_statistics_leak_in_train_mode(answer):
+def test_batch_statistics_mix_rows_in_train_mode(answer):
     def train_step(model, batch):
         return model.train_step(batch)
 
@@ -229,7 +229,7 @@ def test_batch_statistics_leak_in_train_mode(answer):
     assert answer("row-leak", Net(), train_step, in_train_mode).verdict == "failed"
 
 
-def test_rows_that_cannot_be_compared(answer):
+def test_outputs_that_cannot_be_compared_are_skipped(answer):
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass(frozen=True)
     class LossOnly:

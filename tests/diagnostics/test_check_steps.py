@@ -1,4 +1,4 @@
-"""Questions of the check about training steps: each with a step that passes, and one that fails."""
+"""Tests of the check's questions about training steps, each with a step that passes and one that fails."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture
 def answer(tmp_path):
-    """The answer to a question about a model and its train step."""
+    """Return a function that answers a question about a model and its train step."""
 
     def ask(question, model, step, lr=0.05, steps=100, builder=None, train=None):
         builder = builder or quiet(tmp_path / "run")
@@ -33,30 +33,30 @@ def answer(tmp_path):
 
 
 def blocked_step(model, batch):
-    """No gradient reaches the weights."""
+    """Stop the gradient of the weights."""
     return line_step({**model, "w": jax.lax.stop_gradient(model["w"])}, batch)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_without_gradients_are_named(answer):
-    found = answer("gradients", line(), line_step)
-    assert (found.verdict, found.number) == ("ok", 0)
-    found = answer("gradients", line(), blocked_step)
-    assert (found.verdict, found.number) == ("failed", 1)
-    assert "1 of 2 trained arrays have no gradient (w)" in found.text
-    found = answer("gradients", {**line(), "unused": {"a": jnp.ones(2), "b": jnp.ones(2)}}, line_step)
-    assert (found.number, "(unused.a, unused.b)" in found.text) == (2, True)
+def test_parameters_without_gradients_fail(answer):
+    finding = answer("gradients", line(), line_step)
+    assert (finding.verdict, finding.number) == ("ok", 0)
+    finding = answer("gradients", line(), blocked_step)
+    assert (finding.verdict, finding.number) == ("failed", 1)
+    assert "1 of 2 trained arrays have no gradient (w)" in finding.text
+    finding = answer("gradients", {**line(), "unused": {"a": jnp.ones(2), "b": jnp.ones(2)}}, line_step)
+    assert (finding.number, "(unused.a, unused.b)" in finding.text) == (2, True)
 
 
-def test_frozen_parameters_are_not_looked_at(answer, tmp_path):
-    found = answer("gradients", line(), blocked_step, builder=quiet(tmp_path / "run").freeze("w"))
-    assert (found.verdict, "1 frozen array" in found.text) == ("ok", True)
+def test_frozen_parameters_are_skipped(answer, tmp_path):
+    finding = answer("gradients", line(), blocked_step, builder=quiet(tmp_path / "run").freeze("w"))
+    assert (finding.verdict, "1 frozen array" in finding.text) == ("ok", True)
 
 
-def test_a_gradient_that_comes_with_the_second_step(answer):
-    """Of two factors, one begins with zeros: the other has no gradient in the first step."""
+def test_gradient_that_starts_with_the_second_step_passes(answer):
+    """One of two factors starts at zero, so that the other has no gradient in the first step."""
 
     def step(model, batch):
         return line_step({"w": model["a"] @ model["zero"], "b": model["b"]}, batch)
@@ -66,33 +66,33 @@ def test_a_gradient_that_comes_with_the_second_step(answer):
     assert answer("gradients", model, step, lr=0.0).text.startswith("1 of 3 trained arrays have no gradient (a)")
 
 
-def test_gradients_that_are_not_finite(answer):
+def test_gradients_that_are_not_finite_fail(answer):
     def step(model, batch):
         output = line_step(model, batch)
-        return dataclasses.replace(output, loss=output.loss + jnp.sqrt(model["b"][0]))  # d sqrt(b) / db at 0
+        return dataclasses.replace(output, loss=output.loss + jnp.sqrt(model["b"][0]))  # sqrt has no slope at 0
 
-    found = answer("gradients", line(), step)
-    assert (found.verdict, found.number) == ("failed", 1)
-    assert "gradients of b are not finite" in found.text
+    finding = answer("gradients", line(), step)
+    assert (finding.verdict, finding.number) == ("failed", 1)
+    assert "gradients of b are not finite" in finding.text
 
 
-def test_the_loss_scale_is_lowered_first(answer, tmp_path):
-    """The gradient of b is 4000: times 32768 and times 16 it is above the largest float16, and times 8 it is not."""
+def test_loss_scale_is_lowered_before_gradients_fail(answer, tmp_path):
+    """The gradient of b is 4000: times 32768 and times 16 it exceeds the largest float16, but not times 8."""
 
     def step(model, batch):
         output = line_step(model, batch)
         return dataclasses.replace(output, loss=output.loss + (4000 * model["b"][0]).astype(jnp.float32))
 
-    found = answer("gradients", line(), step, lr=1e-6, builder=quiet(tmp_path / "run").precision("float16"))
-    assert found.verdict == "ok"
+    finding = answer("gradients", line(), step, lr=1e-6, builder=quiet(tmp_path / "run").precision("float16"))
+    assert finding.verdict == "ok"
 
 
-def test_a_batch_of_other_shapes_is_left_out(answer):
+def test_batch_of_another_shape_is_skipped(answer):
     ragged = [*batches()[:1], {name: x[:1] for name, x in batches()[0].items()}]
     assert answer("gradients", line(), line_step, train=ragged).verdict == "ok"
 
 
-def test_a_step_of_its_own_is_skipped(tmp_path):
+def test_custom_update_is_skipped(tmp_path):
     def update(model, batch, lr, rng):
         output = line_step(model, batch)
         grads = jax.grad(lambda model: line_step(model, batch).loss)(model)
@@ -100,14 +100,14 @@ def test_a_step_of_its_own_is_skipped(tmp_path):
 
     learner = quiet(tmp_path / "run").build(line(), None, 0.05, update=update)
     result = learner.check(batches(), only=["initial-loss", "gradients", "determinism", "one-batch"])
-    assert [each.verdict for each in result.answers] == ["skipped", "skipped", "ok", "ok"]
+    assert [answer.verdict for answer in result.answers] == ["skipped", "skipped", "ok", "ok"]
 
 
 # -- determinism -------------------------------------------------------------------------------------------------------
 
 
 def counting_step():
-    """A step whose loss, and gradients, are multiplied by the number of its calls."""
+    """Return a step that multiplies its loss, and so its gradients, by the number of its calls."""
     numbers = itertools.count(1)
 
     def step(model, batch):
@@ -118,67 +118,67 @@ def counting_step():
     return step
 
 
-def test_a_step_that_counts_its_calls_is_not_deterministic(answer):
-    found = answer("determinism", line(), line_step)
-    assert (found.verdict, found.number) == ("ok", 0)
-    found = answer("determinism", line(), counting_step())
-    assert (found.verdict, found.number) == ("failed", 2)  # w and b
+def test_step_that_counts_its_calls_is_not_deterministic(answer):
+    finding = answer("determinism", line(), line_step)
+    assert (finding.verdict, finding.number) == ("ok", 0)
+    finding = answer("determinism", line(), counting_step())
+    assert (finding.verdict, finding.number) == ("failed", 2)  # w and b
 
 
-def test_on_an_accelerator_it_is_a_warning(answer, monkeypatch):
+def test_nondeterminism_on_an_accelerator_is_a_warning(answer, monkeypatch):
     monkeypatch.setattr(SingleDevice, "platform", "gpu")
-    found = answer("determinism", line(), counting_step())
-    assert (found.verdict, "--xla_gpu_deterministic_ops=true" in found.text) == ("warning", True)
+    finding = answer("determinism", line(), counting_step())
+    assert (finding.verdict, "--xla_gpu_deterministic_ops=true" in finding.text) == ("warning", True)
 
 
 # -- one batch ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_batch_is_learned(answer):
-    found = answer("one-batch", line(), line_step)
-    assert found.verdict == "ok"
-    assert found.number <= 0.1
-    found = answer("one-batch", line(bias=False), blocked_step)
-    assert (found.verdict, found.number) == ("failed", 1.0)
+    finding = answer("one-batch", line(), line_step)
+    assert finding.verdict == "ok"
+    assert finding.number <= 0.1
+    finding = answer("one-batch", line(bias=False), blocked_step)
+    assert (finding.verdict, finding.number) == ("failed", 1.0)
 
 
 def square_step(model, batch):
-    """The loss is w squared: a step of SGD multiplies w by 1 - 2 lr."""
+    """Return w² as the loss: a step of SGD multiplies w by 1 - 2 lr."""
     return dataclasses.replace(line_step(line(), batch), loss=model["w"] ** 2)
 
 
-def test_the_share_of_the_loss_that_is_left(answer):
-    found = answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=0.01, steps=20)
+def test_number_is_the_remaining_share_of_the_loss(answer):
+    finding = answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=0.01, steps=20)
     losses = [9 * 0.98 ** (2 * step) for step in range(20)]
-    assert found.number == pytest.approx(sum(losses[-5:]) / 5 / 9, rel=1e-5)  # 0.505
-    assert found.verdict == "warning"
+    assert finding.number == pytest.approx(sum(losses[-5:]) / 5 / 9, rel=1e-5)  # 0.505
+    assert finding.verdict == "warning"
     assert answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=0.01, steps=10).verdict == "warning"
     assert answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=1e-5, steps=10).verdict == "failed"
     assert answer("one-batch", {"w": jnp.float32(0)}, square_step, steps=3).verdict == "failed"  # nothing to learn
 
 
-def test_a_first_loss_that_is_not_finite_is_no_matter_of_the_rate(answer):
+def test_first_loss_that_is_not_finite_does_not_blame_the_rate(answer):
     def step(model, batch):
         return dataclasses.replace(square_step(model, batch), loss=jnp.log(-1 - model["w"] ** 2))
 
     for question in ("one-batch", "learning-rate"):
-        found = answer(question, {"w": jnp.float32(3)}, step)
-        assert (found.verdict, "look for NaN in the data" in found.text) == ("failed", True)
+        finding = answer(question, {"w": jnp.float32(3)}, step)
+        assert (finding.verdict, "look for NaN in the data" in finding.text) == ("failed", True)
 
 
-def test_a_loss_that_diverges_fails(answer):
-    found = answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=1e9)
-    assert (found.verdict, math.isfinite(found.number)) == ("failed", False)
-    assert "lower the learning rate" in found.text
+def test_diverging_loss_fails(answer):
+    finding = answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=1e9)
+    assert (finding.verdict, math.isfinite(finding.number)) == ("failed", False)
+    assert "lower the learning rate" in finding.text
 
 
-def test_the_highest_rate_of_a_schedule_is_used(answer, tmp_path):
+def test_highest_rate_of_a_schedule_is_used(answer, tmp_path):
     warmup = Linear(0.0, 0.05, over=10_000)
-    found = answer("one-batch", line(), line_step, lr=warmup, builder=quiet(tmp_path / "run").num_steps(20_000))
-    assert (found.verdict, "at the rate 0.05" in found.text) == ("ok", True)
+    finding = answer("one-batch", line(), line_step, lr=warmup, builder=quiet(tmp_path / "run").num_steps(20_000))
+    assert (finding.verdict, "at the rate 0.05" in finding.text) == ("ok", True)
 
 
-def test_few_rows_of_a_large_batch(answer):
+def test_large_batch_is_cut_to_32_rows(answer):
     (all_rows,) = batches(24)
     large = {name: np.concatenate([x, x]) for name, x in all_rows.items()}
     assert "The loss of 32 rows" in answer("one-batch", line(), line_step, train=[large], steps=2).text
@@ -187,52 +187,52 @@ def test_few_rows_of_a_large_batch(answer):
 # -- learning rate -----------------------------------------------------------------------------------------------------
 
 
-def test_the_rate_is_compared_with_a_range_test(answer):
-    found = answer("learning-rate", line(), line_step, lr=0.05)
-    assert found.verdict == "ok"
-    assert 1e-3 < found.number < 1
-    found = answer("learning-rate", line(), line_step, lr=100.0)
-    assert (found.verdict, "lower it" in found.text) == ("failed", True)
-    found = answer("learning-rate", line(), line_step, lr=1e-6)
-    assert (found.verdict, "try a higher one" in found.text) == ("warning", True)
+def test_rate_is_compared_with_a_range_test(answer):
+    finding = answer("learning-rate", line(), line_step, lr=0.05)
+    assert finding.verdict == "ok"
+    assert 1e-3 < finding.number < 1
+    finding = answer("learning-rate", line(), line_step, lr=100.0)
+    assert (finding.verdict, "lower it" in finding.text) == ("failed", True)
+    finding = answer("learning-rate", line(), line_step, lr=1e-6)
+    assert (finding.verdict, "try a higher one" in finding.text) == ("warning", True)
 
 
-def test_a_high_rate_after_a_warm_up_is_a_warning(answer, tmp_path):
+def test_high_rate_after_a_warm_up_is_a_warning(answer, tmp_path):
     builder = quiet(tmp_path / "run").num_steps(200)
-    found = answer("learning-rate", line(), line_step, lr=Linear(0.0, 100.0, over=100), builder=builder)
-    assert (found.verdict, "warm-up" in found.text) == ("warning", True)
+    finding = answer("learning-rate", line(), line_step, lr=Linear(0.0, 100.0, over=100), builder=builder)
+    assert (finding.verdict, "warm-up" in finding.text) == ("warning", True)
 
 
-def test_the_rate_at_which_a_loss_diverges(answer):
-    """The loss is w squared, which grows where a step of SGD multiplies w by less than -1: above the rate 1."""
-    found = answer("learning-rate", {"w": jnp.float32(3)}, square_step, lr=0.9)
-    assert found.verdict == "ok"
-    found = answer("learning-rate", {"w": jnp.float32(3)}, square_step, lr=11.0)
-    assert found.verdict == "failed"
-    assert 1 < float(re.search(r"diverges at the rate ([\d.]+),", found.text)[1]) <= 10
+def test_diverging_rate_is_reported(answer):
+    """The loss is w², which grows if a step of SGD multiplies w by less than -1: above the rate 1."""
+    finding = answer("learning-rate", {"w": jnp.float32(3)}, square_step, lr=0.9)
+    assert finding.verdict == "ok"
+    finding = answer("learning-rate", {"w": jnp.float32(3)}, square_step, lr=11.0)
+    assert finding.verdict == "failed"
+    assert 1 < float(re.search(r"diverges at the rate ([\d.]+),", finding.text)[1]) <= 10
 
 
-def test_losses_that_cannot_be_compared(answer):
-    found = answer("learning-rate", line(bias=False), blocked_step)
-    assert (found.verdict, "does not fall at any rate" in found.text) == ("warning", True)
+def test_losses_that_never_fall_or_are_not_finite(answer):
+    finding = answer("learning-rate", line(bias=False), blocked_step)
+    assert (finding.verdict, "does not fall at any rate" in finding.text) == ("warning", True)
 
     def step(model, batch):
         return dataclasses.replace(line_step(model, batch), loss=jnp.log(model["b"][0]))
 
-    found = answer("learning-rate", line(), step)
-    assert (found.verdict, found.number) == ("failed", -math.inf)
+    finding = answer("learning-rate", line(), step)
+    assert (finding.verdict, finding.number) == ("failed", -math.inf)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_memory_of_the_device(tmp_path, monkeypatch):
+def test_memory_is_compared_with_the_limit_of_the_device(tmp_path, monkeypatch):
     learner = build_line(quiet(tmp_path / "run"))
     check = lambda: learner.check(batches(), only=["memory"])["memory"]  # noqa: E731
-    found = check()
+    finding = check()
     peak = max(program.peak for program in learner.sharding_report(batches()).programs)
-    assert (found.verdict, found.number > 0.5 * peak) == ("ok", True)
-    for limit, verdict in ((2 * found.number, "ok"), (found.number, "warning"), (found.number - 1, "failed")):
+    assert (finding.verdict, finding.number > 0.5 * peak) == ("ok", True)
+    for limit, verdict in ((2 * finding.number, "ok"), (finding.number, "warning"), (finding.number - 1, "failed")):
         monkeypatch.setattr(step_questions, "memory_limit", lambda device, limit=limit: limit)
         assert check().verdict == verdict
 
@@ -253,38 +253,38 @@ def in_batches(x, t):
     return [{"x": x[i : i + 8], "t": t[i : i + 8]} for i in range(0, len(x), 8)]
 
 
-def test_labels_of_the_inputs(tmp_path):
+def test_labels_that_depend_on_inputs_pass(tmp_path):
     x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
     data = in_batches(x, x @ np.float32([1, -2, 3]))
-    found = ask_about_labels(tmp_path / "run", data[:4], data[4:])
-    assert (found.verdict, found.number < 0.01, "with t shuffled" in found.text) == ("ok", True, True)
+    finding = ask_about_labels(tmp_path / "run", data[:4], data[4:])
+    assert (finding.verdict, finding.number < 0.01, "with t shuffled" in finding.text) == ("ok", True, True)
 
 
-def test_nothing_is_learned(tmp_path):
+def test_unlearned_labels_are_a_warning(tmp_path):
     x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
     data = in_batches(x, x @ np.float32([1, -2, 3]))
-    found = ask_about_labels(tmp_path / "run", data[:4], data[4:], lr=1e-4)
-    assert (found.verdict, found.number > 0.95) == ("warning", True)
+    finding = ask_about_labels(tmp_path / "run", data[:4], data[4:], lr=1e-4)
+    assert (finding.verdict, finding.number > 0.95) == ("warning", True)
 
 
-def test_outputs_of_zeros_hide_no_labels(tmp_path):
-    """The loss of a model that begins with zeros does not depend on the order of the labels."""
+def test_labels_are_identified_for_outputs_of_zeros(tmp_path):
+    """The loss of a model that starts with zeros does not depend on the order of the labels."""
     step = lambda model, batch: ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["t"])  # noqa: E731
     x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
     data = in_batches(x, x.argmax(1).astype(np.int32))
     assert ask_about_labels(tmp_path / "run", data[:4], data[4:], step, width=(3, 3)).verdict == "ok"
 
 
-def test_labels_learned_by_heart(tmp_path):
-    """Each row has a weight of its own, so that training changes nothing for others."""
+def test_memorized_labels_fail(tmp_path):
+    """Each row has a separate weight, so that training changes no other row."""
     rows, t = np.eye(32, dtype=np.float32), np.random.default_rng(0).normal(size=32).astype(np.float32)
     batches = in_batches(2 * rows, t)
-    found = ask_about_labels(tmp_path / "run", batches[:2], batches[2:], width=32)
-    assert (found.verdict, found.number) == ("failed", 1.0)
+    finding = ask_about_labels(tmp_path / "run", batches[:2], batches[2:], width=32)
+    assert (finding.verdict, finding.number) == ("failed", 1.0)
 
 
-def test_labels_that_are_not_known(tmp_path):
-    """Of a language model the labels are among the inputs."""
+def test_unknown_labels_are_skipped(tmp_path):
+    """The labels of a language model are part of its inputs."""
 
     def step(model, batch):
         return RegressionOutput.from_predictions(batch["x"][:, :-1] @ model["w"], batch["x"][:, -1])

@@ -1,4 +1,4 @@
-"""What a run is going to be: by hand, and against the run that then comes."""
+"""Tests of the overview of a run: values by hand, and compared with the run."""
 
 import io
 import re
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 LINE = {"w": (3, 1), "b": (1,)}
 
 
-def test_of_a_line_by_hand(tmp_path):
-    """Four numbers of 4 bytes; two matrix products, forward and for the gradient of w."""
+def test_overview_of_a_line(tmp_path):
+    """The model has four numbers of 4 bytes. A step has two matrix products: forward, and for the gradient of w."""
     overview = build_line(quiet(tmp_path / "run").num_epochs(3)).overview(shuffled())
     assert {x.path: x.shape for x in overview.arrays} == LINE
     assert (overview.model, overview.optimizer) == ("dict (pytree)", "sgd")
@@ -38,29 +38,35 @@ def test_of_a_line_by_hand(tmp_path):
     assert products < overview.flops < 4 * products
     assert overview.flops_exact
     rows = 4 * (3 + 1 + 1)  # x, t and y
-    assert overview.memory == {"parameters": 16, "gradients": 16, "data": 2 * EVEN * rows}  # also in another order
+    assert overview.memory == {
+        "parameters": 16,
+        "gradients": 16,
+        "data": 2 * EVEN * rows,
+    }  # with its shuffled copy
     assert overview.peak is not None
     assert 0 < overview.temporaries < overview.peak
     assert not (tmp_path / "run").exists()
 
 
-def test_of_several_devices(tmp_path):
-    """An eighth of each array that divides, and three rows of each batch; a buffer has 32 steps of two batches."""
+def test_overview_of_several_devices(tmp_path):
+    """A device holds an eighth of each array that divides, and three rows of each batch. The buffer has 32 steps of two
+    batches.
+    """
     builder = quiet(tmp_path / "run").strategy(Sharded(rules=fsdp(1))).grads_accumulation(2).num_steps(7)
     learner = builder.build(KINDS["mlp"].make(0.0), optax.adam, 0.1)
     overview = learner.overview(DataLoaderBuilder().batch_size(24).build(KINDS["mlp"].data(120, 1)), compiled=False)
     assert overview.peak is None
     assert (overview.rows, overview.spread, overview.accumulate) == (24, 8, 2)
     assert (overview.batches, overview.steps_per_epoch, overview.num_epochs, overview.steps) == (5, 3, None, 7)
-    each = overview.memory
-    assert (each["parameters"], each["gradients"], each["optimizer"]) == (104, 104, 212)
-    assert each["batches"] == 4 * (32 * 2 * 3 * 4 * 7)
+    memory = overview.memory
+    assert (memory["parameters"], memory["gradients"], memory["optimizer"]) == (104, 104, 212)
+    assert memory["batches"] == 4 * (32 * 2 * 3 * 4 * 7)
     one = quiet(tmp_path / "one").grads_accumulation(2).build(KINDS["mlp"].make(0.0), optax.adam, 0.1)
     assert one.overview([KINDS["mlp"].data(24, 1)], compiled=False).flops == overview.flops
 
 
 @pytest.mark.parametrize("strategy", [Replicated(8), Sharded()], ids=["replicated", "sharded"])
-def test_batches_that_cannot_be_spread(tmp_path, strategy):
+def test_batches_that_do_not_divide_are_replicated(tmp_path, strategy):
     builder = quiet(tmp_path / "run").strategy(strategy)
     overview = build_line(builder).overview(shuffled(), compiled=False)
     assert (overview.rows, overview.spread, overview.devices) == (BATCH, 1, 8)
@@ -73,8 +79,8 @@ def test_data_of_unknown_length(tmp_path):
     assert overview.memory["batches"] == 4 * (32 * 4 * BATCH * 5)  # four buffers of 32 batches
 
 
-def test_an_update_of_ones_own(tmp_path):
-    """It has neither an optimizer nor gradients that are known."""
+def test_custom_update(tmp_path):
+    """Its optimizer and gradients are unknown."""
 
     def update(model, batch, lr, rng):
         error = batch["x"] @ model["w"] - batch["t"]
@@ -88,7 +94,7 @@ def test_an_update_of_ones_own(tmp_path):
     assert overview.flops > 3 * 2 * BATCH * 3
 
 
-def test_what_is_wrong_is_told_as_by_fit(tmp_path):
+def test_invalid_data_is_refused(tmp_path):
     with raises_code("batch-missing-key", name="train_step", key="x"):
         build_line(quiet(tmp_path / "run")).overview([{"z": np.zeros((4, 3), np.float32)}])
 
@@ -100,7 +106,7 @@ STRATEGIES = {
     "replicated": lambda: Replicated(8),
     "sharded": lambda: Sharded(rules=fsdp(1)),
 }
-CASES = [  # each pair of values is in one of them
+CASES = [  # every pair of values is in one case
     ("one", "mlp", 2, "stream"),
     ("one", "cnn", 1, "resident"),
     ("replicated", "mlp", 1, "resident"),
@@ -110,8 +116,8 @@ CASES = [  # each pair of values is in one of them
 ]
 
 
-def test_the_training_is_compiled_once(tmp_path):
-    """With what was compiled for the overview, the same programs are made as without."""
+def test_overview_does_not_compile_training_again(tmp_path):
+    """A run with an overview compiles as many programs as one without."""
     counts = []
     for name, shows in (("without", False), ("with", True)):
         jax.clear_caches()
@@ -124,7 +130,7 @@ def test_the_training_is_compiled_once(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("strategy", "kind", "accumulate", "data"), CASES)
-def test_the_training_is_compiled_once_wherever_it_runs(tmp_path, strategy, kind, accumulate, data):
+def test_overview_does_not_compile_training_again_on_any_strategy(tmp_path, strategy, kind, accumulate, data):
     counts = []
     for name, shows in (("without", False), ("with", True)):
         jax.clear_caches()
@@ -141,8 +147,8 @@ def test_the_training_is_compiled_once_wherever_it_runs(tmp_path, strategy, kind
     assert counts[0] == counts[1]
 
 
-def shown(directory, *listeners, **summary):
-    """Return what a run of two epochs prints, its events, and its log."""
+def output_of(directory, *listeners, **summary):
+    """Return the lines that a run of two epochs prints, its events, and its log."""
     out, memory = io.StringIO(), MemoryLogger()
     builder = LearnerBuilder(directory).renderer(PlainRenderer(out)).metric_loggers(memory, *listeners).num_epochs(2)
     learner = build_line(builder.with_file_checkpointer(None).summary(**summary))
@@ -151,7 +157,7 @@ def shown(directory, *listeners, **summary):
 
 
 class Reading(Listener):
-    """Reads what is in the directory of a run while it is compiled."""
+    """Read the directory of a run while its programs are compiled."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -162,9 +168,9 @@ class Reading(Listener):
             self.files = {path.name for path in self.directory.iterdir()}
 
 
-def test_a_run_shows_it_before_it_starts(tmp_path):
+def test_run_prints_its_overview_before_it_starts(tmp_path):
     reading = Reading(tmp_path / "run")
-    lines, events, log = shown(tmp_path / "run", reading)
+    lines, events, log = output_of(tmp_path / "run", reading)
     assert reading.events[0] == "start"
     assert "model.json" in reading.files
     overview, compiling, compiled, started = events[:4]
@@ -183,15 +189,15 @@ def test_a_run_shows_it_before_it_starts(tmp_path):
     assert "length     6 batches = 6 steps an epoch; 2 epochs = 12 steps" in lines
 
 
-def test_only_where_it_is_asked_for(tmp_path):
-    lines, events, log = shown(tmp_path / "run", show=False)
+def test_run_without_summary_prints_no_overview(tmp_path):
+    lines, events, log = output_of(tmp_path / "run", show=False)
     assert isinstance(events[0], RunStarted)
     assert lines[0] == f"{tmp_path / 'run'}: 2 epochs of 6 steps, 4 parameters"
     assert "a dispatch needs" not in log
 
 
-def test_the_depth_that_was_asked_for(tmp_path):
-    """And what follows a run from Python without checkpoints."""
+def test_depth_of_the_overview(tmp_path):
+    """The next commands are those of a run from Python without checkpoints."""
 
     def step(model, batch):
         return RegressionOutput.from_predictions(batch["x"] @ model["a"]["b"]["w"], batch["t"])

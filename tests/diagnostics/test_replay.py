@@ -1,4 +1,4 @@
-"""Runs repeated from their checkpoints: to the bit, and where they cannot be."""
+"""Tests of runs that are repeated from their checkpoints, to the bit."""
 
 import contextlib
 import shutil
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
 
 def net(directory):
-    """A run of 6 steps: each epoch has 6 batches, the last one of 2 rows, and 3 steps."""
+    """Return a learner of 6 steps: each of two epochs has 6 batches, the last of 2 rows, and 3 steps."""
     builder = quiet(directory, saves=True).num_epochs(2).grads_accumulation(2)
     return build_net(builder.with_file_checkpointer(every_steps=1, keep_last=9))
 
@@ -42,7 +42,7 @@ def replayed(directory, start):
 
 @pytest.fixture(scope="module")
 def saved(trained):
-    """The arrays of each checkpoint."""
+    """Return the arrays of each checkpoint."""
     arrays = {}
     for step in range(1, 7):
         with replayed(trained, step) as run:
@@ -52,7 +52,7 @@ def saved(trained):
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 4), (3, 4)])
 def test_replayed_steps_have_the_bits_of_the_run(trained, saved, start, stop):
-    """From the beginning; inside an epoch, where the next batch is the short one; and between epochs."""
+    """Replays start at the beginning; inside an epoch, before the short batch; and between epochs."""
     with replayed(trained, start) as run:
         for step in range(start + 1, stop + 1):
             loss, gradients = run.train(tuple(micro.batch for micro in run.read().micro_batches))
@@ -61,32 +61,32 @@ def test_replayed_steps_have_the_bits_of_the_run(trained, saved, start, stop):
             assert "gradients/out.kernel" in gradients
 
 
-def test_a_run_and_itself(trained):
+def test_run_does_not_differ_from_itself(trained):
     before = tree_of(trained)
     sides = [RunInputs(net(trained).definition, shuffled(rows=ROWS), None) for _ in range(2)]
-    found = replay(*sides, 5)
-    assert (found.start, found.stop, found.step, found.difference) == (4, 5, None, None)
-    assert found.lines() == ["replayed from the checkpoints of step 4 to step 5: no array differs"]
+    result = replay(*sides, 5)
+    assert (result.start, result.stop, result.step, result.difference) == (4, 5, None, None)
+    assert result.lines() == ["replayed from the checkpoints of step 4 to step 5: no array differs"]
     assert tree_of(trained) == before
 
 
-def test_an_update_that_differs_although_the_gradients_agree(tmp_path):
-    """Before the first step no run needs to have trained."""
+def test_update_differs_although_gradients_agree(tmp_path):
+    """A replay from before the first step needs no trained run."""
     a, b = (
         RunInputs(line(tmp_path / str(rate), lr=lambda step, rate=rate: rate).definition, batches(), None)
         for rate in (0.05, 0.025)
     )
-    found = replay(a, b, 2)
-    assert (found.start, found.step, found.difference.path) == (0, 1, "params/b")
-    assert found.difference.further == 1  # `params/w`
-    updated, other = found.difference.values
-    assert updated == pytest.approx(2 * other)  # sgd: the update from 0 is the rate times the gradient
-    assert len(found.losses) == 1
-    assert found.losses[0][0] == found.losses[0][1] == pytest.approx(np.mean(batches()[0]["t"] ** 2))
+    result = replay(a, b, 2)
+    assert (result.start, result.step, result.difference.path) == (0, 1, "params/b")
+    assert result.difference.further == 1  # `params/w`
+    updated, other = result.difference.values
+    assert updated == pytest.approx(2 * other)  # SGD: the update from 0 is the rate times the gradient
+    assert len(result.losses) == 1
+    assert result.losses[0][0] == result.losses[0][1] == pytest.approx(np.mean(batches()[0]["t"] ** 2))
     assert not list(tmp_path.iterdir())
 
 
-def test_checkpoints_of_one_step(tmp_path):
+def test_replay_starts_at_a_common_checkpoint(tmp_path):
     for name, every in (("a", 2), ("b", 3)):
         line(tmp_path / name, every).fit(batches())
     assert [saved_steps(tmp_path / name) for name in "ab"] == [[4, 6], [3, 6]]
@@ -97,7 +97,7 @@ def test_checkpoints_of_one_step(tmp_path):
             common_start(definitions, stop)
 
 
-def test_validations_that_lower_the_learning_rate(tmp_path):
+def test_replay_with_reduce_on_plateau(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2)
     rate = ReduceOnPlateau(0.05, "valid/Loss", patience=0)
     build_line(builder, rate).fit(batches(), valid_data())

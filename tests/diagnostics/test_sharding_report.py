@@ -1,4 +1,4 @@
-"""What is said of a run's arrays and programs before it begins: by hand, and against the arrays of a real one."""
+"""Tests of the sharding report: arrays and programs by hand, and compared with the arrays of a run."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from tests.support.spread import KINDS
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-FIXED = 4 + 8 + 2 * 4  # arguments that do not come out: the rate's factor, the root key; a cursor and a count
+FIXED = 4 + 8 + 2 * 4  # arguments that are not outputs: the factor of the rate, the root key; a cursor and a count
 
 
 def learner_for(directory, kind="mlp", strategy=None, accumulate=1, optimizer=optax.adam):
@@ -29,33 +29,33 @@ def data_for(kind="mlp", batch=24):
     return DataLoaderBuilder().batch_size(batch).build(KINDS[kind].data(120, 1))
 
 
-def test_arrays_by_hand(tmp_path):
+def test_arrays_of_an_mlp(tmp_path):
     report = learner_for(tmp_path / "run", "mlp", Sharded(rules=fsdp(1))).sharding_report(data_for())
-    found = {(x.part, x.path): (x.shape, x.dtype, x.spec, x.bytes, x.per_device, x.parameter) for x in report.arrays}
+    rows = {(x.part, x.path): (x.shape, x.dtype, x.spec, x.bytes, x.per_device, x.parameter) for x in report.arrays}
     expected = {
         "hidden.bias": ((16,), "float32", ("data",), 64, 8),
         "hidden.kernel": ((6, 16), "float32", (None, "data"), 384, 48),
         "out.bias": ((4,), "float32", (), 16, 16),  # 4 is not divisible by 8
         "out.kernel": ((16, 4), "float32", ("data",), 256, 32),
     }
-    assert {path: row[:-1] for (part, path), row in found.items() if part == "parameters"} == expected
-    moments = {path: row for (part, path), row in found.items() if part == "optimizer"}
+    assert {path: row[:-1] for (part, path), row in rows.items() if part == "parameters"} == expected
+    moments = {path: row for (part, path), row in rows.items() if part == "optimizer"}
     count = moments.pop("0.count")
     assert count == ((), "int32", (), 4, 4, None)
     assert {row[-1] for row in moments.values()} == set(expected)
     assert {path: row[:-1] for path, row in moments.items()} == {
         f"0.{moment}.{path}": row for moment in ("mu", "nu") for path, row in expected.items()
     }
-    assert found["other", "rng"][3:5] == (8, 8)
+    assert rows["other", "rng"][3:5] == (8, 8)
     assert [report.per_device(part) for part in ("parameters", "optimizer", "model state")] == [104, 212, 0]
     assert [report.on_one_device(part) for part in ("parameters", "optimizer")] == [720, 1444]
     assert report.per_device() == 104 + 212 + report.per_device("other")
     assert report.devices == 8
 
 
-def test_programs_by_hand(tmp_path):
-    """The state, the rows of 32 steps (7 numbers of 4 bytes in each of the device's 3) and the metrics go in; the state
-    and the metrics take the place of what went in.
+def test_memory_of_a_program(tmp_path):
+    """The inputs are the state, the rows of 32 steps (each device has 3 rows of 7 numbers of 4 bytes) and the metrics.
+    The outputs alias the state and the metrics.
     """
     batches = [KINDS["mlp"].data(24, 1)] * 2
     report = learner_for(tmp_path / "run", "mlp", Sharded(rules=fsdp(1))).sharding_report(batches)
@@ -75,7 +75,7 @@ STRATEGIES = {
     "fsdp": lambda kind: Sharded(rules=fsdp(1)),
     "model": lambda kind: Sharded({"data": 2, "model": 2}, [KINDS[kind].rules, fsdp(1)], devices=4),
 }
-CASES = [  # each strategy, each kind with and without accumulation, and all kinds where the model is split
+CASES = [  # each strategy, each kind with and without accumulation, and all kinds if the model is split
     *zip(list(STRATEGIES)[:-1], itertools.cycle(KINDS), itertools.cycle((1, 2))),
     *(("model", kind, accumulate) for kind in KINDS for accumulate in (1, 2)),
 ]
@@ -88,7 +88,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("strategy", "kind", "accumulate"), cases())
-def test_the_bytes_are_those_of_the_arrays_of_a_run(tmp_path, strategy, kind, accumulate):
+def test_bytes_equal_those_of_placed_arrays(tmp_path, strategy, kind, accumulate):
     chosen = STRATEGIES[strategy](kind)
     learner = learner_for(tmp_path / "run", kind, chosen, accumulate)
     report = learner.sharding_report(data_for(kind))
@@ -101,7 +101,7 @@ def test_the_bytes_are_those_of_the_arrays_of_a_run(tmp_path, strategy, kind, ac
     assert report.per_device() == sum(jax.tree.leaves(each))
     assert report.on_one_device() == sum(x.nbytes for x in jax.tree.leaves(placed))
     assert [program.name for program in report.programs] == NAMES.get((kind, accumulate), ["loop"])
-    whole = report.programs[-1]  # it takes all of the state, and gives it back in its place
+    whole = report.programs[-1]  # its outputs alias the whole state
     assert 0 <= whole.aliased - (report.per_device() - 12) <= 200
     assert not (tmp_path / "run").exists()
 
@@ -111,8 +111,8 @@ def _numbers(x):
 
 
 @pytest.mark.full
-def test_the_state_is_not_made(tmp_path):
-    """One that fits nowhere is reported all the same: 4 TB, 500 GB for each device."""
+def test_state_is_not_allocated(tmp_path):
+    """A state that fits no device is reported: 4 TB, 500 GB on each device."""
 
     def huge(lr):
         state = optax.GradientTransformation(
@@ -126,8 +126,10 @@ def test_the_state_is_not_made(tmp_path):
     assert "4.4 TB" in str(report)
 
 
-def test_what_of_the_optimizer_belongs_to_a_parameter(tmp_path):
-    """By the longest path: `block.w` is not the `w` outside. What has other shapes belongs to it too."""
+def test_optimizer_state_belongs_to_parameters(tmp_path):
+    """The longest matching path decides: `block.w` is not the outer `w`. Arrays of other shapes belong to their
+    parameter too.
+    """
     model = {"w": jnp.zeros((256, 128)), "block": {"w": jnp.zeros((3,))}}
 
     def step(model, batch):
@@ -145,7 +147,7 @@ def test_what_of_the_optimizer_belongs_to_a_parameter(tmp_path):
     assert (256,) in own
 
 
-def test_a_model_that_is_one_array(tmp_path):
+def test_model_of_one_array(tmp_path):
     def step(model, batch):
         return RegressionOutput.from_predictions(batch["x"] @ model, batch["x"][:, 0])
 
@@ -155,7 +157,7 @@ def test_a_model_that_is_one_array(tmp_path):
     assert str(report).splitlines()[3].split() == ["array", "[3]", "float32", "-", "12", "bytes", "24", "bytes"]
 
 
-def test_the_tables(tmp_path):
+def test_tables_of_a_report(tmp_path):
     rules = [{r"hidden\.kernel": (None, ("data", "model"))}, fsdp(1)]
     strategy = Sharded({"data": 4, "model": 2}, rules)
     report = learner_for(tmp_path / "run", "mlp", strategy).sharding_report(data_for())
@@ -181,14 +183,14 @@ def test_the_tables(tmp_path):
     assert "hidden.kernel  [6, 16]  float32" in report._repr_html_()
 
 
-def test_statistics_have_a_table_of_their_own(tmp_path):
+def test_model_state_has_a_table(tmp_path):
     text = str(learner_for(tmp_path / "run", "cnn").sharding_report(data_for("cnn")))
     assert "\nnorm.mean      [8]  float32     -          32 bytes\n" in text
     assert "over 1 device " in text
 
 
 @pytest.mark.full
-def test_a_run_after_a_report_is_the_same(tmp_path):
+def test_report_does_not_change_a_later_run(tmp_path):
     data, left = data_for(), []
     for name in ("one", "two"):
         learner = learner_for(tmp_path / name, strategy=Replicated(2))
@@ -198,7 +200,7 @@ def test_a_run_after_a_report_is_the_same(tmp_path):
     assert left[0] == left[1]
 
 
-def test_a_run_that_is_there_stays_as_it_is(tmp_path):
+def test_report_does_not_change_an_existing_run(tmp_path):
     data = [{"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}] * 2
     build_line(quiet(tmp_path / "run", saves=True)).fit(data)
     before = tree_of(tmp_path / "run")
@@ -207,7 +209,7 @@ def test_a_run_that_is_there_stays_as_it_is(tmp_path):
     assert tree_of(tmp_path / "run") == before
 
 
-def test_what_is_wrong_is_told(tmp_path):
+def test_invalid_rule_is_refused(tmp_path):
     learner = learner_for(tmp_path / "run", strategy=Sharded(rules={"hiden": "data"}))
     with raises_code("strategy-rule-unused", pattern="hiden"):
         learner.sharding_report(data_for())
