@@ -94,11 +94,11 @@ def test_bytes_equal_those_of_placed_arrays(tmp_path, strategy, kind, accumulate
     report = learner.sharding_report(data_for(kind))
     state = learner.init()
     placed = jax.tree.map(_numbers, chosen.place(state, chosen.shardings(state)))
-    each = jax.tree.map(lambda x: x.addressable_shards[0].data.nbytes, placed)
-    parts = {"parameters": each.params, "model state": each.model_state, "optimizer": each.opt_state}
+    shards = jax.tree.map(lambda x: x.addressable_shards[0].data.nbytes, placed)
+    parts = {"parameters": shards.params, "model state": shards.model_state, "optimizer": shards.opt_state}
     for part, sizes in parts.items():
         assert report.per_device(part) == sum(jax.tree.leaves(sizes)), part
-    assert report.per_device() == sum(jax.tree.leaves(each))
+    assert report.per_device() == sum(jax.tree.leaves(shards))
     assert report.on_one_device() == sum(x.nbytes for x in jax.tree.leaves(placed))
     assert [program.name for program in report.programs] == NAMES.get((kind, accumulate), ["loop"])
     whole = report.programs[-1]  # its outputs alias the whole state

@@ -55,16 +55,16 @@ class Play:
     def epoch(self, renderer, epoch, seconds=1.5, steps=45, count=15, total=45, values=None):
         """Send an epoch of `steps` training steps in dispatches of `count`, and three validation batches."""
         renderer.on_event(EpochStarted(0.0, epoch, total))
-        each = seconds / (steps // count + 1)
+        share = seconds / (steps // count + 1)
         for done in range(count, steps + 1, count):
             step = (epoch - 1) * steps + done
-            self.dispatch(renderer, epoch, done, count, total, seconds=each, step=step, loss=1 / step)
-        self.dispatch(renderer, epoch, 3, 3, 3, "valid", each, step=epoch * steps)
+            self.dispatch(renderer, epoch, done, count, total, seconds=share, step=step, loss=1 / step)
+        self.dispatch(renderer, epoch, 3, 3, 3, "valid", share, step=epoch * steps)
         if values is None:
             values = {"train/Loss": 0.5 / epoch, "train/Accuracy": 0.75, "valid/Loss": 0.625, "valid/Accuracy": 0.875}
         for split in ("train", "valid"):
             part = {key.split("/")[1]: value for key, value in values.items() if key.startswith(f"{split}/")}
-            renderer.on_event(SplitEnded(0.0, split, epoch, epoch * steps, part, each))
+            renderer.on_event(SplitEnded(0.0, split, epoch, epoch * steps, part, share))
         renderer.on_event(EpochEnded(0.0, epoch, epoch * steps, values, seconds))
 
     def validate(self, renderer, epoch, step, **values):
@@ -75,10 +75,10 @@ class Play:
         renderer.on_event(RunEnded(0.0, epochs, steps, "num_epochs", summary or {}, 4.56, show_summary))
         renderer.close()
 
-    def run(self, renderer, epochs=3, show_summary=False, summary=None, **each):
+    def run(self, renderer, epochs=3, show_summary=False, summary=None, **options):
         self.start(renderer, num_epochs=epochs)
         for epoch in range(1, epochs + 1):
-            self.epoch(renderer, epoch, **each)
+            self.epoch(renderer, epoch, **options)
         self.end(renderer, epochs, 45 * epochs, show_summary, summary)
 
 

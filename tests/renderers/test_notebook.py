@@ -108,7 +108,7 @@ def test_table_of_the_model_is_first(renderer, displays, play):
             renderer.on_event(event)
         play.run(renderer, seconds=4)
     with_model, without = (
-        next(content for content, each, _ in reversed(displays) if each == place)
+        next(content for content, displayed, _ in reversed(displays) if displayed == place)
         for place in dict.fromkeys(place for _, place, _ in displays)
     )
     (table,) = [text for tag, text in Page(with_model["text/html"]).texts if tag == "pre"]

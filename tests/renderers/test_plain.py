@@ -163,8 +163,8 @@ def test_line_on_a_terminal_has_the_metrics_that_fit_and_a_hint(clock, play, mon
     for stream in (out, file):
         renderer = PlainRenderer(stream, clock)
         play.start(renderer)
-        for epoch, each in ((1, values), (2, dict.fromkeys(values, 1.0)), (3, values)):
-            renderer.on_event(EpochEnded(0.0, epoch, 45 * epoch, each, 1.5))
+        for epoch, logged in ((1, values), (2, dict.fromkeys(values, 1.0)), (3, values)):
+            renderer.on_event(EpochEnded(0.0, epoch, 45 * epoch, logged, 1.5))
     rest = "valid Loss 0.1235  Metric 0 0.1235 | train Loss 0.1235  1.5 s"  # with another metric, 83 characters
     hint = "and 47 more: --renderer.metrics=[NAME, ...] selects"
     assert lines_of(out)[1:] == [

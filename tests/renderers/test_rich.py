@@ -615,7 +615,7 @@ loss = np.float32([0.5])
 renderer.on_event(RunStarted(0.0, Path("runs/a"), 3, None, 45, (MetricInfo("train", "Loss"),), 10))
 time.sleep(0.5)  # until it may draw again
 renderer.on_event(StepsEnded(0.0, "train", 1, 1, 1, 1, 45, 1, {"Loss": loss}, loss, 0.1))
-raise RuntimeError("nobody closed the renderer")
+raise RuntimeError("the renderer is still open")
 """
 
 
@@ -640,7 +640,7 @@ def test_exception_in_a_terminal():
     assert text.count("━") > 10
     assert text.rindex(SHOW) > text.rindex(HIDE)
     lines = Screen(text).lines()
-    assert "RuntimeError: nobody closed the renderer" in lines
+    assert "RuntimeError: the renderer is still open" in lines
     assert "━" not in "".join(lines)
     assert lines[-1] == ""
 

@@ -38,9 +38,9 @@ def run():
     for epoch in range(1, 33):
         steps(epoch, 1 / epoch)
         values = {"train": {"Loss": 1 / epoch, "Accuracy": epoch / 40}, "valid": {"Loss": 0.5, "Accuracy": -1 / epoch}}
-        for split, each in values.items():
-            renderer.on_event(SplitEnded(0.0, split, epoch, 45 * epoch, each, 0.5))
-        whole = {f"{split}/{name}": value for split, each in values.items() for name, value in each.items()}
+        for split, logged in values.items():
+            renderer.on_event(SplitEnded(0.0, split, epoch, 45 * epoch, logged, 0.5))
+        whole = {f"{split}/{name}": value for split, logged in values.items() for name, value in logged.items()}
         renderer.on_event(EpochEnded(0.0, epoch, 45 * epoch, whole, 1.0))
     steps(33, 1 / 32)
     print("words " + 250 * "x" + " end")

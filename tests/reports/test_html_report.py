@@ -307,7 +307,7 @@ await set(get("smoothing"), (slider) => { slider.value = 0.25; });
 seen.kept = range();
 await set(get("axis"), (choice) => { choice.value = "time"; });
 seen.kept.push(chart.layout.xaxis.autorange);
-seen.taken = [press("0"), press("a")];
+seen.handled = [press("0"), press("a")];
 seen.all = chart.layout.xaxis.autorange;
 const theme = () => getComputedStyle(document.body).backgroundColor;
 seen.themes = [theme()];
@@ -385,7 +385,7 @@ def test_controls_of_one_run(runs, tmp_path):
     assert (seen["raw"], seen["log"]) == (["0", 2], "log")
     assert seen["keys"] == [[1, 9], [1.8, 9.8], [1, 9], [0, 10]]
     assert seen["kept"] == [0, 10, True]
-    assert (seen["taken"], seen["all"]) == ([False, True], True)  # the browser handles other keys
+    assert (seen["handled"], seen["all"]) == ([False, True], True)  # the browser handles other keys
     assert len(set(seen["themes"])) == 2
     assert len(seen["contrasts"]) == 18
     assert [pair for pair in seen["contrasts"] if not pair[1] >= 4.5] == []

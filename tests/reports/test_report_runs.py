@@ -18,7 +18,7 @@ def test_colors_are_distinct_and_have_contrast():
     colours = [colour(index) for index in range(200)]
     assert len(set(colours)) == 200
     backs = ("#ffffff", "#16181c")
-    assert min(contrast(channels(each), channels(back)) for each in colours for back in backs) >= 3
+    assert min(contrast(channels(color), channels(back)) for color in colours for back in backs) >= 3
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_replacing_is_atomic(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old"
     replace(str(path), b"new")
     assert path.read_bytes() == b"new"
-    assert [each.name for each in tmp_path.iterdir()] == ["summary.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_replacing_a_link_leaves_its_target(tmp_path):

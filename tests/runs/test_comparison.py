@@ -323,7 +323,7 @@ def test_one_run_is_in_memory_at_a_time(tmp_path):
         write_run(tmp_path / f"run-{number}", config=f"seed: {number}\n")
     references, most = [], 0
 
-    def each():
+    def runs():
         nonlocal most
         for run in each_run([tmp_path]):
             references.append(weakref.ref(run))
@@ -331,7 +331,7 @@ def test_one_run_is_in_memory_at_a_time(tmp_path):
             yield run
             del run
 
-    assert [row["seed"] for row in compare(each(), sort="seed").rows] == [0, 1, 2, 3, 4]
+    assert [row["seed"] for row in compare(runs(), sort="seed").rows] == [0, 1, 2, 3, 4]
     assert most == 1
 
 

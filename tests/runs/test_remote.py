@@ -137,7 +137,7 @@ def test_checkpoint_saved_again_replaces_the_copy(tmp_path, store):
     run = write_run(tmp_path / "run", steps=(2, 4))
     remote = RemoteRun(store.url)
     remote.upload(run)
-    for content, uploads in ((b"again", RemoteRun(store.url)), (b"once more", remote)):
+    for content, uploads in ((b"again", RemoteRun(store.url)), (b"a third time", remote)):
         (run / "checkpoint" / "4" / "state" / "data").write_bytes(content)
         facts = {"files": {"state/data": [len(content), content.decode()]}, "step": 4}
         (run / "checkpoint" / "4" / "manifest.json").write_text(json.dumps(facts))
@@ -260,7 +260,7 @@ def test_unwritable_place_is_refused_at_once(tmp_path):
 def test_failed_download_removes_its_own_files_only(tmp_path, store, monkeypatch, error):
     RemoteRun(store.url).upload(write_run(tmp_path / "run"))
     (tmp_path / "back.partial").mkdir()
-    (tmp_path / "back.partial" / "notes").write_text("of somebody else")
+    (tmp_path / "back.partial" / "notes").write_text("of another program")
 
     def fail(*args, **kw):
         raise error
@@ -270,4 +270,4 @@ def test_failed_download_removes_its_own_files_only(tmp_path, store, monkeypatch
     with pytest.raises(KeyboardInterrupt) if is_interrupt else raises_code("remote-unreadable", url=store.url):
         RemoteRun(store.url).download(tmp_path / "back")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back.partial", "run"]
-    assert files_of(tmp_path / "back.partial") == {"notes": b"of somebody else"}
+    assert files_of(tmp_path / "back.partial") == {"notes": b"of another program"}

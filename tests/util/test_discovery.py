@@ -166,8 +166,8 @@ def test_names_are_imported_on_first_use():
 import importlib
 for package in map(importlib.import_module, {[f"learner.{name}" for name in PACKAGES]}):
     listed = set(dir(package))  # by which shells complete names
-    found = {{name: getattr(package, name) for name in package.__all__}}
-    wrong = [n for n, value in found.items() if n not in listed or getattr(value, "__name__", n) != n]
+    values = {{name: getattr(package, name) for name in package.__all__}}
+    wrong = [n for n, value in values.items() if n not in listed or getattr(value, "__name__", n) != n]
     try:
         package.nothing_of_the_kind
     except AttributeError as error:

@@ -99,8 +99,8 @@ def test_documentation_lists_every_dependency():
     name = lambda requirement: re.match(r"[\w-]+", requirement)[0]  # noqa: E731
     extras = PROJECT["project"]["optional-dependencies"]
     for_users = extras.keys() - {"docs", "test", "test-full", "dev"}
-    expected = {(name(each), "") for each in PROJECT["project"]["dependencies"]}
-    expected |= {(name(each), extra) for extra in for_users for each in extras[extra] if name(each) != "learner-jax"}
+    expected = {(name(package), "") for package in PROJECT["project"]["dependencies"]}
+    expected |= {(name(p), extra) for extra in for_users for p in extras[extra] if name(p) != "learner-jax"}
     required, optional = (ROOT / "docs" / "dependencies.md").read_text().split("\n## ")[1:3]
     listed = {(row[1], "") for row in re.finditer(r"^\| ([a-zA-Z][\w-]+) \|", required, re.MULTILINE)} - {
         ("Package", "")

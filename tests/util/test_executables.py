@@ -106,7 +106,7 @@ def test_programs_with_callbacks_are_not_shared():
     for number in (0, 1):
         share(program(number), DEVICES[:1])(jnp.float32(number))
     jax.effects_barrier()
-    assert [list(map(float, each)) for each in calls] == [[0], [1]]
+    assert [list(map(float, values)) for values in calls] == [[0], [1]]
 
 
 def test_executable_keeps_no_function_and_no_array():
@@ -256,7 +256,7 @@ class TestCompileAhead:
                 program(jnp.ones(3))
 
     def test_interrupt_affects_one_thread_only(self, monkeypatch):
-        """After an interrupted compilation, the next caller compiles the program, even one that already waits for it."""
+        """After an interrupted compilation, the next caller compiles the program, even one that already waits."""
         x, compiling, waiting = jnp.ones(3), threading.Event(), threading.Event()
         first, second = scale(11.5), scale(11.5)
         (original,) = {type(first.lower(x)).compile}

@@ -16,7 +16,7 @@ class Server:
         self.calls += 1
         if self.calls <= self.failures:
             raise self.error(f"no {self.calls}")
-        return "taken"
+        return "result"
 
 
 def is_connection(error):
@@ -25,14 +25,14 @@ def is_connection(error):
 
 def test_successful_function_is_called_once():
     server = Server(0)
-    assert Retries(3, sleep=lambda seconds: pytest.fail("it waits")).call(server, is_connection) == "taken"
+    assert Retries(3, sleep=lambda seconds: pytest.fail("it waits")).call(server, is_connection) == "result"
     assert server.calls == 1
 
 
 def test_pauses_double():
     server, pauses, announced = Server(4), [], []
     failed = lambda error, pause: announced.append((str(error), pause))  # noqa: E731
-    assert Retries(4, 0.5, pauses.append).call(server, is_connection, failed) == "taken"
+    assert Retries(4, 0.5, pauses.append).call(server, is_connection, failed) == "result"
     assert pauses == [0.5, 1.0, 2.0, 4.0]
     assert announced == [("no 1", 0.5), ("no 2", 1.0), ("no 3", 2.0), ("no 4", 4.0)]
 

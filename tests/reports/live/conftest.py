@@ -18,7 +18,7 @@ VALUES = {
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """Makes runs of three epochs with two steps each, in `runs`, and watches them at the time 1100."""
+    """Write two runs of three epochs with two steps each in `runs`, which are watched at the time 1100."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         directory = write_run(tmp_path / "runs" / name, VALUES, ending=None, lock=HELD)
@@ -30,13 +30,13 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def watch():
-    """Watches places, with a clock that stands at `now[0]`, until all is read."""
+    """Return a function that watches places, with a clock that stands at `now[0]`, and reads all of them."""
 
-    def watched(*places, now=(1100.0,)):
-        made = RunWatcher(places, clock=lambda: now[0])
-        made.refresh()
-        while made.read(["Loss", "Accuracy"]):
+    def watch_places(*places, now=(1100.0,)):
+        watched = RunWatcher(places, clock=lambda: now[0])
+        watched.refresh()
+        while watched.read(["Loss", "Accuracy"]):
             pass
-        return made
+        return watched
 
-    return watched
+    return watch_places

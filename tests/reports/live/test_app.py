@@ -1,4 +1,4 @@
-"""The program, without a terminal."""
+"""Tests of the program, without a terminal."""
 
 import asyncio
 import re
@@ -16,26 +16,26 @@ BRAILLE = re.compile("[\u2801-\u28ff]")
 
 
 def text_of(app):
-    """What stands on the screen."""
+    """Return the text on the screen."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
 def play(watched, steps, size=(80, 24), view=None):
-    """Runs the program, and `steps(app, pilot)` in it; returns its exit code."""
+    """Run the program, and `steps(app, pilot)` in it. Return its exit code."""
 
     async def played():
         app = WatchApp(watched, view or PlotView(), every=3600)
         async with app.run_test(size=size) as pilot:
-            await settled(app, pilot)
+            await wait_until_drawn(app, pilot)
             await steps(app, pilot)
         return app.return_value
 
     return asyncio.run(played())
 
 
-async def settled(app, pilot):
-    """The screen once nothing on it changes any more and the keys are drawn: on a busy machine later."""
+async def wait_until_drawn(app, pilot):
+    """Return the screen once it stops changing and the footer is drawn, which takes longer on a busy machine."""
     before = ""
     for _ in range(100):
         await pilot.pause(0.01)
@@ -46,13 +46,13 @@ async def settled(app, pilot):
     return shown
 
 
-async def pressed(app, pilot, *keys):
+async def press(app, pilot, *keys):
     await pilot.press(*keys)
-    return await settled(app, pilot)
+    return await wait_until_drawn(app, pilot)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_picture(runs, watch, size):
+def test_screen_of_two_runs(runs, watch, size):
     async def steps(app, pilot):
         shown = text_of(app)
         assert shown.splitlines()[0].startswith("a running")
@@ -71,22 +71,23 @@ def test_the_picture(runs, watch, size):
     play(watch("runs"), steps, size)
 
 
-def test_the_footer_of_a_narrow_terminal(runs, watch):
-    """No key is cut, and the one that lists them all is there, also after a change of the size."""
+def test_footer_of_a_narrow_terminal(runs, watch):
+    """No key is cut, and the key that lists all keys is shown, also after the size changes."""
 
     async def steps(app, pilot):
         assert text_of(app).splitlines()[-1].rstrip() == "q Quit n Next x Axis e Each l Log s Smooth + Zoom ? Keys"
         await pilot.resize_terminal(40, 24)
-        assert (await settled(app, pilot)).splitlines()[-1].rstrip() == "q Quit n Next x Axis e Each l Log ? Keys"
+        screen = await wait_until_drawn(app, pilot)
+        assert screen.splitlines()[-1].rstrip() == "q Quit n Next x Axis e Each l Log ? Keys"
         await pilot.resize_terminal(80, 24)
-        assert "+ Zoom v Panel w Save k Stop ? Keys" in await settled(app, pilot)
+        assert "+ Zoom v Panel w Save k Stop ? Keys" in await wait_until_drawn(app, pilot)
 
     play(watch("runs"), steps, (60, 24))
 
 
-def test_each_key_does_something(runs, watch):
-    """What the second line, the plot or the panel say after each."""
-    said = {
+def test_every_key_has_an_effect(runs, watch):
+    """The effect is visible in the second line, the plot or the panel."""
+    effects = {
         "n": "Accuracy  ━━",
         "p": "Loss  ━━",
         "x": "axis: epoch  whole epochs",
@@ -106,19 +107,19 @@ def test_each_key_does_something(runs, watch):
         "k": "press k again",
         "question_mark": "this list",
     }
-    assert {key.split(",")[0] for key, *_ in KEYS} == {*said, "q", "0"}
+    assert {key.split(",")[0] for key, *_ in KEYS} == {*effects, "q", "0"}
 
     async def steps(app, pilot):
         before = text_of(app)
-        for key, words in said.items():
-            shown = await pressed(app, pilot, key)
+        for key, words in effects.items():
+            shown = await press(app, pilot, key)
             assert words in shown, key
             assert shown != before or key == "g", key
             before = shown
-        assert "this list" not in await pressed(app, pilot, "escape")
-        await pressed(app, pilot, "plus", "plus")
+        assert "this list" not in await press(app, pilot, "escape")
+        await press(app, pilot, "plus", "plus")
         assert app._view.zoom == 2
-        await pressed(app, pilot, "0")
+        await press(app, pilot, "0")
         assert app._view.zoom == 0
         await pilot.press("q")
 
@@ -126,84 +127,84 @@ def test_each_key_does_something(runs, watch):
 
 
 @pytest.mark.full
-def test_one_plot_or_several(runs, watch):
+def test_number_of_plots(runs, watch):
     async def steps(app, pilot):
         assert "Accuracy  ━━" in text_of(app)
-        assert "Accuracy  ━━" not in await pressed(app, pilot, "g")
+        assert "Accuracy  ━━" not in await press(app, pilot, "g")
 
     play(watch("runs"), steps, (200, 50))
 
 
-def test_a_stop_is_asked_for_twice(runs, watch):
+def test_stop_needs_two_presses(runs, watch):
     now = [1100.0]
 
     async def steps(app, pilot):
-        await pressed(app, pilot, "k", "n", "k")  # another key between: no
+        await press(app, pilot, "k", "n", "k")  # another key in between
         assert not (runs / "a" / "stop.ask").exists()
         now[0] += 60
-        await pressed(app, pilot, "k")  # too late
+        await press(app, pilot, "k")  # too late
         assert not (runs / "a" / "stop.ask").exists()
-        await pressed(app, pilot, "down", "k", "up", "k")  # of another run
+        await press(app, pilot, "down", "k", "up", "k")  # for another run
         assert not list(runs.glob("*/stop.ask"))
-        shown = await pressed(app, pilot, "k")
+        shown = await press(app, pilot, "k")
         assert (runs / "a" / "stop.ask").exists()
         assert "stop: requested, pending" in shown
         (runs / "a" / "stop.ask").unlink()
         app.look()
-        await settled(app, pilot)
+        await wait_until_drawn(app, pilot)
         assert "requested, pending" not in text_of(app)
 
     play(watch("runs", now=now), steps)
 
 
-def test_the_chosen_run_stays_where_others_come_before_it(runs, watch):
+def test_selected_run_stays_when_others_precede_it(runs, watch):
     now = [1100.0]
 
     async def steps(app, pilot):
-        await pressed(app, pilot, "down")
+        await press(app, pilot, "down")
         write_run(runs / "A")
         now[0] += 60
         app.look()
         assert [run.name for run in app._watched.runs] == ["A", "a", "b"]
-        assert (await pressed(app, pilot, "x")).startswith("b running")
+        assert (await press(app, pilot, "x")).startswith("b running")
 
     play(watch("runs", now=now), steps)
 
 
-def test_a_logarithmic_plot(tmp_path, watch):
-    """What falls by the same factor in each epoch is a straight line: half-way along it is half-way down."""
-    found = {}
+def test_logarithmic_plot(tmp_path, watch):
+    """A value that falls by the same factor in each epoch is a straight line: half-way along, it is half-way down."""
+    marks = {}
 
     async def steps(app, pilot):
         for key in ("e", "l"):
-            rows = [line[40:44] for line in (await pressed(app, pilot, key)).splitlines()[4:13]]
-            found[key] = [number for number, row in enumerate(rows) if BRAILLE.search(row)]
+            rows = [line[40:44] for line in (await press(app, pilot, key)).splitlines()[4:13]]
+            marks[key] = [number for number, row in enumerate(rows) if BRAILLE.search(row)]
 
     play(watch(write_run(tmp_path / "a", {"valid/F": [0.1**n for n in range(9)]})), steps)
-    assert found["e"][0] >= 7
-    assert 3 <= found["l"][0] <= 5
+    assert marks["e"][0] >= 7
+    assert 3 <= marks["l"][0] <= 5
 
 
 @pytest.mark.full
-def test_nobody_is_there_to_ask(tmp_path, watch):
+def test_requests_to_an_ended_run_are_refused(tmp_path, watch):
     async def steps(app, pilot):
-        assert "a is not running (ended): it cannot take requests" in await pressed(app, pilot, "w")
+        assert "a is not running (ended): it cannot take requests" in await press(app, pilot, "w")
 
     play(watch(write_run(tmp_path / "a")), steps)
     assert not (tmp_path / "a" / "save.ask").exists()
 
 
 @pytest.mark.parametrize("size", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.full)])
-def test_a_run_that_begins_later(tmp_path, watch, size):
+def test_run_that_starts_later(tmp_path, watch, size):
     async def steps(app, pilot):
         shown = text_of(app)
         assert "no run yet" in shown
         assert "waiting: there is no directory" in shown
-        assert "there is no run to ask" in await pressed(app, pilot, "w")
+        assert "there is no run to ask" in await press(app, pilot, "w")
         write_run(tmp_path / "later")
         app.look()
-        await settled(app, pilot)
-        shown = await pressed(app, pilot, "x")
+        await wait_until_drawn(app, pilot)
+        shown = await press(app, pilot, "x")
         assert shown.startswith("later ended")
         assert BRAILLE.search(shown)
 
@@ -211,13 +212,13 @@ def test_a_run_that_begins_later(tmp_path, watch, size):
 
 
 @pytest.mark.full
-def test_a_run_goes_on(runs, watch):
+def test_new_steps_are_shown(runs, watch):
     async def steps(app, pilot):
         place = runs / "a" / "train" / "epoch-4"
         place.mkdir()
         (place / "Loss.log").write_text("7.5,32\n" * 10)
         app.look()
-        shown = await pressed(app, pilot, "x", "x", "x")
+        shown = await press(app, pilot, "x", "x", "x")
         assert "16 steps" in shown
         assert re.search(r"train/Loss +7.5 ", shown)
 
@@ -225,20 +226,19 @@ def test_a_run_goes_on(runs, watch):
 
 
 @pytest.mark.full
-def test_another_size(runs, watch):
+def test_resized_terminal(runs, watch):
     async def steps(app, pilot):
         await pilot.resize_terminal(200, 50)
-        await settled(app, pilot)
+        await wait_until_drawn(app, pilot)
         assert "last line" in text_of(app)
         await pilot.resize_terminal(20, 8)
-        await settled(app, pilot)
+        await wait_until_drawn(app, pilot)
         assert "a running" in text_of(app)
 
     play(watch("runs/a"), steps)
 
 
-def test_hostile_names(tmp_path, watch):
-    """Neither markup nor control characters do anything."""
+def test_names_are_neither_markup_nor_control_characters(tmp_path, watch):
     hostile = "[red]x[/]\x1b]0;owned\x07\x1b[2J"
     directory = write_run(tmp_path / "[bold]a", {f"valid/{hostile}": [1.0, 2.0], "[b]/[/b]": [1.0, 2.0]})
     (directory / "experiment.log").write_text(f"{hostile}\n[@click=app.quit]x[/]\n")
@@ -253,7 +253,7 @@ def test_hostile_names(tmp_path, watch):
     play(watch(directory), steps, (200, 50))
 
 
-def test_without_colours(runs, watch, monkeypatch):
+def test_screen_without_colors(runs, watch, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def steps(app, pilot):

@@ -1,4 +1,4 @@
-"""A run that may go on."""
+"""Tests of reading a run that is still training."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def live(directory, now=1100.0):
     return run
 
 
-def test_what_is_known_of_a_run(runs):
+def test_values_of_a_run(runs):
     run = live(runs / "a")
     assert (run.status.word, run.epoch, run.step) == ("running", 3, 6)
     assert run.keys == ["train/Loss", "valid/Loss", "train/Accuracy", "valid/Confusion"]
@@ -32,7 +32,7 @@ def test_what_is_known_of_a_run(runs):
     assert run.row("valid/Loss") == MetricRow("valid/Loss", "", 0.7, 0.7, 0.6, 2)
     assert run.row("train/Accuracy") == MetricRow(
         "train/Accuracy", "", None, 0.8, None, None
-    )  # its direction is not known
+    )  # its direction is unknown
     assert [column.tolist() for column in run.run.split_values("valid/Loss")] == [[2, 4, 6], [0.8, 0.6, 0.7]]
     step, value = run.each_step("train/Loss")
     assert (step.tolist(), value.tolist()) == ([1, 2, 3, 4, 5, 6], [1, 0.5, 0.5, 0.25, 1 / 3, 0.5 / 3])
@@ -40,7 +40,7 @@ def test_what_is_known_of_a_run(runs):
     assert list(run.log) == ["2026-11-22 08:00:00 INFO  start"]
 
 
-def test_the_epoch_under_way(runs):
+def test_unfinished_epoch(runs):
     run = live(runs / "a")
     write_steps(runs / "a", "Loss", 4, [])
     path = runs / "a" / "train" / "epoch-4" / "Loss.log"
@@ -52,13 +52,13 @@ def test_the_epoch_under_way(runs):
     assert run.newest("train/Loss") == 0.0625
 
 
-def test_the_end_of_a_long_file(runs):
+def test_newest_value_of_a_long_file(runs):
     write_steps(runs / "a", "Loss", 4, np.arange(1000.0))
     assert live(runs / "a").newest("train/Loss") == 999
 
 
-def test_a_run_whose_first_epoch_is_under_way(tmp_path):
-    """Its journal says no metrics; the files do."""
+def test_run_inside_its_first_epoch(tmp_path):
+    """The journal has no metrics yet, but the files do."""
     directory = write_run(tmp_path / "a", {}, ending=None)
     write_steps(directory, "Top-5_Accuracy", 1, [0.5])
     run = live(directory)
@@ -71,8 +71,8 @@ def test_a_run_whose_first_epoch_is_under_way(tmp_path):
     assert run.info("train/Top-5 Accuracy").unit == "%"
 
 
-def test_a_run_that_was_taken_back_is_read_again(runs):
-    """Its files lost what was after the checkpoint, and have got other lines since."""
+def test_resumed_run_is_read_again(runs):
+    """Its files lost the lines after the checkpoint, and have new lines."""
     run = live(runs / "a")
     (runs / "a" / "train" / "epoch-3" / "Loss.log").write_text("9,32\n8,32\n7,32\n")
     append(runs / "a", event="start", time=1101.0, epoch=3, step=4, resumed=True)
@@ -81,14 +81,14 @@ def test_a_run_that_was_taken_back_is_read_again(runs):
     assert run.each_step("train/Loss")[1].tolist() == [1, 0.5, 0.5, 0.25, 9, 8, 7]
 
 
-def test_a_file_that_is_cut_while_it_is_read(runs):
+def test_file_truncated_while_it_is_read(runs):
     run = live(runs / "a")
     os.truncate(runs / "a" / "train" / "epoch-3" / "Loss.log", 0)
     assert run.read(["train/Loss"], 1000) is False
     assert len(run.each_step("train/Loss")[0]) == 0
 
 
-def test_how_fast_it_goes(runs):
+def test_rate_of_steps(runs):
     run = live(runs / "a", 1100.0)
     assert run.rate is None
     write_steps(runs / "a", "Loss", 4, range(30))
@@ -102,8 +102,8 @@ def test_how_fast_it_goes(runs):
     assert run.rate is None
 
 
-def test_what_was_there_before_is_not_how_fast_it_goes(runs):
-    """A whole epoch under way is read in parts, and then the rate begins; also where nothing of it is drawn."""
+def test_existing_steps_do_not_count_for_the_rate(runs):
+    """An unfinished epoch is first read in parts, and then the rate starts, even if its metrics are not drawn."""
     write_steps(runs / "a", "Loss", 4, range(300))
     run = live(runs / "a", 1100.0)
     for now in range(1100, 1103):
@@ -118,7 +118,7 @@ def test_what_was_there_before_is_not_how_fast_it_goes(runs):
     assert run.rate == pytest.approx(5 / 4)
 
 
-def test_how_long_it_is_going_to_be(runs):
+def test_planned_length(runs):
     append(runs / "a", event="start", time=1050.0, steps_per_epoch=2, config={"num_epochs": 10})
     run = live(runs / "a")
     assert (run.epochs, run.steps) == (10, 20)
@@ -130,21 +130,21 @@ def test_how_long_it_is_going_to_be(runs):
 @pytest.mark.parametrize(
     "saved", [{"step": "x", "time": 1.0}, {"step": 4}, {}, {"step": 4, "time": 10**400}, {"step": 4, "time": -1e999}]
 )
-def test_the_newest_checkpoint(runs, saved):
+def test_newest_checkpoint(runs, saved):
     append(runs / "a", event="save", time=1040.0, step=4, path="checkpoint/4")
     assert live(runs / "a").saved == (4, 60.0)
     append(runs / "a", event="save", **saved)
     assert live(runs / "a").saved is None
 
 
-def test_since_when_it_says_nothing(runs):
+def test_age_of_the_newest_file(runs):
     for path in (runs / "a").rglob("*"):
         os.utime(path, (1000, 1000))
     os.utime(runs / "a" / "train" / "epoch-3" / "Loss.log", (1090, 1090))
     assert live(runs / "a").age == 10
 
 
-def test_a_run_that_is_removed(runs):
+def test_removed_run_keeps_its_values(runs):
     run = live(runs / "a")
     (runs / "a" / "journal.jsonl").unlink()
     run.refresh(1101.0)
@@ -152,19 +152,19 @@ def test_a_run_that_is_removed(runs):
     assert run.epoch == 3
 
 
-def test_a_log_that_begins_anew(runs):
+def test_replaced_log_is_read_from_the_start(runs):
     run = live(runs / "a")
     (runs / "a" / "experiment.log").write_text("x\n")
     run.refresh(1101.0)
     assert list(run.log) == ["x"]
 
 
-def test_what_it_was_asked_for(runs):
+def test_pending_requests(runs):
     (runs / "a" / "stop.ask").write_text("{}\n")
     assert live(runs / "a").pending == ["stop"]
 
 
-def test_a_run_that_was_removed_has_no_age(runs):
+def test_removed_run_has_no_age(runs):
     run = live(runs / "a")
     shutil.rmtree(runs / "a")
     run.refresh(1101.0)

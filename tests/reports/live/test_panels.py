@@ -1,4 +1,4 @@
-"""What stands beside the plots."""
+"""Tests of the panels beside the plots."""
 
 import json
 import os
@@ -15,23 +15,24 @@ def append(directory, **entry):
         file.write(json.dumps(entry) + "\n")
 
 
-def aged(directory, time):
+def set_age(directory, time):
+    """Set the time of all files but the lock."""
     for path in {*directory.rglob("*")} - {directory / "run.lock"}:
         os.utime(path, (time, time))
 
 
-def test_the_head(runs, watch):
-    aged(runs / "a", 1095)
+def test_header(runs, watch):
+    set_age(runs / "a", 1095)
     (run,) = watch("runs/a").runs
     assert panels.header_line(run, 80).plain == "a running  epoch 3  6 steps"
     append(runs / "a", event="start", time=1050.0, steps_per_epoch=2, config={"num_epochs": 10})
-    aged(runs / "a", 1020)
+    set_age(runs / "a", 1020)
     (run,) = watch("runs/a").runs
     assert panels.header_line(run, 80).plain == "a running  epoch 3/10  step 6/20  30 %  silent for 1 min 20 s"
     assert panels.header_line(run, 20).plain == "a running  epoch 3/…"
 
 
-def test_the_head_of_a_run_that_is_over(tmp_path, watch):
+def test_header_of_an_ended_run(tmp_path, watch):
     (run,) = watch(write_run(tmp_path / "a")).runs
     assert panels.header_line(run, 80).plain == "a ended  epoch 3  6 steps  num_epochs"
     (run,) = watch(write_run(tmp_path / "b", ending="ctrl-c")).runs
@@ -42,9 +43,9 @@ def test_the_head_of_a_run_that_is_over(tmp_path, watch):
     assert panels.header_line(run, 80).plain.startswith("a failed  epoch 3  6 steps  ValueError(")
 
 
-def test_the_time_left(runs, watch):
+def test_remaining_time(runs, watch):
     append(runs / "a", event="start", time=1050.0, steps_per_epoch=2, config={"num_epochs": 10})
-    aged(runs / "a", 1100)
+    set_age(runs / "a", 1100)
     now = [1100.0]
     watched = watch("runs/a", now=now)
     now[0] = 1104.0
@@ -54,15 +55,15 @@ def test_the_time_left(runs, watch):
     assert "40 %  24.0 s left" in panels.header_line(watched.runs[0], 100).plain  # 12 steps, 2 in 4 s
 
 
-def test_what_was_asked_for(runs, watch):
-    aged(runs / "a", 1100)
+def test_header_with_a_pending_request(runs, watch):
+    set_age(runs / "a", 1100)
     (runs / "a" / "save.ask").write_text("{}")
     (run,) = watch("runs/a").runs
     assert panels.header_line(run, 80).plain == "a running  save: requested, pending  epoch 3  6 steps"
 
 
 @pytest.mark.parametrize(
-    ("view", "said"),
+    ("view", "description"),
     [
         (PlotView(), "axis: step  each step  2 runs"),
         (PlotView(x="epoch", log=True, smooth=0.9), "axis: epoch  whole epochs  log scale  smooth 0.9  2 runs"),
@@ -70,11 +71,11 @@ def test_what_was_asked_for(runs, watch):
         (PlotView(zoom=1, end=0.7), "axis: step  each step  zoom x2 (not at the end)  2 runs"),
     ],
 )
-def test_how_it_is_looked_at(view, said):
-    assert panels.view_description(view, 2) == said
+def test_description_of_the_view(view, description):
+    assert panels.view_description(view, 2) == description
 
 
-def test_the_table(runs, watch):
+def test_table_of_metrics(runs, watch):
     (run,) = watch("runs/a").runs
     assert [line.split() for line in panels.table(run, 80)] == [
         ["metric", "now", "last", "best", "epoch"],
@@ -88,9 +89,9 @@ def test_the_table(runs, watch):
     assert panels.table(run, 16)[2] == "valid…sion"
 
 
-def test_the_runs(runs, watch):
-    aged(runs / "a", 1095)
-    aged(runs / "b", 1090)
+def test_table_of_runs(runs, watch):
+    set_age(runs / "a", 1095)
+    set_age(runs / "b", 1090)
     lines = panels.table_of_runs(watch("runs").runs, 3, 80, 9)
     assert [line.split() for line in lines[1:]] == [
         ["a", "running", "3", "6", "0.6", "1", "min", "40", "s", "5.0", "s"],
@@ -101,7 +102,7 @@ def test_the_runs(runs, watch):
     ]  # fmt: skip
 
 
-def test_the_best_run_by_the_monitor_is_the_first(tmp_path, watch):
+def test_runs_are_sorted_by_the_monitor(tmp_path, watch):
     config = "with_file_checkpointer: {monitor: valid/Score}\n"
     for name, score in (("a", 0.5), ("b", 0.9), ("c", float("nan"))):
         directory = write_run(tmp_path / name, {"valid/Score": [score], "valid/Loss": [1.0]}, config=config)
@@ -115,13 +116,13 @@ def test_the_best_run_by_the_monitor_is_the_first(tmp_path, watch):
     assert panels.ranked(runs) == [1, 0, 2]
 
 
-def test_of_many_runs_those_around_the_chosen_one(tmp_path, watch):
+def test_table_shows_runs_around_the_selected_one(tmp_path, watch):
     for number in range(9):
         write_run(tmp_path / f"run-{number}")
-    found = watch(tmp_path).runs
+    runs = watch(tmp_path).runs
 
     def names(chosen):
-        return [line[:7] for line in panels.table_of_runs(found, chosen, 80, 4)[1:]]
+        return [line[:7] for line in panels.table_of_runs(runs, chosen, 80, 4)[1:]]
 
     assert names(0) == ["> run-0", "  run-1", "  run-2"]
     assert names(5) == ["  run-4", "> run-5", "  run-6"]
@@ -129,7 +130,7 @@ def test_of_many_runs_those_around_the_chosen_one(tmp_path, watch):
     assert len(panels.table_of_runs([], 0, 80, 4)) == 1
 
 
-def test_the_log(runs, watch):
+def test_log(runs, watch):
     log = runs / "a" / "experiment.log"
     log.write_text("2026-11-22 08:00:00 INFO  one\n" + "words " * 10 + "\n\x1b[2J\x07 [bold]x\n")
     (run,) = watch("runs/a").runs
@@ -155,12 +156,12 @@ def test_system_figures(tmp_path, watch):
     )
     lines.insert(1, json.dumps({"event": "save", "step": 2, "time": 1005.0}))
     (directory / "journal.jsonl").write_text("\n".join(lines) + "\n")
-    aged(directory, 1095)
+    set_age(directory, 1095)
     (run,) = watch(directory).runs
-    found = {line[:18].strip(): line[18:].strip() for line in panels.system(run, 200)}
-    began = found.pop("began")
+    figures = {line[:18].strip(): line[18:].strip() for line in panels.system(run, 200)}
+    began = figures.pop("began")
     assert began.startswith(("1970-01-01", "1969-12-31"))
-    assert found == {
+    assert figures == {
         "last line": "5.0 s ago",
         "running for": "10.0 s",
         "checkpoint": "step 2, 1 min 35 s ago",
@@ -173,7 +174,7 @@ def test_system_figures(tmp_path, watch):
     assert max(map(len, panels.system(run, 30))) == 30
 
 
-def test_the_newest_figure_of_the_machine(runs, watch):
+def test_newest_system_metric(runs, watch):
     place = runs / "a" / "train" / "epoch-3"
     (place / "Host_CPU.log").write_text("0.25,1\n0.75,1\n")
     append(runs / "a", event="start", time=1050.0, metrics={"train/Host CPU": {"unit": ""}})
@@ -181,5 +182,5 @@ def test_the_newest_figure_of_the_machine(runs, watch):
     assert ["Host", "CPU", "0.75"] in [line.split() for line in panels.system(run, 80)]
 
 
-def test_what_is_waited_for():
+def test_waiting_lines():
     assert panels.waiting(["no \x1b[2J"], ["a\nb\x07"]) == ["waiting: no ?[2J", "a", "b?"]

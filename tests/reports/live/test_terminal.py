@@ -1,4 +1,4 @@
-"""The real command in a real terminal."""
+"""Tests of the command in a pseudo-terminal."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ BRAILLE = re.compile("[\u2801-\u28ff]")
 
 
 def check_restored(terminal):
-    """What was turned on is off again, and lines are edited and shown as before."""
+    """Check that modes that were turned on are off again, and that lines are edited and echoed as before."""
     for on, off in (ALTERNATE, CURSOR):
         assert terminal.codes.rfind(off) > terminal.codes.rfind(on) >= 0
     lines = termios.ICANON | termios.ECHO
@@ -23,7 +23,7 @@ def check_restored(terminal):
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), pytest.param(200, 50, marks=pytest.mark.full)])
-def test_a_run_on_the_screen(runs, columns, rows):
+def test_run_on_the_screen(runs, columns, rows):
     write_run(runs / "over", {"train/Loss": [3.0, 1.0], "valid/Loss": [3.0, 2.0]})
     terminal = Terminal(["watch", "runs/over"], columns, rows)
     terminal.wait_for("over ended", "Loss  ━━ train  ━━ valid", "optimizer step", "valid/Loss", "? Keys")
@@ -37,7 +37,7 @@ def test_a_run_on_the_screen(runs, columns, rows):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (None, 130)])
-def test_signals_leave_the_terminal_as_it_was(runs, number, code):
+def test_signals_restore_the_terminal(runs, number, code):
     terminal = Terminal(["watch", "runs"], 80, 24)
     terminal.wait_for("a running")
     terminal.press("\x03") if number is None else terminal.kill(number)
@@ -46,14 +46,14 @@ def test_signals_leave_the_terminal_as_it_was(runs, number, code):
 
 
 @pytest.mark.full
-def test_it_ends_with_its_terminal(runs):
+def test_hang_up_ends_the_command(runs):
     terminal = Terminal(["watch", "runs"], 80, 24)
     terminal.wait_for("a running")
     assert terminal.hang_up() == 129
 
 
 @pytest.mark.full
-def test_near_names_are_told_before_the_screen_is_taken(runs):
+def test_misspelled_metric_is_refused_before_the_screen_changes(runs):
     terminal = Terminal(["watch", "runs", "--metric=Acuracy"], 200, 24)
     assert terminal.end() == 2
     assert "learner: no run has a metric 'Acuracy': did you mean 'Accuracy'" in terminal.text

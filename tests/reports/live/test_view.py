@@ -1,4 +1,4 @@
-"""What the keys change."""
+"""Tests of the state that keys change."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from learner.reports.live.view import CLOSEST, PlotView
 from tests.support.codes import raises_code
 
 
-def test_which_metrics_are_drawn():
+def test_shown_metrics():
     view = PlotView()
     assert view.shown([], 4) == []
     assert view.shown(["a", "b", "c"], 2) == ["a", "b"]
@@ -17,7 +17,7 @@ def test_which_metrics_are_drawn():
     assert PlotView(["valid/a"]).shown(["a", "b"], 2) == ["valid/a"]
 
 
-def test_axes_and_values_at_each_step():
+def test_axes_and_their_values():
     view = PlotView()
     seen = []
     for _ in range(4):
@@ -27,7 +27,7 @@ def test_axes_and_values_at_each_step():
     assert PlotView(x="epoch", each=True).is_each
 
 
-def test_smoother_and_back():
+def test_smoothing_cycles():
     view, seen = PlotView(), []
     for _ in range(7):
         seen.append(view.smooth)
@@ -35,7 +35,7 @@ def test_smoother_and_back():
     assert seen == [0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.0]
 
 
-def test_closer_at_the_end_goes_on_with_the_run():
+def test_zoom_at_the_end_follows_the_run():
     view = PlotView()
     view.zoom_in()
     assert view.window(0, 100) == (50, 100)
@@ -44,7 +44,7 @@ def test_closer_at_the_end_goes_on_with_the_run():
     assert view.window(0, 100) == (75, 100)
 
 
-def test_closer_elsewhere_keeps_the_middle():
+def test_zoom_keeps_the_middle():
     view = PlotView()
     view.zoom_in()
     view.pan(-0.5)
@@ -59,7 +59,7 @@ def test_closer_elsewhere_keeps_the_middle():
     assert (view.zoom, view.end) == (0, 1.0)
 
 
-def test_the_window_stays_inside():
+def test_window_stays_inside_the_run():
     view = PlotView()
     view.pan(-1)
     assert view.window(0, 100) == (0, 100)
@@ -81,6 +81,6 @@ def test_the_window_stays_inside():
     ("how", "code", "shown"),
     [({"x": "epochs"}, "report-axis-unknown", ["'epoch'"]), ({"smooth": 1.0}, "report-smooth-value", [])],
 )
-def test_wrong_input(how, code, shown):
+def test_invalid_arguments_are_refused(how, code, shown):
     with raises_code(code, *shown):
         PlotView(**how)

@@ -1,11 +1,11 @@
-"""Runs that there are, and those that are waited for."""
+"""Tests of watched runs, and of places that have no run yet."""
 
 from learner.reports.live.watched import SEARCH_EVERY, RunWatcher, keys_of
 from tests.support.codes import raises_code
 from tests.support.written import write_run
 
 
-def test_a_directory_of_runs(runs, watch):
+def test_runs_and_metrics_of_a_directory(runs, watch):
     watched = watch("runs")
     assert [run.name for run in watched.runs] == ["a", "b"]
     assert (watched.waiting, watched.odd) == ([], [])
@@ -14,7 +14,7 @@ def test_a_directory_of_runs(runs, watch):
     assert keys_of(watched.runs[0], "valid/Loss") == ["valid/Loss"]
 
 
-def test_a_run_that_begins_later(tmp_path, watch, monkeypatch):
+def test_run_that_starts_later(tmp_path, watch, monkeypatch):
     monkeypatch.chdir(tmp_path)
     now = [1000.0]
     watched = watch("later", now=now)
@@ -28,7 +28,7 @@ def test_a_run_that_begins_later(tmp_path, watch, monkeypatch):
     assert ([run.name for run in watched.runs], watched.waiting) == (["later"], [])
 
 
-def test_further_runs_are_looked_for_now_and_then(runs, watch):
+def test_new_runs_are_searched_periodically(runs, watch):
     now = [1000.0]
     watched = watch("runs", now=now)
     first = watched.runs[0]
@@ -39,10 +39,10 @@ def test_further_runs_are_looked_for_now_and_then(runs, watch):
     now[0] += SEARCH_EVERY
     watched.refresh()
     assert [run.name for run in watched.runs] == ["runs/a", "runs/b", "deeper/a"]
-    assert watched.runs[0] is first  # what was read of it stays
+    assert watched.runs[0] is first  # its values are not read again
 
 
-def test_what_is_odd_is_told_once(runs, watch):
+def test_problem_is_reported_once(runs, watch):
     with (runs / "a" / "journal.jsonl").open("a") as file:
         file.write("no JSON\n")
     watched = watch("runs")
@@ -51,7 +51,7 @@ def test_what_is_odd_is_told_once(runs, watch):
     assert "line 5 is damaged" in watched.odd[0]
 
 
-def test_a_damaged_config_is_odd_and_hides_no_run(runs, watch):
+def test_damaged_config_is_reported_and_its_run_is_shown(runs, watch):
     (runs / "a" / "config.yaml").write_text("num_epochs: !!int abc\n")
     (runs / "b" / "config.yaml").write_text("num_epochs: 7\n")
     watched = watch("runs")
@@ -60,17 +60,17 @@ def test_a_damaged_config_is_odd_and_hides_no_run(runs, watch):
     assert odd.startswith("the config file runs/a/config.yaml is not YAML")
 
 
-def test_a_file_is_no_place(tmp_path):
+def test_file_is_refused(tmp_path):
     (tmp_path / "x").write_text("")
     with raises_code("run-path-is-file"):
         RunWatcher([tmp_path / "x"])
 
 
-def test_near_names(runs, watch, tmp_path):
+def test_misspelled_metric_has_suggestions(runs, watch, tmp_path):
     watched = watch("runs")
     assert watched.problem_with("Loss") is None
     assert watched.problem_with("valid/Loss") is None
     assert (
         watched.problem_with("Acuracy") == "no run has a metric 'Acuracy': did you mean 'Accuracy' or 'train/Accuracy'?"
     )
-    assert watch(tmp_path / "later").problem_with("Acuracy") is None  # nobody knows yet
+    assert watch(tmp_path / "later").problem_with("Acuracy") is None  # no metric is known yet

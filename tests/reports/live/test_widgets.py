@@ -1,4 +1,4 @@
-"""The legend and the colours; plots are looked at in `test_app.py`."""
+"""Tests of the legend and the colors; `test_app.py` tests plots."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def drawing(*labels, note=""):
     return Drawing("Loss", "step", [PlotCurve(label, n, line, line) for n, label in enumerate(labels)], (1, 2), note)
 
 
-def test_a_legend():
+def test_legend():
     assert legend(drawing("train", "valid"), 80, True).plain == "Loss  ━━ train  ━━ valid"
     assert legend(drawing("train", "valid"), 80, False).plain == "Loss  ● train  x valid"
     assert legend(drawing("train"), 80, False).plain == "Loss   train"
@@ -20,19 +20,19 @@ def test_a_legend():
     assert legend(None, 80, True).plain == ""
 
 
-def test_what_there_is_no_room_for():
+def test_legend_is_shortened():
     assert legend(drawing("train", "valid", "test"), 30, True).plain == "Loss  ━━ train  ━━ valid  …"
     assert legend(drawing("train", "valid", "test"), 33, True).plain == "Loss  ━━ train  ━━ valid  ━━ test"
     assert len(legend(drawing("x" * 50), 20, True).plain) <= 20
 
 
-def test_names_are_no_markup():
+def test_names_are_not_markup():
     assert "[red]x[/red]" in legend(drawing("[red]x[/red]"), 80, True).plain
 
 
-def test_two_splits_of_13_runs_are_told_apart_by_colour():
-    """In OKLab, on the backgrounds of Textual's dark theme, which the screen has."""
+def test_colors_of_13_runs_with_two_splits_differ_visibly():
+    """Distances are measured in OKLab, and contrasts with the backgrounds of Textual's dark theme."""
     colours = [[channel / 255 for channel in colour_of(number)] for number in range(26)]
     assert smallest_distance(colours) >= 0.11
-    assert min(contrast(each, channels(back)) for each in colours for back in ("#121212", "#1e1e1e")) >= 3
+    assert min(contrast(color, channels(back)) for color in colours for back in ("#121212", "#1e1e1e")) >= 3
     assert len({colour_of(number) for number in range(78)}) == 78
