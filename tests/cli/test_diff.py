@@ -1,4 +1,4 @@
-"""`learner diff`."""
+"""Tests of `learner diff`."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from learner.cli.main import main
 from tests.support.runs import batches, build_line, quiet, tree_of
 
 
-def test_two_runs(learner, tmp_path, monkeypatch):
+def test_diff_of_two_runs(learner, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, lr in (("a", 0.05), ("b", 0.1)):
         build_line(quiet(tmp_path / name), lr).fit(batches())
@@ -29,8 +29,8 @@ def test_two_runs(learner, tmp_path, monkeypatch):
     assert (code, "no directory nowhere" in err) == (2, True)
 
 
-def test_a_run_and_a_config(learner, line_config, importable):
-    """With the defaults of both: what the config leaves out is not a difference. No values are compared."""
+def test_diff_of_a_run_and_a_config(learner, line_config, importable):
+    """Keys that a config omits have their defaults, and do not differ. Values are not compared."""
     Path("line.yaml").write_text(yaml.safe_dump(line_config))
     assert learner("fit", "line.yaml", "--num_epochs=1")[0] == 0
     Path("more.yaml").write_text(yaml.safe_dump({**line_config, "num_epochs": 1, "directory": "other"}))
@@ -71,7 +71,9 @@ def drawn(rngs):
 
 @pytest.fixture(scope="module")
 def runs(shared_workplace, compiled_once):
-    """Runs of six steps with checkpoints of the steps 3 and 6, and the modules that their configs name."""
+    """Train runs of six steps with checkpoints of steps 3 and 6, and return their directory, with the modules of their
+    configs.
+    """
     (shared_workplace / "random_line.py").write_text(RANDOM)
     drawn = "--model=random_line.drawn"
     rate = "{class_path: Linear, init_args: {first: 0.1, last: %s, over: 6, unit: steps}}"
@@ -79,14 +81,14 @@ def runs(shared_workplace, compiled_once):
         for name, *words in (
             ("one", drawn),
             ("twin", drawn),
-            ("seed", drawn, "--seed=1", "--train.shuffle=false"),
             ("order", drawn, "--train.shuffle=false"),
             ("rate", drawn, "--lr=0.2"),
             ("updated", drawn, "--every={steps: 4, fn: random_line.halve}"),
             ("slow", f"--lr={rate % 0.05}"),
             ("slower", f"--lr={rate % 0.01}"),
         ):
-            assert main(["fit", "line.yaml", f"--directory={name}", *words]) == 0
+            words = (f"--directory={name}", "--valid=null", "--valid_step=null", *words)
+            assert main(["fit", "line.yaml", *words]) == 0
     for name in ("mymodule", "random_line"):
         del sys.modules[name]
     return shared_workplace
@@ -94,7 +96,7 @@ def runs(shared_workplace, compiled_once):
 
 @pytest.fixture
 def fresh_modules():
-    """The modules of the runs are imported anew in each test."""
+    """Import the modules of the runs anew in each test."""
     yield
     for name in ("mymodule", "random_line"):
         sys.modules.pop(name, None)
@@ -102,7 +104,7 @@ def fresh_modules():
 
 @pytest.fixture
 def among_runs(runs, fresh_modules, monkeypatch):
-    """In the directory of the runs, which is the same afterwards."""
+    """Change to the directory of the runs, and check that it does not change."""
     monkeypatch.chdir(runs)
     before = tree_of(runs)
     yield runs
@@ -111,7 +113,7 @@ def among_runs(runs, fresh_modules, monkeypatch):
     }
 
 
-def test_a_replay_without_a_difference(learner, among_runs):
+def test_replay_without_a_difference(learner, among_runs):
     code, out, err = learner("diff", "one", "twin", "--replay=5")
     assert (code, out.splitlines()) == (
         0,
@@ -123,19 +125,18 @@ def test_a_replay_without_a_difference(learner, among_runs):
 @pytest.mark.parametrize(
     ("other", "step", "heading", "first"),
     [
-        ("seed", 1, "replay: the states before the first step differ already", "params/w differs in 3 of 3 values"),
         ("rate", 1, "replay: the states before the first step differ already", "lr_scale differs in 1 of 1 values"),
         ("order", 1, "replayed from the states before the first step: step 1 differs", "batch/x differs in 12 of 12"),
         ("order", 4, "replay: the checkpoints of step 3 differ already: replay an earlier step, up to 3,", "params/w"),
     ],
 )
-def test_the_first_array_that_differs(learner, among_runs, other, step, heading, first):
+def test_replay_finds_the_first_array_that_differs(learner, among_runs, other, step, heading, first):
     code, out, _ = learner("diff", "one", other, f"--replay={step}")
     lines = out[out.index("\nreplay") :].splitlines()
     assert (code, lines[1].startswith(heading), lines[2].strip().startswith(first)) == (1, True, True), out
 
 
-def test_a_schedule_that_parts_at_the_second_step(learner, among_runs):
+def test_schedules_that_differ_at_the_second_step(learner, among_runs):
     code, out, _ = learner("diff", "slow", "slower", "--replay=3", "--json", "--tolerance=9")
     replay = json.loads(out)["replay"]
     assert (code, replay["start"], replay["stop"], replay["step"]) == (1, 0, 3, 2)
@@ -143,7 +144,7 @@ def test_a_schedule_that_parts_at_the_second_step(learner, among_runs):
     assert replay["explanation"] == "replayed from the states before the first step: step 2 differs"
 
 
-def test_a_replay_of_code_that_changed(learner, runs, fresh_modules, tmp_path, monkeypatch):
+def test_replay_of_changed_code(learner, runs, fresh_modules, tmp_path, monkeypatch):
     shutil.copytree(runs, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     module = tmp_path / "copy" / "mymodule.py"
@@ -156,7 +157,7 @@ def test_a_replay_of_code_that_changed(learner, runs, fresh_modules, tmp_path, m
     assert "devices or versions differ from those of the run" in learner("diff", "one", "twin", "--replay=2")[1]
 
 
-def test_steps_after_the_update_of_a_hook_are_refused(learner, among_runs):
+def test_steps_after_an_update_by_a_hook_are_refused(learner, among_runs):
     """The hook changes the run after step 4, and the checkpoints are of step 3."""
     assert learner("diff", "one", "updated", "--replay=4", "--tolerance=9")[0] == 0
     for pair in (("one", "updated"), ("updated", "one")):
@@ -164,7 +165,7 @@ def test_steps_after_the_update_of_a_hook_are_refused(learner, among_runs):
         assert (code, "updated was changed by a hook (Updates) after step 4" in err) == (2, True)
 
 
-def test_wrong_replays(learner, among_runs, tmp_path):
+def test_invalid_replays_are_refused(learner, among_runs, tmp_path):
     for step in ("0", "7"):
         code, _, err = learner("diff", "one", "twin", f"--replay={step}")
         assert (code, f"--replay is {step}; one has the steps 1 to 6" in err) == (2, True)
@@ -175,7 +176,7 @@ def test_wrong_replays(learner, among_runs, tmp_path):
     assert (code, "invalid int value: 'soon'" in err) == (2, True)
 
 
-def test_a_replay_runs_no_code_of_others(learner, among_runs, tmp_path):
+def test_replay_of_an_untrusted_run_is_refused(learner, among_runs, tmp_path):
     shutil.copytree("one", tmp_path / "foreign")
     (tmp_path / "foreign" / "config.yaml").chmod(0o666)
     words = ["diff", "one", tmp_path / "foreign", "--replay=1"]

@@ -1,4 +1,4 @@
-"""The devices of members that train together in a sweep."""
+"""Tests of the number of devices for members that train together in a sweep."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from learner.cli.configs.cores import MOST, devices_for
 
 
 @pytest.mark.parametrize(("cores", "members", "devices"), [(4, 8, 4), (4, 6, 3), (4, 7, 1), (64, 8, MOST), (1, 8, 1)])
-def test_members_are_spread_evenly_over_at_most_the_cores(cores, members, devices, monkeypatch):
+def test_members_are_spread_evenly_over_the_cores(cores, members, devices, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     assert devices_for(members) == devices
 
@@ -19,11 +19,11 @@ def test_members_are_spread_evenly_over_at_most_the_cores(cores, members, device
     ("given", "devices"),
     [
         ({}, 3),
-        ({"JAX_NUM_CPU_DEVICES": "2"}, 2),
-        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, 2),
+        pytest.param({"JAX_NUM_CPU_DEVICES": "2"}, 2, marks=pytest.mark.full),
+        pytest.param({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, 2, marks=pytest.mark.full),
     ],
 )
-def test_jax_has_a_device_for_each_core_unless_it_is_set(given, devices):
+def test_jax_has_a_device_for_each_core_unless_configured(given, devices):
     program = (
         "import os; os.sched_getaffinity = lambda _: {0, 1, 2}\nfrom learner.cli.configs.cores import claim_cores\n"
     )
