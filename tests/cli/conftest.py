@@ -63,7 +63,7 @@ def halved(step):
 """
 
 
-# The smallest run: a line, in plain arrays.
+# The smallest run, a line in plain arrays.
 LINE = {
     "directory": "run",
     "num_epochs": 2,
@@ -80,7 +80,7 @@ LINE = {
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A directory to work in, with a module of the user's, `mymodule`; its imports are forgotten again."""
+    """Change to a directory with a module of the user, `mymodule`, and forget its imports afterwards."""
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
     (tmp_path / "mymodule.py").write_text(MODULE)
@@ -92,46 +92,48 @@ def workplace(tmp_path, monkeypatch):
 
 @pytest.fixture
 def importable(workplace, monkeypatch):
-    """The same, with the directory on the import path, as the command has it."""
+    """Change to the same directory, which is on the import path too, as for a command."""
     monkeypatch.syspath_prepend(str(workplace))
     return workplace
 
 
 @pytest.fixture
 def at_root(monkeypatch):
-    """In the directory of the project, where `configs/` and `examples/` are."""
+    """Change to the directory of the project, which contains `configs/` and `examples/`."""
     monkeypatch.chdir(ROOT)
     return ROOT
 
 
 @pytest.fixture
 def learner(capsys):
-    """Runs a command, and gives its exit code and what it printed on both streams, without the stages of a run."""
+    """Return a function that runs a command, and returns its exit code and both output streams, without the stages of a
+    run.
+    """
 
     def run(*words):
         code = main([str(word) for word in words])
-        said = capsys.readouterr()
-        return code, without_stages(said.out), said.err
+        printed = capsys.readouterr()
+        return code, without_stages(printed.out), printed.err
 
     return run
 
 
 @pytest.fixture
 def line_config():
-    """The smallest run: a line, in plain arrays."""
+    """Return the config of the smallest run, a line in plain arrays."""
     return copy.deepcopy(LINE)
 
 
 @pytest.fixture
 def config(workplace):
-    """The config file of the smallest run; its directory will be `run`."""
+    """Write the config file of the smallest run, whose directory is `run`, and return its name."""
     (workplace / "line.yaml").write_text(yaml.safe_dump(LINE))
     return "line.yaml"
 
 
 @pytest.fixture(scope="module")
 def shared_workplace(tmp_path_factory):
-    """A directory for all tests of a file, with the module and the config of the smallest run."""
+    """Return a directory for all tests of a file, with the module and the config of the smallest run."""
     directory = tmp_path_factory.mktemp("shared")
     (directory / "mymodule.py").write_text(MODULE)
     (directory / "line.yaml").write_text(yaml.safe_dump(LINE))
@@ -140,22 +142,22 @@ def shared_workplace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def _finished(shared_workplace, compiled_once):
-    """A directory with the smallest run, for all tests of a file."""
+    """Train the smallest run once for all tests of a file, and return its directory."""
     directory = shared_workplace
     with contextlib.chdir(directory), contextlib.redirect_stdout(io.StringIO()):
         assert main(["fit", "line.yaml"]) == 0
-    del sys.modules["mymodule"]  # each test has one of its own
+    del sys.modules["mymodule"]  # each test imports another one
     return directory / "run"
 
 
 @pytest.fixture
 def trained(_finished, config):
-    """The config file of the smallest run, beside which the run lies: it has ended."""
+    """Copy the smallest run, which has ended, to `run`, and return its config file."""
     shutil.copytree(_finished, "run")
     return config
 
 
 @pytest.fixture
 def parameters():
-    """The parameters of a signature, by name."""
+    """Return a function that returns the parameters of a signature by name."""
     return lambda function: inspect.signature(function).parameters

@@ -1,4 +1,4 @@
-"""`--watch` of `learner fit` and `learner resume`."""
+"""Tests of `--watch` of `learner fit` and `learner resume`."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from learner.cli.beside import _follow, _passing_on
 from tests.support.pseudoterminal import Terminal
 
 
-def test_what_a_run_prints_is_printed_from_its_beginning_to_its_end(capsys):
+def test_all_output_of_the_run_is_printed(capsys):
     code = "import sys, time\nfor n in range(3):\n print('line', n, flush=True)\n time.sleep(0.1)\nsys.exit(3)"
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=output)
@@ -21,7 +21,7 @@ def test_what_a_run_prints_is_printed_from_its_beginning_to_its_end(capsys):
     assert capsys.readouterr().out.splitlines() == ["line 0", "line 1", "line 2"]
 
 
-def test_a_letter_that_is_written_in_two_parts(capsys):
+def test_character_written_in_two_parts(capsys):
     code = "import os, time\nos.write(1, b'caf\\xc3')\ntime.sleep(0.5)\nos.write(1, b'\\xa9')"
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=output)
@@ -39,7 +39,7 @@ def test_signals_after_the_view_end_the_run(number):
             assert _follow(process, output) == 7
 
 
-def test_it_needs_a_terminal_and_false_is_none(learner, config):
+def test_watch_needs_a_terminal_unless_it_is_false(learner, config):
     code, _, err = learner("fit", config, "--watch")
     assert code == 2
     assert "learner watch needs a terminal" in err
@@ -47,7 +47,7 @@ def test_it_needs_a_terminal_and_false_is_none(learner, config):
 
 
 @pytest.mark.full
-def test_the_view_beside_a_run(workplace, config):
+def test_view_of_a_run(workplace, config):
     terminal = Terminal(["fit", config, "--watch"], 120, 40)
     terminal.wait_for("run ended", "num_epochs")
     terminal.press("q")
@@ -56,7 +56,7 @@ def test_the_view_beside_a_run(workplace, config):
 
 
 @pytest.mark.full
-def test_a_run_that_fails_closes_the_view(workplace, config):
+def test_failing_run_closes_the_view(workplace, config):
     terminal = Terminal(["fit", config, "--watch", "--num_epochs=x"], 120, 40)
     assert terminal.end() == 2
     assert "num_epochs is 'x': it needs a whole number" in terminal.text

@@ -1,4 +1,4 @@
-"""The configs that come with the project, shortened where they take longer than a few seconds."""
+"""Tests of the configs of the project, shortened if they take more than a few seconds."""
 
 import json
 
@@ -32,17 +32,17 @@ ENDS = {
     "digits": ("valid/Accuracy", "best", 0.97, 1.0),
     "digits_cnn": ("valid/Accuracy", "last", 0.9, 1.0),
     "regression": ("valid/Loss", "best", 0.0, 0.62),
-    "charlm": ("valid/Loss", "last", 0.0, 3.6),  # ln(128) = 4.85 is what knowing nothing costs
+    "charlm": ("valid/Loss", "last", 0.0, 3.6),  # a uniform guess has ln(128) = 4.85
 }
 
 
-def test_all_configs_are_here(at_root):
+def test_all_configs_are_tested(at_root):
     assert {path.stem for path in (at_root / "configs").glob("*.yaml")} == set(SHORTER)
 
 
-@pytest.mark.full  # one of them is trained in `tests/examples/test_examples.py` by default
+@pytest.mark.full  # `tests/examples/test_examples.py` trains one by default
 @pytest.mark.parametrize("name", SHORTER)
-def test_it_trains(name, at_root, learner, tmp_path, recwarn):
+def test_config_trains(name, at_root, learner, tmp_path, recwarn):
     directory = tmp_path / name
     code, out, err = learner("fit", f"configs/{name}.yaml", f"--directory={directory}", *SHORTER[name])
     assert (code, err) == (0, "")
@@ -56,7 +56,7 @@ def test_it_trains(name, at_root, learner, tmp_path, recwarn):
 
 
 @pytest.mark.parametrize("name", SHORTER)
-def test_comments_are_right_about_the_data(name, at_root):
+def test_comments_match_the_data(name, at_root):
     content = read_yaml(f"configs/{name}.yaml")
     config = RunConfig(content)
     assert content["directory"] == f"runs/{name}"
@@ -64,10 +64,10 @@ def test_comments_are_right_about_the_data(name, at_root):
         steps = content["num_epochs"] * len(config.data("train"))
         assert content["lr"]["init_args"]["decay_steps"] == pytest.approx(
             steps, rel=0.1
-        )  # the text differs by Python's version
+        )  # the length of the text depends on Python's version
 
 
-def test_the_models_are_made_from_the_seed(at_root, monkeypatch):
+def test_seed_determines_the_parameters(at_root, monkeypatch):
     monkeypatch.syspath_prepend(str(at_root))
     content = read_yaml("configs/digits.yaml")
     kernels = [RunConfig({**content, "seed": seed})._model()().layers[0].kernel[...] for seed in (0, 0, 1)]

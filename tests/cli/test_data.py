@@ -1,4 +1,4 @@
-"""`learner data`, and our own sources in configs."""
+"""Tests of `learner data`, and of the project's data sources in configs."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ ROWS = {"class_path": "mymodule.rows", "init_args": {"count": 10}}
 
 @pytest.fixture
 def config(workplace):
-    """Writes a config file."""
+    """Return a function that writes a config file and returns its name."""
 
     def write(**content):
         (workplace / "a.yaml").write_text(yaml.safe_dump(content))
@@ -27,7 +27,7 @@ def config(workplace):
     return write
 
 
-def test_every_split_is_shown_and_nothing_is_left(learner, config, workplace):
+def test_every_split_is_printed_and_no_file_is_written(learner, config, workplace):
     path = config(
         train={"dataset": ROWS, "batch_size": 4, "shuffle": True},
         valid={"dev": {"dataset": ROWS, "batch_size": 5}, "ood": {"class_path": "mymodule.batches"}},
@@ -44,10 +44,10 @@ def test_every_split_is_shown_and_nothing_is_left(learner, config, workplace):
         "valid-ood: 12 rows of list, 3 batches of 4",
     ]
     assert all(line.isprintable() for line in out.splitlines())
-    assert [each for each in sorted(workplace.iterdir()) if each.name != "__pycache__"] == before
+    assert [path for path in sorted(workplace.iterdir()) if path.name != "__pycache__"] == before
 
 
-def test_the_command_line_changes_it(learner, config):
+def test_command_line_overrides_the_config(learner, config):
     path = config(train={"dataset": ROWS, "batch_size": 4})
     code, out, err = learner("data", path, "--train.batch_size=3", "--train.dataset.count=7", "--items=1", "--rows=2")
     assert (code, err) == (0, "")
@@ -61,7 +61,7 @@ def test_images_and_text_are_written(learner, config):
     code, out, err = learner("data", path, "-o", "out/deep")
     assert (code, err) == (0, "")
     assert "the first 64 images: out/deep/train.png" in out
-    assert sorted(each.name for each in Path("out/deep").iterdir()) == ["data.txt", "train.png"]
+    assert sorted(path.name for path in Path("out/deep").iterdir()) == ["data.txt", "train.png"]
     text = Path("out/deep/data.txt").read_text()
     assert "label: 0: 36, 1: 36" in text
     assert "valid: 10 rows" in text
@@ -69,8 +69,8 @@ def test_images_and_text_are_written(learner, config):
         assert sheet.size == (402, 402)
 
 
-def test_a_mixture(learner, config):
-    """Ten rows and three, of which those three are repeated."""
+def test_mixture(learner, config):
+    """The sources have ten and three rows; the three are repeated."""
     sources = {"many": ROWS, "few": {"class_path": "mymodule.rows", "init_args": {"count": 3}}}
     content = {"class_path": "mix", "init_args": {"sources": sources, "weights": {"many": 1, "few": 3}, "size": 20}}
     code, out, err = learner("data", config(train={"dataset": content, "batch_size": 4}))
@@ -91,14 +91,14 @@ def test_a_mixture(learner, config):
     assert "the size of a mixture is 0" in err
 
 
-def test_a_batch_size_for_all(learner, config):
+def test_batch_size_of_all_splits(learner, config):
     path = config(train={"dataset": {"class_path": "digits", "init_args": {"split": "valid"}}}, with_batch_size=100)
     code, out, err = learner("data", path)
     assert (code, err) == (0, "")
     assert "train: 360 rows of ArrayDataset, 4 batches of 100" in out
 
 
-def test_what_is_wrong_is_said(learner, config):
+def test_invalid_data_is_refused(learner, config):
     cases = [
         ({}, [], "the config has no data: it needs train or valid"),
         ({"tarin": ROWS}, [], "there is no option 'tarin': did you mean 'train'"),
@@ -126,13 +126,13 @@ def test_what_is_wrong_is_said(learner, config):
             assert message in err
 
 
-def test_problems_are_told_together(learner, config):
+def test_problems_are_reported_together(learner, config):
     code, _, err = learner("data", config(train={"dataset": "cvs"}, valid={"dataset": "digts"}, sed=1))
     assert code == 2
     assert "this config cannot be used, 3 problems:" in err
 
 
-def test_it_needs_a_config(learner, workplace):
+def test_config_is_required(learner, workplace):
     for words, message in (((), "required: CONFIG"), (("a.yaml", "b.yaml"), "learner data takes no 'b.yaml'")):
         code, _, err = learner("data", *words)
         assert (code, message in err) == (2, True)
@@ -141,7 +141,7 @@ def test_it_needs_a_config(learner, workplace):
 
 
 def write_files(place):
-    """Small files of several formats."""
+    """Write small files of several formats."""
     (place / "a.csv").write_text("a,b,kind\n1,2,x\n3,4,y\n5,6,x\n")
     (place / "a.jsonl").write_text("".join(json.dumps({"a": i, "b": i + 1}) + "\n" for i in range(3)))
     np.savez(place / "a.npz", x=np.zeros((3, 2), np.float32))
@@ -179,27 +179,27 @@ def write_files(place):
         ),
     ],
 )
-def test_sources_in_a_config_and_as_it_is_saved(importable, name, arguments, fields):
+def test_sources_in_a_config_and_in_its_saved_text(importable, name, arguments, fields):
     write_files(importable)
     np.save("x.npy", np.zeros((3, 2)))
     for path in (name, f"learner.data.{name}"):
-        made = source({"dataset": {"class_path": path, "init_args": arguments}, "batch_size": 3}, "train", 0)
-        again = source(yaml.safe_load(yaml.safe_dump(made.config())), "train", 0)
-        assert again.config() == made.config()
-        for each in (made, again):
-            (batch,) = list(each.make())
+        first = source({"dataset": {"class_path": path, "init_args": arguments}, "batch_size": 3}, "train", 0)
+        second = source(yaml.safe_load(yaml.safe_dump(first.config())), "train", 0)
+        assert second.config() == first.config()
+        for data in (first, second):
+            (batch,) = list(data.make())
             assert {field: array.shape for field, array in batch.items()} == fields
 
 
-def test_arguments_are_checked(importable):
+def test_arguments_of_sources_are_checked(importable):
     with raises_code("config-arguments-mismatch", "train.dataset.init_args", "'feilds'", "'fields'"):
         source({"dataset": {"class_path": "csv", "init_args": {"path": "a.csv", "feilds": {}}}}, "train", 0)
     with raises_code("config-arguments-mismatch", "train.dataset.init_args.fields", "3"):
         source({"dataset": {"class_path": "csv", "init_args": {"path": "a.csv", "fields": 3}}}, "train", 0)
 
 
-def test_a_run_from_a_file(learner, workplace, line_config):
-    """With the model of the other tests, which needs `x` of three numbers and `y`."""
+def test_run_with_data_from_a_file(learner, workplace, line_config):
+    """The model of the other tests needs `x` with three numbers, and `y`."""
     lines = ["a,b,c,y", *(f"{i},{i + 1},{i % 3},{i / 8}" for i in range(8))]
     (workplace / "rows.csv").write_text("\n".join(lines))
     fields = {"x": ["a", "b", "c"], "y": "y"}
@@ -219,7 +219,7 @@ def test_a_run_from_a_file(learner, workplace, line_config):
     assert learner("data", "run/config.yaml")[0] == 0
 
 
-def test_the_help_names_the_sources():
+def test_help_lists_the_sources():
     text = key_help("train.dataset", "", {})
     for name in ("csv(path, fields=null", "mnist(directory, split", "digits(split", "SQLiteTable(path, table"):
         assert f"\n  {name}" in text

@@ -1,4 +1,4 @@
-"""Several devices from configs and the command line, and `learner devices`."""
+"""Tests of devices in configs and on the command line, and of `learner devices`."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def strategy_of(config):
 
 
 @pytest.mark.parametrize(
-    ("said", "description"),
+    ("changes", "description"),
     [
         ({"devices": 1}, "one device: cpu (cpu:0)"),
         ({"devices": 8}, "replicated on 8 devices (cpu)"),
@@ -51,21 +51,21 @@ def strategy_of(config):
         ),
     ],
 )
-def test_where_it_runs_and_the_saved_config_says_the_same(importable, line_config, said, description):
-    config = RunConfig(line_config | said)
+def test_strategy_of_a_config_and_of_its_saved_text(importable, line_config, changes, description):
+    config = RunConfig(line_config | changes)
     saved = yaml.safe_load(config.text())
-    assert [key for key in ("devices", "strategy") if key in saved] == [k for k, v in said.items() if v is not None]
+    assert [key for key in ("devices", "strategy") if key in saved] == [k for k, v in changes.items() if v is not None]
     assert RunConfig(saved).text() == config.text()
     assert strategy_of(saved).description == description
 
 
-def test_a_mesh_with_rules(importable, line_config):
+def test_mesh_with_rules(importable, line_config):
     arguments = {"mesh": {"data": 4, "model": 2}, "rules": RULES, "batch": "data"}
     config = RunConfig(line_config | {"strategy": {"class_path": "Sharded", "init_args": arguments}})
     saved = yaml.safe_load(config.text())
     filled = {"class_path": "fsdp", "init_args": {"min_size": 1024, "axis": "data"}}
-    said = {**arguments, "rules": [RULES[0], filled], "devices": None}
-    assert saved["strategy"] == {"class_path": "Sharded", "init_args": said}
+    changes = {**arguments, "rules": [RULES[0], filled], "devices": None}
+    assert saved["strategy"] == {"class_path": "Sharded", "init_args": changes}
     assert RunConfig(saved).text() == config.text()
     strategy = strategy_of(saved)
     assert dict(strategy.mesh.shape) == {"data": 4, "model": 2}
@@ -77,13 +77,13 @@ def test_a_mesh_with_rules(importable, line_config):
     "rules", ["fsdp", ["fsdp"], {"class_path": "fsdp"}, [{"class_path": "learner.strategies.fsdp"}]]
 )
 def test_fsdp_needs_no_import_path(importable, line_config, rules):
-    said = {"strategy": {"class_path": "Sharded", "init_args": {"rules": rules}}}
-    strategy = strategy_of(yaml.safe_load(RunConfig(line_config | said).text()))
+    changes = {"strategy": {"class_path": "Sharded", "init_args": {"rules": rules}}}
+    strategy = strategy_of(yaml.safe_load(RunConfig(line_config | changes).text()))
     assert strategy.rules.spec("w", (64, 64), {"data": 8}) == P("data")
     assert strategy.rules.rows
 
 
-def test_what_is_wrong_is_said_and_nothing_is_left(learner, config):
+def test_invalid_devices_are_refused_and_no_file_is_written(learner, config):
     cases = [
         (["--devices=9"], "devices asks for 9, and there are 8"),
         (["--devices=[0, 8]"], "there is no device with the id 8"),
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_said_and_nothing_is_left(learner, config):
             assert not os.path.exists("run")
 
 
-def test_the_command_line_changes_a_strategy(learner, config):
+def test_command_line_overrides_a_strategy(learner, config):
     words = ["--strategy=Sharded", "--strategy.mesh.data=4", "--strategy.mesh.model=2", "--strategy.rules.min_size=8"]
     code, out, err = learner("fit", config, *words[:3], "--strategy.rules=fsdp", words[3], "--print_config")
     assert (code, err) == (0, "")
@@ -120,7 +120,7 @@ def test_the_command_line_changes_a_strategy(learner, config):
     assert yaml.safe_load(out)["strategy"] == {"class_path": "Sharded", "init_args": arguments}
 
 
-def test_the_help_names_the_strategies():
+def test_help_lists_the_strategies():
     lines = key_help("strategy", "", {}).splitlines()
     assert "  Replicated(devices=null, sync_batch_norm=true)" in lines
     assert "  Sharded(mesh=null, rules=null, batch=data, devices=null)" in lines
@@ -132,8 +132,8 @@ def test_the_help_names_the_strategies():
 
 
 @pytest.mark.full
-def test_a_run_on_eight_goes_on_and_is_used_on_fewer(learner, config, workplace):
-    """24 rows, so that each of the 8 devices has some."""
+def test_run_on_eight_devices_resumes_and_predicts_on_fewer(learner, config, workplace):
+    """24 rows give each of the 8 devices some."""
     words = ["--train.dataset={class_path: mymodule.rows, init_args: {count: 24}}", "--train.batch_size=8"]
     assert learner("fit", config, *words, "--directory=one", "--num_epochs=3")[0] == 0
     assert learner("fit", config, *words, "--devices=8")[0] == 0
@@ -156,10 +156,10 @@ def test_a_run_on_eight_goes_on_and_is_used_on_fewer(learner, config, workplace)
             assert np.unique(outputs["predictions"]).size == 1
 
 
-# -- what there is -----------------------------------------------------------------------------------------------------
+# -- learner devices ---------------------------------------------------------------------------------------------------
 
 
-def test_devices_are_listed_with_what_the_defaults_would_be(learner, workplace):
+def test_devices_are_listed_with_the_default_strategies(learner, workplace):
     code, out, err = learner("devices")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -174,8 +174,8 @@ def test_devices_are_listed_with_what_the_defaults_would_be(learner, workplace):
     assert learner("devices", "--platform=cpu") == (code, out, err)
 
 
-def a_device(number, process=0, **memory):
-    """As JAX has them on an accelerator; those of other processes raise."""
+def make_device(number, process=0, **memory):
+    """Return a device like those of accelerators; memory of other processes' devices raises."""
 
     def memory_stats():
         assert process == 0
@@ -186,9 +186,9 @@ def a_device(number, process=0, **memory):
     )
 
 
-def test_memory_where_a_device_tells_it():
-    found = [a_device(0, bytes_in_use=10**9, bytes_limit=85 * 10**9), a_device(1), a_device(10, process=1)]
-    assert table(found) == [
+def test_memory_of_devices():
+    devices = [make_device(0, bytes_in_use=10**9, bytes_limit=85 * 10**9), make_device(1), make_device(10, process=1)]
+    assert table(devices) == [
         "id  platform     kind  process   memory    used     free",
         "0        gpu  Model T        0  85.0 GB  1.0 GB  84.0 GB",
         "1        gpu  Model T        0        -       -        -",
@@ -205,15 +205,15 @@ def test_memory_where_a_device_tells_it():
         (["run"], "learner devices takes no 'run'"),
     ],
 )
-def test_devices_that_are_not_there(learner, workplace, words, message):
+def test_unknown_platforms_and_arguments_are_refused(learner, workplace, words, message):
     code, out, err = learner("devices", *words)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_devices_are_first_looked_for_where_they_are_needed(config):
-    """So that the environment, and who joins several processes, may still say what there is. JAX refuses the setting
-    once it has looked.
+def test_devices_are_not_initialized_before_they_are_needed(config):
+    """The environment and `init_distributed` must be able to set the devices first. JAX refuses these settings once its
+    devices exist.
     """
     program = """
 import jax
@@ -230,10 +230,10 @@ main(["devices"])
     assert done.stdout.splitlines()[-1] == "devices: all: replicated on 3 devices (cpu)"
 
 
-# -- where arrays would be ---------------------------------------------------------------------------------------------
+# -- --print_sharding --------------------------------------------------------------------------------------------------
 
 
-def test_print_sharding_shows_and_leaves_nothing(learner, config, workplace):
+def test_print_sharding_writes_no_file(learner, config, workplace):
     words = ["--print_sharding", "--strategy=Sharded", "--strategy.rules={w: data}", "--strategy.devices=3"]
     before = tree_of(workplace)
     code, out, err = learner("fit", config, *words)
@@ -247,8 +247,8 @@ def test_print_sharding_shows_and_leaves_nothing(learner, config, workplace):
 
 
 @pytest.mark.full
-def test_print_sharding_beside_a_run_that_is_there(learner, config, workplace):
-    """One that is under way holds the lock, and may be looked at all the same."""
+def test_print_sharding_beside_a_training_run(learner, config, workplace):
+    """The lock of a training run does not prevent it."""
     assert learner("fit", config)[0] == 0
     before = tree_of("run")
     with locked(workplace / "run"):
@@ -258,7 +258,7 @@ def test_print_sharding_beside_a_run_that_is_there(learner, config, workplace):
     assert tree_of("run") == before
 
 
-def test_print_sharding_of_what_is_wrong(learner, config):
+def test_print_sharding_of_an_invalid_rule(learner, config):
     code, out, err = learner("fit", config, "--print_sharding", "--strategy=Sharded", "--strategy.rules={v: data}")
     assert (code, out) == (2, "")
     assert "the rule 'v' of Sharded is not used" in err

@@ -1,4 +1,4 @@
-"""`learner doctor`."""
+"""Tests of `learner doctor`."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ FAST = "--only=overlap,gradients,initial-loss"
 def test_answers_as_a_table(learner, config, workplace):
     before = tree_of(workplace)
     code, out, err = learner("doctor", config, FAST)
-    assert (code, err) == (1, "")  # the rows of the config are the same for training and validation
+    assert (code, err) == (1, "")  # the config trains and validates with the same rows
     lines = out.splitlines()
     assert lines[0].split() == ["question", "verdict", "number", "finding"]
     assert lines[1].split()[:3] == ["overlap", "failed", "12"]
@@ -28,7 +28,7 @@ def test_answers_as_a_table(learner, config, workplace):
     assert tree_of(workplace) == before
 
 
-def test_a_run_in_the_directory_is_left_alone(learner, trained, workplace):
+def test_existing_run_does_not_change(learner, trained, workplace):
     before = tree_of(workplace)
     for words in ([], ["--resume=true"]):
         assert learner("doctor", trained, "--only=gradients,one-batch", "--steps=2", *words)[0] == 0
@@ -56,7 +56,7 @@ def test_keys_of_the_config_and_steps(learner, config):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "the following arguments are required: CONFIG; learner doctor CONFIG"),
         (["line.yaml", "--only=gradient"], "there is no question 'gradient': did you mean 'gradients'?"),
@@ -66,19 +66,19 @@ def test_keys_of_the_config_and_steps(learner, config):
         (["line.yaml", "--train=null"], "train"),
     ],
 )
-def test_wrong_input(learner, config, words, said):
+def test_invalid_arguments_are_refused(learner, config, words, message):
     code, out, err = learner("doctor", *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
-def test_an_error_in_the_step(learner, config):
+def test_error_in_the_step_has_a_traceback(learner, config):
     code, _, err = learner("doctor", config, "--train_step=mymodule.broken_step")
     assert code == 1
     assert "ZeroDivisionError" in err
 
 
-def test_the_help_names_every_question_and_needs_no_jax():
+def test_help_lists_every_question_without_jax():
     code = "import sys; sys.modules['jax'] = sys.modules['numpy'] = None\n"
     code += "from learner.cli.main import main\nmain(['doctor', '--help'])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

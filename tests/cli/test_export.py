@@ -1,4 +1,4 @@
-"""`learner export`."""
+"""Tests of `learner export`."""
 
 import os
 
@@ -11,7 +11,7 @@ from learner import load_checkpoint, load_model
 
 @pytest.fixture
 def run(workplace, line_config, learner):
-    """A run of three epochs in `run`, which kept them all."""
+    """Train a run of three epochs, all of whose checkpoints are kept, and return its directory."""
     (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
     words = [
         "--num_epochs=3",
@@ -22,7 +22,7 @@ def run(workplace, line_config, learner):
     return "run"
 
 
-def test_the_model_of_a_checkpoint(run, learner):
+def test_model_of_a_checkpoint_is_exported(run, learner):
     given = {"w": np.zeros(3, np.float32)}
     for words, which in (((), "latest"), (("--checkpoint=2",), 2), (("--checkpoint=best",), "best")):
         code, out, _ = learner("export", run, "-o", "line.safetensors", *words)
@@ -50,7 +50,7 @@ def test_the_model_of_a_checkpoint(run, learner):
         (["nowhere", "-o", "x.mpk", "--precision=f16"], "it needs 'full' or 'half' or 'double'"),
     ],
 )
-def test_wrong_input(learner, workplace, words, message):
+def test_invalid_arguments_are_refused(learner, workplace, words, message):
     code, out, err = learner("export", *words)
     assert (code, out) == (2, "")
     assert message in err

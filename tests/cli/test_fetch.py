@@ -1,4 +1,4 @@
-"""`learner fetch`."""
+"""Tests of `learner fetch`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from learner.runs.remote import RemoteRun
 
 
-def test_a_run_is_copied_to_a_directory(learner, trained):
+def test_run_is_copied_to_a_directory(learner, trained):
     RemoteRun("copies/first").upload(Path("run"))
     code, out, err = learner("fetch", "copies/first")
     assert (code, out.splitlines()[0], err) == (0, "runs/first", "")
@@ -17,7 +17,7 @@ def test_a_run_is_copied_to_a_directory(learner, trained):
 
 
 @pytest.mark.parametrize("words", [["copies/none"], ["nowhere://bucket/run"], []])
-def test_wrong_words(learner, tmp_path, monkeypatch, words):
+def test_invalid_arguments_are_refused(learner, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     code, _, err = learner("fetch", *words)
     assert (code, bool(err), list(tmp_path.iterdir())) == (2, True, [])

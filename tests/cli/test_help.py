@@ -1,3 +1,5 @@
+"""Tests of the help of commands, topics and keys."""
+
 import json
 import re
 import subprocess
@@ -15,17 +17,17 @@ from learner.optimizers.configs import OPTIMIZERS
 from tests.support.codes import raises_code
 
 
-def test_the_first_page_is_one_screen_that_names_every_topic(monkeypatch):
+def test_first_page_fits_one_screen_and_lists_every_topic(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = fit_usage().splitlines()
     for topic in TOPICS:
         assert sum(line.startswith(f"  --help={topic} ") for line in lines) == 1, topic
-    assert len(lines) <= 23  # and the prompt
+    assert len(lines) <= 23  # leaves a line for the prompt
     assert max(map(len, lines)) <= 80
     assert option_names() == list(methods(LearnerBuilder))
 
 
-def test_defaults_are_shown_as_a_config_has_them_and_clocks_are_not():
+def test_defaults_have_the_syntax_of_configs_and_clocks_are_hidden():
     keys = " ".join(stored_topic("keys").split())
     assert "Arguments: keep_last=2, keep_best=1, keep_every=null," in keys
     assert "Arguments: epoch=null, step=null, allow=[]." in keys
@@ -38,11 +40,11 @@ def test_defaults_are_shown_as_a_config_has_them_and_clocks_are_not():
     assert not [text for text in texts if re.search(r"built-in|sleep|clock", text)]
 
 
-def test_a_key_that_is_a_list_has_its_choices():
+def test_help_of_a_key_with_a_list_has_its_choices():
     assert key_help("metrics", "", {"metrics": ["Accuracy"]}) == stored_topic("metrics")
 
 
-def test_the_topics_list_all_keys_and_all_of_optaxs_classes_with_their_parameters():
+def test_topics_list_all_keys_and_all_classes_of_optax():
     keys, optimizers, schedules = (stored_topic(topic).splitlines() for topic in ("keys", "optimizers", "schedules"))
     for key in (*PARTS, "overwrite", *methods(LearnerBuilder)):
         assert sum(line.startswith(f"  {key} ") for line in keys) == 1, key
@@ -53,20 +55,20 @@ def test_the_topics_list_all_keys_and_all_of_optaxs_classes_with_their_parameter
     assert max(map(len, [*keys, *optimizers, *schedules])) <= 120
 
 
-def test_each_topic_has_a_text():
+def test_every_topic_has_a_text():
     assert all(len(stored_topic(topic).splitlines()) > 1 for topic in TOPICS)
     with raises_code("cli-help-topic-unknown", "'optimizer'", "'optimizers'"):
         stored_topic("optimizer")
 
 
-def test_the_stored_topics_are_those_of_the_code():
+def test_stored_topics_are_up_to_date():
     """`python docs/topics.py` writes them."""
     for topic in TOPICS:
         if topic != "processes" and (text := stored_topic(topic)) is not None:
             assert text == fill(topic_paragraphs(topic)), topic
 
 
-def test_topics_of_another_optax_are_not_those_that_are_stored(monkeypatch, tmp_path):
+def test_stored_topics_of_another_optax_are_ignored(monkeypatch, tmp_path):
     stored = json.loads(STORED.read_text())
     monkeypatch.setattr("learner.cli.usage.STORED", tmp_path / "topics.json")
     (tmp_path / "topics.json").write_text(json.dumps({**stored, "optax": "0.0.1"}))
@@ -82,13 +84,13 @@ def test_topics_need_no_jax(command):
     assert printed.startswith("metrics is one of these")
 
 
-def test_the_help_fits_the_terminal(monkeypatch):
+def test_help_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for text in (fit_usage(), stored_topic("keys"), stored_topic("metrics")):
         assert max(map(len, text.splitlines())) <= 80
 
 
-def test_what_a_key_can_be():
+def test_help_of_a_key():
     assert "  MetricEarlyStopping(monitor=valid/Loss, mode=null, patience=5" in key_help("early_stopping", "", {})
     text = key_help("optimizer", "AdamW", {})
     assert text.startswith("AdamW, as init_args or as --optimizer.NAME=VALUE\n")
@@ -96,14 +98,14 @@ def test_what_a_key_can_be():
     assert "(type: float, default: 0.0001)" in text
 
 
-def test_the_class_that_the_config_names(importable):
-    said = {"model": {"class_path": "mymodule.linear", "init_args": {}}, "train_step": "mymodule.step"}
-    assert "(required, type: int)" in key_help("model", "", said)
-    assert "--scale SCALE" in key_help("train_step", "", said)
+def test_help_of_a_class_in_the_config(importable):
+    content = {"model": {"class_path": "mymodule.linear", "init_args": {}}, "train_step": "mymodule.step"}
+    assert "(required, type: int)" in key_help("model", "", content)
+    assert "--scale SCALE" in key_help("train_step", "", content)
     assert "--count COUNT" in key_help("train.dataset", "mymodule.rows", {})
 
 
-def test_options_that_no_command_has_are_not_shown():
+def test_internal_options_are_hidden():
     text = key_help("train.dataset", "parquet", {})
     assert "--fields FIELDS" in text
     assert "+" not in text
@@ -119,6 +121,6 @@ def test_options_that_no_command_has_are_not_shown():
         ("model", "math.pie", "config-name-missing", ["'pie'"]),
     ],
 )
-def test_what_there_is_no_help_for(key, path, code, shown):
+def test_unknown_keys_and_classes_have_no_help(key, path, code, shown):
     with raises_code(code, *shown):
         key_help(key, path, {})

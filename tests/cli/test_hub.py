@@ -1,4 +1,4 @@
-"""`learner push` and `learner pull`."""
+"""Tests of `learner push` and `learner pull`."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def server(tmp_path, monkeypatch):
         yield server
 
 
-def test_a_pulled_model_is_evaluated_after_its_config_is_trusted(server, learner, trained):
+def test_pulled_model_is_evaluated_if_its_config_is_trusted(server, learner, trained):
     code, out, err = learner("push", "run", "me/line", "--card={license: mit}", "--checkpoint=latest")
     assert code == 0, err
     assert out.startswith(f"{server.endpoint}/me/line/commit/")
@@ -58,6 +58,6 @@ next:
 @pytest.mark.parametrize(
     "words", [["pull", "me/none"], ["push", "run", "me/line", "--card=mit"], ["push", "none", "a"]]
 )
-def test_wrong_words(server, learner, trained, words):
+def test_invalid_arguments_are_refused(server, learner, trained, words):
     code, out, err = learner(*words)
     assert (code, out, err.startswith("learner: "), server.branches) == (2, "", True, {})

@@ -1,3 +1,5 @@
+"""Tests of optax's optimizers as classes of configs."""
+
 import dataclasses
 import inspect
 import warnings
@@ -18,8 +20,8 @@ NEEDED = {
 }
 
 
-def functions():
-    """Whatever of optax's public names is an optimizer: it takes a learning rate and returns a transformation."""
+def optax_optimizers():
+    """Yield the public functions of optax that take a learning rate, by name."""
     for module in (optax, optax.contrib):
         for name in dir(module):
             value = getattr(module, name)
@@ -32,14 +34,14 @@ def functions():
                     yield name, value
 
 
-def test_no_optimizer_of_optax_is_left_out():
-    expected = {value for name, value in functions() if not name.startswith("scale_by_")}
-    assert {made.function for made in OPTIMIZERS.values()} == expected
+def test_every_optimizer_of_optax_has_a_class():
+    expected = {value for name, value in optax_optimizers() if not name.startswith("scale_by_")}
+    assert {optimizer.function for optimizer in OPTIMIZERS.values()} == expected
     assert len(OPTIMIZERS) == len(expected) > 40
 
 
 def expected_default(field, theirs):
-    """The default of a field, by the parameter of optax's function."""
+    """Return the default of a field, from the parameter of optax's function."""
     ours = {"clip_norm": None, "weight_decay_on": "all", "key": 0}
     if field.name in ours:
         return ours[field.name]
@@ -55,45 +57,45 @@ def test_fields_are_the_parameters_with_their_defaults(parameters):
         defaults = {field.name: field.default for field in fields}
         assert defaults == {field.name: expected_default(field, theirs) for field in fields}, name
         left_out = theirs.keys() - defaults.keys() - {"learning_rate", "seed"}
-        assert [each for each in left_out if each not in optimizer.__doc__] == [], name
+        assert [name for name in left_out if name not in optimizer.__doc__] == [], name
 
 
-def test_calling_it_with_a_rate_makes_the_transformation():
+def test_call_with_a_rate_returns_the_transformation():
     for name, optimizer in OPTIMIZERS.items():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of optax, about some of its own
+            warnings.simplefilter("ignore", DeprecationWarning)  # optax deprecates some of its functions
             transformation = optimizer(**NEEDED.get(name, {}))(1e-2)
         assert callable(transformation.update), name
         with jax.numpy_dtype_promotion("standard"):
             assert jax.tree.leaves(jax.eval_shape(transformation.init, {"w": jnp.ones((4, 4))})) is not None, name
 
 
-def test_the_rate_and_the_settings_arrive():
-    made = OPTIMIZERS["SGD"](momentum=0.5)(0.1)
+def test_rate_and_settings_are_passed_on():
+    transformation = OPTIMIZERS["SGD"](momentum=0.5)(0.1)
     params = {"w": jnp.float32(1.0)}
-    state = made.init(params)
-    first, state = made.update({"w": jnp.float32(2.0)}, state, params)
-    second, _ = made.update({"w": jnp.float32(2.0)}, state, params)
+    state = transformation.init(params)
+    first, state = transformation.update({"w": jnp.float32(2.0)}, state, params)
+    second, _ = transformation.update({"w": jnp.float32(2.0)}, state, params)
     assert first["w"] == pytest.approx(-0.2)  # 0.1 * 2
     assert second["w"] == pytest.approx(-0.3)  # 0.1 * (2 + 0.5 * 2)
 
 
-def test_clip_norm_comes_first():
-    made = OPTIMIZERS["SGD"](clip_norm=1.0)(0.1)
+def test_clip_norm_is_applied_first():
+    transformation = OPTIMIZERS["SGD"](clip_norm=1.0)(0.1)
     params = {"w": jnp.zeros(2)}
-    update, _ = made.update({"w": jnp.array([3.0, 4.0])}, made.init(params), params)
-    np.testing.assert_allclose(update["w"], [-0.06, -0.08], rtol=1e-6)  # a norm of 5 becomes 1
+    update, _ = transformation.update({"w": jnp.array([3.0, 4.0])}, transformation.init(params), params)
+    np.testing.assert_allclose(update["w"], [-0.06, -0.08], rtol=1e-6)  # the norm 5 is clipped to 1
 
 
-def test_biases_need_not_decay():
+def test_weight_decay_may_exclude_biases():
     params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
-    made = AdamW(weight_decay=0.5, weight_decay_on="kernels")(1.0)
+    transformation = AdamW(weight_decay=0.5, weight_decay_on="kernels")(1.0)
     with jax.numpy_dtype_promotion("standard"):
-        updates, _ = made.update(jax.tree.map(jnp.zeros_like, params), made.init(params), params)
+        updates, _ = transformation.update(jax.tree.map(jnp.zeros_like, params), transformation.init(params), params)
     assert (updates["kernel"][0, 0], updates["bias"][0]) == (-0.5, 0.0)
 
 
-def test_the_optimizer_inside_gets_the_same_rate():
+def test_inner_optimizer_has_the_same_rate():
     rates = []
 
     class Recorder(OptimizerConfig):
@@ -105,7 +107,7 @@ def test_the_optimizer_inside_gets_the_same_rate():
     assert rates == [0.25]
 
 
-def test_the_rate_may_be_traced():
+def test_rate_may_be_traced():
     update = jax.jit(lambda lr, grads: AdamW(b1=0.0, eps=0.0, weight_decay=0.0)(lr).update(grads, state, grads)[0])
     grads = jnp.array([2.0, -3.0])
     state = AdamW()(1.0).init(grads)
@@ -113,7 +115,7 @@ def test_the_rate_may_be_traced():
         np.testing.assert_allclose(update(jnp.float32(0.5), grads), [-0.5, 0.5], rtol=1e-5)  # the sign, times the rate
 
 
-def test_what_optax_refuses_is_an_error_that_names_the_optimizer():
+def test_error_of_optax_names_the_optimizer():
     class Picky(OptimizerConfig):
         function = staticmethod(lambda learning_rate: (_ for _ in ()).throw(ValueError("too picky")))
 
@@ -122,6 +124,6 @@ def test_what_optax_refuses_is_an_error_that_names_the_optimizer():
         picky()(0.1)
 
 
-def test_a_name_that_is_not_there():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="AdamQ"):
         optimizers.AdamQ  # noqa: B018

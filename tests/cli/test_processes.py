@@ -1,4 +1,4 @@
-"""The options that make a command one of several processes."""
+"""Tests of the options that make a command one of several processes."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.support.processes import free_port, together
 THREE = ["--coordinator", "10:30", "--num_processes=2", "--process_id", "1"]
 
 
-def parsed(*words):
+def parse(*words):
     parser = Parser("it", "", keys=True)
     parser.add_config()
     parser.add_processes()
@@ -35,15 +35,15 @@ def parsed(*words):
         (["--distributed", "--timeout=60", "--heartbeat=1.5"], {"timeout": 60, "heartbeat": 1.5}),
     ],
 )
-def test_they_are_taken_out_of_the_command_line(words, arguments):
-    line = parsed(*words, "line.yaml", "--num_epochs=3")
+def test_process_options_are_removed_from_the_command_line(words, arguments):
+    line = parse(*words, "line.yaml", "--num_epochs=3")
     assert process_options(line) == arguments
     assert (line.config, line.overrides) == ("line.yaml", [("num_epochs", "3")])
 
 
-def test_a_switch_that_is_neither_is_refused():
+def test_invalid_switch_is_refused():
     with raises_code("cli-switch-value", name="distributed"):
-        parsed("line.yaml", "--distributed=2")
+        parse("line.yaml", "--distributed=2")
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_processes", "two"), ("coordinator", "localhost"), ("timeout", -1)])
@@ -54,8 +54,8 @@ def test_wrong_options_are_refused_before_a_process_waits(name, value, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_one_process_is_not_connected(monkeypatch):
-    monkeypatch.setattr("learner.cli.processes.init_distributed", None)  # must not be called
+def test_single_process_is_not_connected(monkeypatch):
+    monkeypatch.setattr("learner.cli.processes.init_distributed", None)  # calling it would fail
     with connected(None):
         pass
 
@@ -63,7 +63,7 @@ def test_one_process_is_not_connected(monkeypatch):
 @pytest.mark.parametrize(
     "words", [["fit", "line.yaml"], ["resume", "run"], ["evaluate", "run"], ["predict", "run", "x.npz", "-o", "y.npz"]]
 )
-def test_some_of_the_options_are_not_enough(learner, workplace, line_config, words):
+def test_incomplete_options_are_refused(learner, workplace, line_config, words):
     Path("run").mkdir(mode=0o700)
     for path in ("line.yaml", "run/config.yaml"):
         Path(path).write_text(yaml.safe_dump(line_config))
@@ -74,7 +74,7 @@ def test_some_of_the_options_are_not_enough(learner, workplace, line_config, wor
     )
 
 
-def test_the_config_does_not_have_them(learner, workplace, line_config):
+def test_config_has_no_process_options(learner, workplace, line_config):
     Path("line.yaml").write_text(yaml.safe_dump(line_config))
     code, plain, _ = learner("fit", "line.yaml", "--print_config")
     assert (code, plain, "") == learner("fit", "line.yaml", "--print_config", "--distributed", *THREE)
@@ -88,7 +88,7 @@ def test_the_config_does_not_have_them(learner, workplace, line_config):
 @pytest.mark.parametrize(
     "words", [["fit", "--help=processes"], ["resume", "--help"], ["evaluate", "--help"], ["predict", "--help"]]
 )
-def test_help_says_what_they_are(learner, words):
+def test_help_describes_the_process_options(learner, words):
     code, out, _ = learner(*words)
     assert code == 0
     assert "--distributed" in out
@@ -96,7 +96,7 @@ def test_help_says_what_they_are(learner, words):
 
 
 @pytest.mark.full
-def test_one_of_several_processes_writes_the_predictions(learner, trained, workplace):
+def test_first_of_several_processes_writes_the_predictions(learner, trained, workplace):
     x = np.arange(21, dtype=np.float32).reshape(7, 3)
     np.savez("data.npz", x=x, y=x.sum(1))
     assert learner("predict", "run", "data.npz", "-o", "alone.npz")[0] == 0
@@ -127,7 +127,7 @@ def model():
 
 
 @pytest.mark.full
-def test_processes_are_connected_before_anything_is_imported_and_hear_of_each_others_errors(workplace, line_config):
+def test_processes_are_connected_before_imports_and_share_errors(workplace, line_config):
     Path("machine.py").write_text(MODEL)
     content = {**line_config, "model": "machine.model"}
     Path("line.yaml").write_text(yaml.safe_dump(content))

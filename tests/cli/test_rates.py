@@ -1,4 +1,4 @@
-"""`learner plot-lr` and `learner find-lr`."""
+"""Tests of `learner plot-lr` and `learner find-lr`."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture
 def config(workplace, line_config):
-    """Three steps an epoch, and two epochs."""
+    """Write a config of two epochs of three steps with a cosine schedule, and return its name."""
     lr = {"class_path": "Cosine", "init_args": {"first": 0.1}}
     (workplace / "line.yaml").write_text(yaml.safe_dump(line_config | {"num_epochs": 2, "lr": lr}))
     return "line.yaml"
 
 
-def test_the_rate_over_a_run(learner, config, workplace):
+def test_plot_of_the_rate(learner, config, workplace):
     before = tree_of(workplace)
     code, out, err = learner("plot-lr", config)
     assert (code, err) == (0, "")
@@ -34,13 +34,13 @@ def test_the_rate_over_a_run(learner, config, workplace):
     assert tree_of(workplace) == before
 
 
-def test_no_model_is_made_and_no_row_is_read(learner, config, workplace):
-    """Only the length of the data is asked for."""
+def test_plot_makes_no_model_and_reads_no_row(learner, config, workplace):
+    """The plot needs only the length of the data."""
     (workplace / "closed.py").write_text(
         "class Closed:\n"
         "    def __len__(self):\n        return 12\n"
-        "    def __getitem__(self, index):\n        raise AssertionError('it was read')\n"
-        "def model():\n    raise AssertionError('it was made')\n"
+        "    def __getitem__(self, index):\n        raise AssertionError('a row was read')\n"
+        "def model():\n    raise AssertionError('a model was made')\n"
     )
     words = ("--model=closed.model", "--train.dataset=closed.Closed", "--num_epochs=1")
     code, out, err = learner("plot-lr", config, *words)
@@ -49,7 +49,7 @@ def test_no_model_is_made_and_no_row_is_read(learner, config, workplace):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "messages"),
     [
         (["--lr=0.25", "--num_epochs=1"], ["0.25 in every step", "1 epoch of 3 steps, 3 steps in all"]),
         (["--lr=ReduceOnPlateau", "--lr.lr=0.5"], ["ReduceOnPlateau begins with 0.5, and lowers the rate by what it"]),
@@ -63,13 +63,13 @@ def test_no_model_is_made_and_no_row_is_read(learner, config, workplace):
         (["--num_steps=4"], ["1.33333 epochs of 3 steps, 4 steps in all"]),
     ],
 )
-def test_what_is_said(learner, config, words, said):
+def test_description_of_the_rate(learner, config, words, messages):
     code, out, _ = learner("plot-lr", config, *words)
     assert code == 0
-    assert [text for text in said if text not in out] == []
+    assert [text for text in messages if text not in out] == []
 
 
-def test_the_schedules_of_groups(learner, config, workplace):
+def test_schedules_of_groups(learner, config, workplace):
     group = "{match: w, lr: {class_path: Linear, init_args: {first: 0.4, over: 3}}}"
     words = ("--optimizer=Groups", "--optimizer.optimizer=SGD", f"--optimizer.groups=[{group}, {{match: b, lr: 2.0}}]")
     code, out, _ = learner("plot-lr", config, *words)
@@ -84,7 +84,7 @@ def test_the_schedules_of_groups(learner, config, workplace):
     assert (code, "over is 0.0; it needs a number of steps greater than 0" in err) == (2, True)
 
 
-def test_a_file(learner, config, workplace):
+def test_plot_in_a_file(learner, config, workplace):
     code, out, _ = learner("plot-lr", config, "-o", "rate.png")
     assert code == 0
     assert out.splitlines()[-1] == "rate.png"
@@ -92,7 +92,7 @@ def test_a_file(learner, config, workplace):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "messages"),
     [
         (["plot-lr"], "the following arguments are required: CONFIG; learner plot-lr CONFIG"),
         (["find-lr"], "the following arguments are required: CONFIG; learner find-lr CONFIG"),
@@ -109,13 +109,13 @@ def test_a_file(learner, config, workplace):
         (["find-lr", "line.yaml", "--lowest=a"], "lowest is 'a'; it needs a rate"),
     ],
 )
-def test_wrong_input(learner, config, words, said):
+def test_invalid_arguments_are_refused(learner, config, words, messages):
     code, _, err = learner(*words)
     assert code == 2
-    assert said in err
+    assert messages in err
 
 
-def test_data_that_does_not_say_its_length(learner, config, workplace):
+def test_data_of_unknown_length(learner, config, workplace):
     (workplace / "endless.py").write_text("def make():\n    return iter([])\n")
     code, _, err = learner("plot-lr", config, "--train=endless.make", "--lr=0.1")
     assert code == 2
@@ -126,14 +126,14 @@ def test_data_that_does_not_say_its_length(learner, config, workplace):
 
 
 @pytest.mark.parametrize(("words", "package"), [([], "plotext"), (["-o", "rate.png"], "matplotlib")])
-def test_a_package_that_is_missing(learner, config, monkeypatch, words, package):
+def test_missing_package_is_an_error(learner, config, monkeypatch, words, package):
     monkeypatch.setitem(__import__("sys").modules, package, None)
     code, out, err = learner("plot-lr", config, *words)
     assert (code, out) == (2, "")
     assert f"a plot needs {package}, which is not installed: {install_hint('plots')}" in err
 
 
-def test_the_range_test(learner, config, workplace):
+def test_range_test(learner, config, workplace):
     before = tree_of(workplace)
     code, out, err = learner("find-lr", config, "--lowest=1e-3", "--highest=100", "--steps=40", "--smoothing=0.5")
     assert (code, err) == (0, "")
@@ -145,7 +145,7 @@ def test_the_range_test(learner, config, workplace):
     assert tree_of(workplace) == before
 
 
-def test_the_range_test_in_a_file(learner, config, workplace):
+def test_range_test_in_a_file(learner, config, workplace):
     code, out, _ = learner("find-lr", config, "--steps=5", "-o", "range.png")
     assert code == 0
     assert out.splitlines()[-1] == "range.png"
@@ -153,14 +153,14 @@ def test_the_range_test_in_a_file(learner, config, workplace):
     assert sorted(path.name for path in workplace.iterdir() if path.suffix == "") == []
 
 
-def test_the_range_test_without_plotext(learner, config, monkeypatch):
+def test_range_test_without_plotext(learner, config, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, out, _ = learner("find-lr", config, "--steps=5")
     assert code == 0
     assert out.startswith("step ")
 
 
-def test_what_is_plotted_of_a_long_run():
+def test_plot_of_a_long_run_has_1000_points():
     plot, lines = rate_plot(lambda step: 1.0 / (1 + step), None, RunLength(10**6, None))
     steps, rates = plot.lines["learning rate"]
     assert (len(steps), steps[0], steps[-1]) == (1000, 0, 999_999)
@@ -168,6 +168,6 @@ def test_what_is_plotted_of_a_long_run():
     assert lines[1] == "1,000,000 steps"
 
 
-def test_losses_far_above_the_first_do_not_hide_the_others():
-    found = RangeTest(np.geomspace(0.1, 1.0, 4), np.array([2.0, 1.0, 3.1, 2.9]), 4, 0.0)
-    assert [x for x in range_plot(found).lines["loss"][1] if x == x] == [2.0, 1.0, 2.9]
+def test_losses_far_above_the_first_are_not_plotted():
+    result = RangeTest(np.geomspace(0.1, 1.0, 4), np.array([2.0, 1.0, 3.1, 2.9]), 4, 0.0)
+    assert [x for x in range_plot(result).lines["loss"][1] if x == x] == [2.0, 1.0, 2.9]

@@ -1,4 +1,4 @@
-"""`learner compare`, `learner plot` and `learner summary --json`."""
+"""Tests of `learner compare`, `learner plot`, `learner report` and exports of numbers."""
 
 import csv
 import io
@@ -17,12 +17,12 @@ from tests.support.written import write_run
 
 @pytest.fixture
 def two(workplace):
-    """Two runs in `runs`."""
+    """Write two runs in `runs`."""
     write_run("runs/a", config="seed: 0\n")
     write_run("runs/b", {"train/Loss": [0.9], "valid/Loss": [float("inf")]}, config="seed: 1\n")
 
 
-def test_compare(two, learner):
+def test_compare_two_runs(two, learner):
     code, out, err = learner("compare", "runs", "--sort", "valid/Loss")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
@@ -40,7 +40,7 @@ def test_compare_as_json_and_csv(two, learner):
     assert "valid/Loss best" not in table[0]
 
 
-def test_many_settings(workplace, learner):
+def test_number_of_settings_is_bounded(workplace, learner):
     for number in (1, 2):
         write_run(f"runs/{number}", config="".join(f"key{i}: {number}\n" for i in range(8)))
     out = learner("compare", "runs")[1]
@@ -50,7 +50,7 @@ def test_many_settings(workplace, learner):
     assert "key7" in learner("compare", "runs", "--all")[1]
 
 
-def test_plot(two, learner):
+def test_plot_in_the_terminal_and_in_a_file(two, learner):
     code, out, err = learner("plot", "runs/a", "Loss")
     assert (code, err) == (0, "")
     assert "train/Loss" in out
@@ -66,8 +66,9 @@ def test_plot(two, learner):
 
 
 def test_summary_as_json(two, learner):
-    (two_config := json.loads(learner("summary", "runs/a", "--json")[1])).pop("metrics")
-    assert two_config == {
+    summary = json.loads(learner("summary", "runs/a", "--json")[1])
+    metric = summary.pop("metrics")["valid/Loss"]
+    assert summary == {
         "status": "ended",
         "why": "num_epochs",
         "epochs": 3,
@@ -77,12 +78,11 @@ def test_summary_as_json(two, learner):
         "checkpoints": [],
         "config": {"seed": 0},
     }
-    metric = json.loads(learner("summary", "runs/a", "--json")[1])["metrics"]["valid/Loss"]
     assert metric["best"] == {"epoch": 2, "step": 4, "value": 0.6}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["compare"], "the following arguments are required: DIR; see learner compare --help"),
         (["compare", "nowhere"], "there is no directory nowhere"),
@@ -98,11 +98,11 @@ def test_summary_as_json(two, learner):
         (["summary", "runs/a", "--jsn"], "learner summary takes no '--jsn': did you mean '--json'?"),
     ],
 )
-def test_wrong_input(two, learner, words, said):
+def test_invalid_arguments_are_refused(two, learner, words, message):
     Path("afile").touch()
     code, out, err = learner(*words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize("command", ["compare", "plot", "summary"])
@@ -113,7 +113,7 @@ def test_help(workplace, learner, command):
     assert max(map(len, out.splitlines())) <= 120
 
 
-def test_numbers_as_a_table(two, learner):
+def test_export_of_numbers_as_a_table(two, learner):
     code, out, err = learner("export", "runs/a", "--format=csv")
     assert (code, err) == (0, "")
     assert out.startswith("runs/a/numbers.csv: ")
@@ -123,7 +123,7 @@ def test_numbers_as_a_table(two, learner):
         assert json.loads(file.readline())["metric"] == "Loss"
 
 
-def test_numbers_for_tensorboard(two, learner):
+def test_export_of_numbers_for_tensorboard(two, learner):
     code, out, err = learner("export", "runs/a", "--format=tensorboard")
     assert (code, err) == (0, "")
     assert out.startswith("runs/a/numbers.tensorboard: ")
@@ -144,7 +144,7 @@ def test_report(two, learner):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["export", "runs/a", "--format=xls"],
@@ -157,18 +157,18 @@ def test_report(two, learner):
         (["report", "runs", "-o", "r.pdf"], "it needs the name of an .html file in a directory that exists"),
     ],
 )
-def test_files_that_cannot_be(two, learner, words, said):
+def test_invalid_formats_and_files_are_refused(two, learner, words, message):
     code, out, err = learner(*words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
-def test_options_may_stand_between(two, learner):
+def test_options_between_arguments(two, learner):
     assert learner("compare", "runs/a", "--json", "runs/b")[0] == 0
     assert learner("plot", "runs/a", "--log", "Loss")[0] == 0
 
 
-def test_warnings_are_for_people(two, learner):
+def test_warning_is_one_line(two, learner):
     with open("runs/b/config.yaml", "w") as file:
         file.write("[1]")
     with warnings.catch_warnings():
@@ -181,7 +181,7 @@ def test_warnings_are_for_people(two, learner):
 @pytest.mark.parametrize(
     "value", ["!!int abc", "!!timestamp x", "1" * 5000, "0x" + "f" * 5000, "[" * 30_000, "&a [*a]"]
 )
-def test_a_damaged_config_is_that_of_one_run_only(two, learner, value):
+def test_damaged_config_of_one_run_is_a_warning(two, learner, value):
     write_run("runs/c", config=f"seed: 2\nlr: {value}\n")
     for command in (["compare", "runs"], ["summary", "runs/c", "--json"], ["report", "runs", "-o", "report.html"]):
         with warnings.catch_warnings():

@@ -1,3 +1,5 @@
+"""Tests of optax's schedules as classes of configs."""
+
 import inspect
 import math
 
@@ -37,23 +39,23 @@ SETTINGS = {
 }
 
 
-def test_no_schedule_of_optax_is_left_out():
+def test_every_schedule_of_optax_has_a_class():
     makers = [f for f in vars(optax.schedules).values() if inspect.isfunction(f)]
     expected = {f for f in makers if "inject" not in f.__name__}
-    assert {made.function for made in SCHEDULES.values()} == expected
+    assert {schedule.function for schedule in SCHEDULES.values()} == expected
     assert set(SCHEDULES) == {*SETTINGS, "JoinSchedules"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_it_is_optaxs_function(name):
-    made = SCHEDULES[name](**SETTINGS[name])
-    theirs = made.function(**SETTINGS[name])
+def test_schedule_equals_the_function_of_optax(name):
+    schedule = SCHEDULES[name](**SETTINGS[name])
+    theirs = schedule.function(**SETTINGS[name])
     with jax.numpy_dtype_promotion("standard"):
         for step in (0, 3, 7, 100):
-            assert made(step) == theirs(step)
+            assert schedule(step) == theirs(step)
 
 
-def test_values():
+def test_values_of_a_cosine():
     cosine = CosineDecaySchedule(init_value=2.0, decay_steps=100)
     with jax.numpy_dtype_promotion("standard"):
         assert float(jax.jit(cosine)(jnp.int32(25))) == pytest.approx(1 + math.cos(math.pi / 4))
@@ -66,11 +68,11 @@ def test_schedules_of_schedules():
     assert [float(joined(step)) for step in (5, 10)] == [0.5, 5.0]
 
 
-def test_what_optax_refuses_is_an_error_that_names_the_schedule():
+def test_error_of_optax_names_the_schedule():
     with raises_code("schedule-refused", "CosineDecaySchedule(init_value=0.1, decay_steps=0, "):
         CosineDecaySchedule(init_value=0.1, decay_steps=0)
 
 
-def test_a_name_that_is_not_there():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="CosineSchedule"):
         schedules.CosineSchedule  # noqa: B018

@@ -1,4 +1,4 @@
-"""Secrets that loggers are given: where a run leaves them, and where it does not."""
+"""Tests of secrets in arguments of loggers: which files and messages contain them."""
 
 import os
 import stat
@@ -19,36 +19,36 @@ from learner.events import Listener, RunEnded, RunStarted
 from learner.loggers import MetricLogger
 
 
-class Told(MetricLogger):
+class Fragile(MetricLogger):
     def __init__(self, token: str, options: dict[str, str] | None = None, fails: bool = True, every: int = 1):
         self.secrets = (token, *(options or {}).values())
         self.given, self.fails = (token, options), fails
 
     def on_event(self, event):
         if isinstance(event, RunStarted):
-            with open("told.txt", "a") as file:
+            with open("started.txt", "a") as file:
                 file.write("started\\n" if self.given == GIVEN else f"started with {self.given}\\n")
         if isinstance(event, RunEnded) and self.fails:
             raise ValueError(f"the server does not like {self.given}")
 """
 
 
-def watching(values):
-    """Loggers that are given each of the values."""
+def loggers_with(values):
+    """Return loggers with each of the values."""
     url = f"http://127.0.0.1:9/{values['PATH_PART']}?key={values['QUERY']}"
     headers = {"Authorization": f"Bearer {values['HEADER']}"}
     webhook = {"url": url, "headers": headers, "retries": 0}
-    told = {"token": values["TOKEN"], "options": {"user": values["NESTED"]}}
+    arguments = {"token": values["TOKEN"], "options": {"user": values["NESTED"]}}
     return [
         {"class_path": "Webhook", "init_args": webhook},
-        {"class_path": "mylogger.Told", "init_args": told},
+        {"class_path": "mylogger.Fragile", "init_args": arguments},
         "JsonLines",
     ]
 
 
 @pytest.fixture
 def config(workplace, line_config, monkeypatch):
-    """Writes a config with loggers, and gives the name of its file."""
+    """Return a function that writes a config with loggers, and returns its name."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     given = SECRETS["TOKEN"], {"user": SECRETS["NESTED"]}
     (workplace / "mylogger.py").write_text(f"{LOGGERS}\n\nGIVEN = {given!r}\n")
@@ -61,20 +61,20 @@ def config(workplace, line_config, monkeypatch):
 
 
 def leaks(*places):
-    """The secrets in what lies below some directories, and in their names."""
-    found = set()
+    """Return the secrets in files below these directories, and in their names."""
+    leaking = set()
     for path in (path for place in places for path in Path(place).rglob("*")):
         content = str(path).encode() + (path.read_bytes() if path.is_file() else b"")
-        found |= {(str(path), name) for name, secret in SECRETS.items() if secret.encode() in content}
-    return found
+        leaking |= {(str(path), name) for name, secret in SECRETS.items() if secret.encode() in content}
+    return leaking
 
 
 def mode(path):
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def everything(learner, config, *left_out):
-    """Train, look at the run in all ways, resume it, and return what was printed."""
+def run_all_commands(learner, config, *left_out):
+    """Train, inspect and resume a run, and return all printed text."""
     printed = []
     commands = (
         ("fit", config),
@@ -87,47 +87,47 @@ def everything(learner, config, *left_out):
         ("resume", "run", "--num_epochs=3"),
     )
     os.mkdir("out")
-    for words in (each for each in commands if each[0] not in left_out):
+    for words in (command for command in commands if command[0] not in left_out):
         code, out, err = learner(*words)
         assert code == 0, (words, err)
         printed += [out, err]
     return "\n".join(printed)
 
 
-def test_secrets_stand_in_the_config_alone_which_is_the_users(learner, config):
-    """Two loggers fail, whose errors quote what they were given."""
-    printed = everything(learner, config(watching(SECRETS)))
+def test_only_the_private_config_contains_secrets(learner, config):
+    """The errors of two failing loggers quote their arguments."""
+    printed = run_all_commands(learner, config(loggers_with(SECRETS)))
     assert {name for name, secret in SECRETS.items() if secret in printed} == set()
     assert leaks("run", "out") == {("run/config.yaml", name) for name in SECRETS}
     assert mode("run/config.yaml") == 0o600
-    assert printed.count("Told failed and is detached; training continues: ValueError(") == 2
+    assert printed.count("Fragile failed and is detached; training continues: ValueError(") == 2
     assert "the server does not like ('***', {'user': '***'})" in printed
     assert "Webhook failed and is detached; training continues: RefusedError('http://127.0.0.1:9 cannot be" in printed
-    assert Path("told.txt").read_text() == "started\n" * 2  # the resumed run had them, too
-    assert "class_path: mylogger.Told" in Path("run/config.yaml").read_text()
+    assert Path("started.txt").read_text() == "started\n" * 2  # the resumed run has its loggers, too
+    assert "class_path: mylogger.Fragile" in Path("run/config.yaml").read_text()
 
 
 @pytest.mark.full
-def test_names_of_environment_variables_stand_for_secrets(learner, config, monkeypatch):
-    """They are resolved when the loggers are made, and what is saved has the names."""
+def test_environment_variables_hold_secrets(learner, config, monkeypatch):
+    """Names are resolved when the loggers are made, and the saved config contains the names."""
     umask = os.umask(0o022)
     try:
         for name, secret in SECRETS.items():
             monkeypatch.setenv(f"MY_{name}", secret)
         values = {name: f"${{env:MY_{name}}}" for name in SECRETS}
-        printed = everything(learner, config(watching(values)), "compare", "evaluate", "export")
+        printed = run_all_commands(learner, config(loggers_with(values)), "compare", "evaluate", "export")
         assert {name for name, secret in SECRETS.items() if secret in printed} == set()
         assert leaks("run", "out") == set()
         assert mode("run/config.yaml") == 0o644
     finally:
         os.umask(umask)
-    assert Path("told.txt").read_text() == "started\n" * 2
+    assert Path("started.txt").read_text() == "started\n" * 2
     assert "token: ${env:MY_TOKEN}" in Path("run/config.yaml").read_text()
 
 
-def test_variables_that_are_not_set_are_one_error(learner, config, monkeypatch):
+def test_unset_variables_are_one_error(learner, config, monkeypatch):
     monkeypatch.setenv("MY_QUERY", SECRETS["QUERY"])
-    code, out, err = learner("fit", config(watching({name: f"${{env:MY_{name}}}" for name in SECRETS})))
+    code, out, err = learner("fit", config(loggers_with({name: f"${{env:MY_{name}}}" for name in SECRETS})))
     assert (code, out) == (2, "")
     missing = [name for name in SECRETS if name != "QUERY"]
     assert all(f"needs the environment variable MY_{name}: it is not set" in err for name in missing)
@@ -136,8 +136,8 @@ def test_variables_that_are_not_set_are_one_error(learner, config, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_mended_config_says_that_loggers_have_lost_their_arguments(learner, config):
-    given = [{"class_path": "mylogger.Told", "init_args": {"token": SECRETS["TOKEN"], "fails": False}}, "JsonLines"]
+def test_restored_config_lacks_the_arguments_of_loggers(learner, config):
+    given = [{"class_path": "mylogger.Fragile", "init_args": {"token": SECRETS["TOKEN"], "fails": False}}, "JsonLines"]
     assert learner("fit", config(given))[0] == 0
     text = Path("run/config.yaml").read_text()
     os.truncate("run/config.yaml", text.index("lr:"))
@@ -148,13 +148,13 @@ def test_a_mended_config_says_that_loggers_have_lost_their_arguments(learner, co
     assert "'token'" in err
     mended = Path("run/config.yaml").read_text()
     assert text.startswith(mended[: mended.index("metric_loggers:")])
-    assert yaml.safe_load(mended)["metric_loggers"] == ["mylogger.Told", "JsonLines"]
+    assert yaml.safe_load(mended)["metric_loggers"] == ["mylogger.Fragile", "JsonLines"]
 
 
 TOKEN = SECRETS["TOKEN"]
 
 
-def test_errors_about_loggers_show_nothing_of_what_they_were_given(learner, config):
+def test_errors_about_loggers_do_not_show_their_arguments(learner, config):
     cases = [
         [{"class_path": "Webhook", "init_args": {"url": f"http://a.org/{TOKEN}", "urll": TOKEN}}],
         [{"class_path": "Webhook", "init_args": {"url": f"http://a.org/{TOKEN}", "retries": {"no": TOKEN}}}],
@@ -169,9 +169,9 @@ def test_errors_about_loggers_show_nothing_of_what_they_were_given(learner, conf
         [f"http://a.org/{TOKEN}"],
         f"http://a.org/{TOKEN}",
         {"url": f"http://a.org/{TOKEN}"},
-        [{"class_path": "mylogger.Told", "init_args": {"token": TOKEN, "every": "often"}}],
-        [{"class_path": "mylogger.Told", "init_args": {"token": TOKEN, "options": {"a": [TOKEN]}}}],
-        [{"class_path": "mylogger.Told", "init_args": {"token": 5, "options": {"a": TOKEN}}}],
+        [{"class_path": "mylogger.Fragile", "init_args": {"token": TOKEN, "every": "often"}}],
+        [{"class_path": "mylogger.Fragile", "init_args": {"token": TOKEN, "options": {"a": [TOKEN]}}}],
+        [{"class_path": "mylogger.Fragile", "init_args": {"token": 5, "options": {"a": TOKEN}}}],
         [{"class_path": "mylogger.Gone", "init_args": {"token": TOKEN}}],
         [{"class_path": "MLflow", "init_args": {"tracking_uri": f"http//me:{TOKEN}@a.org", "retries": -1}}],
         [{"class_path": "Csv", "init_args": {"path": TOKEN, "every_steps": TOKEN}}],
@@ -184,7 +184,7 @@ def test_errors_about_loggers_show_nothing_of_what_they_were_given(learner, conf
             assert "logger" in err.lower() or "webhook" in err or "MLflow" in err
 
 
-def test_a_file_that_is_no_yaml_shows_no_line_of_it(learner, config):
+def test_error_of_invalid_yaml_shows_no_line(learner, config):
     text = Path(config([])).read_text()
     Path("line.yaml").write_text(f"{text}\nrenderer: {{a: Bearer: {TOKEN}\n")
     code, _, err = learner("fit", "line.yaml")
@@ -203,28 +203,28 @@ def test_a_file_that_is_no_yaml_shows_no_line_of_it(learner, config):
         ([{"class_path": "Webhook", "init_args": {"url": "${env:HOOK}"}}], False),
         ([{"class_path": "Webhook", "init_args": {"url": "${env:HOOK}", "headers": {"A": "Bearer ${env:B}"}}}], False),
         ([{"class_path": "Webhook", "init_args": {"url": "${env:HOOK}", "headers": {"A": "b"}}}], True),
-        ([{"class_path": "MLflow", "init_args": {"experiment": "learner"}}], False),  # as it is by default
+        ([{"class_path": "MLflow", "init_args": {"experiment": "learner"}}], False),  # the default
     ],
     ids=str,
 )
-def test_a_config_is_private_where_a_logger_has_a_text_of_its_own(importable, line_config, loggers, private):
+def test_config_with_texts_of_loggers_is_private(importable, line_config, loggers, private):
     config = RunConfig(line_config | {"metric_loggers": loggers})
     assert config.is_private == private
-    again = RunConfig(yaml.safe_load(config.text()))  # as `learner resume` reads it: with all defaults
+    again = RunConfig(yaml.safe_load(config.text()))  # `learner resume` reads it with all defaults
     assert again.is_private == private
     assert yaml.safe_load(config.kept_text())["metric_loggers"] == [
-        each if isinstance(each, str) else each["class_path"] for each in loggers
+        logger if isinstance(logger, str) else logger["class_path"] for logger in loggers
     ]
     shared = config.kept_text().partition("metric_loggers:")[0]
     assert config.text().startswith(shared)
 
 
-def test_a_config_without_loggers_is_kept_as_it_is(importable, line_config):
+def test_config_without_loggers_is_saved_unchanged(importable, line_config):
     config = RunConfig(line_config)
     assert (config.kept_text(), config.is_private) == (config.text(), False)
 
 
-def test_values_of_other_objects_are_resolved_too(importable, line_config, monkeypatch):
+def test_variables_in_arguments_of_other_objects_are_resolved(importable, line_config, monkeypatch):
     Path("data.txt").touch()
     monkeypatch.setenv("MY_DATA", str(Path.cwd()))
     train = {"dataset": {"class_path": "mylogger.read", "init_args": {"path": "${env:MY_DATA}/data.txt"}}}
@@ -237,7 +237,7 @@ def test_values_of_other_objects_are_resolved_too(importable, line_config, monke
     assert "${env:MY_DATA}/data.txt" in Path("run/config.yaml").read_text()
 
 
-def test_python_takes_the_same_names(monkeypatch):
+def test_variables_in_python(monkeypatch):
     monkeypatch.setenv("MY_HOOK", f"https://a.org/{TOKEN}")
     monkeypatch.setenv("MY_TOKEN", TOKEN)
     webhook = Webhook("${env:MY_HOOK}", headers={"Authorization": "Bearer ${env:MY_TOKEN}"})

@@ -1,4 +1,4 @@
-"""`learner summary` of a config, and what a config says of the summary."""
+"""Tests of `learner summary` of a config or run, and of the key `summary`."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.support.runs import tree_of
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def test_of_a_config_without_training(learner, config, workplace):
+def test_summary_of_a_config(learner, config, workplace):
     before = tree_of(workplace)
     code, out, err = learner("summary", config)
     assert (code, err) == (0, "")
@@ -31,21 +31,21 @@ def test_of_a_config_without_training(learner, config, workplace):
     assert lines[-1].startswith("           a dispatch needs ")
 
 
-def test_keys_are_changed_as_for_fit(learner, config):
+def test_command_line_overrides_keys(learner, config):
     code, out, _ = learner("summary", "--num_epochs=5", config, "--train.batch_size", 6, "--grads_accumulation=2")
     assert code == 0
     assert "batch      6 rows x 2 batches = 12 rows a step\n" in out
     assert "length     2 batches = 1 step an epoch; 5 epochs = 5 steps\n" in out
 
 
-def test_as_json(learner, config):
-    told = json.loads(learner("summary", config, "--json")[1])
-    assert [row["path"] for row in told["arrays"]] == ["w"]
-    assert (told["rows"], told["steps"], told["memory"]["parameters"]) == (4, 6, 12)
-    assert told["peak"] > told["temporaries"] >= 0
+def test_summary_of_a_config_as_json(learner, config):
+    summary = json.loads(learner("summary", config, "--json")[1])
+    assert [row["path"] for row in summary["arrays"]] == ["w"]
+    assert (summary["rows"], summary["steps"], summary["memory"]["parameters"]) == (4, 6, 12)
+    assert summary["peak"] > summary["temporaries"] >= 0
 
 
-def test_how_deep(learner, config, workplace):
+def test_depth_of_the_table(learner, config, workplace):
     (workplace / "deep.py").write_text(
         "import jax.numpy as jnp\nfrom mymodule import step as flat\n"
         "def make():\n    return {'a': {'b': {'w': jnp.zeros(3), 'v': jnp.zeros(3)}}}\n"
@@ -58,7 +58,7 @@ def test_how_deep(learner, config, workplace):
         assert [line.split()[0] for line in lines[1:3]] == ["a", "total"]
 
 
-def test_beside_a_run_that_is_there(learner, trained):
+def test_summary_beside_an_existing_run(learner, trained):
     before = tree_of("run")
     assert learner("summary", trained)[0] == 0
     assert learner("summary", "run/config.yaml")[0] == 0
@@ -75,7 +75,7 @@ def test_beside_a_run_that_is_there(learner, trained):
         (shutil.rmtree, "missing"),
     ],
 )
-def test_checkpoints_are_marked(learner, trained, harm, mark):
+def test_missing_and_damaged_checkpoints_are_marked(learner, trained, harm, mark):
     harm(max(Path("run/checkpoint").glob("[0-9]*"), key=lambda path: int(path.name)))
     code, out, _ = learner("summary", "run")
     (line,) = (line for line in out.splitlines() if line.startswith("checkpoints: "))
@@ -86,19 +86,19 @@ def test_checkpoints_are_marked(learner, trained, harm, mark):
     assert not any("missing" in entry or "damaged" in entry for entry in others)
 
 
-def test_checkpoints_of_a_run_that_was_killed(learner, trained):
+def test_checkpoints_of_a_killed_run(learner, trained):
     saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
     assert saved
     Path("run/summary.json").unlink()
     Path("run/checkpoint/90.partial").mkdir()
-    Path("run/checkpoint/100").mkdir()  # of others: no manifest
+    Path("run/checkpoint/100").mkdir()  # not a checkpoint: it has no manifest
     expected = [{key: entry[key] for key in ("epoch", "step", "path")} for entry in saved]
     assert json.loads(learner("summary", "run", "--json")[1])["checkpoints"] == expected
     (line,) = (line for line in learner("summary", "run")[1].splitlines() if line.startswith("checkpoints: "))
     assert all(entry["path"] in line for entry in expected)
 
 
-def test_checkpoints_inside_of_the_first_epoch(learner, trained):
+def test_checkpoints_before_the_first_epoch_has_ended(learner, trained):
     Path("run/summary.json").unlink()
     lines = Path("run/journal.jsonl").read_text().splitlines(keepends=True)
     Path("run/journal.jsonl").write_text("".join(line for line in lines if json.loads(line)["event"] == "start"))
@@ -106,12 +106,12 @@ def test_checkpoints_inside_of_the_first_epoch(learner, trained):
     assert shown[1:] == ["no epoch has ended yet", "checkpoints: checkpoint/3 (epoch 1), checkpoint/6 (epoch 2)"]
 
 
-def test_checkpoints_elsewhere_of_a_run_that_was_killed(learner, config, workplace):
+def test_checkpoints_of_a_killed_run_in_another_directory(learner, config, workplace):
     assert learner("fit", config, "--with_file_checkpointer.directory=elsewhere")[0] == 0
     Path("run/summary.json").unlink()
     saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
     assert [entry["path"] for entry in saved] == [str(workplace / "elsewhere" / name) for name in ("3", "6")]
-    shutil.copytree("elsewhere", "run/checkpoint")  # as in a copy of a run, whose journal has the old paths
+    shutil.copytree("elsewhere", "run/checkpoint")  # like a copied run, whose journal has the old paths
     saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
     assert [entry["path"] for entry in saved] == ["checkpoint/3", "checkpoint/6"]
 
@@ -136,15 +136,15 @@ def test_checkpoints_at_an_address_that_is_not_asked(learner, trained, address, 
 
 
 @pytest.mark.parametrize("entry", [None, 3, {}, {"path": 3}, {"path": "\0"}, {"path": "gs://bucket/run/checkpoint/3"}])
-def test_an_entry_that_names_no_checkpoint(learner, trained, entry):
+def test_malformed_entry_of_a_checkpoint(learner, trained, entry):
     path = Path("run/summary.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "checkpoints": [entry]}))
-    (found,) = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
-    assert found == ({**entry, "missing": True} if entry == {"path": "\0"} else entry)
+    (shown,) = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
+    assert shown == ({**entry, "missing": True} if entry == {"path": "\0"} else entry)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["a.yaml"], "there is no config file a.yaml"),
         (["line.yaml", "line.yaml"], "learner summary takes no 'line.yaml'"),
@@ -158,24 +158,24 @@ def test_an_entry_that_names_no_checkpoint(learner, trained, entry):
         (["."], ". is not the directory of a run: it has neither config.yaml nor journal.jsonl"),
     ],
 )
-def test_wrong_input(learner, config, workplace, words, said):
+def test_invalid_arguments_are_refused(learner, config, workplace, words, message):
     (workplace / "run").mkdir()
     code, out, err = learner("summary", *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
-def test_a_config_without_the_usual_name(learner, config):
+def test_config_without_an_extension(learner, config):
     os.rename("line.yaml", "line")
     assert learner("summary", "line")[0] == 0
 
 
-def test_a_directory_named_like_a_config_is_a_run(learner, trained):
+def test_directory_named_like_a_config_is_a_run(learner, trained):
     os.rename("run", "run.yaml")
     assert learner("summary", "run.yaml")[1].startswith("2 epochs, 6 steps")
 
 
-def test_a_config_that_asks_for_it(learner, config):
+def test_key_summary_of_a_config(learner, config):
     code, out, err = learner("fit", config, "--summary=true")
     assert (code, err) == (0, "")
     lines = out.splitlines()

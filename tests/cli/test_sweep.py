@@ -1,4 +1,4 @@
-"""`learner sweep`: members, their directories, resuming, results, and what is refused before anything is trained."""
+"""Tests of `learner sweep`: members, directories, resuming, results, and errors before training."""
 
 import contextlib
 import io
@@ -59,7 +59,7 @@ def explode(learning_rate):
 """
 
 
-def plan(*words):
+def plan_of(*words):
     return sweep_plan(sweep_parser().read(list(words)))
 
 
@@ -92,16 +92,16 @@ def swept(_swept, shared_workplace, config, importable):
     return _swept
 
 
-def test_each_member_is_the_run_of_fit_with_its_values_and_the_table_has_their_means(learner, swept):
+def test_members_equal_runs_of_fit_and_the_table_has_their_means(learner, swept):
     """The command that is printed for the best member trains it alone."""
     assert [run.directory.name for run in find_runs(["run-sweep"])] == NAMES
     assert [line.split()[:2] for line in swept.splitlines()[:4]] == [[f"{i + 1}/4", NAMES[i]] for i in range(4)]
-    # The table has means over seeds, and names the best.
+    # the table has means over seeds, and names the best member
     values = {name: best(f"run-sweep/{name}") for name in NAMES[:2]}
     table = swept.split("\n\n")[1].splitlines()
     assert table[0].split("  ")[0] == "lr"
     rates, counts, means = zip(*(line.split()[:3] for line in table[1:]), strict=True)
-    assert (rates, counts) == (("0.1", "0.05"), ("2", "2"))  # the best one first
+    assert (rates, counts) == (("0.1", "0.05"), ("2", "2"))  # the best is first
     np.testing.assert_allclose(float(means[0]), np.mean(list(values.values())), rtol=1e-3)
     name = min(values, key=values.get)
     assert f"best configuration: lr=0.1\nits best member: run-sweep/{name}, valid/Loss" in swept
@@ -115,26 +115,26 @@ def test_each_member_is_the_run_of_fit_with_its_values_and_the_table_has_their_m
     assert alone | {"directory": None} == member | {"directory": None}
 
 
-def test_the_command_of_a_member_of_a_section(importable, config, line_config):
-    found = plan(write(line_config, sweep={"lr": [0.01, 0.1], "model.size": "3..3"}), "--num_epochs=1")
+def test_command_of_a_member(importable, config, line_config):
+    planned = plan_of(write(line_config, sweep={"lr": [0.01, 0.1], "model.size": "3..3"}), "--num_epochs=1")
     command = "learner fit line.yaml --model.size=3 --num_epochs=1 --lr=0.1 --directory=run-sweep-best"
-    assert found.command(found.members[1]) == command
+    assert planned.command(planned.members[1]) == command
 
 
-def test_the_section_of_a_config_does_the_same_and_options_win(importable, config, line_config):
+def test_section_of_a_config_and_overriding_options(importable, config, line_config):
     section = {"lr": [0.1, 0.2], "seed": "0..3", "optimizer.momentum": "uniform:0:0.9", "size": 2, "sweep_seed": 1}
-    flags = plan(
+    flags = plan_of(
         config, "--lr=0.1,0.2", "--seed=0..3", "--optimizer.momentum=uniform:0:0.9", "--size=2", "--sweep-seed=1"
     )
     path = write(line_config, sweep=section)
-    assert plan(path).members == flags.members
+    assert plan_of(path).members == flags.members
     assert len(flags.members) == 16
-    other = plan(path, "--seed=5", "--size=3", "--lr=0.3,0.4", "--directory=other")
+    other = plan_of(path, "--seed=5", "--size=3", "--lr=0.3,0.4", "--directory=other")
     assert [list(member.values)[-1] for member in other.members] == ["lr"] * 6
     assert (other.shared, str(other.directory)) == ({"seed": 5, "directory": "other"}, "other")
     zipped = write(line_config, sweep={"lr": [0.1, 0.2], "seed": [0, 1], "zipped": True, "metric": "train/Loss"})
-    assert [tuple(member.values.values()) for member in plan(zipped).members] == [(0.1, 0), (0.2, 1)]
-    assert plan(zipped).metric == "train/Loss"
+    assert [tuple(member.values.values()) for member in plan_of(zipped).members] == [(0.1, 0), (0.2, 1)]
+    assert plan_of(zipped).metric == "train/Loss"
 
 
 def test_other_commands_ignore_the_section(learner, line_config, workplace):
@@ -157,36 +157,36 @@ def test_other_commands_ignore_the_section(learner, line_config, workplace):
         ),
     ],
 )
-def test_any_key_may_be_swept(importable, config, word, values):
+def test_every_key_may_have_several_values(importable, config, word, values):
     key = word[2:].partition("=")[0]
-    assert [member.values for member in plan(config, word).members] == [{key: value} for value in values]
+    assert [member.values for member in plan_of(config, word).members] == [{key: value} for value in values]
 
 
-def test_one_value_with_commas_is_that_of_all_members(importable, config):
-    found = plan(config, "--lr=0.1,0.2", "--with_file_checkpointer={keep_last: 1, keep_best: 2}", "--metrics=[]")
-    assert found.shared == {"with_file_checkpointer": {"keep_last": 1, "keep_best": 2}, "metrics": []}
+def test_value_with_commas_inside_is_one_value(importable, config):
+    planned = plan_of(config, "--lr=0.1,0.2", "--with_file_checkpointer={keep_last: 1, keep_best: 2}", "--metrics=[]")
+    assert planned.shared == {"with_file_checkpointer": {"keep_last": 1, "keep_best": 2}, "metrics": []}
 
 
-def test_the_start_of_one_run_is_not_that_of_the_members(learner, line_config, workplace):
+def test_start_options_of_the_config_are_ignored(learner, line_config, workplace):
     path = write(line_config, overwrite=True, checkpoint={"epoch": 1}, num_epochs=1)
     words = ("sweep", path, "--lr=0.1,0.2", "--member=0")
     assert learner(*words)[0] == 0
     assert learner(*words)[1].count(", kept\n") == 1
 
 
-def test_members_that_differ_in_rate_and_seed_compile_nothing_after_the_first(swept):
+def test_members_share_compiled_programs(swept):
     logs = [(run.directory / "experiment.log").read_text() for run in find_runs(["run-sweep"])]
     assert ["0 programs compiled" in log for log in logs[1:]] == [True] * 3
 
 
-def test_addresses_of_listeners_are_neither_kept_nor_shown(importable, config):
-    found = plan(config, "--lr=0.1,0.2", "--metric_loggers=Webhook", "--metric_loggers.url=http://host/secret")
-    found.open()
+def test_urls_of_listeners_are_neither_saved_nor_printed(importable, config):
+    planned = plan_of(config, "--lr=0.1,0.2", "--metric_loggers=Webhook", "--metric_loggers.url=http://host/secret")
+    planned.open()
     assert "secret" not in Path("run-sweep/sweep.json").read_text()
-    assert "secret" not in found.command(found.members[0])
+    assert "secret" not in planned.command(planned.members[0])
 
 
-def test_members_do_not_share_the_places_of_checkpoints_and_loggers(learner, line_config, workplace):
+def test_members_have_separate_directories_of_checkpoints_and_loggers(learner, line_config, workplace):
     mirror = {"class_path": "learner.loggers.RunMirror", "init_args": {"url": str(workplace / "copy")}}
     events = {"class_path": "TensorBoard", "init_args": {"directory": "events/"}}
     checkpoints = {"keep_last": 1, "directory": str(workplace / "saved")}
@@ -201,26 +201,26 @@ def test_members_do_not_share_the_places_of_checkpoints_and_loggers(learner, lin
     assert best("run-sweep/000-lr=0.1") != best("run-sweep/001-lr=0.2")
 
 
-def test_of_many_numbers_the_ends_are_checked(importable, config, monkeypatch):
+def test_first_and_last_of_many_numbers_are_checked(importable, config, monkeypatch):
     checked = []
     learner_of = RunConfig.learner
     monkeypatch.setattr(RunConfig, "learner", lambda run, **how: checked.append(run) or learner_of(run, **how))
-    assert len(plan(config, "--seed=0..99", "--optimizer=SGD,Adam").members) == 200
+    assert len(plan_of(config, "--seed=0..99", "--optimizer=SGD,Adam").members) == 200
     assert len(checked) == 3  # seed 0 with each optimizer, and seed 99
     with raises_code("builder-number-value", "num_epochs is 0"):
-        plan(config, "--num_epochs=99,98,97,96,95,94,93,92,91,0,1")
+        plan_of(config, "--num_epochs=99,98,97,96,95,94,93,92,91,0,1")
 
 
-def test_references_follow_the_values(importable, line_config):
-    found = plan(write(line_config, vars={"n": 1}, num_epochs="${vars.n}"), "--vars.n=1,2")
-    learners = [found.learner(group, with_data=False) for group in found.groups]
-    assert [each.definition.options.num_epochs for each in learners] == [1, 2]
+def test_references_use_the_values_of_members(importable, line_config):
+    planned = plan_of(write(line_config, vars={"n": 1}, num_epochs="${vars.n}"), "--vars.n=1,2")
+    learners = [planned.learner(group, with_data=False) for group in planned.groups]
+    assert [learner.definition.options.num_epochs for learner in learners] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("number", "code_of_signal"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
 )
-def test_a_sweep_resumes(learner, line_config, workplace, monkeypatch, number, code_of_signal):
+def test_sweep_resumes(learner, line_config, workplace, monkeypatch, number, code_of_signal):
     """The second member is interrupted after its first epoch; the third is missing."""
     with open("mymodule.py", "a") as file:
         file.write(HOOK)
@@ -237,53 +237,53 @@ def test_a_sweep_resumes(learner, line_config, workplace, monkeypatch, number, c
     assert (code, err, out.count(", kept\n")) == (0, "", 1)
     assert tree_of(Path("run-sweep/000-seed=0")) == before
     assert [read_summary(run.directory)["stopped_by"] for run in find_runs(["run-sweep"])] == ["num_epochs"] * 3
-    assert len(Path("calls").read_text()) == 6  # no epoch twice
+    assert len(Path("calls").read_text()) == 6  # no epoch is repeated
     assert learner("fit", path, "--seed=1")[0] == 0
     one, member = (read_history(Path(place)) for place in ("run", "run-sweep/001-seed=1"))
     assert list(one["valid/Loss"]) == list(member["valid/Loss"])
 
 
-def test_a_sweep_that_has_ended_is_kept_as_it_is(learner, swept, config, importable):
+def test_ended_sweep_does_not_change(learner, swept, config, importable):
     before = tree_of(importable)
     code, out, _ = learner("sweep", config, *SWEEP)
     assert (code, out.count(", kept\n")) == (0, 4)
     assert tree_of(importable) == before
     with raises_code("sweep-different", "num_epochs was 1 and is 2"):
-        plan(config, *SWEEP[:-1], "--num_epochs=2").open()
+        plan_of(config, *SWEEP[:-1], "--num_epochs=2").open()
     with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.3-seed=0 now"):
-        plan(config, "--lr=0.3,0.05", *SWEEP[1:]).open()
-    plan(config, *SWEEP, "--renderer=PlainRenderer").open()  # what only watches may differ
+        plan_of(config, "--lr=0.3,0.05", *SWEEP[1:]).open()
+    plan_of(config, *SWEEP, "--renderer=PlainRenderer").open()  # listeners may differ
 
 
-def test_a_sweep_grows(learner, swept, config):
-    """The members that are there keep their names and their files, and the new ones have the next numbers."""
+def test_sweep_grows(learner, swept, config):
+    """Existing members keep their names and files, and new ones have the next numbers."""
     before = {name: tree_of(Path("run-sweep", name)) for name in NAMES}
     grown = ("sweep", config, "--lr=0.05,0.1", "--seed=0..2", "--num_epochs=1")
-    code, out, err = learner(*grown, "--member=5")  # as by a task of a job array
+    code, out, err = learner(*grown, "--member=5")  # like a task of a job array
     assert (code, err, out[:24]) == (0, "", "6/6  005-lr=0.1-seed=2  ")
     code, out, err = learner(*grown)
-    assert (code, err, out.count(", kept\n"), out.count("\n0.")) == (0, "", 5, 2)  # with a row for each rate
+    assert (code, err, out.count(", kept\n"), out.count("\n0.")) == (0, "", 5, 2)  # the table has a row for each rate
     assert {name: tree_of(Path("run-sweep", name)) for name in NAMES} == before
     new = ["004-lr=0.05-seed=2", "005-lr=0.1-seed=2"]
     assert [run.directory.name for run in find_runs(["run-sweep"])] == NAMES + new
     content = json.loads(Path("run-sweep/sweep.json").read_text())
     assert [each["directory"] for each in content["members"]] == NAMES + new
     with raises_code("sweep-different", "6 members", "has 4"):
-        plan(config, *SWEEP).open()
-    with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.1-seed=1 now"):  # one is missing
-        plan(config, "--lr=0.1,0.05,0.3", "--seed=1..3", "--num_epochs=1").open()
+        plan_of(config, *SWEEP).open()
+    with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.1-seed=1 now"):  # a member is missing
+        plan_of(config, "--lr=0.1,0.05,0.3", "--seed=1..3", "--num_epochs=1").open()
 
 
-def test_drawn_members_stay_as_their_number_grows(config, importable):
-    drawn = [config, "--lr=loguniform:1e-3:1e-1", "--seed=0..1"]
-    small = plan(*drawn, "--size=2")
+def test_random_members_stay_when_their_number_grows(config, importable):
+    words = [config, "--lr=loguniform:1e-3:1e-1", "--seed=0..1"]
+    small = plan_of(*words, "--size=2")
     small.open()
-    grown = plan(*drawn, "--size=3")
+    grown = plan_of(*words, "--size=3")
     assert (grown.members[:4], len(grown.members)) == (small.members, 6)
     grown.open()
 
 
-def test_a_sweep_whose_members_all_diverge_fails(learner, line_config, workplace):
+def test_sweep_fails_if_all_members_diverge(learner, line_config, workplace):
     with open("mymodule.py", "a") as file:
         file.write(DIVERGES)
     path = write(line_config, num_epochs=1, optimizer="mymodule.explode")
@@ -291,7 +291,7 @@ def test_a_sweep_whose_members_all_diverge_fails(learner, line_config, workplace
     assert (code, "2 members failed" in err) == (1, True)
 
 
-def test_one_member_is_trained_alone_as_by_a_task_of_a_job_array(learner, line_config, workplace):
+def test_single_member_is_trained_like_a_task_of_a_job_array(learner, line_config, workplace):
     """The first member diverges, which does not end the sweep."""
     with open("mymodule.py", "a") as file:
         file.write(DIVERGES)
@@ -304,7 +304,7 @@ def test_one_member_is_trained_alone_as_by_a_task_of_a_job_array(learner, line_c
     code, out, err = learner(*words, "--member=0")
     assert (code, out.startswith("1/3  000-lr=2.0  failed: ")) == (1, True)
     assert json.loads(learner(*words, "--member=1", "--json")[1])["best"] == "001-lr=0.1"
-    code, out, _ = learner(*words)  # trains what is missing, and prints the table
+    code, out, _ = learner(*words)  # trains the missing members, and prints the table
     assert (code, out.count(", kept\n"), "best configuration: lr=" in out) == (0, 1, True)
     assert re.search(r"^1/3  000-lr=2.0  failed: .*finite", out, re.MULTILINE)
 
@@ -319,14 +319,14 @@ def test_one_member_is_trained_alone_as_by_a_task_of_a_job_array(learner, line_c
         (["--member=0", "--together"], "sweep-member-together"),
     ],
 )
-def test_members_that_cannot_be_trained_alone(config, importable, words, code):
+def test_invalid_members_are_refused(config, importable, words, code):
     with raises_code(code):
         sweep([config, "--lr=0.1,0.2", *words])
     assert not Path("run-sweep").exists()
 
 
-def test_tasks_of_a_job_array_may_write_the_file_of_the_sweep_at_once(tmp_path, monkeypatch):
-    """Another task writes it, and makes its member, between any two accesses of this one to the disk."""
+def test_tasks_of_a_job_array_may_write_the_sweep_file_at_once(tmp_path, monkeypatch):
+    """Another task writes the file, and creates its member, between any two accesses of this task to the disk."""
     members = [{"directory": "000-lr=0.1", "values": {"lr": 0.1}}, {"directory": "001-lr=0.2", "values": {"lr": 0.2}}]
 
     def open_sweep():
@@ -334,7 +334,7 @@ def test_tasks_of_a_job_array_may_write_the_file_of_the_sweep_at_once(tmp_path, 
         write_sweep(tmp_path / "sweep", {"seed": 0}, members)
 
     def interrupted(name, number):
-        """Let the other task come before the call of this number of a method of paths."""
+        """Run the other task before this call of a method of paths. Return True if there was such a call."""
         method, calls = getattr(Path, name), []
 
         def call(self, *arguments, **named):
@@ -361,7 +361,7 @@ def test_tasks_of_a_job_array_may_write_the_file_of_the_sweep_at_once(tmp_path, 
         shutil.rmtree(tmp_path / "sweep")
 
 
-def test_an_error_of_the_users_code_ends_the_sweep(learner, config):
+def test_error_of_the_users_code_ends_the_sweep(learner, config):
     code, _, err = learner("sweep", config, "--lr=0.1,0.2", "--train_step=mymodule.broken_step")
     assert code in (1, 2)
     assert "ZeroDivisionError" in err
@@ -375,7 +375,7 @@ def test_an_error_of_the_users_code_ends_the_sweep(learner, config):
         ("--train.dataset.count=12,13", "while training 001-count=13"),
     ],
 )
-def test_an_error_of_the_users_code_names_the_member(learner, line_config, workplace, option, named):
+def test_error_of_the_users_code_names_the_member(learner, line_config, workplace, option, named):
     with open("mymodule.py", "a") as file:
         file.write(UNLUCKY)
     train = {"dataset": {"class_path": "mymodule.unlucky_rows", "init_args": {"count": 12}}, "batch_size": 4}
@@ -385,20 +385,20 @@ def test_an_error_of_the_users_code_names_the_member(learner, line_config, workp
     assert (code, "ZeroDivisionError: " in err, named in err) == (1, True, True)
 
 
-def test_json(learner, swept, config):
+def test_results_as_json(learner, swept, config):
     """The table has a row for each rate, whose mean is over its seeds."""
     code, out, err = learner("sweep", config, *SWEEP, "--json")
-    found = json.loads(out)
+    results = json.loads(out)
     values = [best(f"run-sweep/{name}") for name in NAMES]
     winner = NAMES[int(np.argmin(values))]
-    assert (code, found["metric"], found["higher_is_better"], found["best"]) == (0, "valid/Loss", False, winner)
-    assert [(each["values"], each["epoch"], each["stopped_by"]) for each in found["members"]] == [
+    assert (code, results["metric"], results["higher_is_better"], results["best"]) == (0, "valid/Loss", False, winner)
+    assert [(each["values"], each["epoch"], each["stopped_by"]) for each in results["members"]] == [
         ({"lr": lr, "seed": seed}, 1, "num_epochs") for lr in (0.1, 0.05) for seed in (0, 1)
     ]
-    np.testing.assert_allclose([each["best"] for each in found["members"]], values)
+    np.testing.assert_allclose([each["best"] for each in results["members"]], values)
     means = [np.mean(values[:2]), np.mean(values[2:])]
-    np.testing.assert_allclose([each["mean"] for each in found["configurations"]], means)
-    assert re.search(r" --lr=0.1 --seed=[01] --directory=run-sweep-best$", found["command"])
+    np.testing.assert_allclose([each["mean"] for each in results["configurations"]], means)
+    assert re.search(r" --lr=0.1 --seed=[01] --directory=run-sweep-best$", results["command"])
     assert "4/4" in err
 
 
@@ -433,26 +433,26 @@ def test_json(learner, swept, config):
         ),
     ],
 )
-def test_what_is_wrong_is_reported_together_before_anything_is_written(importable, config, words, codes):
+def test_mistakes_are_reported_together_before_writing(importable, config, words, codes):
     with pytest.raises(LearnerError) as raised:
-        plan(config, *words)
+        plan_of(config, *words)
     assert sorted(raised.value.codes) == sorted(codes), raised.value
     assert {path.name for path in importable.iterdir()} <= {"line.yaml", "mymodule.py", "__pycache__"}
 
 
 @pytest.mark.parametrize("section", [3, ["lr"], {1: 2}])
-def test_a_section_that_is_no_mapping(line_config, workplace, section):
+def test_malformed_section_is_refused(line_config, workplace, section):
     with raises_code("sweep-section-type"):
-        plan(write(line_config, sweep=section))
+        plan_of(write(line_config, sweep=section))
 
 
-def test_a_config_is_needed(learner, workplace):
+def test_config_is_required(learner, workplace):
     assert learner("sweep", "--lr=1,2")[0] == 2
     assert "learner sweep CONFIG" in learner("sweep")[2]
     assert "there is no config file none.yaml" in learner("sweep", "none.yaml")[2]
 
 
-def test_the_help_needs_no_jax():
+def test_help_does_not_import_jax():
     code = "import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nmain(['sweep', '--help'])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.startswith("usage: learner sweep CONFIG... [--KEY=VALUES ...]")
@@ -466,7 +466,7 @@ def outcome(values, numbers, stopped_by="num_epochs"):
     return Outcome(SweepMember("name", values), {"stopped_by": stopped_by, "metrics": metrics})
 
 
-def test_the_metric_that_decides():
+def test_deciding_metric():
     one = outcome({}, {"train/Loss": (False, 1.0), "valid-a/Loss": (False, 1.0), "valid-a/Odd": (None, 1.0)})
     assert metric_of(one, None) == ("valid-a/Loss", False)
     assert metric_of(one, None, "train/Loss", "max") == ("train/Loss", True)
@@ -479,7 +479,7 @@ def test_the_metric_that_decides():
     assert metric_of(outcome({}, {"train/Loss": (False, 1.0)}), None) == ("train/Loss", False)
 
 
-def test_members_without_a_finite_value_are_left_out_and_come_last():
+def test_members_without_a_finite_value_are_last():
     def member(seed, rate, value):
         return outcome({"lr": rate, "seed": seed}, {"valid/Accuracy": (True, value)})
 
@@ -512,7 +512,7 @@ def test_folds_of_a_configuration_are_averaged():
     ("stopped_by", "ended"),
     [("num_epochs", True), ("num_steps", True), ("early stopping: x", True), ("ctrl-c", False), ("time limit", False)],
 )
-def test_which_members_have_ended(tmp_path, stopped_by, ended):
+def test_members_that_have_ended(tmp_path, stopped_by, ended):
     (group,) = groups_of([SweepMember("name", {"lr": 1})])
     assert not has_ended(tmp_path, group)
     (tmp_path / "name").mkdir()

@@ -1,4 +1,4 @@
-"""Runs that another user may have written are not run without a word."""
+"""Tests of the trust that a command needs to run code of a config that another user may have written."""
 
 import contextlib
 import os
@@ -19,43 +19,43 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def trusted(*options):
+def trust_option(*options):
     parser = Parser("it", "", keys=True)
     parser.add_run()
     return parser.read(["run", *options]).trust
 
 
-def test_what_only_this_user_can_write_is_trusted(run):
-    require_trust(str(run), trusted())
+def test_private_run_is_trusted(run):
+    require_trust(str(run), trust_option())
     (run / "config.yaml").unlink()
-    require_trust(str(run), trusted())
-    require_trust(str(run / "nothing"), trusted())
+    require_trust(str(run), trust_option())
+    require_trust(str(run / "nothing"), trust_option())
 
 
 @pytest.mark.parametrize(("name", "mode"), [("", 0o777), ("", 0o757), ("config.yaml", 0o666), ("config.yaml", 0o646)])
-def test_what_others_can_write_is_not_trusted_without_the_option(run, name, mode):
+def test_run_that_others_can_write_needs_the_option(run, name, mode):
     if os.geteuid() == 0:
-        os.chown(run / name, 0, 54321)  # otherwise the group may be this user's own
+        os.chown(run / name, 0, 54321)  # a group other than the user's
     os.chmod(run / name, mode)
     with raises_code("cli-untrusted-config", f"(mode {mode:o})", "config.yaml"):
-        require_trust(str(run), trusted())
+        require_trust(str(run), trust_option())
     with raises_code("cli-untrusted-config"):
-        require_trust(str(run), trusted("--trust=false"))
-    require_trust(str(run), trusted("--trust"))
-    require_trust(str(run), trusted("--trust=true"))
+        require_trust(str(run), trust_option("--trust=false"))
+    require_trust(str(run), trust_option("--trust"))
+    require_trust(str(run), trust_option("--trust=true"))
     with raises_code("cli-switch-value", "'maybe'", name="trust"):
-        require_trust(str(run), trusted("--trust=maybe"))
+        require_trust(str(run), trust_option("--trust=maybe"))
 
 
-def test_a_group_of_one_user_is_no_other_user(run):
+def test_group_of_one_user_is_trusted(run):
     os.chmod(run, 0o775)
-    found = run.stat()
-    assert (doubt_about(run) is None) == (found.st_gid == found.st_uid)
+    status = run.stat()
+    assert (doubt_about(run) is None) == (status.st_gid == status.st_uid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("name", ["", "config.yaml"])
-def test_what_belongs_to_another_user_is_not_trusted(run, name, learner, monkeypatch):
+def test_run_of_another_user_needs_the_option(run, name, learner, monkeypatch):
     os.chown(run / name, 54321, 54321)
     monkeypatch.chdir(run.parent)
     for words in ("resume", "evaluate", "predict data.npz -o out.npz", "export -o model.mpk"):
@@ -65,13 +65,13 @@ def test_what_belongs_to_another_user_is_not_trusted(run, name, learner, monkeyp
         assert "Read" in err
         code, _, err = learner(name, run, *rest, "--trust")
         assert "belongs to another user" not in err
-    assert learner("compare", run)[0] == 2  # nothing of it is run: it is not a run at all
+    assert learner("compare", run)[0] == 2  # compare imports no code, and fails because this is not a run
 
 
 @pytest.mark.parametrize(
     ("answer", "runs"), [("y", True), ("Yes", True), ("", False), ("no", False), ("yesterday", False)]
 )
-def test_the_question_on_a_terminal(run, monkeypatch, answer, runs):
+def test_question_on_a_terminal(run, monkeypatch, answer, runs):
     os.chmod(run, 0o777)
     terminal, side = os.openpty()
     with os.fdopen(side, "r") as stdin, os.fdopen(os.dup(side), "w") as stderr:
@@ -79,13 +79,13 @@ def test_the_question_on_a_terminal(run, monkeypatch, answer, runs):
         monkeypatch.setattr(sys, "stderr", stderr)
         os.write(terminal, f"{answer}\n".encode())
         if runs:
-            require_trust(str(run), trusted())
+            require_trust(str(run), trust_option())
         else:
             with raises_code("cli-untrusted-config"):
-                require_trust(str(run), trusted())
+                require_trust(str(run), trust_option())
         monkeypatch.undo()
     shown = b""
-    with contextlib.suppress(OSError):  # the other side is closed
+    with contextlib.suppress(OSError):  # the other end is closed
         while b"[y/N]" not in shown:
             shown += os.read(terminal, 10_000)
     os.close(terminal)

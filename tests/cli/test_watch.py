@@ -1,4 +1,4 @@
-"""`learner watch`, as far as it comes without a terminal; with one: `tests/reports/live/test_terminal.py`."""
+"""Tests of `learner watch` without a terminal; `tests/reports/live/test_terminal.py` has one."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ from tests.support.written import write_run
 
 @pytest.fixture
 def terminal(workplace, monkeypatch):
-    """Says that all three streams are one, and keeps what would be shown."""
+    """Pretend that the three streams are a terminal, and return the list of calls of the view."""
     shown = []
     monkeypatch.setattr(learner.cli.watch, "refuse_pipes", lambda: None)
     monkeypatch.setattr("learner.reports.live.app.watch", lambda *given: shown.append(given) or 0)
@@ -20,7 +20,7 @@ def terminal(workplace, monkeypatch):
     return shown
 
 
-def test_what_is_shown(terminal, learner):
+def test_arguments_of_the_view(terminal, learner):
     assert learner("watch", "runs", "--metric=Loss", "--metric=valid/Loss", "--log", "--smooth=.5", "--x=epoch") == (
         0,
         "",
@@ -37,13 +37,13 @@ def test_what_is_shown(terminal, learner):
     )
 
 
-def test_a_run_that_is_not_there_yet(terminal, learner):
+def test_missing_run_is_awaited(terminal, learner):
     assert learner("watch", "later", "--metric=Acuracy", "--refresh=5")[0] == 0
     assert (terminal[0][0].runs, terminal[0][2]) == ([], 5.0)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "the following arguments are required: DIR; see learner watch --help"),
         (["runs/a/journal.jsonl"], "runs/a/journal.jsonl is a file; learner watch needs the directory of a run"),
@@ -55,13 +55,13 @@ def test_a_run_that_is_not_there_yet(terminal, learner):
         (["runs", "--metrics=Loss"], "learner watch takes no '--metrics=Loss': did you mean '--metric'?"),
     ],
 )
-def test_wrong_input(terminal, learner, words, said):
+def test_invalid_arguments_are_refused(terminal, learner, words, message):
     code, out, err = learner("watch", *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
-def test_no_terminal(workplace, learner):
+def test_pipes_are_refused(workplace, learner):
     write_run("runs/a")
     code, out, err = learner("watch", "runs")
     assert (code, out) == (2, "")
@@ -70,17 +70,17 @@ def test_no_terminal(workplace, learner):
 
 
 @pytest.mark.parametrize("missing", ["textual", "textual_plotext"])
-def test_a_package_that_is_not_installed(workplace, learner, monkeypatch, missing):
+def test_missing_package_is_an_error(workplace, learner, monkeypatch, missing):
     find = importlib.util.find_spec
     monkeypatch.delitem(sys.modules, missing, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == missing else find(name, *more))
-    said = f"learner watch needs {missing}, which is not installed: {install_hint('watch')}"
-    assert said in learner("watch", "runs")[2]
+    message = f"learner watch needs {missing}, which is not installed: {install_hint('watch')}"
+    assert message in learner("watch", "runs")[2]
 
 
-def test_help(workplace, learner):
+def test_help_fits_the_terminal(workplace, learner):
     code, out, _ = learner("watch", "--help")
     assert code == 0
     assert out.startswith("usage: learner watch ")
-    assert '[watch]"' in out  # the end of the hint, which may be wrapped
+    assert '[watch]"' in out  # the end of the hint; its start may be wrapped
     assert max(map(len, out.splitlines())) <= 120

@@ -1,3 +1,5 @@
+"""Tests of builder methods as keys of configs."""
+
 from learner.cli.configs.builder_options import methods, option
 from learner.training.stopping import MetricEarlyStopping
 from tests.support.codes import named_case, raises_code
@@ -11,7 +13,7 @@ class Base:
 
 
 class Builder(Base):
-    """Writes down what it is called with."""
+    """Record the calls of its methods."""
 
     def __init__(self):
         self.calls = []
@@ -42,14 +44,13 @@ class Builder(Base):
 
 def calls(name, value, names=None):
     builder = Builder()
-    made = option(Builder, name, value, name, names)
-    made.apply(builder)
-    return builder.calls, made.value
+    setting = option(Builder, name, value, name, names)
+    setting.apply(builder)
+    return builder.calls, setting.value
 
 
-def test_methods_are_what_is_public_but_build():
-    found = methods(Builder)
-    assert list(found) == ["length", "saving", "start", "objects", "stopping", "silent", "every", "show"]
+def test_methods_are_public_and_exclude_build():
+    assert list(methods(Builder)) == ["length", "saving", "start", "objects", "stopping", "silent", "every", "show"]
 
 
 def test_values_become_calls():
@@ -69,12 +70,12 @@ def test_values_become_calls():
         ("objects", 3, [("objects", (3,), {})], [3]),
         ("silent", None, [("silent", (), {"renderer": None})], None),
     ]
-    for name, value, expected, said in cases:
-        with named_case((name, value, expected, said)):
-            assert calls(name, value) == (expected, said)
+    for name, value, expected, saved in cases:
+        with named_case((name, value, expected, saved)):
+            assert calls(name, value) == (expected, saved)
 
 
-def test_objects_are_made():
+def test_objects_are_created():
     described = {"class_path": "MetricEarlyStopping", "init_args": {"patience": 2}}
     cases = [
         ("MetricEarlyStopping", [5]),
@@ -83,25 +84,25 @@ def test_objects_are_made():
         ([described, "MetricEarlyStopping"], [2, 5]),
     ]
     for value, expected in cases:
-        made, said = calls("stopping", value, NAMES)
-        assert [each["stopping"].patience for _, _, each in made] == expected
-        first = said[0] if isinstance(value, list) else said
+        applied, saved = calls("stopping", value, NAMES)
+        assert [arguments["stopping"].patience for _, _, arguments in applied] == expected
+        first = saved[0] if isinstance(value, list) else saved
         assert first["init_args"].keys() == {"monitor", "mode", "patience", "min_delta", "warmup"}
 
 
-def test_functions_are_named(importable):
-    made, said = calls("every", {"steps": 5, "fn": "mymodule.halved"})
-    assert made[0][2]["fn"].__name__ == "halved"
-    assert said == {"steps": 5, "fn": "mymodule.halved"}
-    made, _ = calls("every", [{"steps": 5, "fn": "mymodule.halved"}, {"steps": 6, "fn": "mymodule.halved"}])
-    assert [each["steps"] for _, _, each in made] == [5, 6]
+def test_functions_are_given_by_import_path(importable):
+    applied, saved = calls("every", {"steps": 5, "fn": "mymodule.halved"})
+    assert applied[0][2]["fn"].__name__ == "halved"
+    assert saved == {"steps": 5, "fn": "mymodule.halved"}
+    applied, _ = calls("every", [{"steps": 5, "fn": "mymodule.halved"}, {"steps": 6, "fn": "mymodule.halved"}])
+    assert [arguments["steps"] for _, _, arguments in applied] == [5, 6]
     part = {"class_path": "mymodule.step", "init_args": {"scale": 2}}
-    made, said = calls("every", {"steps": 5, "fn": part})
-    assert made[0][2]["fn"].keywords == {"scale": 2.0}
-    assert said["fn"] == part
+    applied, saved = calls("every", {"steps": 5, "fn": part})
+    assert applied[0][2]["fn"].keywords == {"scale": 2.0}
+    assert saved["fn"] == part
 
 
-def test_values_that_do_not_fit():
+def test_invalid_values_are_refused():
     cases = [
         ("length", "x", "config-arguments-mismatch", ["length is 'x'"]),
         ("length", {"m": 1}, "config-arguments-mismatch", ["'m'"]),

@@ -1,3 +1,5 @@
+"""Tests of configs of runs."""
+
 import jax
 import numpy as np
 import pytest
@@ -14,56 +16,56 @@ from learner.schedules import Cosine
 from tests.support.codes import named_case, raises_code
 
 
-def reloaded(config):
+def saved_content(config):
     return yaml.safe_load(config.text())
 
 
-def test_the_text_is_complete_and_comes_back(importable, line_config):
+def test_saved_text_is_complete_and_round_trips(importable, line_config):
     config = RunConfig(line_config | {"metrics": ["LearningRate"], "early_stopping": "MetricEarlyStopping"})
-    said = reloaded(config)
-    assert list(said) == [*line_config, "metrics", "early_stopping", "seed", "grads_accumulation"]
-    assert said["model"] == {"class_path": "mymodule.linear", "init_args": {"size": 3}}
-    assert said["optimizer"]["class_path"] == "SGD"
-    assert said["optimizer"]["init_args"].keys() == {"momentum", "nesterov", "accumulator_dtype", "clip_norm"}
-    assert said["train"]["dataset"]["init_args"] == {"count": 12, "size": 3}
-    assert said["with_file_checkpointer"]["keep_best"] == 1
-    assert said["early_stopping"]["init_args"]["patience"] == 5
-    assert RunConfig(said).text() == config.text()
+    changes = saved_content(config)
+    assert list(changes) == [*line_config, "metrics", "early_stopping", "seed", "grads_accumulation"]
+    assert changes["model"] == {"class_path": "mymodule.linear", "init_args": {"size": 3}}
+    assert changes["optimizer"]["class_path"] == "SGD"
+    assert changes["optimizer"]["init_args"].keys() == {"momentum", "nesterov", "accumulator_dtype", "clip_norm"}
+    assert changes["train"]["dataset"]["init_args"] == {"count": 12, "size": 3}
+    assert changes["with_file_checkpointer"]["keep_best"] == 1
+    assert changes["early_stopping"]["init_args"]["patience"] == 5
+    assert RunConfig(changes).text() == config.text()
 
 
-def test_what_is_about_one_start_is_not_in_the_text(importable, line_config):
+def test_saved_text_has_no_options_of_one_start(importable, line_config):
     config = RunConfig(line_config | {"overwrite": True, "resume": True, "checkpoint": 3})
     assert config.text() == RunConfig(line_config).text()
     assert config.resumes
     assert not {"overwrite", "resume", "checkpoint"} & set(config.unset())
 
 
-def test_what_is_not_set(importable, line_config):
+def test_unset_options(importable, line_config):
     unset = RunConfig(line_config | {"valid": None}).unset()
     assert {"update", "trainable", "metrics", "num_steps"} <= set(unset)
     assert not {"model", "num_epochs", "directory", "seed"} & set(unset)
 
 
-def test_num_steps_leaves_the_epochs_open(importable, line_config):
+def test_num_steps_leaves_the_epochs_unset(importable, line_config):
     del line_config["num_epochs"]
-    assert reloaded(RunConfig(line_config))["num_epochs"] == 1
-    assert "num_epochs" not in reloaded(RunConfig(line_config | {"num_steps": 4}))
+    assert saved_content(RunConfig(line_config))["num_epochs"] == 1
+    assert "num_epochs" not in saved_content(RunConfig(line_config | {"num_steps": 4}))
 
 
-def test_null_leaves_an_option_unset_unless_it_means_something(importable, line_config):
-    said = reloaded(
+def test_null_leaves_an_option_unset_unless_it_has_a_meaning(importable, line_config):
+    changes = saved_content(
         RunConfig(line_config | {"early_stopping": None, "num_steps": None, "renderer": None, "seed": None})
     )
-    assert said["renderer"] is None
-    assert "early_stopping" not in said
-    assert "num_steps" not in said
+    assert changes["renderer"] is None
+    assert "early_stopping" not in changes
+    assert "num_steps" not in changes
     assert (
-        reloaded(RunConfig(line_config | {"with_file_checkpointer": None}))["with_file_checkpointer"]["keep_last"]
+        saved_content(RunConfig(line_config | {"with_file_checkpointer": None}))["with_file_checkpointer"]["keep_last"]
         is None
     )
 
 
-def test_all_mistakes_are_told_together(importable, line_config):
+def test_mistakes_are_reported_together(importable, line_config):
     wrong = line_config | {
         "num_epoch": 3,
         "num_epochs": 0,
@@ -96,7 +98,7 @@ def test_all_mistakes_are_told_together(importable, line_config):
         assert message in str(error.value)
 
 
-def test_mistakes_inside_of_lists_and_objects_are_told_in_the_order_of_the_file(importable, line_config):
+def test_mistakes_inside_lists_and_objects_have_the_order_of_the_file(importable, line_config):
     wrong = {
         "seed": "one",
         "valid": {
@@ -127,7 +129,7 @@ def test_mistakes_inside_of_lists_and_objects_are_told_in_the_order_of_the_file(
         "valid.b.dataset: numpy_arrays: there is no file b.npz",
         "metrics.0: there is no 'Acuracy'",
         "metrics.2.init_args.k is 'many'",
-        "metrics: average of Precision is 'mean'",  # what Precision itself refuses, which is asked last
+        "metrics: average of Precision is 'mean'",  # an error of Precision, which is created last
         "metric_loggers has no argument 'onyl'",
         "metric_loggers.only is a str; it needs a list",
         "freeze.0 is 'nowhere.one'",
@@ -150,7 +152,7 @@ def test_mistakes_inside_of_lists_and_objects_are_told_in_the_order_of_the_file(
         assert problem.startswith(start)
 
 
-def test_variables_that_are_missing_are_told_once_beside_other_mistakes(importable, line_config, monkeypatch):
+def test_missing_variables_are_reported_once_beside_other_mistakes(importable, line_config, monkeypatch):
     monkeypatch.delenv("NO_HOOK", raising=False)
     hook = {"class_path": "Webhook", "init_args": {"url": "${env:NO_HOOK}"}}
     with raises_code("config-unusable", "2 problems", "num_epochs is 'many'", "${env:NO_HOOK} needs") as raised:
@@ -158,7 +160,7 @@ def test_variables_that_are_missing_are_told_once_beside_other_mistakes(importab
     assert raised.value.codes == ("config-arguments-mismatch", "logger-environment-missing")
 
 
-def test_a_single_mistake_has_its_own_message_and_code(importable, line_config):
+def test_single_mistake_has_a_message_and_code(importable, line_config):
     for key, value, code, message in (
         ("metrics", ["Acuracy"], "config-name-unknown", "metrics.0: there is no 'Acuracy': did you mean 'Accuracy' "),
         (
@@ -176,8 +178,8 @@ def test_a_single_mistake_has_its_own_message_and_code(importable, line_config):
         assert str(raised.value).startswith(message)
 
 
-def test_patterns_and_directories_are_no_missing_files(importable, line_config):
-    """A loader that reads them is not refused because something else is wrong."""
+def test_patterns_and_directories_are_not_missing_files(importable, line_config):
+    """Another mistake does not make the loader of such data an error."""
     (importable / "arrays.npz").mkdir()
     for reader, path in (("TarShards", "part-*.tar"), ("numpy_arrays", "arrays.npz"), ("mymodule.stored", "none.npz")):
         train = {"dataset": {"class_path": reader, "init_args": {"path": path}}}
@@ -185,14 +187,14 @@ def test_patterns_and_directories_are_no_missing_files(importable, line_config):
             RunConfig(line_config | {"train": train, "num_epochs": "many"}).learner()
 
 
-def test_values_that_are_no_directory(importable, line_config):
+def test_values_that_are_not_directories_are_refused(importable, line_config):
     for directory in (["a"], {"a": 1}, True):
         with named_case(directory), raises_code("config-directory-type", repr(directory)):
             RunConfig(line_config | {"directory": directory}).text()
     assert RunConfig(line_config | {"directory": 2024}).directory == "2024"
 
 
-def test_values_that_are_no_rates(importable, line_config):
+def test_values_that_are_not_rates_are_refused(importable, line_config):
     for lr, code in (
         ("fast", "config-name-unknown"),
         ([1], "config-lr-type"),
@@ -205,14 +207,14 @@ def test_values_that_are_no_rates(importable, line_config):
 
 
 @pytest.mark.parametrize("key", ["directory", "model", "optimizer", "lr", "train"])
-def test_what_is_needed(importable, line_config, key):
+def test_missing_keys_are_refused(importable, line_config, key):
     del line_config[key]
     with raises_code("config-key-missing", f"--{key}"):
         RunConfig(line_config).text()
 
 
 class Recorder:
-    """A builder that writes down what `build` gets."""
+    """Record the arguments of a builder and of `build`."""
 
     def __init__(self, directory, overwrite=False):
         self.given = {"directory": directory, "overwrite": overwrite}
@@ -232,13 +234,13 @@ class Recorder:
         return self.given | parts
 
 
-def built(config, **changes):
+def builder_arguments(config, **changes):
     config = {key: value for key, value in config.items() if key != "with_file_checkpointer"}
     return RunConfig(config | changes, Recorder).learner()
 
 
-def test_what_the_builder_gets(importable, line_config):
-    given = built(line_config, seed=3, overwrite=True, trainable="flax.nnx.Param", valid_step=None)
+def test_arguments_of_the_builder(importable, line_config):
+    given = builder_arguments(line_config, seed=3, overwrite=True, trainable="flax.nnx.Param", valid_step=None)
     assert given["directory"] == "run"
     assert given["overwrite"] is True
     assert given["seed"] == 3
@@ -255,8 +257,8 @@ def test_what_the_builder_gets(importable, line_config):
     assert "overwrite" not in text
 
 
-def test_functions_and_arguments_left_free(importable, line_config):
-    given = built(
+def test_functions_with_some_arguments(importable, line_config):
+    given = builder_arguments(
         line_config,
         optimizer={"class_path": "mymodule.momentum", "init_args": {"decay": 0.5}},
         lr="mymodule.halved",
@@ -265,7 +267,7 @@ def test_functions_and_arguments_left_free(importable, line_config):
     assert given["optimizer"].keywords == {"decay": 0.5}
     assert given["lr"](1) == 0.05
     assert given["train_step"].keywords == {"scale": 2.0}
-    given = built(
+    given = builder_arguments(
         line_config,
         lr={
             "class_path": "optax.linear_schedule",
@@ -275,40 +277,38 @@ def test_functions_and_arguments_left_free(importable, line_config):
     assert float(given["lr"](1)) == 0.75
 
 
-def test_a_class_is_a_function_that_makes_the_model(importable, line_config):
+def test_class_makes_the_model(importable, line_config):
     (importable / "nets.py").write_text(
         "from flax import nnx\n"
         "class Net(nnx.Module):\n"
         "    def __init__(self, size: int, *, rngs: nnx.Rngs):\n"
         "        self.layer = nnx.Linear(size, 1, rngs=rngs)\n"
     )
-    make = {
-        seed: built(line_config, model={"class_path": "nets.Net", "init_args": {"size": 3}}, seed=seed)["model"]
-        for seed in (0, 1)
-    }
+    model = {"class_path": "nets.Net", "init_args": {"size": 3}}
+    make = {seed: builder_arguments(line_config, model=model, seed=seed)["model"] for seed in (0, 1)}
     kernels = [jax.device_get(make[seed]().layer.kernel[...]) for seed in (0, 0, 1)]
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert (kernels[0] != kernels[2]).any()
 
 
-def test_without_data(importable, line_config):
+def test_config_without_data(importable, line_config):
     given = RunConfig({k: v for k, v in line_config.items() if k != "with_file_checkpointer"}, Recorder).learner(
         with_data=False
     )
     assert not {"train", "valid"} & set(given)
 
 
-def test_an_update_needs_no_optimizer(importable, line_config):
+def test_update_needs_no_optimizer(importable, line_config):
     del line_config["optimizer"]
     (importable / "updates.py").write_text("def update(state, batch, lr, rng): ...\n")
-    given = built(line_config, update="updates.update")
+    given = builder_arguments(line_config, update="updates.update")
     assert given["optimizer"] is None
     assert given["update"].__name__ == "update"
 
 
-def test_the_home_directory(importable, line_config, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert RunConfig(line_config | {"directory": "~/runs"}).directory == "/home/somebody/runs"
+def test_home_directory_is_expanded(importable, line_config, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/user")
+    assert RunConfig(line_config | {"directory": "~/runs"}).directory == "/home/user/runs"
 
 
 FLOAT16 = {"class_path": "Policy", "init_args": {"compute": "float16", "loss_scale": {"start": 8.0, "every": 3}}}
@@ -316,7 +316,7 @@ NESTED = {"class_path": "Policy", "init_args": {"compute": "float16", "loss_scal
 
 
 @pytest.mark.parametrize(
-    ("said", "policy", "matmul"),
+    ("changes", "policy", "matmul"),
     [
         ("bfloat16", Policy(compute="bfloat16"), None),
         ({"policy": "float16", "matmul": "high"}, Policy(compute="float16"), "high"),
@@ -330,15 +330,15 @@ NESTED = {"class_path": "Policy", "init_args": {"compute": "float16", "loss_scal
         ({"class_path": "learner.Policy", "init_args": {"output": "bfloat16"}}, Policy(output="bfloat16"), None),
     ],
 )
-def test_precision(importable, line_config, said, policy, matmul):
-    config = RunConfig(line_config | {"precision": said})
+def test_precision(importable, line_config, changes, policy, matmul):
+    config = RunConfig(line_config | {"precision": changes})
     options = config.learner().definition.options
     assert (options.precision, options.matmul) == (policy, matmul)
-    assert RunConfig(reloaded(config)).text() == config.text()
+    assert RunConfig(saved_content(config)).text() == config.text()
 
 
-def test_optimizers_of_optimizers(importable, line_config):
-    """Groups, clipping and averages by their short names, each around another."""
+def test_nested_optimizers(importable, line_config):
+    """Groups, clipping and averages have short names, each inside another."""
     grouped = {
         "class_path": "Groups",
         "init_args": {
@@ -353,19 +353,19 @@ def test_optimizers_of_optimizers(importable, line_config):
         },
     }
     clipped = {"class_path": "Clipped", "init_args": {"optimizer": grouped, "tensor_norm": 1.0}}
-    said = {"class_path": "Ema", "init_args": {"optimizer": clipped, "decay": 0.99}}
-    config = RunConfig(line_config | {"optimizer": said})
+    changes = {"class_path": "Ema", "init_args": {"optimizer": clipped, "decay": 0.99}}
+    config = RunConfig(line_config | {"optimizer": changes})
     learner = config.learner()
     rest = AdamW(weight_decay_on="kernels")
     groups = Groups(rest, [Group("^w", lr=Cosine(0.1, over=9), weight_decay=0.0)])
     assert learner.definition.step.optimizer == Ema(Clipped(groups, tensor_norm=1.0), decay=0.99)
-    assert RunConfig(reloaded(config)).text() == config.text()
+    assert RunConfig(saved_content(config)).text() == config.text()
 
 
 def test_freezing(importable, line_config):
-    for said in ("hidden", ["hidden", "norm"]):
+    for changes in ("hidden", ["hidden", "norm"]):
         with raises_code("params-pattern-unmatched", "freeze: 'hidden'", "'w'"):
-            RunConfig(line_config | {"freeze": said}).learner()
+            RunConfig(line_config | {"freeze": changes}).learner()
 
 
 def test_remat(importable, line_config):
@@ -375,7 +375,7 @@ def test_remat(importable, line_config):
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "shown"),
+    ("changes", "code", "shown"),
     [
         ({"precision": "bfloat61"}, "precision-policy-unknown", ["'bfloat61'", "'float32'"]),
         ({"precision": "Polcy"}, "precision-policy-unknown", ["'Polcy'"]),
@@ -398,19 +398,19 @@ def test_remat(importable, line_config):
         ({"remat": "dots"}, "step-remat-unknown", ["'dots'"]),
     ],
 )
-def test_precision_that_is_none(importable, line_config, said, code, shown):
+def test_invalid_precision_is_refused(importable, line_config, changes, code, shown):
     with raises_code(code, *shown):
-        RunConfig(line_config | said).learner()
+        RunConfig(line_config | changes).learner()
 
 
-def test_a_class_of_learners(importable, line_config):
-    """One of the user's own module, by its import path."""
-    own = "\n\nclass Own(Learner):\n    pass\n"
+def test_class_of_learners(importable, line_config):
+    """A class of the user's module is given by its import path."""
+    subclass = "\n\nclass Own(Learner):\n    pass\n"
     (importable / "mymodule.py").write_text(
-        "from learner import Learner\n" + (importable / "mymodule.py").read_text() + own
+        "from learner import Learner\n" + (importable / "mymodule.py").read_text() + subclass
     )
     config = RunConfig(line_config | {"learner_class": "mymodule.Own"})
-    assert reloaded(config)["learner_class"] == "mymodule.Own"
+    assert saved_content(config)["learner_class"] == "mymodule.Own"
     assert type(config.learner()).__name__ == "Own"
     with raises_code("config-arguments-mismatch", "learner_class"):
         RunConfig(line_config | {"learner_class": "mymodule.step"}).learner()
@@ -426,23 +426,23 @@ LOGGERS = [
 
 
 def test_loggers_have_short_names(importable, line_config, monkeypatch):
-    monkeypatch.setattr("learner.loggers.mlflow.refuse_missing", lambda *names: None)  # whatever is installed
+    monkeypatch.setattr("learner.loggers.mlflow.refuse_missing", lambda *names: None)  # with and without MLflow
     config = RunConfig(line_config | {"metric_loggers": LOGGERS})
-    said = reloaded(config)["metric_loggers"]
-    assert [each["class_path"] for each in said] == ["JsonLines", "TensorBoard", "Csv", "Webhook", "MLflow"]
-    assert said[0]["init_args"] == {"path": None, "every_steps": 10, "every_epochs": 1}
-    assert said[3]["init_args"]["on"] == ["end", "failure"]
-    assert RunConfig(reloaded(config)).text() == config.text()
+    changes = saved_content(config)["metric_loggers"]
+    assert [logger["class_path"] for logger in changes] == ["JsonLines", "TensorBoard", "Csv", "Webhook", "MLflow"]
+    assert changes[0]["init_args"] == {"path": None, "every_steps": 10, "every_epochs": 1}
+    assert changes[3]["init_args"]["on"] == ["end", "failure"]
+    assert RunConfig(saved_content(config)).text() == config.text()
     loggers = config.learner(with_data=False).definition.options.loggers
-    assert [type(each).__name__ for each in loggers] == [each["class_path"] for each in said]
-    assert [(each.every_steps, each.every_epochs) for each in loggers[:3]] == [(10, 1), (5, 1), (None, 2)]
+    assert [type(logger).__name__ for logger in loggers] == [logger["class_path"] for logger in changes]
+    assert [(logger.every_steps, logger.every_epochs) for logger in loggers[:3]] == [(10, 1), (5, 1), (None, 2)]
 
 
 @pytest.mark.parametrize("value", [{"only": ["JsonLines"]}, {"only": [{"class_path": "Csv", "init_args": {}}]}])
 def test_loggers_that_replace_the_metric_files(importable, line_config, value):
     config = RunConfig(line_config | {"metric_loggers": value})
     options = config.learner(with_data=False).definition.options
-    assert (options.metric_files, [type(each).__name__ for each in options.loggers]) == (
+    assert (options.metric_files, [type(logger).__name__ for logger in options.loggers]) == (
         False,
         ["JsonLines" if "JsonLines" in value["only"] else "Csv"],
     )
@@ -461,13 +461,13 @@ def test_loggers_that_replace_the_metric_files(importable, line_config, value):
         ({"only": ["JsonLine"]}, "config-name-unknown", ["metric_loggers.only.0", "'JsonLine'", "'JsonLines'"]),
     ],
 )
-def test_wrong_lists_of_loggers_are_told(importable, line_config, value, code, shown):
+def test_invalid_lists_of_loggers_are_refused(importable, line_config, value, code, shown):
     with raises_code(code, *shown):
         RunConfig(line_config | {"metric_loggers": value}).learner(with_data=False)
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("changes", "message"),
     [
         ("TensorBord", "metric_loggers.0: there is no 'TensorBord': did you mean 'TensorBoard'?"),
         ({"class_path": "Csv", "init_args": {"every_step": 2}}, "every_step"),
@@ -477,14 +477,14 @@ def test_wrong_lists_of_loggers_are_told(importable, line_config, value, code, s
     ],
     ids=["name", "argument", "number", "address", "missing"],
 )
-def test_wrong_loggers_are_told(importable, line_config, said, message):
+def test_invalid_loggers_are_refused(importable, line_config, changes, message):
     with pytest.raises(LearnerError) as error:
-        RunConfig(line_config | {"metric_loggers": [said]}).learner(with_data=False)
+        RunConfig(line_config | {"metric_loggers": [changes]}).learner(with_data=False)
     assert message in str(error.value)
 
 
-def test_an_argument_named_on_is_a_text_in_a_file_too(importable, line_config):
-    """YAML 1.1 has `true` in its place."""
+def test_argument_named_on_is_a_text(importable, line_config):
+    """YAML 1.1 reads it as `true`."""
     logger = "{class_path: Webhook, init_args: {url: 'http://127.0.0.1:9/', on: [end, failure]}}"
     loggers = parse_yaml(f"[{logger}]")
     text = RunConfig({**line_config, "metric_loggers": loggers}).text()
@@ -493,8 +493,8 @@ def test_an_argument_named_on_is_a_text_in_a_file_too(importable, line_config):
 
 
 def test_arguments_of_the_renderer_need_no_class(importable, line_config):
-    """They are those of the one that is chosen for the terminal."""
-    saved = reloaded(RunConfig(line_config | {"renderer": {"metrics": ["Loss"]}}))
+    """They are arguments of the renderer that is chosen for the terminal."""
+    saved = saved_content(RunConfig(line_config | {"renderer": {"metrics": ["Loss"]}}))
     assert saved["renderer"] == {
         "class_path": "learner.renderers.default_renderer",
         "init_args": {"metrics": ["Loss"]},

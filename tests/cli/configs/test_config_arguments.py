@@ -1,3 +1,5 @@
+"""Tests of config objects as arguments in config files."""
+
 import json
 
 import numpy as np
@@ -67,73 +69,73 @@ def lines(importable):
         file.write("\n\ndef line_step(model, batch):\n    return step({'w': model['w']}, batch)\n")
 
 
-def said(name, **init_args):
+def spec(name, **init_args):
     return {"class_path": f"lines.{name}", "init_args": init_args}
 
 
-def made(name, **init_args):
-    return make_model(recipe(said(name, **init_args), "model", model=True), Seeds(0))
+def make(name, **init_args):
+    return make_model(recipe(spec(name, **init_args), "model", model=True), Seeds(0))
 
 
-def refused(name, **init_args):
+def problems_of(name, **init_args):
     with pytest.raises(LearnerError) as caught:
-        recipe(said(name, **init_args), "model", model=True)
+        recipe(spec(name, **init_args), "model", model=True)
     return list(caught.value.problems or [str(caught.value)])
 
 
-def test_a_config_as_the_model_and_a_model_of_a_config_are_the_same():
+def test_config_as_the_model_equals_a_model_of_the_config():
     fields = {"size": 3, "kind": "random", "scale": {"factor": 2}}
-    one, other = made("LineConfig", **fields), made("line", config=fields)
+    one, other = make("LineConfig", **fields), make("line", config=fields)
     assert np.ptp(one["w"]) > 0
     for name in ("w", "bias"):
         np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_what_is_saved_is_complete_and_a_seed_in_a_config_is_its_own():
+def test_saved_config_is_complete_and_keeps_its_seed():
     full = {"size": 3, "seed": 5, "kind": "zeros", "scale": {"factor": 1.0}}
-    assert recipe(said("LineConfig", size=3), "model", model=True).config() == said("LineConfig", **full)
-    assert recipe(said("line", config={"size": 3}), "model", model=True).config() == said("line", config=full, bias=0.0)
-    assert recipe(said("may"), "model").config() == said("may", config=None, lines=[])
+    assert recipe(spec("LineConfig", size=3), "model", model=True).config() == spec("LineConfig", **full)
+    assert recipe(spec("line", config={"size": 3}), "model", model=True).config() == spec("line", config=full, bias=0.0)
+    assert recipe(spec("may"), "model").config() == spec("may", config=None, lines=[])
 
 
-def test_configs_in_lists_of_derived_classes_and_from_files(importable):
+def test_configs_in_lists_and_files_and_of_derived_classes(importable):
     (importable / "line.json").write_text(json.dumps({"size": 4}))
     config, others = recipe(
-        said("may", config="line.json", lines=[{"size": 1}, said("Sloped", size=2, slope=3)]), "model"
+        spec("may", config="line.json", lines=[{"size": 1}, spec("Sloped", size=2, slope=3)]), "model"
     ).make()
-    assert (config.size, [type(each).__name__ for each in others]) == (4, ["LineConfig", "Sloped"])
+    assert (config.size, [type(line).__name__ for line in others]) == (4, ["LineConfig", "Sloped"])
     assert (others[1].size, others[1].slope) == (2, 3.0)
-    again = recipe(recipe(said("may", lines=[said("Sloped", size=2)]), "model").config(), "model")
-    assert again.make()[1][0].slope == 1.0
+    saved = recipe(recipe(spec("may", lines=[spec("Sloped", size=2)]), "model").config(), "model")
+    assert saved.make()[1][0].slope == 1.0
 
 
-def test_all_that_is_wrong_is_told_with_its_place():
-    assert refused("line", config={"sise": 3, "kind": "zero", "scale": {"factor": "x"}}, bais=1) == [
+def test_mistakes_are_reported_with_their_places():
+    assert problems_of("line", config={"sise": 3, "kind": "zero", "scale": {"factor": "x"}}, bais=1) == [
         "model.init_args: lines.line has no argument 'bais': did you mean 'bias'?",
         "model.init_args.config has no 'sise': did you mean 'size'?",
         "model.init_args.config needs 'size'",
         "model.init_args.config.kind is 'zero': did you mean 'zeros'?",
         "model.init_args.config.scale.factor is 'x': it needs a number",
     ]
-    assert refused("LineConfig", sise=3, scale=2) == [
+    assert problems_of("LineConfig", sise=3, scale=2) == [
         "model.init_args: lines.LineConfig has no argument 'sise': did you mean 'size'?",
         "model.init_args: lines.LineConfig needs 'size'",
         "model.init_args.scale is 2: it needs Scale, a mapping of factor",
     ]
-    assert refused("LineConfig", size=0) == ["model.init_args: size is 0: it needs 1 or more"]
-    assert refused("line", config={"size": 0}) == ["model.init_args.config: size is 0: it needs 1 or more"]
-    assert refused("line", bias="x") == [
+    assert problems_of("LineConfig", size=0) == ["model.init_args: size is 0: it needs 1 or more"]
+    assert problems_of("line", config={"size": 0}) == ["model.init_args.config: size is 0: it needs 1 or more"]
+    assert problems_of("line", bias="x") == [
         "model.init_args: lines.line needs 'config'",
         "model.init_args.bias is 'x': it needs a number",
     ]
-    assert refused("may", config="none.yaml") == ["model.init_args.config: there is no LineConfig file none.yaml"]
-    (problem,) = refused("may", config=said("Slopd", size=1))
+    assert problems_of("may", config="none.yaml") == ["model.init_args.config: there is no LineConfig file none.yaml"]
+    (problem,) = problems_of("may", config=spec("Slopd", size=1))
     assert problem.startswith(
         "model.init_args.config.class_path is 'lines.Slopd', but lines has no 'Slopd': did you mean"
     )
 
 
-def test_only_parameters_with_configs_are_read_so():
+def test_only_parameters_of_config_types_are_configs():
     import lines
 
     assert config_kinds(lines.line) == {"config": lines.LineConfig}
@@ -142,12 +144,12 @@ def test_only_parameters_with_configs_are_read_so():
     assert config_kinds(lines.plain) == {}
 
 
-def test_a_dataclass_as_a_default_is_in_the_full_config():
-    assert recipe(said("plain"), "model").config() == said("plain", part={"width": 3}, size=1)
+def test_default_dataclass_is_in_the_full_config():
+    assert recipe(spec("plain"), "model").config() == spec("plain", part={"width": 3}, size=1)
 
 
-def test_a_run_of_a_config(importable, learner, line_config):
-    line_config |= {"model": said("LineConfig", size=3), "train_step": "mymodule.line_step"}
+def test_run_of_a_model_config(importable, learner, line_config):
+    line_config |= {"model": spec("LineConfig", size=3), "train_step": "mymodule.line_step"}
     line_config["valid_step"] = "mymodule.line_step"
     (importable / "run.yaml").write_text(yaml.safe_dump(line_config))
     words = ["--model.scale.factor=2", "--model.kind=random"]
@@ -161,7 +163,7 @@ def test_a_run_of_a_config(importable, learner, line_config):
 
 
 def test_configs_that_make_no_model_are_refused(importable, learner, line_config):
-    line_config["model"] = said("Scale")
+    line_config["model"] = spec("Scale")
     (importable / "run.yaml").write_text(yaml.safe_dump(line_config))
     code, _, err = learner("fit", "run.yaml", "--lr=fast")
     assert code == 2

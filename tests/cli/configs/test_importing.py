@@ -1,3 +1,5 @@
+"""Tests of import paths in configs."""
+
 import os
 import sys
 
@@ -8,12 +10,12 @@ from learner.errors import LearnerError
 from tests.support.codes import raises_code
 
 
-def test_attributes_of_classes_are_found(importable):
+def test_attributes_of_classes_are_imported(importable):
     assert import_path("fractions.Fraction.from_float", "model")(0.5) == 0.5
     assert import_path("mymodule.linear", "model").__name__ == "linear"
 
 
-def test_a_function_goes_before_a_module_of_its_name(importable):
+def test_function_takes_precedence_over_a_module_of_its_name(importable):
     (importable / "box").mkdir()
     (importable / "box" / "__init__.py").write_text("from box.thing import thing\n")
     (importable / "box" / "thing.py").write_text("def thing(): return 1\n")
@@ -31,7 +33,7 @@ def test_a_function_goes_before_a_module_of_its_name(importable):
         ("box.thingy.Thing", "config-name-missing", ["'thingy'", "'things'"]),
     ],
 )
-def test_what_is_not_there(importable, path, code, shown):
+def test_missing_names_have_suggestions(importable, path, code, shown):
     (importable / "box").mkdir()
     (importable / "box" / "things.py").write_text("")
     with raises_code(code, *shown):
@@ -58,13 +60,13 @@ def test_imported_modules_are_no_suggestions(importable):
         ("import json\n\njson.loads('{')\n", ["JSONDecodeError: ", "json"]),
     ],
 )
-def test_a_module_that_fails_says_where(importable, source, shown):
+def test_error_of_a_module_names_its_line(importable, source, shown):
     (importable / "broken.py").write_text(source)
     with raises_code("config-import-failed", *shown, key="model", path="broken.Model", name="broken"):
         import_path("broken.Model", "model")
 
 
-def test_exports():
+def test_exported_names():
     metrics = exports("learner.metrics", "learner.metrics.MetricBase")
     assert metrics["Accuracy"] == "learner.metrics.Accuracy"
     assert not {"Metric", "MetricBase", "Mean", "rows_mask"} & set(metrics)
@@ -72,7 +74,7 @@ def test_exports():
 
 
 @pytest.mark.parametrize("first", ["", ".", "{here}"])
-def test_the_current_directory_is_the_last_on_the_import_path_for_a_while(workplace, monkeypatch, first):
+def test_current_directory_is_last_on_the_import_path(workplace, monkeypatch, first):
     monkeypatch.syspath_prepend(first.format(here=workplace))
     before = list(sys.path)
     others = before[1:]
@@ -83,7 +85,7 @@ def test_the_current_directory_is_the_last_on_the_import_path_for_a_while(workpl
     assert sys.path == before
 
 
-def test_new_processes_import_pythons_own_modules_where_a_file_has_the_name_of_one(workplace, monkeypatch):
+def test_child_processes_import_pythons_modules_despite_files_of_their_names(workplace, monkeypatch):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with import_order(own=True):
         assert "PYTHONSAFEPATH" not in os.environ
@@ -93,7 +95,7 @@ def test_new_processes_import_pythons_own_modules_where_a_file_has_the_name_of_o
     assert "PYTHONSAFEPATH" not in os.environ
 
 
-def test_an_import_path_in_a_directory_that_is_removed(tmp_path, monkeypatch):
+def test_import_path_in_a_removed_directory(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -102,7 +104,7 @@ def test_an_import_path_in_a_directory_that_is_removed(tmp_path, monkeypatch):
         assert sys.path == before
 
 
-def test_a_module_that_is_hidden_by_another_says_so(workplace):
+def test_module_hidden_by_another_is_reported(workplace):
     (workplace / "yaml.py").write_text("class Model: ...\n")
     with import_order(own=True), pytest.raises(LearnerError) as caught:
         import_path("yaml.Model", "model")

@@ -1,4 +1,4 @@
-"""What a config names is looked at before any of it is called."""
+"""Tests of the checks of imported objects before any of them is called."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from learner.cli.configs.recipes import recipe
 from learner.errors import LearnerError
 from tests.support.codes import named_case
 
-OWN = """
+MODULE = """
 import dataclasses
 import functools
 from pathlib import Path
@@ -54,12 +54,12 @@ def marked():
 
 
 @pytest.fixture
-def own(importable):
-    (importable / "own.py").write_text(OWN)
+def module(importable):
+    (importable / "own.py").write_text(MODULE)
     return importable
 
 
-def test_what_fits_its_place(own):
+def test_objects_that_fit_are_accepted(module):
     cases = [
         *(
             ("model", f"own.{name}")
@@ -86,7 +86,7 @@ def test_what_fits_its_place(own):
             recipe(path, key, alone=True)
 
 
-def test_what_does_not_fit_its_place(own):
+def test_objects_that_do_not_fit_are_refused(module):
     cases = [
         ("model", "os.system", "model is os.system, of Python's module posix, which no config needs"),
         ("model", "subprocess.Popen", "of Python's module subprocess"),
@@ -117,12 +117,12 @@ def test_what_does_not_fit_its_place(own):
             assert message in str(caught.value)
 
 
-def test_what_is_not_called_is_not_looked_at():
+def test_objects_that_are_not_called_are_not_checked():
     check_target(os.environ, "os.environ", "model")
 
 
-def test_nothing_of_the_users_is_called_where_a_config_has_mistakes(own, line_config):
-    """Mistakes in what our own parts are given are told, too."""
+def test_no_code_of_the_user_is_called_if_a_config_has_mistakes(module, line_config):
+    """Mistakes in arguments of the library's objects are reported, too."""
     line_config |= {"model": "own.marked", "on_epoch_end": "own.mark", "train": {"dataset": "own.marked"}}
     line_config["metrics"] = ["own.marked"]
     for key, wrong in {"early_stoping": True, "optimizer": "os.system", "num_epochs": "many"}.items():
@@ -133,12 +133,12 @@ def test_nothing_of_the_users_is_called_where_a_config_has_mistakes(own, line_co
         assert "batch_size is 0" in str(caught.value)
         assert not os.path.exists("called")
     with pytest.raises(LearnerError):
-        RunConfig(line_config).learner()  # the control: without a mistake that shows before, they are called
+        RunConfig(line_config).learner()  # the control: without such mistakes, they are called
     assert os.path.exists("called")
 
 
-def test_a_strangers_model_is_not_run(learner, own, line_config):
-    """As `evaluate` of a run whose config names `os.system` as its model, and has other mistakes or none."""
+def test_untrusted_model_is_not_called(learner, module, line_config):
+    """The config of a run names `os.system` as its model, with and without other mistakes."""
     os.mkdir("run")
     model = {"class_path": "os.system", "init_args": {"command": "touch called"}}
     for wrong in ({}, {"nonsense": 1}):

@@ -1,4 +1,4 @@
-"""Optimizers and schedules inside of one another in a config, by their short names."""
+"""Tests of nested optimizers and schedules in configs, by their short names."""
 
 import numpy as np
 import optax
@@ -15,40 +15,40 @@ from learner.schedules import Cosine, ReduceOnPlateau
 from tests.support.codes import named_case, raises_code
 
 
-def said(name, **init_args):
+def spec(name, **init_args):
     return {"class_path": name, "init_args": init_args}
 
 
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        (said("Clipped", optimizer="AdamW", norm=1.0), Clipped(AdamW(), norm=1.0)),
+        (spec("Clipped", optimizer="AdamW", norm=1.0), Clipped(AdamW(), norm=1.0)),
         (
-            said("Ema", optimizer=said("Groups", optimizer="AdamW", groups=[{"match": "w", "optimizer": "SGD"}])),
+            spec("Ema", optimizer=spec("Groups", optimizer="AdamW", groups=[{"match": "w", "optimizer": "SGD"}])),
             Ema(Groups(AdamW(), [Group("w", optimizer=SGD())])),
         ),
         (
-            said("Groups", optimizer="Adam", groups=[{"match": "w", "lr": said("Cosine", first=0.1, over=9)}]),
+            spec("Groups", optimizer="Adam", groups=[{"match": "w", "lr": spec("Cosine", first=0.1, over=9)}]),
             Groups(Adam(), [Group("w", lr=Cosine(0.1, over=9))]),
         ),
-        (said("ScheduleFree", base_optimizer="SGD"), ScheduleFree(base_optimizer=SGD())),
+        (spec("ScheduleFree", base_optimizer="SGD"), ScheduleFree(base_optimizer=SGD())),
     ],
 )
-def test_names_alone_inside_of_optimizers(importable, line_config, optimizer, expected):
+def test_names_inside_optimizers(importable, line_config, optimizer, expected):
     config = RunConfig(line_config | {"optimizer": optimizer})
     assert config.learner().definition.step.optimizer == expected
     assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
 
 
-def test_functions_of_ones_own_by_import_path(importable, line_config):
+def test_user_functions_by_import_path(importable, line_config):
     groups = [
-        {"match": "^w", "lr": "mymodule.halved", "optimizer": said("mymodule.momentum", decay=0.9)},
+        {"match": "^w", "lr": "mymodule.halved", "optimizer": spec("mymodule.momentum", decay=0.9)},
     ]
-    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="optax.adamw", groups=groups)})
-    made = config.learner().definition.step.optimizer
-    assert made.optimizer is optax.adamw
-    assert float(made.groups[0].lr(1)) == pytest.approx(0.05)
-    assert made.groups[0].optimizer.keywords == {"decay": 0.9}
+    config = RunConfig(line_config | {"optimizer": spec("Groups", optimizer="optax.adamw", groups=groups)})
+    optimizer = config.learner().definition.step.optimizer
+    assert optimizer.optimizer is optax.adamw
+    assert float(optimizer.groups[0].lr(1)) == pytest.approx(0.05)
+    assert optimizer.groups[0].optimizer.keywords == {"decay": 0.9}
     assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
 
 
@@ -58,29 +58,29 @@ def test_predicates_by_import_path(importable, line_config):
         "class Named:\n    def __init__(self, wanted: str):\n        self.wanted = wanted\n\n"
         "    def __call__(self, path, array):\n        return path == self.wanted\n"
     )
-    groups = [{"match": said("choices.large", least=3), "lr": 0.5}]
-    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
+    groups = [{"match": spec("choices.large", least=3), "lr": 0.5}]
+    config = RunConfig(line_config | {"optimizer": spec("Groups", optimizer="SGD", groups=groups)})
     labels = config.learner().definition.step.optimizer.labels({"w": np.zeros(3), "b": np.zeros(1)})
     assert labels == {"w": "0", "b": "rest"}
     assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
-    for match, named in (({"class_path": "choices.large"}, "large"), (said("choices.Named", wanted="w"), "Named")):
+    for match, named in (({"class_path": "choices.large"}, "large"), (spec("choices.Named", wanted="w"), "Named")):
         config = RunConfig(line_config | {"freeze": [match]})
         with raises_code("model-nothing-to-train", f"freeze ({named})"):
             config.learner()
         assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
     with raises_code("params-match-empty", "Named", "w"):
-        RunConfig(line_config | {"freeze": [said("choices.Named", wanted="v")]}).learner()
+        RunConfig(line_config | {"freeze": [spec("choices.Named", wanted="v")]}).learner()
 
 
-def test_a_group_by_its_class(importable, line_config):
-    groups = [said("Group", match="w", optimizer="Adam"), {"match": "b", "lr": 2.0}]
-    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
-    made = config._recipes["optimizer"].make()
-    assert made.groups == (Group("w", optimizer=Adam()), Group("b", lr=2.0))
+def test_group_by_its_class(importable, line_config):
+    groups = [spec("Group", match="w", optimizer="Adam"), {"match": "b", "lr": 2.0}]
+    config = RunConfig(line_config | {"optimizer": spec("Groups", optimizer="SGD", groups=groups)})
+    optimizer = config._recipes["optimizer"].make()
+    assert optimizer.groups == (Group("w", optimizer=Adam()), Group("b", lr=2.0))
     assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
 
 
-def test_on_the_command_line(learner, workplace, line_config):
+def test_nested_optimizer_on_the_command_line(learner, workplace, line_config):
     (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
     words = ["--optimizer=Clipped", "--optimizer.norm=1.0", "--optimizer.optimizer=AdamW"]
     code, out, _ = learner("fit", "line.yaml", "--print_config", *words, "--optimizer.optimizer.weight_decay=0.5")
@@ -93,50 +93,50 @@ SCHEDULE = "a learning-rate schedule, which belongs under lr, of the run or of a
 OPTIMIZER = "an optimizer, which belongs under optimizer: it needs a number or a schedule, such as Cosine"
 
 
-def test_what_stands_in_the_place_of_the_other(importable, line_config):
+def test_schedules_and_optimizers_in_place_of_each_other(importable, line_config):
     cases = [
         ({"optimizer": "Cosine"}, f"optimizer is Cosine, {SCHEDULE}"),
-        ({"optimizer": said("Cosine", first=0.1)}, f"optimizer is Cosine, {SCHEDULE}"),
+        ({"optimizer": spec("Cosine", first=0.1)}, f"optimizer is Cosine, {SCHEDULE}"),
         ({"optimizer": "learner.schedules.Cosine"}, f"optimizer is learner.schedules.Cosine, {SCHEDULE}"),
         ({"optimizer": "CosineDecaySchedule"}, f"optimizer is CosineDecaySchedule, {SCHEDULE}"),
         ({"optimizer": "optax.linear_schedule"}, f"optimizer is optax.linear_schedule, {SCHEDULE}"),
         ({"lr": "AdamW"}, f"lr is AdamW, {OPTIMIZER}"),
-        ({"lr": said("AdamW", b1=0.8)}, f"lr is AdamW, {OPTIMIZER}"),
+        ({"lr": spec("AdamW", b1=0.8)}, f"lr is AdamW, {OPTIMIZER}"),
         ({"lr": "Groups"}, f"lr is Groups, {OPTIMIZER}"),
         ({"lr": "optax.adamw"}, f"lr is optax.adamw, {OPTIMIZER}"),
         (
-            {"lr": said("Sequence", parts=["AdamW", 0.1], milestones=[5])},
+            {"lr": spec("Sequence", parts=["AdamW", 0.1], milestones=[5])},
             f"lr.init_args.parts.0 is AdamW, {OPTIMIZER}",
         ),
         (
-            {"optimizer": said("Clipped", norm=1.0, optimizer="Linear")},
+            {"optimizer": spec("Clipped", norm=1.0, optimizer="Linear")},
             f"optimizer.init_args.optimizer is Linear, {SCHEDULE}",
         ),
         (
-            {"optimizer": said("Groups", optimizer="SGD", groups=[{"match": "w", "lr": "SGD"}])},
+            {"optimizer": spec("Groups", optimizer="SGD", groups=[{"match": "w", "lr": "SGD"}])},
             f"optimizer.init_args.groups.0.lr is SGD, {OPTIMIZER}",
         ),
         (
-            {"optimizer": said("Groups", optimizer="SGD", groups=[{"match": "w", "optimizer": "SDG"}])},
+            {"optimizer": spec("Groups", optimizer="SGD", groups=[{"match": "w", "optimizer": "SDG"}])},
             "optimizer.init_args.groups.0.optimizer: there is no 'SDG': did you mean 'SGD'",
         ),
         (
-            {"optimizer": said("Groups", optimizer="SGD", groups=[{"match": "w", "lr": "Cosine"}])},
+            {"optimizer": spec("Groups", optimizer="SGD", groups=[{"match": "w", "lr": "Cosine"}])},
             "optimizer.init_args.groups.0.lr.init_args: Cosine needs 'first'",
         ),
         (
             {
-                "optimizer": said(
-                    "Groups", optimizer="SGD", groups=[{"match": "w", "lr": said("ReduceOnPlateau", lr=0.1)}]
+                "optimizer": spec(
+                    "Groups", optimizer="SGD", groups=[{"match": "w", "lr": spec("ReduceOnPlateau", lr=0.1)}]
                 )
             },
             "lr of a group is ReduceOnPlateau, which follows the run as a whole",
         ),
-        ({"optimizer": said("SGD", clip_norm=-1.0)}, "clip_norm of SGD is -1.0; it needs a positive number"),
+        ({"optimizer": spec("SGD", clip_norm=-1.0)}, "clip_norm of SGD is -1.0; it needs a positive number"),
         ({"optimizer": "adamw"}, "optimizer: there is no 'adamw': did you mean 'AdamW'?"),
-        ({"optimizer": said("Groups", optimizer="SGD", groups="w")}, "groups of Groups is 'w'; it needs a list of"),
+        ({"optimizer": spec("Groups", optimizer="SGD", groups="w")}, "groups of Groups is 'w'; it needs a list of"),
         (
-            {"lr": said("MultiStep", first=0.1, milestones=5)},
+            {"lr": spec("MultiStep", first=0.1, milestones=5)},
             "milestones is 5: it needs a list of numbers",
         ),
         ({"weight_decay": 0.1}, "no option 'weight_decay': it is an argument of the optimizer, as in --optimizer=Adam"),
@@ -189,15 +189,15 @@ def test_what_stands_in_the_place_of_the_other(importable, line_config):
             assert "problems" not in str(error.value)
 
 
-def test_kinds():
+def test_kinds_of_objects():
     assert kind_of(Cosine) == kind_of(Cosine(0.1)) == kind_of(ReduceOnPlateau) == kind_of(optax.sgdr_schedule) == "lr"
     assert kind_of(AdamW) == kind_of(Clipped(optax.sgd, norm=1.0)) == kind_of(contrib.muon) == "optimizer"
-    assert [kind_of(each) for each in (optax.global_norm, test_kinds, 3, None, dict)] == [None] * 5
+    assert [kind_of(value) for value in (optax.global_norm, test_kinds_of_objects, 3, None, dict)] == [None] * 5
 
 
-def test_a_group_may_count_in_parts_of_the_run(importable, line_config):
-    groups = [{"match": "w", "lr": said("Cosine", first=0.1)}]
-    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
+def test_schedule_of_a_group_may_follow_the_run(importable, line_config):
+    groups = [{"match": "w", "lr": spec("Cosine", first=0.1)}]
+    config = RunConfig(line_config | {"optimizer": spec("Groups", optimizer="SGD", groups=groups)})
     learner = config.learner()
     learner.init()
     assert repr(learner.definition.step.optimizer.groups[0].lr) == "Cosine(first=0.1) in 6 steps"

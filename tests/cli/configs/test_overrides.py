@@ -1,3 +1,5 @@
+"""Tests of keys and values of the command line, and of reading YAML."""
+
 import copy
 import os
 import tracemalloc
@@ -18,7 +20,7 @@ CONFIG = {
 }
 
 
-def test_overrides():
+def test_overrides_change_a_config():
     cases = [
         ("num_epochs", 5, {"num_epochs": 5}),
         ("seed", 5, {"seed": 5}),
@@ -55,18 +57,18 @@ def test_overrides():
             assert config == {**CONFIG, **changed}
 
 
-def test_a_list_needs_a_number_that_it_has():
+def test_index_must_be_in_the_list():
     for key in ("metrics.2", "metrics.first", "metrics.-1"):
         with raises_code("cli-list-index", key=key):
             override(copy.deepcopy(CONFIG), key, 1)
 
 
-def test_all_overrides_that_fit_nothing_are_told():
+def test_invalid_overrides_are_reported_together():
     with raises_code("config-unusable", "--metrics.7:", "--metrics.x:"):
         apply_overrides(copy.deepcopy(CONFIG), [("metrics.7", "1"), ("seed", "2"), ("metrics.x", "1")])
 
 
-def test_values():
+def test_values_of_words():
     cases = [
         ("3", 3),
         ("3e-4", 3e-4),
@@ -105,18 +107,18 @@ def test_values():
         ("[&a [1], *a, &b [*b]]", "cli-value-malformed", ["*b"]),
     ],
 )
-def test_values_that_are_refused(text, code, shown):
+def test_unsafe_values_are_refused(text, code, shown):
     with raises_code(code, *shown) as caught:
         value_of(text)
     assert len(str(caught.value)) < 200
 
 
-def test_a_key_that_leads_too_deep():
+def test_too_deep_key_is_refused():
     with raises_code("cli-option-too-deep"):
         override({}, "a." * 30_000 + "a", 1)
 
 
-def parsed(*words):
+def parse(*words):
     parser = Parser("it", "", keys=True)
     parser.add_argument("paths", nargs="*")
     parser.add_argument("-o", "--output")
@@ -124,25 +126,25 @@ def parsed(*words):
     return parser.read(words)
 
 
-def test_words(capsys):
-    line = parsed(
+def test_words_are_parsed(capsys):
+    line = parse(
         "run", "--a=1", "--b.c", "2", "-o", "f.npz", "--d=", "--e=x=y z", "--print-config", "more", "--f", "-1"
     )
     assert (line.paths, line.output, line.print_config) == (["run", "more"], "f.npz", True)
     assert line.overrides == [("a", "1"), ("b.c", "2"), ("d", ""), ("e", "x=y z"), ("f", "-1")]
-    line = parsed("--num-epochs=3", "--valid.my-split=a", "--output=-")
+    line = parse("--num-epochs=3", "--valid.my-split=a", "--output=-")
     assert (line.output, line.overrides) == ("-", [("num_epochs", "3"), ("valid.my-split", "a")])
-    line = parsed("--model.help", "m.MLP", "a.yaml", "--lr.help")
+    line = parse("--model.help", "m.MLP", "a.yaml", "--lr.help")
     assert (line.paths, line.overrides) == (["a.yaml"], [("model.help", "m.MLP"), ("lr.help", "")])
     with pytest.raises(SystemExit) as ended:
-        parsed("-h")
+        parse("-h")
     assert (ended.value.code, capsys.readouterr().out.startswith("usage: learner it ")) == (0, True)
 
 
-def test_a_switch_may_have_a_value():
-    assert [parsed(word).print_config for word in ("--print_config=true", "--print_config=false")] == [True, False]
+def test_switch_may_have_a_value():
+    assert [parse(word).print_config for word in ("--print_config=true", "--print_config=false")] == [True, False]
     with raises_code("cli-switch-value", "'maybe'", name="print_config"):
-        parsed("--print_config=maybe")
+        parse("--print_config=maybe")
 
 
 @pytest.mark.parametrize(
@@ -154,18 +156,18 @@ def test_a_switch_may_have_a_value():
         (["-o"], "cli-usage"),
     ],
 )
-def test_words_that_are_wrong(words, code):
+def test_invalid_words_are_refused(words, code):
     with raises_code(code):
-        parsed(*words)
+        parse(*words)
 
 
-def test_a_file(tmp_path):
+def test_yaml_file(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("lr: 1e-3  # a float, not a text\nname: é\n", encoding="utf-8")
     assert read_yaml(path) == {"lr": 0.001, "name": "é"}
 
 
-def test_files_that_are_wrong(tmp_path):
+def test_invalid_files_are_refused(tmp_path):
     cases = [
         (b"a: [1,\n", "config-not-yaml", ["b.yaml", "YAML"]),
         (b"- 1\n", "config-not-mapping", ["b.yaml"]),
@@ -189,12 +191,12 @@ def test_files_that_are_wrong(tmp_path):
                 read_yaml(tmp_path / "b.yaml")
 
 
-def test_no_file(tmp_path):
+def test_missing_file_has_suggestions(tmp_path):
     with raises_code("cli-standard-input"):
         read_yaml("-")
     with raises_code("config-file-missing", "digits.yaml"):
         read_yaml(tmp_path / "digits.yaml")
-    (tmp_path / ".digits.yaml").write_text("a: 1")  # of a tool
+    (tmp_path / ".digits.yaml").write_text("a: 1")  # hidden files are not suggested
     with pytest.raises(LearnerError) as raised:
         read_yaml(tmp_path / "digits.yaml")
     assert ".digits.yaml" not in str(raised.value)
@@ -216,8 +218,8 @@ def test_no_file(tmp_path):
 @pytest.mark.parametrize(
     "level", ["[*a{0}, *a{0}]", "{{<<: [*a{0}, *a{0}], b{0}: 1}}", "{{left: *a{0}, right: *a{0}}}"]
 )
-def test_a_few_aliases_that_stand_for_very_much(tmp_path, level):
-    """Twice as much in each line; merged keys are copied while the file is read."""
+def test_expanded_aliases_are_bounded(tmp_path, level):
+    """Each line doubles the content, and merged keys are copied while the file is read."""
     first = "{b: 1}" if "<<" in level else "[1]"
     lines = [f"k0: &a0 {first}"] + [f"k{i}: &a{i} {level.format(i - 1)}" for i in range(1, 40)]
     (tmp_path / "b.yaml").write_text("\n".join(lines))
@@ -227,19 +229,19 @@ def test_a_few_aliases_that_stand_for_very_much(tmp_path, level):
     assert set(read_yaml(tmp_path / "b.yaml")) == {"k0", "k1", "k2", "k3", "k4"}
 
 
-def test_one_long_text_many_times(tmp_path):
+def test_repeated_long_text_is_bounded(tmp_path):
     (tmp_path / "b.yaml").write_text(f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 110)}]\n")
     with raises_code("config-unsafe-yaml"):
         read_yaml(tmp_path / "b.yaml")
 
 
-def test_aliases_have_their_use(tmp_path):
+def test_aliases_and_merge_keys(tmp_path):
     (tmp_path / "b.yaml").write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, c: 3}\ne: [*a, *a]\n")
     both = {"b": 1, "c": 2}
     assert read_yaml(tmp_path / "b.yaml") == {"a": both, "d": {"b": 1, "c": 3}, "e": [both, both]}
 
 
-def test_no_more_is_read_than_is_needed_to_see_that_it_is_too_much(tmp_path):
+def test_large_file_is_refused_without_reading_it_whole(tmp_path):
     (tmp_path / "b.yaml").touch()
     os.truncate(tmp_path / "b.yaml", 64 * 2**20)
     tracemalloc.start()

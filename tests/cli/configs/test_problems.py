@@ -1,4 +1,4 @@
-"""Mistakes in a config are told together, each with its place and with what was done meanwhile."""
+"""Tests of problems of a config that are reported together, each with its place."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_problems_of_several_errors_are_one_list():
     assert raised.value.codes == ("config-unusable", "config-unusable", "data-without-rows")
 
 
-def test_a_place_is_told_of_every_problem():
+def test_every_problem_has_its_place():
     with pytest.raises(LearnerError) as raised, at_path("train.views.1"):
         raise one_error(["a is 1", "b is 2"], code="config-unusable")
     assert raised.value.problems == ("train.views.1: a is 1", "train.views.1: b is 2")
@@ -39,7 +39,7 @@ def test_a_place_is_told_of_every_problem():
     assert (raised.value.code, raised.value.fields) == ("data-without-rows", {})
 
 
-def test_a_single_problem_keeps_its_fields_unless_they_may_be_secret():
+def test_single_problem_keeps_its_fields_unless_they_may_be_secret():
     for problems, secrets, kept in (
         (Problems(), (), {"path": "abcd"}),
         (Problems(), ("abcd",), {}),
@@ -62,7 +62,7 @@ def test_the_key_is_added_to_texts_that_lack_it():
     assert raised.value.problems == ("freeze: '[' is malformed", "lr is 'fast'", "seed: seeds are", "3 is none")
 
 
-def test_other_exceptions_stay_what_they_are():
+def test_other_exceptions_gain_a_note():
     with pytest.raises(OSError, match="full") as raised, at_path("valid.dev.dataset"):
         raise OSError("full")
     assert raised.value.__notes__ == ["while making valid.dev.dataset"]

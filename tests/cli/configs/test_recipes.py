@@ -1,3 +1,5 @@
+"""Tests of objects that configs describe by an import path and arguments."""
+
 import functools
 from typing import Any
 
@@ -48,25 +50,25 @@ thing = {"a": 1}
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    """The objects above, under a name that can be imported."""
+    """Make the objects above importable under another module name."""
     import sys
     import types
 
-    made = types.ModuleType(MODULE)
-    vars(made).update({name: value for name, value in globals().items() if not name.startswith("test_")})
-    monkeypatch.setitem(sys.modules, MODULE, made)
+    importable = types.ModuleType(MODULE)
+    vars(importable).update({name: value for name, value in globals().items() if not name.startswith("test_")})
+    monkeypatch.setitem(sys.modules, MODULE, importable)
 
 
 def spec(name, **init_args):
     return {"class_path": f"{MODULE}.{name}", **({"init_args": init_args} if init_args else {})}
 
 
-def test_an_object_and_its_config_in_full():
-    made = recipe(spec("Scaled"), "optimizer")
-    assert made.make()(3) == 6
-    assert made.config() == spec("Scaled", factor=2.0)
-    assert recipe(made.config(), "optimizer").config() == made.config()
-    assert recipe(f"{MODULE}.Scaled", "optimizer").config() == made.config()
+def test_object_and_its_full_config():
+    description = recipe(spec("Scaled"), "optimizer")
+    assert description.make()(3) == 6
+    assert description.config() == spec("Scaled", factor=2.0)
+    assert recipe(description.config(), "optimizer").config() == description.config()
+    assert recipe(f"{MODULE}.Scaled", "optimizer").config() == description.config()
 
 
 def test_short_names():
@@ -92,12 +94,12 @@ def test_short_names():
         ({"class_path": f"{MODULE}.thing", "init_args": {"x": 1}}, "config-target-not-callable", []),
     ],
 )
-def test_what_is_no_object(value, code, shown):
+def test_malformed_objects_are_refused(value, code, shown):
     with raises_code(code, *shown):
         recipe(value, "model")
 
 
-def test_a_path_alone():
+def test_path_without_arguments():
     assert recipe(f"{MODULE}.thing", "model").make() is thing
     assert recipe(f"{MODULE}.scaled", "lr", alone=True).make() is scaled
     assert recipe(f"{MODULE}.scaled", "lr", alone=True).config() == f"{MODULE}.scaled"
@@ -106,28 +108,28 @@ def test_a_path_alone():
         recipe(f"{MODULE}.scaled", "model")
 
 
-def test_a_function_with_arguments_left_free():
-    made = recipe(spec("scaled", factor=3), "train_step", alone=True, partial=True)
-    assert isinstance(made.make(), functools.partial)
-    assert made.make()(2) == 6
-    assert made.config() == spec("scaled", factor=3)
+def test_function_with_some_arguments():
+    description = recipe(spec("scaled", factor=3), "train_step", alone=True, partial=True)
+    assert isinstance(description.make(), functools.partial)
+    assert description.make()(2) == 6
+    assert description.config() == spec("scaled", factor=3)
     assert isinstance(recipe(spec("Scaled", factor=3), "optimizer", partial=True).make(), Scaled)
 
 
-def test_parts_of_a_model_take_their_numbers_from_one_stream():
+def test_parts_of_a_model_share_one_random_stream():
     config = spec("Whole", parts=[spec("Part", size=2), spec("Part", size=2)], first=spec("Part", size=2), scale=2)
-    made = recipe(config, "model", model=True)
-    model = made.make(Seeds(0))
+    description = recipe(config, "model", model=True)
+    model = description.make(Seeds(0))
     drawn = [model.parts[0].w, model.parts[1].w, model.first.w, model.w]
     assert len({float(w[0]) for w in drawn}) == 4
     assert model.scale == 2.0
-    again = made.make(Seeds(0))
-    np.testing.assert_array_equal(again.first.w[...], model.first.w[...])
-    assert float(made.make(Seeds(1)).w[0]) != float(model.w[0])
-    assert made.config() == config
+    second = description.make(Seeds(0))
+    np.testing.assert_array_equal(second.first.w[...], model.first.w[...])
+    assert float(description.make(Seeds(1)).w[0]) != float(model.w[0])
+    assert description.config() == config
 
 
-def test_keys_and_seeds_come_from_the_seed_where_the_config_has_none():
+def test_missing_keys_and_seeds_follow_the_seed():
     assert recipe(spec("seeded", size=1), "model", model=True).make(Seeds(5)) == (1, 5)
     assert recipe(spec("seeded", size=1, seed=2), "model", model=True).make(Seeds(5)) == (1, 2)
     assert recipe(spec("seeded", size=1), "train.dataset").make() == (1, 7)
@@ -135,18 +137,18 @@ def test_keys_and_seeds_come_from_the_seed_where_the_config_has_none():
     assert first != second
 
 
-def test_a_key_is_another_one_each_time():
+def test_keys_differ_each_time():
     seeds = Seeds(0)
     assert not np.array_equal(jax.random.key_data(seeds.key), jax.random.key_data(seeds.key))
     assert seeds.rngs is seeds.rngs
 
 
-def test_mistakes_inside_of_an_object_are_named_by_their_place():
+def test_mistakes_inside_an_object_have_their_place():
     with raises_code("config-arguments-mismatch", "model.init_args.parts.1.init_args.size", "'x'"):
         recipe(spec("Whole", parts=[spec("Part", size=2), spec("Part", size="x")]), "model", model=True)
 
 
-def test_objects_are_found_anywhere():
+def test_nested_objects():
     given = nested({"a": [1, {"b": spec("Scaled")}], "c": {"d": 2}}, "every")
     assert objects(given) == ["a"]
     assert isinstance(given["a"][1]["b"], Recipe)

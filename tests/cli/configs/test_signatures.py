@@ -1,3 +1,5 @@
+"""Tests of arguments that are checked against signatures."""
+
 import functools
 from collections.abc import Callable
 from typing import Any, Literal
@@ -44,19 +46,19 @@ class Instance:
     def method(self, x): ...
 
 
-def checked(target, given, **options):
+def check_arguments(target, given, **options):
     return check(target, given, "model.init_args", "it", **options)
 
 
-def test_values_get_the_types_of_the_signature():
+def test_values_have_the_types_of_the_signature():
     given = {"size": 3, "rate": 1, "pair": [5, 6], "loose": [7], "activation": "jax.nn.gelu", "mode": "b"}
-    values = checked(function, given).values()
+    values = check_arguments(function, given).values()
     assert values == {"size": 3, "rate": 1.0, "pair": (5, 6), "loose": (7,), "activation": jax.nn.gelu, "mode": "b"}
     assert isinstance(values["rate"], float)
 
 
-def test_defaults_are_those_that_a_config_can_say():
-    assert checked(function, {"size": 3}).defaults == {
+def test_defaults_are_values_that_a_config_can_contain():
+    assert check_arguments(function, {"size": 3}).defaults == {
         "rate": 0.5,
         "mode": "a",
         "pair": (1, 2),
@@ -64,7 +66,7 @@ def test_defaults_are_those_that_a_config_can_say():
     }
 
 
-def test_what_does_not_fit():
+def test_invalid_arguments_are_refused():
     cases = [
         ({}, "config-arguments-mismatch", ["model.init_args", "'size'"]),
         ({"size": 1, "rat": 2}, "config-arguments-mismatch", ["'rat'", "'rate'"]),
@@ -85,13 +87,13 @@ def test_what_does_not_fit():
     for given, code, shown in cases:
         with named_case((given, code, shown)):
             with raises_code(code, *shown) as error:
-                checked(function, given)
+                check_arguments(function, given)
             assert "\n" not in str(error.value)
 
 
-def test_all_values_that_do_not_fit_are_told_together():
+def test_invalid_arguments_are_reported_together():
     with pytest.raises(LearnerError) as caught:
-        checked(function, {"size": "x", "rat": 1, "rate": 2, "mode": "c", "pair": [1]})
+        check_arguments(function, {"size": "x", "rat": 1, "rate": 2, "mode": "c", "pair": [1]})
     assert [problem.split(" is ")[0].split(": ")[0] for problem in caught.value.problems] == [
         "model.init_args",
         "model.init_args.size",
@@ -101,40 +103,40 @@ def test_all_values_that_do_not_fit_are_told_together():
 
 
 def test_classes_of_every_kind():
-    assert checked(Module, {"size": 3}, skip=["rngs"]).values() == {"size": 3}
-    assert checked(Tree, {"size": 3}).defaults == {"name": "tree"}
-    assert checked(Child, {"size": 3}, skip=["rngs"]).defaults == {"depth": 1}
+    assert check_arguments(Module, {"size": 3}, skip=["rngs"]).values() == {"size": 3}
+    assert check_arguments(Tree, {"size": 3}).defaults == {"name": "tree"}
+    assert check_arguments(Child, {"size": 3}, skip=["rngs"]).defaults == {"depth": 1}
     with raises_code("config-arguments-mismatch", "'size'"):
-        checked(Tree, {})
+        check_arguments(Tree, {})
 
 
-def test_what_takes_anything_gets_anything():
+def test_unknown_arguments_are_accepted_with_var_keywords():
     def anything(size: int = 1, **more: Any):
         return size, more
 
-    assert checked(anything, {"size": 2, "colour": "red"}).values() == {"size": 2}
+    assert check_arguments(anything, {"size": 2, "colour": "red"}).values() == {"size": 2}
 
 
-def test_partial_needs_nothing():
-    arguments = checked(function, {"rate": 2}, partial=True)
+def test_partial_has_no_required_arguments():
+    arguments = check_arguments(function, {"rate": 2}, partial=True)
     assert arguments.values() == {"rate": 2.0}
     assert arguments.defaults == {}
 
 
 def test_objects_are_checked_by_name_only():
-    assert checked(function, {"size": object(), "rate": 2}, objects=["size"]).values() == {"rate": 2.0}
+    assert check_arguments(function, {"size": object(), "rate": 2}, objects=["size"]).values() == {"rate": 2.0}
     with raises_code("config-arguments-mismatch", "'sice'"):
-        checked(function, {"sice": object()}, objects=["sice"])
+        check_arguments(function, {"sice": object()}, objects=["sice"])
 
 
-def test_functions_that_are_none():
+def test_callables_other_than_functions():
     partial = functools.partial(function, 3, mode="b")
-    assert checked(partial, {"rate": 2}).values() == {"rate": 2.0}
+    assert check_arguments(partial, {"rate": 2}).values() == {"rate": 2.0}
     with raises_code("config-arguments-mismatch", "'mode'"):
-        checked(partial, {"mode": "a"})
-    assert checked(jax.jit(function), {"rate": 2}, partial=True).values() == {"rate": 2.0}
+        check_arguments(partial, {"mode": "a"})
+    assert check_arguments(jax.jit(function), {"rate": 2}, partial=True).values() == {"rate": 2.0}
     with raises_code("config-signature-unreadable"):
-        checked(Instance().method, {"x": 2})
+        check_arguments(Instance().method, {"x": 2})
 
 
 def key_is_a_name(key: str): ...
@@ -163,7 +165,7 @@ def test_random_parameters(target, names):
     assert list(random_parameters(target)) == names
 
 
-def test_texts_in_the_place_of_other_values_are_read_by_the_rules_of_config_files():
+def test_texts_for_other_types_are_parsed_as_yaml():
     def head(flag: bool = False, either: bool | str = False, count: int = 0, sizes: list[int] = [], any=None): ...  # noqa: B006
 
     assert check(head, {"flag": "true", "either": "on"}, "k", "head").values() == {"flag": True, "either": "on"}
@@ -177,8 +179,8 @@ def test_texts_in_the_place_of_other_values_are_read_by_the_rules_of_config_file
     assert check(head, {"any": deep}, "k", "head").values() == {"any": deep}
 
 
-def test_a_signature_is_read_once(monkeypatch):
-    read = []
-    monkeypatch.setattr(signatures, "ArgumentParser", lambda **options: read.append(1) or ArgumentParser(**options))
+def test_signature_is_parsed_once(monkeypatch):
+    parsers = []
+    monkeypatch.setattr(signatures, "ArgumentParser", lambda **options: parsers.append(1) or ArgumentParser(**options))
     assert check(function, {"size": 3}, "k", "function").values()["size"] == 3
-    assert len(read) == 1
+    assert len(parsers) == 1

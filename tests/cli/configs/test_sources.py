@@ -1,3 +1,5 @@
+"""Tests of data in configs."""
+
 import numpy as np
 import pytest
 import yaml
@@ -11,52 +13,52 @@ from tests.support.codes import named_case, raises_code
 DATASET = {"class_path": "mymodule.rows", "init_args": {"count": 6}}
 
 
-def test_a_loader(importable):
-    made = source({"dataset": DATASET, "batch_size": 4, "shuffle": True, "drop_last": True}, "train", seed=3)
-    assert repr(made.make()).endswith("in 1 batches, shuffled with seed 3)")
-    assert made.config() == {
+def test_loader(importable):
+    data = source({"dataset": DATASET, "batch_size": 4, "shuffle": True, "drop_last": True}, "train", seed=3)
+    assert repr(data.make()).endswith("in 1 batches, shuffled with seed 3)")
+    assert data.config() == {
         "dataset": {"class_path": "mymodule.rows", "init_args": {"count": 6, "size": 3}},
         "batch_size": 4,
         "shuffle": True,
         "drop_last": True,
     }
-    assert source(made.config(), "train", seed=3).config() == made.config()
+    assert source(data.config(), "train", seed=3).config() == data.config()
 
 
-def test_shuffling(importable):
+def test_shuffling_with_a_seed(importable):
     orders = {}
-    for said in (False, True, 3):
-        loader = source({"dataset": DATASET, "batch_size": 4, "shuffle": said}, "train", seed=3).make()
-        orders[said] = list(loader.order(1))
+    for content in (False, True, 3):
+        loader = source({"dataset": DATASET, "batch_size": 4, "shuffle": content}, "train", seed=3).make()
+        orders[content] = list(loader.order(1))
     assert orders[False] == [0, 1, 2, 3, 4, 5]
     assert orders[True] == orders[3] != orders[False]
     with raises_code("config-arguments-mismatch", "'yes'", "true or false", key="train.shuffle"):
         source({"dataset": DATASET, "batch_size": 4, "shuffle": "yes"}, "train", seed=3)
 
 
-def test_data_as_they_are(importable):
+def test_data_without_a_loader(importable):
     assert set(source({"dataset": DATASET}, "train", 0).make()) == {"x", "y"}
     assert set(source(DATASET, "train", 0).make()) == {"x", "y"}
-    made = source("mymodule.batches", "train", 0)
-    assert len(made.make()) == 3
-    assert made.config() == {"class_path": "mymodule.batches"}
+    data = source("mymodule.batches", "train", 0)
+    assert len(data.make()) == 3
+    assert data.config() == {"class_path": "mymodule.batches"}
 
 
-def test_a_generator_function_is_read_anew_in_each_epoch(importable):
+def test_generator_function_is_called_in_each_epoch(importable):
     (importable / "streams.py").write_text(
         "import numpy as np\n\ndef rows(count: int = 3):\n    yield from ({'x': np.full(3, i)} for i in range(count))\n"
     )
     given = {"class_path": "streams.rows", "init_args": {"count": 2}}
-    for said, expected in (("streams.rows", [0, 1, 2]), (given, [0, 1])):
-        made = source_of(source(said, "train", 0).make(), "train")
-        assert [[int(row["x"][0]) for row in made.open(epoch)] for epoch in (1, 2)] == [expected] * 2
-    made = source({"class_path": "stream", "init_args": {"items": given}}, "train", 0)
-    assert [batch["x"].shape for _ in range(2) for batch in made.make().batch(2)] == [(2, 3)] * 2
-    assert made.config() == {"class_path": "stream", "init_args": {"items": given, "size": None}}
+    for content, expected in (("streams.rows", [0, 1, 2]), (given, [0, 1])):
+        data = source_of(source(content, "train", 0).make(), "train")
+        assert [[int(row["x"][0]) for row in data.open(epoch)] for epoch in (1, 2)] == [expected] * 2
+    data = source({"class_path": "stream", "init_args": {"items": given}}, "train", 0)
+    assert [batch["x"].shape for _ in range(2) for batch in data.make().batch(2)] == [(2, 3)] * 2
+    assert data.config() == {"class_path": "stream", "init_args": {"items": given, "size": None}}
 
 
-def test_a_file_that_is_called_as_a_module(importable):
-    """Python's own package `test`, which has hundreds of names."""
+def test_file_with_the_name_of_a_module(importable):
+    """Python has a package `test`, with hundreds of names."""
     with raises_code("config-name-missing", "and others") as raised:
         source({"dataset": "test.npz", "batch_size": 4}, "train", 0)
     assert len(str(raised.value)) < 300
@@ -66,11 +68,11 @@ def test_a_file_that_is_called_as_a_module(importable):
 
 
 @pytest.mark.parametrize(("path", "reader"), [("nope.npz", "numpy_arrays"), ("data/nope.csv.gz", "csv")])
-def test_a_file_in_place_of_data(importable, path, reader):
-    """A missing one is named, not a module; for one that is there, what reads it."""
-    for said in (path, {"dataset": path, "batch_size": 4}):
+def test_file_in_place_of_data_is_refused(importable, path, reader):
+    """The error names a missing file, and a reader for an existing file."""
+    for content in (path, {"dataset": path, "batch_size": 4}):
         with raises_code("data-file-missing", path):
-            source(said, "train", 0)
+            source(content, "train", 0)
     (importable / "data").mkdir()
     (importable / path).write_bytes(b"")
     with raises_code("data-path-unread", "{class_path: " + reader, f"init_args: {{path: {path}}}"):
@@ -80,7 +82,7 @@ def test_a_file_in_place_of_data(importable, path, reader):
 
 
 @pytest.mark.parametrize("path", [["b.csv", "a.csv"], "[ab].csv"])
-def test_a_table_of_several_files(importable, path):
+def test_table_of_several_files(importable, path):
     for name, numbers in (("a.csv", "1\n2"), ("b.csv", "3")):
         (importable / name).write_text(f"x\n{numbers}\n")
     data = source({"dataset": {"class_path": "csv", "init_args": {"path": path}}, "batch_size": 3}, "train", 0)
@@ -89,20 +91,20 @@ def test_a_table_of_several_files(importable, path):
     assert data.config()["dataset"]["init_args"]["path"] == path
 
 
-def test_a_batcher(importable):
+def test_batcher(importable):
     (importable / "batchers.py").write_text(
         "import numpy as np\n\ndef count(items): return {'n': np.array([len(items)])}\n\ncount.any_rows = True\n"
     )
-    made = source({"dataset": "mymodule.rows", "batch_size": 5, "batcher": "batchers.count"}, "train", 0)
-    assert made.config()["batcher"] == "batchers.count"
-    assert [batch["n"].tolist() for batch in made.make()] == [[5], [5], [2]]
+    data = source({"dataset": "mymodule.rows", "batch_size": 5, "batcher": "batchers.count"}, "train", 0)
+    assert data.config()["batcher"] == "batchers.count"
+    assert [batch["n"].tolist() for batch in data.make()] == [[5], [5], [2]]
 
 
 def test_views_one_after_another(importable):
     (importable / "changes.py").write_text(
         "def scaled(item, by: float): return {'x': item['x'] * by}\ndef large(item): return item['x'][0] > 3\n"
     )
-    said = {
+    content = {
         "dataset": {"class_path": "mymodule.rows", "init_args": {"count": 12, "size": 1}},
         "views": [
             {"part": {"which": 1, "fractions": [0.25, 0.75], "seed": None}},
@@ -116,15 +118,15 @@ def test_views_one_after_another(importable):
         "batcher": {"class_path": "Pad", "init_args": {"multiple": 2}},
         "batch_size": 3,
     }
-    made = source(said, "train", 0)
-    (batch,) = made.make()
+    data = source(content, "train", 0)
+    (batch,) = data.make()
     assert sorted(batch["x"].tolist()) == [[4.0, 0.0], [6.0, 0.0], [11.0, 0.0]]
     assert batch["mask"].tolist() == [[True, False]] * 3
-    full = made.config()
+    full = data.config()
     assert full["views"][2] == {"slice": {"stop": -2, "start": None, "step": 1}}
     assert full["views"][6] == {"shuffle": {"seed": 0}}
     assert source(full, "train", 0).config() == full
-    assert [each["x"].tolist() for each in source(full, "train", 0).make()] == [batch["x"].tolist()]
+    assert [rows["x"].tolist() for rows in source(full, "train", 0).make()] == [batch["x"].tolist()]
 
 
 def test_views_without_a_loader_and_of_several_functions(importable):
@@ -133,36 +135,36 @@ def test_views_without_a_loader_and_of_several_functions(importable):
         "def first(x): return x[0]\n"
         "def shifted(x, rng): return x + rng.random()\n"
     )
-    made = source({"dataset": DATASET, "views": [{"map": ["changes.twice", "changes.first"]}]}, "train", 0)
-    assert list(made.make()) == pytest.approx([2 * i * 3 / 18 for i in range(6)])
+    data = source({"dataset": DATASET, "views": [{"map": ["changes.twice", "changes.first"]}]}, "train", 0)
+    assert list(data.make()) == pytest.approx([2 * i * 3 / 18 for i in range(6)])
     augmented = source(
         {"dataset": {"class_path": "digits", "init_args": {"split": "valid"}}, "views": {"slice": 4}}, "v", 0
     )
     assert len(augmented.make()) == 356
-    made = source({"dataset": DATASET, "views": [{"augment": {"fn": "changes.shifted", "seed": 3}}]}, "train", 0)
-    assert repr(made.make()).endswith(".augment(shifted, seed=3): 6 items")
+    data = source({"dataset": DATASET, "views": [{"augment": {"fn": "changes.shifted", "seed": 3}}]}, "train", 0)
+    assert repr(data.make()).endswith(".augment(shifted, seed=3): 6 items")
 
 
-def test_a_fold_a_sample_and_windows(importable):
+def test_fold_sample_and_windows(importable):
     dataset = {"class_path": "mymodule.rows", "init_args": {"count": 10, "size": 1}}
     views = [
         {"fold": {"which": 1, "k": 5, "part": "train"}},
         {"sample": {"size": 6, "replacement": True}},
         {"windows": 3},
     ]
-    made = source({"dataset": dataset, "views": views, "batch_size": 2}, "train", 0)
-    (batch,) = made.make()
+    data = source({"dataset": dataset, "views": views, "batch_size": 2}, "train", 0)
+    (batch,) = data.make()
     assert batch["x"].shape == (2, 3, 1)
 
 
-def test_several(importable):
-    made = sources({"dev": {"dataset": DATASET, "batch_size": 2}, "ood": DATASET}, "valid", 0)
-    assert {name: type(each.make()).__name__ for name, each in made.items()} == {"dev": "DataLoader", "ood": "dict"}
+def test_several_splits(importable):
+    data = sources({"dev": {"dataset": DATASET, "batch_size": 2}, "ood": DATASET}, "valid", 0)
+    assert {name: type(split.make()).__name__ for name, split in data.items()} == {"dev": "DataLoader", "ood": "dict"}
     assert sources(DATASET, "valid", 0).is_bare
 
 
-def test_all_mistakes_of_a_source_are_told_together(importable):
-    said = {
+def test_mistakes_of_a_source_are_reported_together(importable):
+    content = {
         "dataset": "digts",
         "batchsize": 4,
         "views": [{"slise": 3}, {"slice": {"stop": 2}}, {"slice": {"stp": 3}}],
@@ -170,7 +172,7 @@ def test_all_mistakes_of_a_source_are_told_together(importable):
         "num_workers": "many",
     }
     with pytest.raises(LearnerError) as raised:
-        sources({"dev": said, "ood": {"batch_size": 2}}, "valid", 0)
+        sources({"dev": content, "ood": {"batch_size": 2}}, "valid", 0)
     problems = (
         "valid.dev.dataset: there is no 'digts': did you mean 'digits'",
         "valid.dev has no 'batchsize': did you mean 'batch_size'",
@@ -204,21 +206,21 @@ MISTAKES_AT_RUN_TIME = [
 ]
 
 
-@pytest.mark.parametrize(("said", "place", "code"), MISTAKES_AT_RUN_TIME)
-def test_what_is_wrong_when_it_is_made_has_its_place_in_the_config(importable, said, place, code):
+@pytest.mark.parametrize(("content", "place", "code"), MISTAKES_AT_RUN_TIME)
+def test_errors_while_data_are_made_have_their_place(importable, content, place, code):
     (importable / "changes.py").write_text("def none(item): return False\n")
     with raises_code(code, place):
-        source({"dataset": DATASET, **said}, "train", 0).make()
+        source({"dataset": DATASET, **content}, "train", 0).make()
 
 
-def test_all_options_that_the_loader_refuses_are_told_together(importable):
+def test_options_that_the_loader_refuses_are_reported_together(importable):
     with pytest.raises(LearnerError) as raised:
         source({"dataset": DATASET, "batch_size": 0, "num_workers": -1}, "train", 0).make()
     assert [problem.split(":")[0] for problem in raised.value.problems] == ["train.batch_size", "train.num_workers"]
 
 
 @pytest.mark.parametrize("name", ["map", "augment", "filter"])
-def test_a_function_that_fails_while_items_are_read_has_its_place_in_the_config(importable, name):
+def test_errors_of_functions_while_items_are_read_have_their_place(importable, name):
     (importable / "changes.py").write_text("def same(item): return item\ndef fails(item, rng=None): return item['z']\n")
     views = [{"map": ["changes.same", "changes.same"]}, {name: "changes.fails"}, {"map": "changes.same"}]
     with pytest.raises(KeyError) as raised:
@@ -234,18 +236,18 @@ def test_a_function_that_returns_nothing(importable, monkeypatch):
         source("mymodule.rows", "train", 0).make()
 
 
-def test_a_config_is_no_data(importable):
+def test_config_object_is_not_data(importable):
     (importable / "settings.py").write_text(
         "from learner import Config\nclass Data(Config):\n    size: int = 3\nmade = Data()\n"
     )
-    for said in ("settings.Data", "settings.made"):
-        with raises_code("config-dataset-is-config", f"train.dataset is {said}"):
-            source({"dataset": said, "batch_size": 2}, "train", 0)
-        with raises_code("config-dataset-is-config", said, key="train"):
-            source(said, "train", 0)
+    for content in ("settings.Data", "settings.made"):
+        with raises_code("config-dataset-is-config", f"train.dataset is {content}"):
+            source({"dataset": content, "batch_size": 2}, "train", 0)
+        with raises_code("config-dataset-is-config", content, key="train"):
+            source(content, "train", 0)
 
 
-def test_what_is_no_source(importable):
+def test_malformed_sources_are_refused(importable):
     cases = [
         ({"dataset": DATASET, "batchsize": 4}, "config-key-unknown", ["'batchsize'", "'batch_size'"]),
         ({"batch_size": 4}, "config-dataset-missing", ["'dataset'"]),
@@ -303,14 +305,14 @@ def test_what_is_no_source(importable):
             source(value, "train", 0)
 
 
-def test_a_mixture_keeps_the_order_of_its_sources(importable):
-    """A saved config has to draw the rows that the first one drew."""
+def test_mixture_keeps_the_order_of_its_sources(importable):
+    """A saved config draws the rows of the first one."""
     rows = {
         name: {"class_path": "mymodule.rows", "init_args": {"count": n, "size": 1}} for name, n in (("z", 9), ("a", 4))
     }
     mixed = {"class_path": "mix", "init_args": {"sources": rows, "weights": {"a": 1, "z": 2}, "seed": 3}}
     first = source({"dataset": mixed, "batch_size": 5}, "train", 0)
-    again = source(yaml.safe_load(yaml_text(first.config())), "train", 0)
-    for found, expected in zip(again.make().epoch(2), first.make().epoch(2), strict=True):
-        np.testing.assert_array_equal(found["x"], expected["x"])
-    assert again.make().dataset.names == ("z", "a")
+    saved = source(yaml.safe_load(yaml_text(first.config())), "train", 0)
+    for batch, expected in zip(saved.make().epoch(2), first.make().epoch(2), strict=True):
+        np.testing.assert_array_equal(batch["x"], expected["x"])
+    assert saved.make().dataset.names == ("z", "a")

@@ -1,4 +1,4 @@
-"""The line of the member of a sweep that trains."""
+"""Tests of the status line of the member of a sweep that trains."""
 
 import io
 import re
@@ -10,7 +10,7 @@ from learner.cli.sweeps.sweep_status import SweepStatus
 from learner.events import EpochEnded, RunStarted, StepsEnded
 
 
-def test_the_line_has_position_values_and_the_time_that_is_left():
+def test_line_has_position_values_and_remaining_time():
     stream, now = io.StringIO(), iter(range(0, 100, 10))
     console = Console(file=stream, force_terminal=True, width=120, color_system=None)
     status = SweepStatus("3/8  002-lr=0.1", console, clock=lambda: next(now))
@@ -24,17 +24,17 @@ def test_the_line_has_position_values_and_the_time_that_is_left():
     assert "s left" in last
 
 
-def test_a_run_that_never_starts_draws_nothing():
+def test_run_that_never_starts_draws_nothing():
     stream = io.StringIO()
     SweepStatus("1/2  a", Console(file=stream, force_terminal=True)).close()
     assert stream.getvalue() == ""
 
 
-def test_a_long_line_fits_the_terminal():
+def test_long_line_fits_the_terminal():
     stream = io.StringIO()
     status = SweepStatus("1/2  " + "name" * 50, Console(file=stream, force_terminal=True, width=40, color_system=None))
     status.on_event(RunStarted(0.0, Path("runs/a"), 4, None, 10, (), parameters=10))
     status.close()
-    drawn = [line for line in re.sub(r"\x1b\[[?0-9]*[A-Za-z]", "\n", stream.getvalue()).splitlines() if "name" in line]
-    assert drawn
-    assert all(len(line) <= 40 for line in drawn)
+    names = [line for line in re.sub(r"\x1b\[[?0-9]*[A-Za-z]", "\n", stream.getvalue()).splitlines() if "name" in line]
+    assert names
+    assert all(len(line) <= 40 for line in names)
