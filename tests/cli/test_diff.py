@@ -76,7 +76,6 @@ def runs(shared_workplace, compiled_once):
     """
     (shared_workplace / "random_line.py").write_text(RANDOM)
     drawn = "--model=random_line.drawn"
-    rate = "{class_path: Linear, init_args: {first: 0.1, last: %s, over: 6, unit: steps}}"
     with contextlib.chdir(shared_workplace), contextlib.redirect_stdout(io.StringIO()):
         for name, *words in (
             ("one", drawn),
@@ -84,8 +83,6 @@ def runs(shared_workplace, compiled_once):
             ("order", drawn, "--train.shuffle=false"),
             ("rate", drawn, "--lr=0.2"),
             ("updated", drawn, "--every={steps: 4, fn: random_line.halve}"),
-            ("slow", f"--lr={rate % 0.05}"),
-            ("slower", f"--lr={rate % 0.01}"),
         ):
             words = (f"--directory={name}", "--valid=null", "--valid_step=null", *words)
             assert main(["fit", "line.yaml", *words]) == 0
@@ -136,7 +133,11 @@ def test_replay_finds_the_first_array_that_differs(learner, among_runs, other, s
     assert (code, lines[1].startswith(heading), lines[2].strip().startswith(first)) == (1, True, True), out
 
 
-def test_schedules_that_differ_at_the_second_step(learner, among_runs):
+@pytest.mark.full
+def test_schedules_that_differ_at_the_second_step(learner, config):
+    rate = "{class_path: Linear, init_args: {first: 0.1, last: %s, over: 6, unit: steps}}"
+    for name, last in (("slow", 0.05), ("slower", 0.01)):
+        assert learner("fit", config, f"--directory={name}", f"--lr={rate % last}")[0] == 0
     code, out, _ = learner("diff", "slow", "slower", "--replay=3", "--json", "--tolerance=9")
     replay = json.loads(out)["replay"]
     assert (code, replay["start"], replay["stop"], replay["step"]) == (1, 0, 3, 2)

@@ -111,7 +111,10 @@ def test_new_classes_are_public_and_the_builder_accepts_them(tmp_path):
 
 
 @pytest.mark.usefixtures("new_files", "compiled_once")
-@pytest.mark.parametrize("places", [("", ""), ("learner.metrics.bias.", "learner.loggers.line_writer.")])
+@pytest.mark.parametrize(
+    "places",
+    [("", ""), pytest.param(("learner.metrics.bias.", "learner.loggers.line_writer."), marks=pytest.mark.full)],
+)
 def test_config_names_new_classes(tmp_path, places):
     """Configs accept short names and the paths of modules."""
     config = tmp_path / "config.yaml"
