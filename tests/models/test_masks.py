@@ -85,6 +85,8 @@ def test_a_misspelled_name_is_reported_with_other_problems(make, tmp_path):
     with raises_code("learner-unbuildable") as raised:
         builder.build(make(), optax.sgd, 0.1, train_step=line_step, trainable={"w": True, "b": True, "typo": False})
     assert raised.value.codes == ("model-trainable-unmatched", "params-pattern-unmatched")
+
+
 def test_other_values_of_trainable_are_not_masks():
     for trainable in (None, nnx.LoRAParam, (nnx.Param, ...), True, lambda path, x: True, {"w": arrays(1)}):
         assert as_predicate(trainable) is trainable

@@ -1,8 +1,8 @@
 """Tests of evaluation and prediction: values, recorded evaluations, and following a run."""
 
 import json
-import signal
 import shutil
+import signal
 import threading
 
 import jax
