@@ -132,7 +132,7 @@ def check_yaml_size(text: str) -> str | None:
 
     >>> check_yaml_size("a: &a [1, 2]\\nb: *a")
     >>> check_yaml_size("a: &a [*a]")
-    'has the alias *a inside of what it stands for'
+    'has the alias *a inside its own anchor'
     """
     if len(text) > LARGEST:
         return f"has more than {LARGEST} characters"

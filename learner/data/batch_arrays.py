@@ -97,7 +97,7 @@ def refuse_wrapped(batch: PyTree, split: str) -> None:
 
     >>> refuse_wrapped({"label": np.array([1, 4294967196])}, "train")
     Traceback (most recent call last):
-    learner.errors.LearnerError: 'label' of a train batch holds 4294967196 (int64), which is -100 as int32, ...
+    learner.errors.LearnerError: 'label' of a train batch holds 4294967196 (int64), which becomes -100 in int32, ...
     """
     for name, array in named_leaves(batch).items():
         if is_narrowed(array.dtype):

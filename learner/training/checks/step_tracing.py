@@ -127,7 +127,7 @@ class Tracing:
       LearnerError: replaces the errors of JAX and flax about mismatched shapes, dtypes or structures. Other exceptions
         get a note.
 
-    >>> with Tracing("train_step", "train", lambda: {"x": np.zeros((2, 3), np.float32)}):
+    >>> with Tracing("train_step", "train", lambda: {"x": jax.ShapeDtypeStruct((2, 3), "float32")}):
     ...     raise TypeError("mine")
     Traceback (most recent call last):
     learner.errors.LearnerError: train_step cannot be traced with a train batch (x: float32[2, 3]): TypeError: mine ...
