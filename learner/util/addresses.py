@@ -48,7 +48,7 @@ def refuse_store(place: str | os.PathLike[str]) -> None:
 
     >>> refuse_store("s3://bucket/run")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    learner.errors.LearnerError: Orbax cannot store checkpoints at s3://bucket/run, only in directories and at gs://...: ...
+    learner.errors.LearnerError: Orbax cannot store checkpoints at s3://bucket/run, only in directories and ...
     """
     if not is_address(place):
         return

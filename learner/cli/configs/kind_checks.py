@@ -52,8 +52,8 @@ def check_target(target: Any, path: str, key: str) -> None:
     >>> import os
     >>> check_target(os.getcwd, "os.getcwd", "model")
     Traceback (most recent call last):
-    learner.errors.LearnerError: model is os.getcwd, of Python's module posix, which no config needs: name a class or \
-a function of your own
+    learner.errors.LearnerError: model is os.getcwd, of Python's module posix, which no config needs: name your \
+own class or function
     """
     if not callable(target):
         return
