@@ -144,7 +144,12 @@ class PopulationRunner(Runner):
 
 def _picked(tree: PyTree, members: Sequence[int]) -> PyTree:
     """Return the arrays of some members."""
-    return jax.tree.map(lambda x: x[np.asarray(members)], tree)
+    return _pick(tree, np.asarray(members, np.int32))
+
+
+@jax.jit  # array by array, JAX would compile the operations of an index for each shape
+def _pick(tree: PyTree, members: jax.Array) -> PyTree:
+    return jax.tree.map(lambda x: x[members], tree)
 
 
 def _merge(lanes: PyTree, parked: PyTree, order: jax.Array) -> PyTree:
