@@ -119,7 +119,7 @@ def test_checkpoints_of_a_killed_run_in_another_directory(learner, config, workp
 @pytest.mark.parametrize(
     ("address", "mode", "problem"),
     [
-        ("s3://bucket/run", 0o600, "Orbax keeps no checkpoints at s3://bucket/run"),
+        ("s3://bucket/run", 0o600, "Orbax cannot store checkpoints at s3://bucket/run"),
         ("gs://bucket/run", 0o666, "can be changed by other users"),
     ],
 )
