@@ -160,6 +160,15 @@ def variable_kind(variable: Any) -> str:
         return type(variable).__name__
 
 
+def module_paths(model: Any) -> list[str]:
+    """Return the paths of the modules of an nnx model, also of those without arrays; nothing for other models."""
+    if not is_instance_of(model, "flax.nnx", "Module"):
+        return []
+    from flax import nnx
+
+    return [".".join(map(str, path)) for path, _ in nnx.iter_modules(model) if path]
+
+
 def nnx_modules(model: PyTree) -> list[Any]:
     """Return the nnx modules of a pytree, but not modules inside modules. It never imports the library."""
 

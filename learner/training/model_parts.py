@@ -11,8 +11,9 @@ from learner.checkpoint.load import makes_model
 from learner.errors import LearnerError, Problem
 from learner.models.adapters import abstract_adapter, adapter_of, refuse_abstract
 from learner.models.base import ModelAdapter, NothingToTrainError
-from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, trained_of
+from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, tied_paths, trained_of
 from learner.models.masks import mask_problems
+from learner.models.nnx_modules import module_paths
 from learner.models.params import named_arrays
 from learner.optimizers.schedule_resolution import OptimizerDefinition, with_placeholder_schedules
 from learner.schedules.base import needs_run_length
@@ -40,7 +41,7 @@ class ModelParts:
         try:
             selected = trained_of(trainable, options.freeze) if options.freeze else trainable
             self.adapter, model = _split_model(model, selected, update is not None, options)
-            problems += [] if trainable is None else mask_problems(trainable, named_arrays(model))
+            problems += [] if trainable is None else _mask_problems(trainable, model)
             problems += check_freeze_patterns(options.freeze, self.adapter, model)
             self.train = None if update is not None else step_fn(model, "train_step", steps[0])
             self.valid = step_fn(model, "valid_step", steps[1])
@@ -189,6 +190,11 @@ def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Op
             )
         )
     return problems
+
+
+def _mask_problems(trainable: Any, model: Any) -> list[Problem]:
+    arrays = named_arrays(model)
+    return mask_problems(trainable, [*arrays, *module_paths(model)], tied_paths(model, arrays))
 
 
 def _split_model(model: Any, trainable: Any, shared: bool, options: Options) -> tuple[ModelAdapter, Any]:

@@ -79,6 +79,28 @@ def test_names_above_parameters_and_of_other_leaves_are_known():
     assert mask_problems(lambda path, x: True, ["w"]) == []
 
 
+class Tied(nnx.Module):
+    def __init__(self):
+        self.body = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.drop = nnx.Dropout(0.5)  # without arrays
+        self.tied = self.body
+
+    def train_step(self, batch):
+        return {"loss": self.tied(self.drop(self.body(batch["x"]))).mean()}
+
+
+@pytest.mark.parametrize("make", [Tied, lambda: Tied], ids=["made", "function"])
+def test_modules_without_arrays_and_second_paths_are_known(make, tmp_path):
+    build = lambda **mask: quiet(tmp_path / "run").build(make(), optax.sgd, 0.1, trainable=mask)  # noqa: E731
+    for tied in ({"tied": {"kernel": True, "bias": False}}, {}):
+        learner = build(body={"kernel": True, "bias": False}, drop=False, **tied)
+        assert list(named_leaves(learner.init().params)) == ["body.kernel"]
+    with raises_code("model-trainable-second-path", path="tied.kernel"):
+        build(body={"kernel": True, "bias": False}, tied=False)
+    with raises_code("model-trainable-unmatched", path="drip"):
+        build(body=True, drip=False)
+
+
 @pytest.mark.parametrize("make", [line, lambda: line], ids=["made", "function"])
 def test_a_misspelled_name_is_reported_with_other_problems(make, tmp_path):
     builder = quiet(tmp_path / "run").freeze("nothing")
