@@ -47,6 +47,11 @@ class Output(types.SimpleNamespace):
         """Return a field, as from the dict that the step returned."""
         return vars(self)[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in vars(self)
+
+    __iter__ = None  # otherwise Python calls `__getitem__` with 0
+
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
         """Return the fields, sorted, and their names."""
         names = tuple(sorted(vars(self)))

@@ -379,6 +379,13 @@ def test_weighted_mean_by_hand():
     assert (mean, weight) == (1.5, 2)
 
 
+def test_an_output_has_the_names_of_its_fields_and_is_not_iterable():
+    output = Output(1.5, error=2.0)
+    assert ("error" in output, "kl" in output) == (True, False)
+    with pytest.raises(TypeError, match="not iterable"):
+        list(output)
+
+
 def test_train_output_is_a_pytree():
     assert jax.tree.leaves(TrainOutput({"w": 1.0}, {"loss": 2.0})) == [1.0, 2.0]
 
