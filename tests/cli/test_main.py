@@ -174,12 +174,14 @@ def test_print_config_checks_options_of_the_data(learner, config):
     assert all(key in err for key in ("train.batch_size", "valid.batch_size"))
 
 
-def test_print_config_checks_the_options_and_our_objects_but_not_the_machine(learner, config):
+def test_print_config_checks_the_options_and_our_objects_but_not_the_machine(learner, config, monkeypatch):
     words = ["--num_epochs=0", "--freeze=[", "--early_stopping.mode=up", "--lr=Cosine", "--lr.first=-1"]
     code, out, err = learner("fit", config, *words, "--print_config")
     assert (code, out) == (2, "")
     assert all(key in err for key in ("num_epochs is 0", "freeze: '['", "early_stopping: mode", "lr: Cosine: first"))
-    code, out, err = learner("fit", config, "--devices=4000", "--metric_loggers=WandB", "--print_config")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    words = ["--devices=4000", "--metric_loggers=WandB", "--with_file_checkpointer.directory=gs://bucket/run"]
+    code, out, err = learner("fit", config, *words, "--print_config")
     assert (code, err) == (0, "")
 
 

@@ -210,6 +210,7 @@ class RunConfig:
             with self._problems.collect(key=key):
                 if part.is_ours and key != "model":
                     part.make()
+        self._problems.discard("package-missing")  # of this machine, too
         self.check_data()
 
     def check_data(self) -> None:

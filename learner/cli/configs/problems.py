@@ -82,6 +82,10 @@ class Problems:
                 text = masked(text, secrets)
                 self._found.append((rank, Problem(text, code=problem.code, **fields)))
 
+    def discard(self, code: str) -> None:
+        """Forget the problems with a code."""
+        self._found = [(rank, problem) for rank, problem in self._found if problem.code != code]
+
     def __bool__(self) -> bool:
         return bool(self._found)
 
