@@ -66,7 +66,7 @@ def update_params(
     with optax_promotion():
         try:
             updates, opt_state = _updates_of(optimizer, lr, grads, opt_state, params, extra)
-        except ValueError as error:
+        except (ValueError, IndexError) as error:  # IndexError: of the gradient of a scalar
             if not takes_each_example(optimizer, params):
                 raise
             raise _each_example_error(optimizer, grads) from error

@@ -617,7 +617,7 @@ def test_optimizers_with_half_precision_parameters():
 
 def test_dpsgd_names_the_shapes_of_gradients_that_are_not_of_each_example():
     dpsgd = maker("contrib.dpsgd")
-    params = {"w": jnp.zeros((3, 1)), "b": jnp.zeros(1)}
+    params = {"w": jnp.zeros((3, 1)), "b": jnp.zeros(())}
     opt = Optimizer(dpsgd)
     of_each = {name: jnp.ones((4, *x.shape)) for name, x in params.items()}
     opt.step(0.1, params, of_each, opt.init(params))
