@@ -194,7 +194,7 @@ def remove_run_files(directory: Path) -> None:
         if match and match[2] == run and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
     for path in list(place.iterdir()):
-        if path.is_symlink() and (match := STARTED.fullmatch(Path(os.readlink(path)).parts[0])) and match[2] == run:
+        if path.is_symlink() and (match := STARTED.fullmatch(os.readlink(path).partition("/")[0])) and match[2] == run:
             path.unlink()
     with contextlib.suppress(OSError):  # others are there
         place.rmdir()

@@ -157,12 +157,13 @@ def test_links_of_wandb_to_a_removed_run_go_with_it(tmp_path):
         "latest-run": own,
         "debug.log": f"{own}/logs/debug.log",
         "best": "offline-run-20261127_201758-ba9876543210",
+        "here": ".",
     }
     for name, target in links.items():
         (tmp_path / "wandb" / name).symlink_to(target)
     (tmp_path / "wandb" / own / "logs" / "outside").symlink_to(tmp_path)
     remove_run(tmp_path)
-    assert [path.name for path in (tmp_path / "wandb").iterdir()] == ["best"]
+    assert sorted(path.name for path in (tmp_path / "wandb").iterdir()) == ["best", "here"]
 
     write(tmp_path, f"wandb/{own}/run.wandb")
     for damaged in (None, "{", '{"id": ".*"}'):
