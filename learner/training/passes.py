@@ -59,8 +59,8 @@ def evaluate(
         raise one_error(problems, "this cannot be evaluated", code="learner-untrainable")
     for text in dict.fromkeys(texts):
         if text not in warned:
+            warn(text)  # which may raise
             warned.add(text)
-            warn(text)
     needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
     metrics = {split: options.metrics_of(split) for split in inputs.valid}
     timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))

@@ -196,6 +196,13 @@ def test_an_evaluation_gives_the_warnings_of_its_step_once(tmp_path):
         of_dropping(tmp_path / "run2").evaluate(batches(), checkpoint="best")
 
 
+def test_a_warning_that_is_an_error_is_raised_by_each_evaluation(tmp_path):
+    learner = of_dropping(tmp_path / "run")
+    for _ in range(2):
+        with pytest.raises(UserWarning, match="valid_step draws from the random stream 'dropout'"):
+            learner.evaluate(batches())
+
+
 class Slow(CollectingMetric):
     """Computes until it is allowed to end."""
 
