@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import sys
-import threading
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from learner.renderers.summary_text import endings, summary_lines
 from learner.runs.layout import MARK, read_summary
 from learner.runs.run_reader import RunReader
 from learner.util.addresses import refuse_store
+from learner.util.device_threads import device_thread
 from learner.util.json_values import encode
 from learner.util.text import printable
 from learner.util.urls import one_line
@@ -131,8 +131,8 @@ def _stored(directory: Path, address: str) -> list[dict[str, Any]]:
     # Another user's journal may name any bucket, which would be asked with this user's credentials.
     problem = doubt_about(directory) or doubt_about(directory / MARK)
     if problem is None:
-        # A daemon, as the store's tools try again for minutes.
-        threading.Thread(target=ask, name="learner-listing", daemon=True).start()
+        # The command ends without it: the store's tools try again for minutes.
+        device_thread(ask, "learner-listing").start()
         try:
             answer = answers.get(timeout=ANSWER_SECONDS)
         except queue.Empty:
