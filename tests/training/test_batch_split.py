@@ -94,7 +94,7 @@ def split_of(directory):
         ("mlp", SingleDevice, 5, 1),  # parts of 5, 5, 5, 5 and 4 rows; parts of 1 row in the last batch
         pytest.param("transformer", SingleDevice, 4, 2, marks=pytest.mark.full),
         pytest.param("transformer", Sharded, 3, 1, marks=pytest.mark.full),
-        ("mlp", Replicated, 3, 2),
+        pytest.param("mlp", Replicated, 3, 2, marks=pytest.mark.full),
     ],
 )
 def test_split_batches_give_the_results_of_whole_batches(tmp_path, kind, strategy, split, accumulate):
