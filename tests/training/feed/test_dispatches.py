@@ -748,7 +748,7 @@ def test_integers_that_would_wrap_are_refused(dtype, value, narrow, wrapped, str
     data = DataLoaderBuilder().batch_size(2).build(arrays)
     if streams:
         data = list(data)
-    with raises_code("batch-integer-too-large", "'label'", f"{value} ({np.dtype(dtype)})", f"{wrapped} as {narrow}"):
+    with raises_code("batch-integer-too-large", "'label'", f"{value} ({np.dtype(dtype)})", f"{wrapped} in {narrow}"):
         taken(feeder_of(data, plan_of()))
 
 
