@@ -17,7 +17,6 @@ from learner.checkpoint.stored_files import is_local
 from learner.cli.configs.importing import import_order
 from learner.cli.configs.missing import check_run
 from learner.cli.parsing import Parser
-from learner.cli.trust import doubt_about
 from learner.errors import LearnerError
 from learner.renderers import print_overview, print_summary
 from learner.renderers.plain import write_lines
@@ -113,7 +112,9 @@ def _entries(directory: Path, place: str) -> Iterator[dict[str, Any]]:
 
 def _stored(directory: Path, address: str) -> list[dict[str, Any]]:
     """Return the checkpoints in an object store. If it does not answer in time, print why none is listed."""
-    from learner.checkpoint.store import CheckpointStore  # with JAX, which no other run needs here
+    # With JAX, which no other run needs here.
+    from learner.checkpoint.store import CheckpointStore
+    from learner.cli.trust import doubt_about
 
     answers: queue.SimpleQueue[list[dict[str, Any]] | Exception] = queue.SimpleQueue()
 
