@@ -22,6 +22,7 @@ from learner.training.programs.oom import MemoryFootprint, OomContext, explain_o
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.setup.dispatch_plan import build_feeder, in_flight_limit
+from learner.training.signals import dropped_signals
 from learner.training.validation import validate_split
 from learner.util.user_warnings import warn
 
@@ -65,17 +66,15 @@ def evaluate(
     metrics = {split: options.metrics_of(split) for split in inputs.valid}
     timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
     limiter = in_flight_limit(runner.strategy)
-    reporter = Reporter(
-        metrics,
-        None,
-        History(),
-        (),
-        timer.estimator,
-        limiter=limiter,
-        now=timer.now,
-        check_peers=processes.raise_if_peer_failed,
-    )
-    with contextlib.ExitStack() as stack:
+    with dropped_signals() as raise_dropped, contextlib.ExitStack() as stack:
+
+        def check() -> None:
+            processes.raise_if_peer_failed()
+            raise_dropped()
+
+        reporter = Reporter(
+            metrics, None, History(), (), timer.estimator, limiter=limiter, now=timer.now, check_peers=check
+        )
         stack.push(closing(reporter.close))
         for split, source in inputs.valid.items():
             feeder, _ = build_feeder(runner, inputs, split, options)
@@ -86,6 +85,7 @@ def evaluate(
         with explain_oom(needs):
             # Inside of the context: a program that runs out of memory raises when its values are read.
             reporter.wait()
+        raise_dropped()
     values = {_name(key): values[-1] for key, values in reporter.history.items()}
     return MetricValues(values, {_name(key): arrays() for key, arrays in reporter.arrays.items()})
 

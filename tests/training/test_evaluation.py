@@ -1,5 +1,6 @@
 """Tests of evaluation and prediction: values, recorded evaluations, and following a run."""
 
+import gc
 import json
 import shutil
 import signal
@@ -240,6 +241,26 @@ def test_ctrl_c_does_not_wait_for_a_metric(tmp_path, monkeypatch):
         Slow.end.set()
     reporter.join()
     senders[0].join()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_ends_an_evaluation(tmp_path, monkeypatch):
+    """Python drops the exception there."""
+    learner, wait, numbers = build(quiet(tmp_path)), Reporter.wait, iter([signal.SIGINT])
+
+    def interrupt(phase, info):
+        for number in numbers:
+            signal.raise_signal(number)
+
+    def wait_interrupted(reporter):
+        gc.callbacks.append(interrupt)
+        gc.collect()
+        gc.callbacks.remove(interrupt)
+        wait(reporter)
+
+    monkeypatch.setattr(Reporter, "wait", wait_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.evaluate(batches())
 
 
 def error_of(call):
