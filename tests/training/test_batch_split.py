@@ -165,6 +165,7 @@ def test_processes_agree_on_the_split(tmp_path, monkeypatch):
     answers = iter([[True, False], [True, True]])
     definition, batches = build(tmp_path / "run", "auto").definition, loader()
     plan = preflight(definition, batches, None, SINGLE_PROCESS)
+    monkeypatch.setattr(batch_split, "free_memory", lambda plan: 2**40)
     monkeypatch.setattr(type(plan.processes), "all_gather_json", lambda self, value, what="": next(answers))
     batch_split.resolve_split(plan, None)
     assert definition.options.split == 2
