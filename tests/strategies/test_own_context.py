@@ -13,7 +13,7 @@ from learner.strategies import Sharded, SingleDevice
 from tests.support.runs import T, X
 
 DATA = {"x": X[:8], "y": T[:8]}
-WARNED = "the strategy places them otherwise"
+WARNED = "the strategy places them differently"
 
 
 @pytest.fixture(scope="module")
