@@ -12,7 +12,7 @@ import pytest
 import learner
 from learner.checkpoint import CheckpointStore, DamagedError
 from tests.support.codes import raises_code
-from tests.support.disks import Told
+from tests.support.disks import SaverEvents
 from tests.support.runs import (
     batches,
     bits,
@@ -251,7 +251,7 @@ class Remover:
     """Remove a directory at a step, once `saves` checkpoints are complete."""
 
     def __init__(self, directory, step, saves):
-        self.directory, self.step, self.saves, self.told = directory, step, saves, Told()
+        self.directory, self.step, self.saves, self.told = directory, step, saves, SaverEvents()
 
     def fit(self, builder):
         def remove(info, model):
