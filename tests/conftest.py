@@ -45,7 +45,7 @@ def pytest_configure(config):
     fast = "not full" in config.option.markexpr and "or" not in config.option.markexpr.split()
     fast = fast or config.option.fewer_passes
     if jax.__version_info__ < (0, 11):  # versions whose internals are known
-        share_lowerings()
+        share_context()
     if fast:
         if jax.__version_info__ < (0, 11):  # a later XLA may not know the flag, and aborts on unknown flags
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
@@ -60,17 +60,14 @@ def pytest_configure(config):
         jax.config.update("jax_platforms", "cpu")
 
 
-def share_lowerings():
-    """Lower equal programs once, all of them into one MLIR context. JAX creates a context per program, which takes a
-    quarter of the time of a small program, and 1.2 MB for as long as JAX keeps the program.
+def share_context():
+    """Lower all programs into one MLIR context. JAX creates one per program, which takes a quarter of the time of a
+    small program, and 1.2 MB for as long as JAX keeps the program.
     """
     from jax._src.interpreters import mlir
 
-    from tests.support import lowerings
-
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
-    lowerings.share()
-    COMPILED.enough, COMPILED.clear_lowerings = Compiled.MANY, lowerings.clear
+    COMPILED.enough = Compiled.MANY
 
 
 class Compiled:
@@ -86,7 +83,6 @@ class Compiled:
 
     def __init__(self):
         self.count, self.counted, self.frozen, self.enough, self.maps = 0, 0, 0, Compiled.FEW, 0
-        self.clear_lowerings = lambda: None
         jax.monitoring.register_event_duration_secs_listener(self.on_duration)
 
     def on_duration(self, event, seconds, **_):
@@ -95,7 +91,6 @@ class Compiled:
     def clear(self):
         self.count, self.counted, self.frozen, self.maps = 0, 0, 0, 0
         gc.unfreeze()
-        self.clear_lowerings()
         jax.clear_caches()
         self.freeze()
 
