@@ -300,6 +300,7 @@ def test_options_write_nothing(tmp_path):
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_loss_is_registered_once(tmp_path):
     builder = quiet(tmp_path / "run").metrics(Loss()).metric_train(LearningRate())
     result = build_line(builder).fit(batches(), valid_data())
@@ -312,6 +313,7 @@ def test_one_split_takes_several_metrics(tmp_path):
     assert [m.name for m in builder._options.valid_metrics] == ["Words"]
 
 
+@pytest.mark.full
 def test_metrics_run_on_meaningful_splits_and_texts_are_not_plotted(tmp_path):
     memory = MemoryLogger()
     learner = build_line(quiet(tmp_path / "run").metrics(LearningRate(), Words()).metric_loggers(memory))
@@ -515,6 +517,7 @@ def test_rates_and_optimizers_of_every_kind(tmp_path):
         assert isinstance(build_line(quiet(tmp_path / "run"), lr, optimizer), Learner)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [Net, lambda: Net(), partial(Net, width=3)])
 def test_functions_that_make_a_model(tmp_path, make):
     learner = quiet(tmp_path / "run").build(make, optax.sgd, 0.1)
@@ -541,6 +544,7 @@ def test_later_changes_of_a_builder_do_not_affect_learners(tmp_path):
     assert calls == []
 
 
+@pytest.mark.full
 def test_two_learners_of_one_builder_are_two_runs(tmp_path):
     """State of one learner does not reach the other."""
     builder = quiet(tmp_path / "run", overwrite=True).num_epochs(3)

@@ -79,6 +79,7 @@ def test_random_masks_differ_between_replicas_and_are_reproducible(tmp_path):
     assert not np.allclose(one.steps["Loss"], on_one_device("mlp", 1, 24, dropout=0.5).steps["Loss"], rtol=1e-3)
 
 
+@pytest.mark.full
 def test_masks_of_replicas_differ_and_are_reproducible(tmp_path):
     def step(model, batch, rng):
         kept = jax.random.bernoulli(rng, 0.5, batch["x"].shape)
@@ -167,6 +168,7 @@ def test_linens_batch_norm_is_synchronised_too(tmp_path):
         np.testing.assert_allclose(left[1][name], left[0][name], rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "weights",
     [

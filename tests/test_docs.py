@@ -159,6 +159,7 @@ def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
     assert sorted(rows[1]["kind"].tolist()) == [0, 1]
 
 
+@pytest.mark.full
 def test_code_about_data_prints_what_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "data.md").read_text()
@@ -272,6 +273,7 @@ def test_the_code_about_profiles_writes_them(tmp_path, monkeypatch):
         assert [profile["first"], profile["last"]] == steps
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compiled_once")
 def test_shown_checks(tmp_path, monkeypatch):
     """The Python prints the output shown, and the table has every check."""
@@ -287,6 +289,7 @@ def test_shown_checks(tmp_path, monkeypatch):
     assert re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE) == [question.name for question in QUESTIONS]
 
 
+@pytest.mark.full
 def test_the_commands_about_runs(tmp_path, monkeypatch):
     """Run all commands as shown."""
     text = (ROOT / "docs" / "runs.md").read_text()
@@ -300,6 +303,7 @@ def test_the_commands_about_runs(tmp_path, monkeypatch):
             assert main(shlex.split(line)[1:]) == 0, line
 
 
+@pytest.mark.full
 def test_the_code_about_metrics_prints_what_is_shown(tmp_path, monkeypatch):
     text = (ROOT / "docs" / "metrics.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)

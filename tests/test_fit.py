@@ -142,6 +142,7 @@ BESIDES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", some(BESIDES, {"hooks, no checkpoints and no log"}))
 def test_observers_change_no_bit_of_training(tmp_path, trained, what):
     builder = BESIDES[what](quiet(tmp_path / "run").num_epochs(3))
@@ -159,6 +160,7 @@ def test_streamed_data_gives_the_bits_of_resident_data(tmp_path, trained):
     assert model_bits(result.model) == model_bits(trained[1].model)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", some(["seed", "order", "model"], {"seed"}))
 def test_seed_order_and_model_change_training(tmp_path, trained, what):
     """The control of the tests above: the comparison notices a difference."""
@@ -182,6 +184,7 @@ def test_steps_per_dispatch_change_no_bit(tmp_path, kind, accumulate):
     assert {k: left(k) == default for k in (1, 5)} == {1: True, 5: True}
 
 
+@pytest.mark.full
 def test_four_bit_integers_are_model_state(tmp_path):
     """Quantized weights with a scale that is trained. XLA packs them where steps run in a loop."""
     data = {"x": X[:8], "y": X[:8] @ np.float32([0.5, -1, 1.5])}

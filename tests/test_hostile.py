@@ -259,6 +259,7 @@ def newest(run):
     return run / "checkpoint/8"
 
 
+@pytest.mark.full
 def test_what_a_checkpoint_names_is_not_imported(run, created):
     command = f"!!python/object/apply:os.mkdir [{str(created)!r}]"
     named = {"py/object": "canary.Thing", "class_path": "canary.Thing", "__reduce__": ["os.mkdir", [str(created)]]}
@@ -269,6 +270,7 @@ def test_what_a_checkpoint_names_is_not_imported(run, created):
     assert not created.exists()
 
 
+@pytest.mark.full
 def test_handlers_named_in_checkpoint_metadata_are_not_imported(run, created):
     replaced = 0
     for path in newest(run).rglob("*"):
@@ -334,6 +336,7 @@ def test_pickle_in_place_of_a_checkpoint_file_is_not_loaded(finished, tmp_path, 
     assert not created.exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "file",
     [

@@ -114,6 +114,7 @@ def test_model_from_a_function_is_created_in_parts(tmp_path, made_since):
         np.testing.assert_array_equal(x, whole[name])
 
 
+@pytest.mark.full
 def test_given_model_is_split_with_its_state(tmp_path, made_since):
     learner = build(tmp_path / "run", Sharded(rules=fsdp()), Wide())
     made_since.begin()

@@ -116,6 +116,7 @@ def test_a_hand_written_loop_of_the_same_steps_has_the_same_bits(tmp_path):
     np.testing.assert_array_max_ulp(np.asarray(result.model["w"]), np.asarray(params["w"]), maxulp=10)
 
 
+@pytest.mark.full
 def test_learning_rate_of_each_step_is_logged(tmp_path):
     schedule = optax.linear_schedule(0.1, 0.01, 9)
     builder = quiet(tmp_path / "run").num_epochs(2).metric_train(LearningRate())
@@ -224,6 +225,7 @@ def reference(tmp_path_factory, compiled_once):
 MOST = {"unsized iterable", "loader of arrays"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", some(DATA, MOST))
 def test_form_of_the_data_does_not_change_the_run(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2))
@@ -231,6 +233,7 @@ def test_form_of_the_data_does_not_change_the_run(tmp_path, reference, kind):
     assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", some(DATA, {"grain map"}))
 def test_validation_data_in_any_form(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2))
@@ -254,6 +257,7 @@ def test_a_dataset_with_a_batch_size_is_shuffled_by_the_seed(tmp_path):
     assert models[0] == models[1] != models[2]
 
 
+@pytest.mark.full
 def test_several_validation_sets(tmp_path):
     first, second = batches(8)[:1], batches(8)[1:]
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(monitor="valid-ood/Loss")
@@ -300,6 +304,7 @@ def test_num_steps_at_the_end_of_an_epoch(tmp_path):
     assert result.summary["epochs"] == 2
 
 
+@pytest.mark.full
 def test_num_steps_counts_optimizer_steps(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_steps(3).grads_accumulation(4))
     assert learner.fit(batches()).summary["steps"] == 3
@@ -406,6 +411,7 @@ def test_evaluate_before_training_uses_the_given_model(tmp_path):
     assert learner.fit(batches()).summary["steps"] == STEPS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("start", some(["resume", "best", "epoch"], {"best"}))
 def test_evaluate_uses_the_requested_checkpoint(tmp_path, start):
     builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
@@ -416,6 +422,7 @@ def test_evaluate_uses_the_requested_checkpoint(tmp_path, start):
     assert build_line(builder).evaluate(batches(8)) == {"Loss": expected}
 
 
+@pytest.mark.full
 def test_the_pure_functions_train_the_same_model(tmp_path):
     learner = build_line(quiet(tmp_path / "run"), RATE)
     step, state, model = jax.jit(learner.train_step), learner.init(), ByHand()

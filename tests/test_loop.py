@@ -365,6 +365,7 @@ if hasattr(ArrayImpl, "__buffer__"):  # Python 3.12
     WAYS |= {"np.float32": np.float32, "np.isfinite": np.isfinite}
 
 
+@pytest.mark.full
 def test_reads_in_the_loop_are_detected(tmp_path, monkeypatch):
     noticed, check = {}, Run.check
 
@@ -384,6 +385,7 @@ def test_reads_in_the_loop_are_detected(tmp_path, monkeypatch):
     assert len(watched.reads) >= len(WAYS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "careless",
     [lambda run: run.accumulator.number + 1, lambda run: jnp.zeros(3), lambda run: jnp.sum(np.ones(3))],
@@ -395,6 +397,7 @@ def test_a_transfer_in_the_loop_would_raise(tmp_path, monkeypatch, careless):
         Watched(build(builder(tmp_path / "run", num_epochs=1)), loader())
 
 
+@pytest.mark.full
 def test_second_compilation_is_counted(tmp_path):
     """Batches of another length in the third epoch. `fit` reads the first one of the first epoch beforehand."""
     wide = {name: values[:8] for name, values in arrays().items()}
@@ -407,6 +410,7 @@ def test_second_compilation_is_counted(tmp_path):
 # -- everything that cuts an epoch -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_validations_hooks_saves_and_schedulers_within_epochs_read_nothing(tmp_path):
     """Hooks may read; the loop around them does not. The programs that they need are compiled once."""
     hooked = []
@@ -482,6 +486,7 @@ def test_endless_iterator_trains_for_the_given_steps(tmp_path):
     assert len(column(tmp_path / "run", "train", 1, "Loss")[0]) == 7
 
 
+@pytest.mark.full
 def test_an_exhausted_generator_is_an_error_in_epoch_2(tmp_path):
     """Epoch 1 completes and stays logged."""
     with raises_code("data-exhausted", "epoch 2"):
@@ -510,6 +515,7 @@ def test_loader_errors_keep_their_traceback(tmp_path):
     assert (tmp_path / "run" / "train" / "epoch-1" / "Loss.log").read_text().count("\n") == 2  # one batch is prefetched
 
 
+@pytest.mark.full
 def test_evaluate_uses_every_batch_of_an_iterator(tmp_path):
     learner_ = build(builder(tmp_path / "run"))
     whole = learner_.evaluate(loader())
@@ -519,6 +525,7 @@ def test_evaluate_uses_every_batch_of_an_iterator(tmp_path):
 # -- another device ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_everything_runs_on_the_chosen_device(tmp_path):
     device = jax.devices()[3]
     watched = Watched(build(builder(tmp_path / "run", num_epochs=2, devices=[device])), loader(), as_batches())

@@ -180,6 +180,7 @@ def test_the_large_model(projection):
     assert "\n".join(lines) in document, "python -m benchmarks.projection prints another table than docs/scaling.md has"
 
 
+@pytest.mark.full
 def test_named_xla_flags_exist():
     document = (ROOT / "docs" / "scaling.md").read_text()
     flags = sorted(set(re.findall(r"`--(xla_gpu_\w+=\w+)`", document)))

@@ -24,6 +24,7 @@ def rows_of(epochs):
     return rows[np.lexsort(rows.T)], [len(next(iter(batch.values()))) for batch in batches]
 
 
+@pytest.mark.full
 def test_both_sides_give_the_same_rows(data):
     pairs = data.in_memory(0.001) + [
         candidate for candidate in data.through_grain(0.01, [0]) if "augmented" not in candidate.name

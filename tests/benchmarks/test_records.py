@@ -15,6 +15,7 @@ def records(monkeypatch):
     return importlib.import_module("benchmarks.records")
 
 
+@pytest.mark.full
 def test_both_sides_save_and_load_the_same(records, tmp_path):
     model = records.model_of(1)
     assert sum(x.nbytes for x in model.values()) == 1_002_000
@@ -25,6 +26,7 @@ def test_both_sides_save_and_load_the_same(records, tmp_path):
                 np.testing.assert_array_equal(loaded[name], x)
 
 
+@pytest.mark.full
 def test_it_measures_every_format(records, capsys):
     records.main(["--megabytes", "1", "--rounds", "2", "--formats", ".mpk", ".safetensors"])
     lines = capsys.readouterr().out.split("\n")

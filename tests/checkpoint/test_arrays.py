@@ -4,7 +4,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 
+
+@pytest.mark.full
 def test_a_failed_read_reports_its_error_alone(tmp_path):
     """Run in a separate process, as tasks and threads of Orbax report to global handlers at any time."""
     code = """
@@ -29,6 +32,7 @@ def test_a_failed_read_reports_its_error_alone(tmp_path):
     assert (done.stdout, done.stderr) == ("True\n" * 5, "")
 
 
+@pytest.mark.full
 def test_errors_of_other_code_are_reported():
     """Also those that have the texts of the hidden ones."""
     code = """

@@ -166,6 +166,7 @@ def test_loaded_properties(three):
     assert "array" not in repr(loaded)
 
 
+@pytest.mark.full
 def test_inside_an_epoch(tmp_path):
     stop = Interrupter()
     builder = quiet(tmp_path / "run", saves=True).interrupter(stop).every(2, lambda info, model: stop.stop("enough"))
@@ -422,6 +423,7 @@ def test_fine_tuning_of_the_head_alone(trained, tmp_path, name):
     assert_equal_arrays({n: case.arrays(result.model)[n] for n in names}, {n: expected[n] for n in names})
 
 
+@pytest.mark.full
 def test_training_starts_from_the_loaded_parameters(net, tmp_path):
     """The first step of the new run is one of the pure function on the other's parameters."""
     messages = Messages()
@@ -437,12 +439,14 @@ def test_training_starts_from_the_loaded_parameters(net, tmp_path):
     assert "not restored" not in log_of(tmp_path / "new")
 
 
+@pytest.mark.full
 def test_initial_model_before_the_first_step(net, tmp_path):
     data = valid_data()
     new = quiet(tmp_path / "new").initial_from(net).build(Net(seed=8), optax.sgd, 0.1)
     assert new.evaluate(data)["Loss"] == load_checkpoint(net, "best").score
 
 
+@pytest.mark.full
 def test_strict_requires_all_arrays(net, one, tmp_path):
     builder = quiet(tmp_path / "new").initial_from(net)
     with raises_code("checkpoint-model-differs", count=2) as error:
@@ -486,6 +490,7 @@ def test_a_head_of_another_width(net, tmp_path):
         assert f"{text}\n" in log_of(tmp_path / "new")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("freeze", ["v", "w"])
 def test_frozen_parameters_that_stay_random_are_a_warning_if_arrays_are_unused(freeze, one, tmp_path):
     model = {"v": jnp.ones((3, 1)), "w": jnp.ones((3, 1))}
@@ -544,6 +549,7 @@ def renamed(directory, source, *rules, **options):
     return quiet(directory).initial_from(source, "latest", rename=rules, **options)
 
 
+@pytest.mark.full
 def test_a_model_begins_as_the_part_of_another(net, tmp_path):
     """All arrays, including statistics, are loaded, and none of the new model's values remain."""
     learner = renamed(tmp_path / "new", net, ("^", "encoder.")).num_steps(1).build(Around(), optax.sgd, 0.1)
@@ -568,6 +574,7 @@ def test_a_part_of_a_checkpoint_begins_under_another_path(one, tmp_path):
     assert bits(params) == bits({"a": saved["w"], "b": saved["b"]})
 
 
+@pytest.mark.full
 def test_collections_of_linen_keep_their_names(trained, tmp_path):
     directory, _ = trained(KINDS["linen"])
     module = LinenAround()
@@ -586,6 +593,7 @@ class LinenAround(nn.Module):
         return LinenNet(name="encoder")(x, train)
 
 
+@pytest.mark.full
 def test_mismatch_of_renamed_arrays_has_both_names(net, tmp_path):
     with raises_code("checkpoint-model-differs", count=2) as error:
         renamed(tmp_path / "new", net, ("^", "encoder.")).build(Around(head=5), optax.sgd, 0.1)
@@ -612,6 +620,7 @@ def test_rules_without_effect(net, tmp_path, rules, code, message):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_averages_under_other_paths_and_of_frozen_models(tmp_path):
     build_line(saving(tmp_path / "run", 1), 0.1, Ema(optax.sgd, decay=0.5)).fit(batches())
     averages = load_checkpoint(tmp_path / "run", "latest", line()).model
@@ -653,6 +662,7 @@ def test_numbers_do_not_become_floats(tmp_path):
     assert learner.init().params["n"] == 0.5
 
 
+@pytest.mark.full
 def test_nan_is_rejected(tmp_path):
     source = tmp_path / "line"
     builder = saving(source, 1).on_nonfinite("ignore")
@@ -727,6 +737,7 @@ def test_loading_within_a_trace(one, tmp_path):
     assert bits(learner.init().params) == bits(expected)
 
 
+@pytest.mark.full
 def test_a_run_cannot_replace_the_one_it_begins_with(one, tmp_path, monkeypatch):
     source, far = shutil.copytree(one, tmp_path / "line"), tmp_path / "far"
     build_line(quiet(tmp_path / "run").with_file_checkpointer(directory=str(far))).fit(batches())

@@ -81,6 +81,7 @@ def test_rates_that_a_plateau_has_lowered(tmp_path):
     assert ours["rate"] == theirs["rate"] < 0.5
 
 
+@pytest.mark.full
 def test_early_stopping_continues_counting(tmp_path):
     """The rate 0 never improves on its first loss: it ends after the third epoch, the first one as a separate run."""
 
@@ -93,6 +94,7 @@ def test_early_stopping_continues_counting(tmp_path):
     assert (len(losses(result)), result.stopped_by.partition(":")[0]) == (3, "early stopping")
 
 
+@pytest.mark.full
 def test_the_rate_of_a_member_is_a_factor_of_a_schedule(tmp_path):
     schedule = optax.cosine_decay_schedule(0.2, 30)
     member = population(tmp_path / "run", 2, (0.5, 1.0), schedule)[0]
@@ -121,6 +123,7 @@ def test_hyperparameters_changed_by_exploit(tmp_path):
     np.testing.assert_allclose(result.model["w"], one.model["w"], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_member_that_has_ended_is_evaluated_and_does_not_resume(tmp_path):
     def stopping(builder):
         builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=1))
@@ -132,6 +135,7 @@ def test_a_member_that_has_ended_is_evaluated_and_does_not_resume(tmp_path):
         alone.fit(shuffled(), shuffled())
 
 
+@pytest.mark.full
 def test_a_member_that_is_not_finite_does_not_resume(tmp_path):
     def policy(builder):
         builder.on_nonfinite("stop")
@@ -142,6 +146,7 @@ def test_a_member_that_is_not_finite_does_not_resume(tmp_path):
         alone.fit(shuffled(), shuffled())
 
 
+@pytest.mark.full
 def test_the_best_is_that_of_the_member(tmp_path):
     """The losses of a high rate increase, so that its best checkpoint is its first, and that of the mean is another
     one.
@@ -158,6 +163,7 @@ def test_the_best_is_that_of_the_member(tmp_path):
     assert saved_steps(high.directory) == sorted({6 * int(np.argmin(losses(result)) + 1), 30})
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_population_that_saves_elsewhere(tmp_path):
     saved = tmp_path / "saved"
     builder = builder_in(tmp_path / "run", 1, directory=str(saved)).population(lr=[0.1, 0.2])
@@ -195,6 +201,7 @@ def starts_of(directory):
     return [entry["step"] for entry in journal_of(directory) if entry["event"] == "start"]
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_of_the_population(tmp_path):
     """The run resumes from the previous one, and rejects a damaged checkpoint requested by name."""
     member = population(tmp_path / "run", 3)[1]
@@ -206,6 +213,7 @@ def test_a_damaged_checkpoint_of_the_population(tmp_path):
     assert saved_steps(tmp_path / "run") == [6, 12, 18]
 
 
+@pytest.mark.full
 def test_an_older_checkpoint_that_is_damaged_is_left_out(tmp_path):
     member = population(tmp_path / "run", 3)[1]
     damage(tmp_path / "run", 12)
@@ -214,6 +222,7 @@ def test_an_older_checkpoint_that_is_damaged_is_left_out(tmp_path):
     assert "resumes without it" in (member.directory / "experiment.log").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("key", ["members", "monitor", None])
 def test_invalid_progress_of_a_population(tmp_path, key):
     """With matching checksums: it raises a described error, and other checkpoints are read."""
@@ -226,6 +235,7 @@ def test_invalid_progress_of_a_population(tmp_path, key):
     assert load_checkpoint(member.directory, step=12).step == 12
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("saves", [{"keep_last": 9}, None], ids=["saved", "not saved"])
 def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
     """If the member resumes from an older one, its later logs are kept, as in any run."""
@@ -242,6 +252,7 @@ def test_the_checkpoints_of_the_population_stay_where_they_are(tmp_path, saves):
     assert sorted(path.name for path in kept.iterdir()) == ["epoch-2", "epoch-3"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3))])
 def test_start_killed_while_copying(tmp_path, monkeypatch, saved, number):
     """Before its checkpoint has its name. The next start copies everything, including the best."""
@@ -269,6 +280,7 @@ class KilledError(Exception):
     """Raised in place of a kill."""
 
 
+@pytest.mark.full
 def test_population_without_checkpoints_or_with_them_elsewhere(tmp_path):
     """Nothing of the member is changed."""
     for name, saves in (("nothing", None), ("elsewhere", {"directory": str(tmp_path / "saved")})):
@@ -283,6 +295,7 @@ def test_population_without_checkpoints_or_with_them_elsewhere(tmp_path):
         assert tree_of(member.directory) == before
 
 
+@pytest.mark.full
 def test_a_new_population_replaces_members_that_have_resumed(tmp_path):
     saved = tmp_path / "saved"
 
@@ -327,6 +340,7 @@ def test_order_depends_on_the_members_seed(tmp_path):
     assert "although" not in (member.directory / "experiment.log").read_text()
 
 
+@pytest.mark.full
 def test_keywords_of_the_optimizer_are_named(tmp_path):
     member = population(tmp_path / "run", 1, (0.1,), momentum=[0.25, 0.5])[1]
     sgd = lambda lr: optax.sgd(lr, momentum=0.5)  # noqa: E731
@@ -334,6 +348,7 @@ def test_keywords_of_the_optimizer_are_named(tmp_path):
     assert "momentum=0.5 in its population, and needs it" in (member.directory / "experiment.log").read_text()
 
 
+@pytest.mark.full
 def test_ended_member_has_its_own_step(tmp_path):
     """The loss of the rate 0 does not improve: it ends after the second of three epochs of 6 steps."""
 
@@ -354,6 +369,7 @@ def test_ended_member_has_its_own_step(tmp_path):
         assert evaluation.values["Loss"] == pytest.approx(losses(member)[-1], rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("split", [None, "test"])
 @pytest.mark.parametrize("removed", [1, 2, 4])
 def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, saved, split, removed):
@@ -378,6 +394,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path, monkeypatch, sa
     assert measured["Loss"] == pytest.approx(values[3 - removed], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_rate_that_was_0_before_exploit(tmp_path):
     def exploit(builder):
         builder.exploit("valid/Loss", part=0.5, factors=(0.5,))

@@ -29,6 +29,7 @@ def state_of(root):
     return list(root.handlers), root.level, logger.level, list(logger.handlers), absl.get_verbosity()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compiled_once")
 def test_a_run_that_saves_resumes_and_is_read_leaves_the_root_logger_as_it_was(tmp_path):
     with bare_root() as root:

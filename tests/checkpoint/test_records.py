@@ -35,6 +35,7 @@ def saving(directory, epochs, recorder=CompactRecorder(), **more):  # noqa: B008
     return quiet(directory).num_epochs(epochs).with_file_checkpointer(**options)
 
 
+@pytest.mark.full
 def test_each_kept_checkpoint_has_its_model(tmp_path):
     result = build_line(saving(tmp_path / "run", 4)).fit(batches())
     assert recorded(tmp_path / "run") == ["model-3.mpk.gz", "model-4.mpk.gz"]
@@ -60,6 +61,7 @@ def test_two_recorders_are_refused(tmp_path):
 ALL = "model", "optim", "scheduler"
 
 
+@pytest.mark.full
 def test_the_optimizer_and_the_scheduler_beside_the_model(tmp_path):
     """In full precision, whatever the model's: a second moment of Adam is 0 in half."""
     schedule = optax.linear_schedule(0.1, 0.0, 100)
@@ -85,6 +87,7 @@ def test_an_optimizer_without_a_state_has_no_file(tmp_path):
     assert recorded(tmp_path / "run") == ["scheduler-1.mpk.gz"]
 
 
+@pytest.mark.full
 def test_missing_parts_are_recorded_later(tmp_path):
     build_line(saving(tmp_path / "run", 1, record_items=ALL), optimizer=optax.adam).fit(batches())
     (tmp_path / "run/checkpoint/scheduler-1.mpk.gz").unlink()
@@ -92,6 +95,7 @@ def test_missing_parts_are_recorded_later(tmp_path):
     assert recorded(tmp_path / "run") == sorted(f"{item}-{epoch}.mpk.gz" for item in ALL for epoch in (1, 2))
 
 
+@pytest.mark.full
 def test_in_full_precision_it_is_the_model_to_the_bit(tmp_path):
     """Includes statistics and random streams. Within an epoch, the file is named by the step."""
     builder = saving(tmp_path / "run", 1, SafetensorsRecorder(), every_steps=4, every_epochs=1)
@@ -118,6 +122,7 @@ def test_a_resumed_run_records_the_missing_models(tmp_path):
     assert whole.stopped_by == "num_epochs"
 
 
+@pytest.mark.full
 def test_rewinding_sets_models_aside(tmp_path):
     build_line(saving(tmp_path / "run", 3, keep_last=9)).fit(batches())
     build_line(saving(tmp_path / "run", 2, keep_last=9).checkpoint(epoch=1)).fit(batches())
@@ -126,6 +131,7 @@ def test_rewinding_sets_models_aside(tmp_path):
     assert recorded(aside) == ["model-2.mpk.gz", "model-3.mpk.gz"]
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_recorded(tmp_path, caplog):
     """Its checkpoint is complete in either case, and no part of the file remains."""
     overflowing = lambda lr: optax.sgd(1e9)  # noqa: E731

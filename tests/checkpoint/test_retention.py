@@ -111,6 +111,7 @@ def test_kept(keep, checkpoints, kept):
 numbers = st.one_of(st.none(), st.just(NAN), st.integers(0, 3).map(float))
 
 
+@pytest.mark.full
 @given(
     values=st.lists(numbers, min_size=1, max_size=12),
     last=st.integers(1, 3),

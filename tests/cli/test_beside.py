@@ -39,6 +39,7 @@ def test_signals_after_the_view_end_the_run(number):
             assert _follow(process, output) == 7
 
 
+@pytest.mark.full
 def test_watch_needs_a_terminal_unless_it_is_false(learner, config):
     code, _, err = learner("fit", config, "--watch")
     assert code == 2

@@ -20,6 +20,7 @@ def script(tmp_path_factory):
     return path
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("words", "expected"),
@@ -44,6 +45,7 @@ def test_bash_completes_words(script, words, expected):
     assert done.stdout.split() == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shell", [shell for shell in SHELLS if shell != "bash"])
 def test_other_shells_have_a_script(learner, shell):
     code, out, _ = learner("completion", shell)

@@ -67,6 +67,7 @@ def test_comments_match_the_data(name, at_root):
         )  # the length of the text depends on Python's version
 
 
+@pytest.mark.full
 def test_seed_determines_the_parameters(at_root, monkeypatch):
     monkeypatch.syspath_prepend(str(at_root))
     content = read_yaml("configs/digits.yaml")

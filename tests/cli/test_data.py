@@ -198,6 +198,7 @@ def test_arguments_of_sources_are_checked(importable):
         source({"dataset": {"class_path": "csv", "init_args": {"path": "a.csv", "fields": 3}}}, "train", 0)
 
 
+@pytest.mark.full
 def test_run_with_data_from_a_file(learner, workplace, line_config):
     """The model of the other tests needs `x` with three numbers, and `y`."""
     lines = ["a,b,c,y", *(f"{i},{i + 1},{i % 3},{i / 8}" for i in range(8))]

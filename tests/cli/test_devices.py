@@ -83,6 +83,7 @@ def test_fsdp_needs_no_import_path(importable, line_config, rules):
     assert strategy.rules.rows
 
 
+@pytest.mark.full
 def test_invalid_devices_are_refused_and_no_file_is_written(learner, config):
     cases = [
         (["--devices=9"], "devices asks for 9, and there are 8"),
@@ -211,6 +212,7 @@ def test_unknown_platforms_and_arguments_are_refused(learner, workplace, words, 
     assert message in err
 
 
+@pytest.mark.full
 def test_devices_are_not_initialized_before_they_are_needed(config):
     """The environment and `init_distributed` must be able to set the devices first. JAX refuses these settings once its
     devices exist.
@@ -233,6 +235,7 @@ main(["devices"])
 # -- --print_sharding --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_print_sharding_writes_no_file(learner, config, workplace):
     words = ["--print_sharding", "--strategy=Sharded", "--strategy.rules={w: data}", "--strategy.devices=3"]
     before = tree_of(workplace)

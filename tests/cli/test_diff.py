@@ -14,6 +14,7 @@ from learner.cli.main import main
 from tests.support.runs import batches, build_line, quiet, tree_of
 
 
+@pytest.mark.full
 def test_diff_of_two_runs(learner, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, lr in (("a", 0.05), ("b", 0.1)):
@@ -29,6 +30,7 @@ def test_diff_of_two_runs(learner, tmp_path, monkeypatch):
     assert (code, "no directory nowhere" in err) == (2, True)
 
 
+@pytest.mark.full
 def test_diff_of_a_run_and_a_config(learner, line_config, importable):
     """Keys that a config omits have their defaults, and do not differ. Values are not compared."""
     Path("line.yaml").write_text(yaml.safe_dump(line_config))
@@ -110,6 +112,7 @@ def among_runs(runs, fresh_modules, monkeypatch):
     }
 
 
+@pytest.mark.full
 def test_replay_without_a_difference(learner, among_runs):
     code, out, err = learner("diff", "one", "twin", "--replay=5")
     assert (code, out.splitlines()) == (
@@ -119,6 +122,7 @@ def test_replay_without_a_difference(learner, among_runs):
     assert err.count("is trusted") == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("other", "step", "heading", "first"),
     [
@@ -145,6 +149,7 @@ def test_schedules_that_differ_at_the_second_step(learner, config):
     assert replay["explanation"] == "replayed from the states before the first step: step 2 differs"
 
 
+@pytest.mark.full
 def test_replay_of_changed_code(learner, runs, fresh_modules, tmp_path, monkeypatch):
     shutil.copytree(runs, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
@@ -158,6 +163,7 @@ def test_replay_of_changed_code(learner, runs, fresh_modules, tmp_path, monkeypa
     assert "devices or versions differ from those of the run" in learner("diff", "one", "twin", "--replay=2")[1]
 
 
+@pytest.mark.full
 def test_steps_after_an_update_by_a_hook_are_refused(learner, among_runs):
     """The hook changes the run after step 4, and the checkpoints are of step 3."""
     assert learner("diff", "one", "updated", "--replay=4", "--tolerance=9")[0] == 0
@@ -166,6 +172,7 @@ def test_steps_after_an_update_by_a_hook_are_refused(learner, among_runs):
         assert (code, "updated was changed by a hook (Updates) after step 4" in err) == (2, True)
 
 
+@pytest.mark.full
 def test_invalid_replays_are_refused(learner, among_runs, tmp_path):
     for step in ("0", "7"):
         code, _, err = learner("diff", "one", "twin", f"--replay={step}")
@@ -177,6 +184,7 @@ def test_invalid_replays_are_refused(learner, among_runs, tmp_path):
     assert (code, "invalid int value: 'soon'" in err) == (2, True)
 
 
+@pytest.mark.full
 def test_replay_of_an_untrusted_run_is_refused(learner, among_runs, tmp_path):
     shutil.copytree("one", tmp_path / "foreign")
     (tmp_path / "foreign" / "config.yaml").chmod(0o666)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 FAST = "--only=overlap,gradients,initial-loss"
 
 
+@pytest.mark.full
 def test_answers_as_a_table(learner, config, workplace):
     before = tree_of(workplace)
     code, out, err = learner("doctor", config, FAST)
@@ -28,6 +29,7 @@ def test_answers_as_a_table(learner, config, workplace):
     assert tree_of(workplace) == before
 
 
+@pytest.mark.full
 def test_existing_run_does_not_change(learner, trained, workplace):
     before = tree_of(workplace)
     for words in ([], ["--resume=true"]):
@@ -35,6 +37,7 @@ def test_existing_run_does_not_change(learner, trained, workplace):
     assert tree_of(workplace) == before
 
 
+@pytest.mark.full
 def test_json(learner, config):
     code, out, err = learner("doctor", config, "--json", FAST, "--skip=overlap")
     assert (code, err) == (0, "")
@@ -48,6 +51,7 @@ def test_json(learner, config):
     assert (code, json.loads(out)["ok"]) == (1, False)
 
 
+@pytest.mark.full
 def test_keys_of_the_config_and_steps(learner, config):
     code, out, _ = learner("doctor", config, "--only=one-batch", "--steps=3", "--lr=0.125", "--train.batch_size=6")
     assert code == 0

@@ -33,6 +33,7 @@ def test_config_is_printed(learner):
     assert (code, "did you mean 'digits.yaml'" in err) == (2, True)
 
 
+@pytest.mark.full
 def test_project_trains_and_its_test_passes(learner, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = learner("new", "mine/first")

@@ -7,6 +7,7 @@ import pytest
 from learner.runs.remote import RemoteRun
 
 
+@pytest.mark.full
 def test_run_is_copied_to_a_directory(learner, trained):
     RemoteRun("copies/first").upload(Path("run"))
     code, out, err = learner("fetch", "copies/first")

@@ -16,6 +16,7 @@ def server(tmp_path, monkeypatch):
         yield server
 
 
+@pytest.mark.full
 def test_pulled_model_is_evaluated_if_its_config_is_trusted(server, learner, trained):
     code, out, err = learner("push", "run", "me/line", "--card={license: mit}", "--checkpoint=latest")
     assert code == 0, err
@@ -55,6 +56,7 @@ next:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words", [["pull", "me/none"], ["push", "run", "me/line", "--card=mit"], ["push", "none", "a"]]
 )

@@ -222,6 +222,7 @@ def test_invalid_config_writes_nothing(learner, config, workplace):
             assert not (workplace / "run").exists()
 
 
+@pytest.mark.full
 def test_full_disk_has_no_traceback(learner, config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1000, 999, 1))
     code, _, err = learner("fit", config)
@@ -249,6 +250,7 @@ print(codes)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("platform", [pytest.param("cuda", marks=pytest.mark.full), "nosuch"])
 def test_platform_without_devices_has_no_traceback(config, workplace, platform):
     """JAX fails at the first use of a device if a driver or a plugin is missing. The command names the platform without
@@ -279,6 +281,7 @@ def test_error_in_the_users_code_shows_the_users_frames(learner, config, monkeyp
         learner(*words)
 
 
+@pytest.mark.full
 def test_existing_run_is_refused_replaced_or_resumed(learner, trained):
     code, _, err = learner("fit", trained, "--seed=9")
     assert code == 2
@@ -293,6 +296,7 @@ def test_existing_run_is_refused_replaced_or_resumed(learner, trained):
     assert not {"overwrite", "resume"} & set(saved_config())
 
 
+@pytest.mark.full
 def test_config_of_the_user_in_the_run_directory_is_kept(learner, trained):
     """A saved config, which a run has written, may be replaced."""
     text = f"# mine\n{Path(trained).read_text()}"
@@ -318,6 +322,7 @@ def test_empty_directory_key_is_refused(learner, config, empty):
 # -- resume ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_resume_follows_the_saved_config(learner, trained):
     learner("fit", trained, "--num_epochs=4", "--directory=straight")
     code, out, err = learner("resume", "run", "--num_epochs", 4)
@@ -333,6 +338,7 @@ def test_resume_follows_the_saved_config(learner, trained):
     assert "epoch 4/4" not in out
 
 
+@pytest.mark.full
 def test_resume_from_an_earlier_checkpoint(learner, trained):
     first = [json.loads(line) for line in Path("run/journal.jsonl").read_text().splitlines()]
     assert "resumes after step 3" in learner("resume", "run", "--checkpoint=1")[1]
@@ -346,6 +352,7 @@ def test_resume_from_an_earlier_checkpoint(learner, trained):
     assert learner("resume", "run", "--checkpoint=9")[0] == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("option", ["--overwrite=true", "--resume=false", "--resume=~"])
 def test_resume_refuses_options_of_a_new_run(trained, learner, option):
     before = Path("run/summary.json").read_bytes()
@@ -364,6 +371,7 @@ def test_commands_refuse_another_directory_of_a_run(learner, trained, words):
     assert learner(*words, "--directory=./run")[0] == 0
 
 
+@pytest.mark.full
 def test_hint_to_resume_a_run_that_stopped_early(learner, trained):
     stopping = "--early_stopping={monitor: train/Loss, mode: max, patience: 1}"
     assert learner("fit", trained, "--overwrite=true", "--num_epochs=5", stopping)[0] == 0
@@ -588,6 +596,7 @@ def classified(_classified, config):
     shutil.copytree(_classified, "run")
 
 
+@pytest.mark.full
 def test_evaluate_prints_tables(learner, classified):
     """Tables follow the numbers."""
     for words in ([], ["--split=test"]):
@@ -608,6 +617,7 @@ def test_evaluate_prints_tables(learner, classified):
         ]
 
 
+@pytest.mark.full
 def test_evaluate_as_json(learner, classified):
     """The line is one object, and tables are lists of numbers."""
     code, out, _ = learner("evaluate", "run", "--json")
@@ -663,6 +673,7 @@ def test_several_configs(learner, config):
     assert (code, "did you mean 'rate.yaml'" in err) == (2, True)
 
 
+@pytest.mark.full
 def test_evaluate_into_the_run(learner, trained):
     best = read_summary()["metrics"]["valid/Loss"]["best"]
     code, out, _ = learner("evaluate", "run", "--split=test")
@@ -692,6 +703,7 @@ def test_evaluate_several(learner, trained):
     assert float(values["valid-dev/Loss"]) == pytest.approx(float(values["valid-ood/Loss"]), rel=1e-5)
 
 
+@pytest.mark.full
 def test_evaluate_without_validation_data_or_checkpoint(learner, config):
     learner("fit", config, "--valid=null", "--with_file_checkpointer=null")
     code, _, err = learner("evaluate", "run", "--valid_step=null")
@@ -715,6 +727,7 @@ def test_failed_predictions_keep_the_old_file(learner, trained, workplace, monke
     assert [path.name for path in workplace.glob("out*")] == ["out.npz"]
 
 
+@pytest.mark.full
 def test_read_only_run_is_evaluated(learner, trained, workplace, monkeypatch):
     np.savez(workplace / "data.npz", x=np.ones((7, 3), np.float32), y=np.ones(7, np.float32))
     values = learner("evaluate", "run")
@@ -760,6 +773,7 @@ def test_predict(learner, trained, workplace):
         np.testing.assert_allclose(outputs["predictions"], first, rtol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("always:the data")
 def test_predictions_not_in_the_order_of_the_rows_are_a_warning(learner, trained, workplace):
     cases = [
@@ -806,6 +820,7 @@ def test_evaluate_refuses_a_run_that_never_started(learner, trained):
     assert "run holds no run" in err
 
 
+@pytest.mark.full
 def test_predict_from_a_missing_file(learner, trained):
     for name in ("data.npz", "data.csv", "data.yaml", "run"):
         code, _, err = learner("predict", "run", name, "-o", "out.npz")
@@ -957,6 +972,7 @@ def test_config_starts_with_the_model_of_another_run(learner, config, workplace)
     assert "initial_from is ignored" in (workplace / "short" / "experiment.log").read_text()
 
 
+@pytest.mark.full
 def test_error_of_the_data_names_its_rows(workplace, line_config, learner):
     with (workplace / "mymodule.py").open("a") as file:
         file.write(
@@ -1002,6 +1018,7 @@ def test_closed_pipe_is_not_an_error(config):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
 @pytest.mark.parametrize(
     "command", ["--help", "compare run", pytest.param("fit line.yaml --print_config", marks=pytest.mark.full)]
@@ -1049,6 +1066,7 @@ profile line.yaml --steps=[1,2]; find-lr line.yaml --steps=3; doctor line.yaml -
 ask save run; watch run"""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "commands"),
     [
@@ -1112,6 +1130,7 @@ def test_directory_of_runs_is_refused_with_a_list_of_its_runs(learner, trained):
     assert err.splitlines()[1:] == [f"  {Path('runs', 'a')}"]
 
 
+@pytest.mark.full
 def test_stages_and_ctrl_c_on_a_terminal(workplace, config):
     rows = "--train.dataset={class_path: mymodule.rows, init_args: {count: 1000000}}"
     terminal = Terminal(["fit", config, rows], 160, 40)
@@ -1127,6 +1146,7 @@ def test_stages_and_ctrl_c_on_a_terminal(workplace, config):
     assert not [line for line in shown if line.startswith("metric")]
 
 
+@pytest.mark.full
 def test_stages_are_lines_in_a_pipe_and_absent_from_a_printed_config(config, capsys):
     assert main(["fit", config]) == 0
     out, err = capsys.readouterr()
@@ -1145,6 +1165,7 @@ def test_stages_are_lines_in_a_pipe_and_absent_from_a_printed_config(config, cap
     assert (out.split(":")[0], err) == ("directory", "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["fit", pytest.param("resume", marks=pytest.mark.full)])
 def test_terminal_shows_a_line_before_jax_is_imported(workplace, command):
     Path("a.yaml").mkdir() if command == "resume" else Path("a.yaml").touch()

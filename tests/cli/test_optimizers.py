@@ -87,6 +87,7 @@ def test_clip_norm_is_applied_first():
     np.testing.assert_allclose(update["w"], [-0.06, -0.08], rtol=1e-6)  # the norm 5 is clipped to 1
 
 
+@pytest.mark.full
 def test_weight_decay_may_exclude_biases():
     params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
     transformation = AdamW(weight_decay=0.5, weight_decay_on="kernels")(1.0)

@@ -84,6 +84,7 @@ def test_schedules_of_groups(learner, config, workplace):
     assert (code, "over is 0.0; it needs a number of steps greater than 0" in err) == (2, True)
 
 
+@pytest.mark.full
 def test_plot_in_a_file(learner, config, workplace):
     code, out, _ = learner("plot-lr", config, "-o", "rate.png")
     assert code == 0
@@ -133,6 +134,7 @@ def test_missing_package_is_an_error(learner, config, monkeypatch, words, packag
     assert f"a plot needs {package}, which is not installed: {install_hint('plots')}" in err
 
 
+@pytest.mark.full
 def test_range_test(learner, config, workplace):
     before = tree_of(workplace)
     code, out, err = learner("find-lr", config, "--lowest=1e-3", "--highest=100", "--steps=40", "--smoothing=0.5")
@@ -145,6 +147,7 @@ def test_range_test(learner, config, workplace):
     assert tree_of(workplace) == before
 
 
+@pytest.mark.full
 def test_range_test_in_a_file(learner, config, workplace):
     code, out, _ = learner("find-lr", config, "--steps=5", "-o", "range.png")
     assert code == 0
@@ -153,6 +156,7 @@ def test_range_test_in_a_file(learner, config, workplace):
     assert sorted(path.name for path in workplace.iterdir() if path.suffix == "") == []
 
 
+@pytest.mark.full
 def test_range_test_without_plotext(learner, config, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, out, _ = learner("find-lr", config, "--steps=5")
@@ -160,6 +164,7 @@ def test_range_test_without_plotext(learner, config, monkeypatch):
     assert out.startswith("step ")
 
 
+@pytest.mark.full
 def test_plot_of_a_long_run_has_1000_points():
     plot, lines = rate_plot(lambda step: 1.0 / (1 + step), None, RunLength(10**6, None))
     steps, rates = plot.lines["learning rate"]

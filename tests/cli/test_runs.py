@@ -135,6 +135,7 @@ def test_export_of_numbers_for_tensorboard(two, learner):
     assert "it needs a name in a directory that exists" in err
 
 
+@pytest.mark.full
 def test_report(two, learner):
     code, out, err = learner("report", "runs", "-o", "r.html", "--title=mine")
     assert (code, err) == (0, "")

@@ -46,6 +46,7 @@ def test_every_schedule_of_optax_has_a_class():
     assert set(SCHEDULES) == {*SETTINGS, "JoinSchedules"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SETTINGS)
 def test_schedule_equals_the_function_of_optax(name):
     schedule = SCHEDULES[name](**SETTINGS[name])

@@ -94,6 +94,7 @@ def run_all_commands(learner, config, *left_out):
     return "\n".join(printed)
 
 
+@pytest.mark.full
 def test_only_the_private_config_contains_secrets(learner, config):
     """The errors of two failing loggers quote their arguments."""
     printed = run_all_commands(learner, config(loggers_with(SECRETS)))
@@ -154,6 +155,7 @@ def test_restored_config_lacks_the_arguments_of_loggers(learner, config):
 TOKEN = SECRETS["TOKEN"]
 
 
+@pytest.mark.full
 def test_errors_about_loggers_do_not_show_their_arguments(learner, config):
     cases = [
         [{"class_path": "Webhook", "init_args": {"url": f"http://a.org/{TOKEN}", "urll": TOKEN}}],
@@ -224,6 +226,7 @@ def test_config_without_loggers_is_saved_unchanged(importable, line_config):
     assert (config.kept_text(), config.is_private) == (config.text(), False)
 
 
+@pytest.mark.full
 def test_variables_in_arguments_of_other_objects_are_resolved(importable, line_config, monkeypatch):
     Path("data.txt").touch()
     monkeypatch.setenv("MY_DATA", str(Path.cwd()))

@@ -13,6 +13,7 @@ from tests.support.runs import tree_of
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
+@pytest.mark.full
 def test_summary_of_a_config(learner, config, workplace):
     before = tree_of(workplace)
     code, out, err = learner("summary", config)
@@ -31,6 +32,7 @@ def test_summary_of_a_config(learner, config, workplace):
     assert lines[-1].startswith("           a dispatch needs ")
 
 
+@pytest.mark.full
 def test_command_line_overrides_keys(learner, config):
     code, out, _ = learner("summary", "--num_epochs=5", config, "--train.batch_size", 6, "--grads_accumulation=2")
     assert code == 0
@@ -45,6 +47,7 @@ def test_summary_of_a_config_as_json(learner, config):
     assert summary["peak"] > summary["temporaries"] >= 0
 
 
+@pytest.mark.full
 def test_depth_of_the_table(learner, config, workplace):
     (workplace / "deep.py").write_text(
         "import jax.numpy as jnp\nfrom mymodule import step as flat\n"
@@ -58,6 +61,7 @@ def test_depth_of_the_table(learner, config, workplace):
         assert [line.split()[0] for line in lines[1:3]] == ["a", "total"]
 
 
+@pytest.mark.full
 def test_summary_beside_an_existing_run(learner, trained):
     before = tree_of("run")
     assert learner("summary", trained)[0] == 0
@@ -65,6 +69,7 @@ def test_summary_beside_an_existing_run(learner, trained):
     assert tree_of("run") == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("harm", "mark"),
     [
@@ -86,6 +91,7 @@ def test_missing_and_damaged_checkpoints_are_marked(learner, trained, harm, mark
     assert not any("missing" in entry or "damaged" in entry for entry in others)
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_killed_run(learner, trained):
     saved = json.loads(learner("summary", "run", "--json")[1])["checkpoints"]
     assert saved
@@ -106,6 +112,7 @@ def test_checkpoints_before_the_first_epoch_has_ended(learner, trained):
     assert shown[1:] == ["no epoch has ended yet", "checkpoints: checkpoint/3 (epoch 1), checkpoint/6 (epoch 2)"]
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_killed_run_in_another_directory(learner, config, workplace):
     assert learner("fit", config, "--with_file_checkpointer.directory=elsewhere")[0] == 0
     Path("run/summary.json").unlink()
@@ -175,6 +182,7 @@ def test_directory_named_like_a_config_is_a_run(learner, trained):
     assert learner("summary", "run.yaml")[1].startswith("2 epochs, 6 steps")
 
 
+@pytest.mark.full
 def test_key_summary_of_a_config(learner, config):
     code, out, err = learner("fit", config, "--summary=true")
     assert (code, err) == (0, "")

@@ -121,6 +121,7 @@ def test_command_of_a_member(importable, config, line_config):
     assert planned.command(planned.members[1]) == command
 
 
+@pytest.mark.full
 def test_section_of_a_config_and_overriding_options(importable, config, line_config):
     section = {"lr": [0.1, 0.2], "seed": "0..3", "optimizer.momentum": "uniform:0:0.9", "size": 2, "sweep_seed": 1}
     flags = plan_of(
@@ -167,6 +168,7 @@ def test_value_with_commas_inside_is_one_value(importable, config):
     assert planned.shared == {"with_file_checkpointer": {"keep_last": 1, "keep_best": 2}, "metrics": []}
 
 
+@pytest.mark.full
 def test_start_options_of_the_config_are_ignored(learner, line_config, workplace):
     path = write(line_config, overwrite=True, checkpoint={"epoch": 1}, num_epochs=1)
     words = ("sweep", path, "--lr=0.1,0.2", "--member=0")
@@ -186,6 +188,7 @@ def test_urls_of_listeners_are_neither_saved_nor_printed(importable, config):
     assert "secret" not in planned.command(planned.members[0])
 
 
+@pytest.mark.full
 def test_members_have_separate_directories_of_checkpoints_and_loggers(learner, line_config, workplace):
     mirror = {"class_path": "learner.loggers.RunMirror", "init_args": {"url": str(workplace / "copy")}}
     events = {"class_path": "TensorBoard", "init_args": {"directory": "events/"}}
@@ -201,6 +204,7 @@ def test_members_have_separate_directories_of_checkpoints_and_loggers(learner, l
     assert best("run-sweep/000-lr=0.1") != best("run-sweep/001-lr=0.2")
 
 
+@pytest.mark.full
 def test_first_and_last_of_many_numbers_are_checked(importable, config, monkeypatch):
     checked = []
     learner_of = RunConfig.learner
@@ -211,12 +215,14 @@ def test_first_and_last_of_many_numbers_are_checked(importable, config, monkeypa
         plan_of(config, "--num_epochs=99,98,97,96,95,94,93,92,91,0,1")
 
 
+@pytest.mark.full
 def test_references_use_the_values_of_members(importable, line_config):
     planned = plan_of(write(line_config, vars={"n": 1}, num_epochs="${vars.n}"), "--vars.n=1,2")
     learners = [planned.learner(group, with_data=False) for group in planned.groups]
     assert [learner.definition.options.num_epochs for learner in learners] == [1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code_of_signal"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
 )
@@ -243,6 +249,7 @@ def test_sweep_resumes(learner, line_config, workplace, monkeypatch, number, cod
     assert list(one["valid/Loss"]) == list(member["valid/Loss"])
 
 
+@pytest.mark.full
 def test_ended_sweep_does_not_change(learner, swept, config, importable):
     before = tree_of(importable)
     code, out, _ = learner("sweep", config, *SWEEP)
@@ -255,6 +262,7 @@ def test_ended_sweep_does_not_change(learner, swept, config, importable):
     plan_of(config, *SWEEP, "--renderer=PlainRenderer").open()  # listeners may differ
 
 
+@pytest.mark.full
 def test_sweep_grows(learner, swept, config):
     """Existing members keep their names and files, and new ones have the next numbers."""
     before = {name: tree_of(Path("run-sweep", name)) for name in NAMES}
@@ -274,6 +282,7 @@ def test_sweep_grows(learner, swept, config):
         plan_of(config, "--lr=0.1,0.05,0.3", "--seed=1..3", "--num_epochs=1").open()
 
 
+@pytest.mark.full
 def test_random_members_stay_when_their_number_grows(config, importable):
     words = [config, "--lr=loguniform:1e-3:1e-1", "--seed=0..1"]
     small = plan_of(*words, "--size=2")
@@ -283,6 +292,7 @@ def test_random_members_stay_when_their_number_grows(config, importable):
     grown.open()
 
 
+@pytest.mark.full
 def test_sweep_fails_if_all_members_diverge(learner, line_config, workplace):
     with open("mymodule.py", "a") as file:
         file.write(DIVERGES)
@@ -291,6 +301,7 @@ def test_sweep_fails_if_all_members_diverge(learner, line_config, workplace):
     assert (code, "2 members failed" in err) == (1, True)
 
 
+@pytest.mark.full
 def test_single_member_is_trained_like_a_task_of_a_job_array(learner, line_config, workplace):
     """The first member diverges, which does not end the sweep."""
     with open("mymodule.py", "a") as file:
@@ -368,6 +379,7 @@ def test_error_of_the_users_code_ends_the_sweep(learner, config):
     assert not Path("run-sweep/001-lr=0.2").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("option", "named"),
     [
@@ -385,6 +397,7 @@ def test_error_of_the_users_code_names_the_member(learner, line_config, workplac
     assert (code, "ZeroDivisionError: " in err, named in err) == (1, True, True)
 
 
+@pytest.mark.full
 def test_results_as_json(learner, swept, config):
     """The table has a row for each rate, whose mean is over its seeds."""
     code, out, err = learner("sweep", config, *SWEEP, "--json")

@@ -179,6 +179,7 @@ def test_values_that_cannot_be_traced_have_separate_populations(learner, write):
     assert tree_of(Path("run-sweep")) == before
 
 
+@pytest.mark.full
 def test_halving_ends_members(learner, write):
     """The rate 0 learns nothing. The command for the best member has no halving."""
     words = ("sweep", write(num_epochs=2), "--lr=0.0,0.05", "--halving.monitor=train/Loss", "--halving.keep=0.5")
@@ -194,6 +195,7 @@ def test_halving_ends_members(learner, write):
     assert (code, "use learner sweep" in err) == (2, True)
 
 
+@pytest.mark.full
 def test_exploit_prints_no_command_for_the_best_member(learner, write):
     """After the first epoch, the member with rate 0 continues from the other one with half of its rate."""
     words = ("sweep", write(num_epochs=2), "--lr=0.0,0.05", "--exploit.monitor=train/Loss", "--exploit.part=0.5")
@@ -202,6 +204,7 @@ def test_exploit_prints_no_command_for_the_best_member(learner, write):
     assert json.loads(learner(*words, "--exploit.factors=[0.5]", "--json")[1])["command"] is None
 
 
+@pytest.mark.full
 def test_population_resumes(learner, write):
     path = write(num_epochs=20, train="mymodule.Pressing")
     words = ("sweep", path, "--lr=0.1,0.05", "--together")
@@ -213,6 +216,7 @@ def test_population_resumes(learner, write):
     assert [len(values) for values in losses("run-sweep").values()] == [20, 20]
 
 
+@pytest.mark.full
 def test_waves_train_one_after_another(learner, write):
     """Waves that have ended are kept."""
     words = ("sweep", write(sweep={"together": True}), "--lr=0.1,0.05", "--waves=2")
@@ -226,6 +230,7 @@ def test_waves_train_one_after_another(learner, write):
     assert "by the same learner sweep command" in learner("resume", "run-sweep/wave-1")[2]
 
 
+@pytest.mark.full
 def test_names_and_limits_of_waves(write):
     path = write()
     both = plan_of(path, "--train.batch_size=4,6", "--lr=0.1,0.2", "--together", "--waves=2")
@@ -251,6 +256,7 @@ def test_commands_refuse_a_population(learner, trained_together):
     assert tree_of(Path("run-sweep")) == before
 
 
+@pytest.mark.full
 def test_member_is_evaluated_and_resumes_alone(learner, trained_together):
     """The member keeps the order of the data, which follows the config's seed and is shared by all members; everything
     else follows its own seed.
@@ -285,6 +291,7 @@ def test_member_is_evaluated_and_resumes_alone(learner, trained_together):
     assert [member["steps"] for member in members] == [steps[0], steps[1], steps[0]]
 
 
+@pytest.mark.full
 def test_diverging_member_does_not_end_the_others(learner, write):
     code, out, _ = learner("sweep", write(optimizer="mymodule.explode"), "--lr=0.1,2.0", "--together", "--json")
     members = json.loads(out)["members"]
@@ -314,6 +321,7 @@ def test_unsupported_populations_are_refused_before_writing(write, importable, c
     assert {path.name for path in importable.iterdir()} <= {"line.yaml", "mymodule.py", "__pycache__"}
 
 
+@pytest.mark.full
 def test_directory_of_a_joint_sweep_refuses_an_ordinary_one(write):
     path = write()
     plan_of(path, "--lr=0.1,0.2", "--together").open()
@@ -322,6 +330,7 @@ def test_directory_of_a_joint_sweep_refuses_an_ordinary_one(write):
         plan_of(path, "--lr=0.1,0.2").open()
 
 
+@pytest.mark.full
 def test_joint_sweep_cannot_grow(write):
     plan_of(write(), "--lr=0.1,0.2", "--together").open()
     with raises_code("sweep-different", "2 members", "has 3"):
@@ -344,6 +353,7 @@ def test_cores_are_claimed_unless_devices_are_set(write, changes, words, claims,
     assert bool(calls) == claims
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "devices"), [([], 2), (["--devices=1"], 1), pytest.param(["--waves=2"], 2, marks=pytest.mark.full)]
 )
@@ -407,6 +417,7 @@ def test_members_train_together_if_possible(write, changes, words, traced):
     assert [member.name.count("/") for member in planned.members] == [0] * len(planned.members)
 
 
+@pytest.mark.full
 def test_reason_for_separate_training_is_printed(learner, write):
     path = write(on_epoch_end="mymodule.hook", sweep={"together": "auto"})
     words = ("sweep", path, "--lr=0.1,0.2", "--member=0")

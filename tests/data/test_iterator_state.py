@@ -51,6 +51,7 @@ states = st.recursive(
 )
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=40)
 @given(states)
 def test_states_round_trip(state):

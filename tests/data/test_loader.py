@@ -432,6 +432,7 @@ def python(code):
     return process.stdout, process.stderr, process.returncode
 
 
+@pytest.mark.full
 def test_packages_that_are_imported_only_if_used():
     """Grain and scikit-learn take a second each, and are not needed for arrays and digits. Label names are checked
     without the sources of data, as some builds of Python have no sqlite3.

@@ -214,6 +214,7 @@ def test_processes_together_read_the_batches_of_one(kind, count):
     assert together(readers, "row", count) == expected
 
 
+@pytest.mark.full
 def test_workers_read_the_same_rows():
     alone = DataLoaderBuilder().batch_size(4).build(mixture("items"))
     loader = DataLoaderBuilder().batch_size(4).num_workers(1).build(mixture("items"))
@@ -337,6 +338,7 @@ def test_report():
     assert "source: 0 (a): 4, 1 (b): 6" in text
 
 
+@pytest.mark.full
 def test_run_logs_the_rows_of_each_source(tmp_path):
     x = np.ones((4, 3), np.float32)
     table = {"x": x, "t": x[:, :1]}

@@ -96,6 +96,7 @@ def test_every_state_leads_to_its_position(make, epoch):
         assert read(source(), start, whole[start - 1][1]) == whole[start:]
 
 
+@pytest.mark.full
 def test_resuming_is_exact(tmp_path):
     def step(model, batch):
         tokens = batch["text"].astype(np.float32) * batch["mask"].astype(np.float32)

@@ -626,6 +626,7 @@ def test_large_data_and_items_have_no_rows():
     assert [source.rows is None for source in data_sources] == [True, True, True, False]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("library", "make"), [("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "table")])
 def test_data_frames(tmp_path, library, make):
     columns = {"x": [0.5, 1.5, -1.0], "y": [1.0, 3.0, -2.0], "n": [1, 2, 3]}

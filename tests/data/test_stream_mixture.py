@@ -124,6 +124,7 @@ MODES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
 def test_every_state_leads_to_the_same_rows(mode):
     warned = []
@@ -189,6 +190,7 @@ def test_processes_read_parts_of_the_same_batches():
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_run_logs_the_rows_of_each_source(tmp_path):
     x = np.ones((40, 3), np.float32)
     rows = lambda: ({"x": row, "t": row[:1]} for row in x)  # noqa: E731

@@ -189,6 +189,7 @@ print("the parent trains")
 """
 
 
+@pytest.mark.full
 def test_fork_after_jax_ran_is_refused():
     result = run("-c", FORKS)
     before, refused, after = result.stdout.splitlines()

@@ -108,6 +108,7 @@ def test_data_that_can_be_read_once_is_not_consumed(tmp_path):
     assert len(list(rows)) == len(batches())
 
 
+@pytest.mark.full
 def test_check_changes_nothing(tmp_path):
     """A check writes no file, calls no hook and no logger, and leaves the model as it is. A later `fit` has the bits of
     one without the check.
@@ -151,6 +152,7 @@ def test_random_generators_of_the_data_are_restored(tmp_path):
     assert data.rng.bit_generator.state != state
 
 
+@pytest.mark.full
 def test_accumulation_and_half_precision(tmp_path):
     builder = quiet(tmp_path / "run").grads_accumulation(2).precision("bfloat16")
     result = build_line(builder).check(
@@ -159,6 +161,7 @@ def test_accumulation_and_half_precision(tmp_path):
     assert {answer.verdict for answer in result.answers} == {"ok"}, str(result)
 
 
+@pytest.mark.full
 def test_model_made_by_a_function(tmp_path):
     learner = quiet(tmp_path / "run").build(lambda rngs: Dropped(rngs), optax.adam, 1e-2)
     result = learner.check(batches(), valid_data(), only=["eval-mode", "train-mode", "gradients", "determinism"])
@@ -188,6 +191,7 @@ def test_population_is_refused(tmp_path):
         learner.check(batches())
 
 
+@pytest.mark.full
 def test_model_starts_from_a_checkpoint(tmp_path):
     build_line(quiet(tmp_path / "first", saves=True).num_epochs(3)).fit(batches())
     learner = build_line(quiet(tmp_path / "second").initial_from(tmp_path / "first"))
@@ -200,6 +204,7 @@ def test_model_starts_from_a_checkpoint(tmp_path):
 CHOSEN = [case for case in CASES if str(case) in ("linen", "dict")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", some(CASES, CHOSEN), ids=str)
 def test_model_of_each_library_has_no_failure(tmp_path, case):
     """The valid step of a dict is an exception: it draws random numbers, as a dict has no mode."""

@@ -107,6 +107,7 @@ class Dropped(Net):
         return self.out(self.drop(nnx.relu(self.norm(self.hidden(x))), deterministic=False))
 
 
+@pytest.mark.full
 def test_valid_step_repeats_its_bits(answer):
     assert answer("eval-mode", Net(), None).verdict == "ok"
     finding = answer("eval-mode", Dropped(), None)
@@ -114,6 +115,7 @@ def test_valid_step_repeats_its_bits(answer):
     assert finding.number == 2  # the loss and the logits; labels and weights do not change
 
 
+@pytest.mark.full
 def test_valid_step_that_uses_its_key_is_a_warning(answer):
     assert answer("eval-mode", line(value=1.0), noisy_step).verdict == "warning"
     keyless = lambda model, batch, rng: line_step(model, batch)  # noqa: E731
@@ -138,6 +140,7 @@ def test_valid_step_with_a_counting_callback_fails(answer):
     assert "callbacks" in finding.text
 
 
+@pytest.mark.full
 def test_train_and_eval_mode(answer):
     finding = answer("train-mode", Net(), None)
     assert (finding.verdict, finding.number != 0) == ("ok", True)
@@ -157,6 +160,7 @@ class OnlyDropped(nnx.Module):
     valid_step = train_step
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "verdict"), [(Net, "warning"), (lambda: OnlyDropped(0.5), "warning"), (lambda: OnlyDropped(0.0), "ok")]
 )
@@ -169,6 +173,7 @@ def test_train_step_in_eval_mode_is_a_warning(answer, model, verdict):
     assert (finding.verdict, "pass the mode on" in finding.text) == (verdict, verdict == "warning")
 
 
+@pytest.mark.full
 def test_weak_dropout_is_not_a_warning(answer):
     """Dropout hardly changes the loss of a model that starts near zeros, which is the loss of a uniform guess."""
     model = OnlyDropped(0.1)
@@ -217,6 +222,7 @@ def test_rows_that_depend_on_each_other_fail(answer):
     assert finding.number > 0.01
 
 
+@pytest.mark.full
 def test_batch_statistics_mix_rows_in_train_mode(answer):
     def train_step(model, batch):
         return model.train_step(batch)

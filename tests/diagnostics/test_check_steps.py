@@ -40,6 +40,7 @@ def blocked_step(model, batch):
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_parameters_without_gradients_fail(answer):
     finding = answer("gradients", line(), line_step)
     assert (finding.verdict, finding.number) == ("ok", 0)
@@ -55,6 +56,7 @@ def test_frozen_parameters_are_skipped(answer, tmp_path):
     assert (finding.verdict, "1 frozen array" in finding.text) == ("ok", True)
 
 
+@pytest.mark.full
 def test_gradient_that_starts_with_the_second_step_passes(answer):
     """One of two factors starts at zero, so that the other has no gradient in the first step."""
 
@@ -76,6 +78,7 @@ def test_gradients_that_are_not_finite_fail(answer):
     assert "gradients of b are not finite" in finding.text
 
 
+@pytest.mark.full
 def test_loss_scale_is_lowered_before_gradients_fail(answer, tmp_path):
     """The gradient of b is 4000: times 32768 and times 16 it exceeds the largest float16, but not times 8."""
 
@@ -118,6 +121,7 @@ def counting_step():
     return step
 
 
+@pytest.mark.full
 def test_step_that_counts_its_calls_is_not_deterministic(answer):
     finding = answer("determinism", line(), line_step)
     assert (finding.verdict, finding.number) == ("ok", 0)
@@ -134,6 +138,7 @@ def test_nondeterminism_on_an_accelerator_is_a_warning(answer, monkeypatch):
 # -- one batch ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_one_batch_is_learned(answer):
     finding = answer("one-batch", line(), line_step)
     assert finding.verdict == "ok"
@@ -147,6 +152,7 @@ def square_step(model, batch):
     return dataclasses.replace(line_step(line(), batch), loss=model["w"] ** 2)
 
 
+@pytest.mark.full
 def test_number_is_the_remaining_share_of_the_loss(answer):
     finding = answer("one-batch", {"w": jnp.float32(3)}, square_step, lr=0.01, steps=20)
     losses = [9 * 0.98 ** (2 * step) for step in range(20)]
@@ -157,6 +163,7 @@ def test_number_is_the_remaining_share_of_the_loss(answer):
     assert answer("one-batch", {"w": jnp.float32(0)}, square_step, steps=3).verdict == "failed"  # nothing to learn
 
 
+@pytest.mark.full
 def test_first_loss_that_is_not_finite_does_not_blame_the_rate(answer):
     def step(model, batch):
         return dataclasses.replace(square_step(model, batch), loss=jnp.log(-1 - model["w"] ** 2))
@@ -172,12 +179,14 @@ def test_diverging_loss_fails(answer):
     assert "lower the learning rate" in finding.text
 
 
+@pytest.mark.full
 def test_highest_rate_of_a_schedule_is_used(answer, tmp_path):
     warmup = Linear(0.0, 0.05, over=10_000)
     finding = answer("one-batch", line(), line_step, lr=warmup, builder=quiet(tmp_path / "run").num_steps(20_000))
     assert (finding.verdict, "at the rate 0.05" in finding.text) == ("ok", True)
 
 
+@pytest.mark.full
 def test_large_batch_is_cut_to_32_rows(answer):
     (all_rows,) = batches(24)
     large = {name: np.concatenate([x, x]) for name, x in all_rows.items()}
@@ -187,6 +196,7 @@ def test_large_batch_is_cut_to_32_rows(answer):
 # -- learning rate -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_rate_is_compared_with_a_range_test(answer):
     finding = answer("learning-rate", line(), line_step, lr=0.05)
     assert finding.verdict == "ok"
@@ -197,12 +207,14 @@ def test_rate_is_compared_with_a_range_test(answer):
     assert (finding.verdict, "try a higher one" in finding.text) == ("warning", True)
 
 
+@pytest.mark.full
 def test_high_rate_after_a_warm_up_is_a_warning(answer, tmp_path):
     builder = quiet(tmp_path / "run").num_steps(200)
     finding = answer("learning-rate", line(), line_step, lr=Linear(0.0, 100.0, over=100), builder=builder)
     assert (finding.verdict, "warm-up" in finding.text) == ("warning", True)
 
 
+@pytest.mark.full
 def test_diverging_rate_is_reported(answer):
     """The loss is w², which grows if a step of SGD multiplies w by less than -1: above the rate 1."""
     finding = answer("learning-rate", {"w": jnp.float32(3)}, square_step, lr=0.9)
@@ -212,6 +224,7 @@ def test_diverging_rate_is_reported(answer):
     assert 1 < float(re.search(r"diverges at the rate ([\d.]+),", finding.text)[1]) <= 10
 
 
+@pytest.mark.full
 def test_losses_that_never_fall_or_are_not_finite(answer):
     finding = answer("learning-rate", line(bias=False), blocked_step)
     assert (finding.verdict, "does not fall at any rate" in finding.text) == ("warning", True)
@@ -226,6 +239,7 @@ def test_losses_that_never_fall_or_are_not_finite(answer):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_memory_is_compared_with_the_limit_of_the_device(tmp_path, monkeypatch):
     learner = build_line(quiet(tmp_path / "run"))
     check = lambda: learner.check(batches(), only=["memory"])["memory"]  # noqa: E731
@@ -267,6 +281,7 @@ def test_unlearned_labels_are_a_warning(tmp_path):
     assert (finding.verdict, finding.number > 0.95) == ("warning", True)
 
 
+@pytest.mark.full
 def test_labels_are_identified_for_outputs_of_zeros(tmp_path):
     """The loss of a model that starts with zeros does not depend on the order of the labels."""
     step = lambda model, batch: ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["t"])  # noqa: E731
@@ -275,6 +290,7 @@ def test_labels_are_identified_for_outputs_of_zeros(tmp_path):
     assert ask_about_labels(tmp_path / "run", data[:4], data[4:], step, width=(3, 3)).verdict == "ok"
 
 
+@pytest.mark.full
 def test_memorized_labels_fail(tmp_path):
     """Each row has a separate weight, so that training changes no other row."""
     rows, t = np.eye(32, dtype=np.float32), np.random.default_rng(0).normal(size=32).astype(np.float32)
@@ -283,6 +299,7 @@ def test_memorized_labels_fail(tmp_path):
     assert (finding.verdict, finding.number) == ("failed", 1.0)
 
 
+@pytest.mark.full
 def test_unknown_labels_are_skipped(tmp_path):
     """The labels of a language model are part of its inputs."""
 

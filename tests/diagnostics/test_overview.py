@@ -48,6 +48,7 @@ def test_overview_of_a_line(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_overview_of_several_devices(tmp_path):
     """A device holds an eighth of each array that divides, and three rows of each batch. The buffer has 32 steps of two
     batches.
@@ -116,6 +117,7 @@ CASES = [  # every pair of values is in one case
 ]
 
 
+@pytest.mark.full
 def test_overview_does_not_compile_training_again(tmp_path):
     """A run with an overview compiles as many programs as one without."""
     counts = []
@@ -168,6 +170,7 @@ class Reading(Listener):
             self.files = {path.name for path in self.directory.iterdir()}
 
 
+@pytest.mark.full
 def test_run_prints_its_overview_before_it_starts(tmp_path):
     reading = Reading(tmp_path / "run")
     lines, events, log = output_of(tmp_path / "run", reading)
@@ -189,6 +192,7 @@ def test_run_prints_its_overview_before_it_starts(tmp_path):
     assert "length     6 batches = 6 steps an epoch; 2 epochs = 12 steps" in lines
 
 
+@pytest.mark.full
 def test_run_without_summary_prints_no_overview(tmp_path):
     lines, events, log = output_of(tmp_path / "run", show=False)
     assert isinstance(events[0], RunStarted)
@@ -196,6 +200,7 @@ def test_run_without_summary_prints_no_overview(tmp_path):
     assert "a dispatch needs" not in log
 
 
+@pytest.mark.full
 def test_depth_of_the_overview(tmp_path):
     """The next commands are those of a run from Python without checkpoints."""
 

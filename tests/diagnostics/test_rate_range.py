@@ -40,6 +40,7 @@ def by_hand(rates, accumulate=1):
     return losses
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("accumulate", "lr"), [pytest.param(1, 0.05, marks=pytest.mark.full), (2, Cosine(0.1))])
 def test_losses_are_those_of_sgd_with_rising_rates(tmp_path, accumulate, lr):
     learner = build_line(quiet(tmp_path / "run").grads_accumulation(accumulate), lr)
@@ -79,6 +80,7 @@ def test_range_test_changes_nothing(tmp_path, monkeypatch):
     assert model_bits(one.fit().model) == model_bits(expected.model)
 
 
+@pytest.mark.full
 def test_range_test_ends_when_the_loss_diverges(tmp_path):
     result = build_line(quiet(tmp_path / "run")).find_lr(batches(), lowest=1e-3, highest=1e6, steps=200)
     assert result.planned == 200
@@ -90,6 +92,7 @@ def test_range_test_ends_when_the_loss_diverges(tmp_path):
     assert f"ended after {len(result.losses)} of 200 steps: the loss diverges" in str(result)
 
 
+@pytest.mark.full
 def test_loss_that_is_not_finite_ends_the_test(tmp_path):
     def step(model, batch):
         output = line_step(model, batch)

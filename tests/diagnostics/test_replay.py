@@ -46,6 +46,7 @@ def saved_arrays(directory, step):
         return run.arrays()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("start", "stop"),
     [(2, 4), pytest.param(0, 6, marks=pytest.mark.full), pytest.param(3, 4, marks=pytest.mark.full)],
@@ -72,6 +73,7 @@ def test_run_does_not_differ_from_itself(trained):
     assert tree_of(trained) == before
 
 
+@pytest.mark.full
 def test_update_differs_although_gradients_agree(tmp_path):
     """A replay from before the first step needs no trained run."""
     a, b = (
@@ -88,6 +90,7 @@ def test_update_differs_although_gradients_agree(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_replay_starts_at_a_common_checkpoint(tmp_path):
     for name, every in (("a", 2), ("b", 3)):
         line(tmp_path / name, every).fit(batches())
@@ -99,6 +102,7 @@ def test_replay_starts_at_a_common_checkpoint(tmp_path):
             common_start(definitions, stop)
 
 
+@pytest.mark.full
 def test_replay_with_reduce_on_plateau(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2)
     rate = ReduceOnPlateau(0.05, "valid/Loss", patience=0)

@@ -29,6 +29,7 @@ def data_for(kind="mlp", batch=24):
     return DataLoaderBuilder().batch_size(batch).build(KINDS[kind].data(120, 1))
 
 
+@pytest.mark.full
 def test_arrays_of_an_mlp(tmp_path):
     report = learner_for(tmp_path / "run", "mlp", Sharded(rules=fsdp(1))).sharding_report(data_for())
     rows = {(x.part, x.path): (x.shape, x.dtype, x.spec, x.bytes, x.per_device, x.parameter) for x in report.arrays}
@@ -53,6 +54,7 @@ def test_arrays_of_an_mlp(tmp_path):
     assert report.devices == 8
 
 
+@pytest.mark.full
 def test_memory_of_a_program(tmp_path):
     """The inputs are the state, the rows of 32 steps (each device has 3 rows of 7 numbers of 4 bytes) and the metrics.
     The outputs alias the state and the metrics.
@@ -87,6 +89,7 @@ def cases():
     return [pytest.param(*case, marks=() if case in SOME else pytest.mark.full) for case in CASES]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("strategy", "kind", "accumulate"), cases())
 def test_bytes_equal_those_of_placed_arrays(tmp_path, strategy, kind, accumulate):
     chosen = STRATEGIES[strategy](kind)
@@ -126,6 +129,7 @@ def test_state_is_not_allocated(tmp_path):
     assert "4.4 TB" in str(report)
 
 
+@pytest.mark.full
 def test_optimizer_state_belongs_to_parameters(tmp_path):
     """The longest matching path decides: `block.w` is not the outer `w`. Arrays of other shapes belong to their
     parameter too.
@@ -147,6 +151,7 @@ def test_optimizer_state_belongs_to_parameters(tmp_path):
     assert (256,) in own
 
 
+@pytest.mark.full
 def test_model_of_one_array(tmp_path):
     def step(model, batch):
         return RegressionOutput.from_predictions(batch["x"] @ model, batch["x"][:, 0])
@@ -157,6 +162,7 @@ def test_model_of_one_array(tmp_path):
     assert str(report).splitlines()[3].split() == ["array", "[3]", "float32", "-", "12", "bytes", "24", "bytes"]
 
 
+@pytest.mark.full
 def test_tables_of_a_report(tmp_path):
     rules = [{r"hidden\.kernel": (None, ("data", "model"))}, fsdp(1)]
     strategy = Sharded({"data": 4, "model": 2}, rules)
@@ -183,6 +189,7 @@ def test_tables_of_a_report(tmp_path):
     assert "hidden.kernel  [6, 16]  float32" in report._repr_html_()
 
 
+@pytest.mark.full
 def test_model_state_has_a_table(tmp_path):
     text = str(learner_for(tmp_path / "run", "cnn").sharding_report(data_for("cnn")))
     assert "\nnorm.mean      [8]  float32     -          32 bytes\n" in text
@@ -200,6 +207,7 @@ def test_report_does_not_change_a_later_run(tmp_path):
     assert left[0] == left[1]
 
 
+@pytest.mark.full
 def test_report_does_not_change_an_existing_run(tmp_path):
     data = [{"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}] * 2
     build_line(quiet(tmp_path / "run", saves=True)).fit(data)
@@ -209,6 +217,7 @@ def test_report_does_not_change_an_existing_run(tmp_path):
     assert tree_of(tmp_path / "run") == before
 
 
+@pytest.mark.full
 def test_invalid_rule_is_refused(tmp_path):
     learner = learner_for(tmp_path / "run", strategy=Sharded(rules={"hiden": "data"}))
     with raises_code("strategy-rule-unused", pattern="hiden"):

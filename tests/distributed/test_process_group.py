@@ -154,6 +154,7 @@ def test_peers_do_not_wait_forever_for_a_killed_process():
         assert seconds < 2.5
 
 
+@pytest.mark.full
 def test_all_processes_end_when_process_0_is_killed():
     first, other = met("first", 2)
     assert (first.code, other.code) == (KILLED, ABORTED)
@@ -174,6 +175,7 @@ def test_collectives_end_when_a_process_has_left():
 # -- connecting --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_failed_connections_name_the_arguments_to_pass():
     (process,) = together([[str(SUPPORT / "unconnected.py")]])
     assert process.code == 0, process.err

@@ -20,6 +20,7 @@ def models():
     return importlib.import_module("learner.examples.models")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(CASES, {"MLP"}))
 def test_a_step_its_gradients_and_its_dropout(models, name):
     settings, shapes, expected = CASES[name]
@@ -52,6 +53,7 @@ def transformer(models):
 call = nnx.jit(lambda model, text: model(text))
 
 
+@pytest.mark.full
 def test_transformer_is_causal(transformer):
     text = jax.random.randint(jax.random.key(0), (1, 9), 0, 11)
     changed = text.at[0, 5].set((text[0, 5] + 1) % 11)
@@ -61,11 +63,13 @@ def test_transformer_is_causal(transformer):
     assert different.tolist() == [False] * 5 + [True] * 4
 
 
+@pytest.mark.full
 def test_transformer_depends_on_positions(transformer):
     logits = call(transformer, jnp.array([[3, 4, 5, 1], [4, 3, 5, 1]]))
     assert jnp.abs(logits[0, 3] - logits[1, 3]).max() > 1e-4
 
 
+@pytest.mark.full
 def test_the_transformers_loss(transformer):
     text = jnp.array([[1, 2, 3], [3, 2, 1]])
     output = nnx.jit(lambda model: model.train_step({"text": text, "target": (text + 1) % 11}))(transformer)

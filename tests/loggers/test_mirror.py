@@ -34,6 +34,7 @@ def fit(directory, url, epochs, **options):
     return build_line(builder).fit(batches(), batches())
 
 
+@pytest.mark.full
 def test_resuming_from_the_copy_is_exact(tmp_path, url):
     whole = build_line(quiet(tmp_path / "whole").num_epochs(3)).fit(batches(), batches())
     fit(tmp_path / "first", url, 2)
@@ -102,6 +103,7 @@ def test_one_warning_for_checkpoints_outside_the_run_directory(tmp_path, url, pl
     mirror.on_event(saved)  # a second warning would be an error
 
 
+@pytest.mark.full
 def test_copy_of_another_run_is_not_replaced(tmp_path, url):
     fit(tmp_path / "first", url, 1)
     with raises_code("remote-holds-another", url=url):

@@ -83,6 +83,7 @@ def whole(tmp_path_factory):
     return numbers(directory), memory
 
 
+@pytest.mark.full
 def test_loggers_have_all_measured_values(whole):
     (entries, table, curves), memory = whole
     losses = memory.steps["train/Loss"]

@@ -85,6 +85,7 @@ def test_pictures(tmp_path):
         np.testing.assert_array_equal(np.asarray(image), picture)
 
 
+@pytest.mark.full
 def test_a_run_shows_its_confusion_matrix(tmp_path):
     """Label 0 is predicted as 0 in 3 of 4 rows, label 1 never as 1; the grey of a cell is 255 * (1 - fraction)."""
     x, y = np.array([[2, 0], [2, 0], [2, 0], [0, 2], [2, 0]], np.float32), np.array([0, 0, 0, 0, 1], np.int32)

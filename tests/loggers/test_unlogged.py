@@ -53,6 +53,7 @@ def unlogged(tmp_path_factory):
     return fit(directory), directory
 
 
+@pytest.mark.full
 def test_loggers_replace_the_metric_files_and_nothing_else(whole, unlogged):
     result, directory = unlogged
     assert (result.history, read_history(directory)) == (whole[0].history, whole[0].history)
@@ -95,6 +96,7 @@ def test_switching_between_files_and_loggers(whole, tmp_path, first):
         assert {path.split("/")[1] for path in between} == {"epoch-2", "epoch-3"}
 
 
+@pytest.mark.full
 def test_reports_and_plots_without_values_of_steps(unlogged):
     runs = list(each_run([unlogged[1]]))
     drawn = [curve for metric in curves(runs)["metrics"] for curve in metric["curves"]]

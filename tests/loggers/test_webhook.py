@@ -124,6 +124,7 @@ def test_best_values_include_earlier_starts(server, tmp_path):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compiled_once")
 def test_preempted_and_resumed_run(server, tmp_path):
     """The resumed run posts the best value of the first as `before`."""

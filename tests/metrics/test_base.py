@@ -221,11 +221,13 @@ def test_metrics_state_when_they_are_undefined() -> None:
     assert silent == COUNTING | OF_THE_LOSS | WRAPPERS | CONTRACTS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("metric", COUNTED, ids=lambda m: m.name)
 def test_invalid_rows_count_as_errors(metric: Any) -> None:
     assert undefined_values()[metric.name] == 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("metric", "reason"),
     REASONS,

@@ -64,6 +64,7 @@ def test_smoothing(options, precisions):
     assert bleu([[1, 2, 8, 4]], [[1, 2, 3, 4]], **options) == pytest.approx(math.prod(precisions) ** 0.25)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_empty_and_short_sequences(smoothing):
     assert bleu([[]], [[1, 2]], smoothing=smoothing) == 0

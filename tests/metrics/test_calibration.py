@@ -23,6 +23,7 @@ def value(metric: Metric, logits: Any, targets: Any, mask: Any = None) -> float:
     return float(metric.compute(metric.update(metric.init(), output, INFO)))
 
 
+@pytest.mark.full
 def test_brier_by_hand() -> None:
     errors = np.array([0.1, 0.2, 0.85, 0.3]) ** 2
     np.testing.assert_allclose(value(BrierScore(), LOGITS, TARGETS, FOUR), errors.mean(), rtol=3e-7)
@@ -32,6 +33,7 @@ def test_brier_by_hand() -> None:
     np.testing.assert_allclose(one, errors.mean(), rtol=3e-7)
 
 
+@pytest.mark.full
 def test_calibration_by_hand() -> None:
     gaps = np.array([abs(1 - 0.7), abs(2 - 0.9 - 0.8 - 0.85)])  # bins from 0.5 to 0.75 and from 0.75 to 1
     np.testing.assert_allclose(value(CalibrationError(4), LOGITS, TARGETS, FOUR), gaps.sum() / 4, rtol=1e-6)
@@ -41,6 +43,7 @@ def test_calibration_by_hand() -> None:
     np.testing.assert_allclose(several, gaps.sum() / 4, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_edge_belongs_to_the_bin_below() -> None:
     logits = np.log(np.array([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])).astype(np.float32)
     # With 4 bins 0.5 is in the second and 0.75 in the third, both right in 1 of 1: gaps 0.5 and 0.25.
@@ -51,6 +54,7 @@ def test_edge_belongs_to_the_bin_below() -> None:
     assert value(CalibrationError(4), logits, np.array([0, 1, 1, 0, 1]), mask) == 0
 
 
+@pytest.mark.full
 def test_masked_ignored_and_invalid_rows() -> None:
     expected, logits = value(CalibrationError(4), LOGITS, TARGETS, FOUR), LOGITS.copy()
     logits[4] = np.nan

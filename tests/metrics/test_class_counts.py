@@ -50,6 +50,7 @@ def value(metric: Metric, logits: Any, targets: Any, mask: Any = None) -> Any:
     return np.asarray(metric.compute(state(metric, logits, targets, mask)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [
@@ -72,6 +73,7 @@ def test_by_hand(metric: Metric, expected: Any) -> None:
     np.testing.assert_allclose(value(metric, LOGITS, TARGETS), expected, rtol=2e-7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("average", ["macro", "weighted", "micro", "none"])
 def test_classes_without_samples_equal_sklearn(average: str) -> None:
     arguments: Any = {"labels": range(4), "average": None if average == "none" else average, "zero_division": np.nan}
@@ -83,6 +85,7 @@ def test_classes_without_samples_equal_sklearn(average: str) -> None:
         np.testing.assert_allclose(value(metric, LOGITS, TARGETS), score(TARGETS, PREDICTED, **arguments), rtol=2e-7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("average", ["macro", "weighted"])
 @pytest.mark.parametrize("predicted", [[1, 2], [1, 1]])
 def test_classes_without_labels_equal_sklearn(average: str, predicted: list[int]) -> None:
@@ -96,6 +99,7 @@ def test_classes_without_labels_equal_sklearn(average: str, predicted: list[int]
     assert actual == 0
 
 
+@pytest.mark.full
 def test_negative_zero_equals_positive_zero() -> None:
     logits = np.array(2 * [[-0.0, 0.0, -1.0, -1.0], [0.0, -0.0, -1.0, -1.0], [-1.0, -0.0, 0.0, -1.0]], np.float32)
     targets = np.array([0, 0, 1, 0, 0, 1])
@@ -112,6 +116,7 @@ BOTH = np.stack([np.full(6, 2, np.float32), SCORE + 2], 1)
 YES = np.array([0, 1, 1, 0, 1, 1])
 
 
+@pytest.mark.full
 def test_one_score_for_two_classes() -> None:
     expected = sklearn_metrics.f1_score(YES, (PROBABILITIES > 0.75).astype(int))
     for metric, logits, targets in (
@@ -121,6 +126,7 @@ def test_one_score_for_two_classes() -> None:
         np.testing.assert_allclose(value(metric, logits, targets), expected, rtol=2e-7)
 
 
+@pytest.mark.full
 def test_probability_of_one_half_predicts_class_0() -> None:
     expected = sklearn_metrics.f1_score(YES, (PROBABILITIES > 0.5).astype(int))
     for metric, logits in ((FBeta(2, average="binary"), BOTH), (FBeta(1), SCORE), (FBeta(1, threshold=0.5), SCORE)):
@@ -138,6 +144,7 @@ def test_one_score_with_labels_of_any_shape_and_dtype(shape: tuple[int, ...], dt
     np.testing.assert_allclose(value(FBeta(1, ignore_label=-1), SCORE.reshape(shape), labels), expected, rtol=2e-7)
 
 
+@pytest.mark.full
 def test_ignored_labels_do_not_count() -> None:
     logits = np.tile(np.array([[1.0, -1], [1, 1], [-1, 1]], np.float32), (2, 1))
     targets = np.tile(np.array([[1, -1], [0, 1], [-1, 1]]), (2, 1))

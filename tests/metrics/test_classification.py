@@ -68,6 +68,7 @@ def test_by_hand(metric: Metric, targets: list[int], mask: list[Any] | None, exp
     np.testing.assert_equal(value(metric, ROWS, targets, mask), np.float32(expected))
 
 
+@pytest.mark.full
 @few_examples
 @given(st.data())
 def test_ranks_with_ties_equal_numpy(data: st.DataObject) -> None:

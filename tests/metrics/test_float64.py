@@ -74,6 +74,7 @@ def epoch_values(cases: list[Case], kind: str, data: Data) -> list[Any]:
 FULL = [pytest.param(kind, marks=pytest.mark.full) for kind in ("number", "classes", "tokens")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["numbers", *FULL])
 def test_values_of_close_numbers_equal_float64(kind: str) -> None:
     cases = [case for case in BY_ROWS + COLLECTED if case.kind == kind and not isinstance(case.metric, UNAFFECTED)]
@@ -88,6 +89,7 @@ def test_values_of_close_numbers_equal_float64(kind: str) -> None:
         assert abs(other - expected) > 1e-3 * abs(expected)  # the data show rounding to float32
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_int64_is_not_rounded_to_float32(dtype: type) -> None:
     """Integers of 32 bits become float32, in which numbers around 2**26 are 8 apart."""
@@ -102,6 +104,7 @@ def test_int64_is_not_rounded_to_float32(dtype: type) -> None:
     assert (abs(rank - stats.spearmanr(predictions, targets)[0]) < 1e-6) == is_near
 
 
+@pytest.mark.full
 def test_values_of_close_images_equal_float64() -> None:
     metrics = pytest.importorskip("skimage.metrics")
 
@@ -124,6 +127,7 @@ def test_values_of_close_images_equal_float64() -> None:
                 assert (abs(value - expected) < 1e-6 * expected) == is_near
 
 
+@pytest.mark.full
 def test_moments_of_float64_keep_48_bits() -> None:
     numbers = 1e9 + np.arange(12.0).reshape(4, 3, 1) / 8
     with jax.enable_x64(True):
@@ -179,6 +183,7 @@ def test_evaluation_in_float64(tmp_path: Any) -> None:
     assert values == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.full
 def test_run_within_enable_x64(tmp_path: Any) -> None:
     x = np.linspace(1, 2, 8)
     batches, root = [{"x": x[:4], "y": x[:4] ** 0.5}, {"x": x[4:], "y": x[4:] ** 0.5}], np.sqrt(2.0)

@@ -83,6 +83,7 @@ def expected(model):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     some([{"splits": ["valid"]}, {"devices": 3}, {"grads_accumulation": 2}], [{"splits": ["valid"]}]),

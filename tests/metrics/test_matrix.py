@@ -113,6 +113,7 @@ def test_tokens_are_rows() -> None:
 # -- agreement ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("metric", "score", "arguments"),
     [
@@ -131,6 +132,7 @@ def test_values_equal_sklearn(metric: Metric, score: Any, arguments: Any) -> Non
     assert value_of(metric, np.diag([3, 0, 41])) == pytest.approx(1, abs=1.2e-7)
 
 
+@pytest.mark.full
 def test_missing_class_changes_distances_only() -> None:
     matrix = [[30, 0, 4], [0, 0, 0], [5, 0, 11]]
     labels, predicted = np.repeat([0, 0, 2, 2], [30, 4, 5, 11]), np.repeat([0, 2, 0, 2], [30, 4, 5, 11])
@@ -140,6 +142,7 @@ def test_missing_class_changes_distances_only() -> None:
     assert value_of(PLAIN, matrix) == pytest.approx(expected, abs=2e-7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("metric", [Matthews(3), PLAIN, LINEAR], ids=lambda m: m.name)
 def test_one_class_only_is_nan(metric: Metric) -> None:
     assert np.isnan(value_of(metric, np.diag([9, 0, 0])))

@@ -27,6 +27,7 @@ def history(tmp_path, step, *metrics, **data):
     return learner.fit({"x": X, **data}, {"x": X, **data}).history
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [dict_step, pytest.param(output_step, marks=pytest.mark.full)])
 def test_batches_are_weighted_by_their_rows(tmp_path, step):
     values = history(tmp_path, step, FieldMean("scalar"), FieldMean("rows", name="Rows"), FieldMean("twice"))
@@ -43,6 +44,7 @@ def custom_update(state, batch, lr, rng):
     return state, dict_step(state, batch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "steps",
     [{"train_step": gradients_step}, pytest.param({"update": custom_update}, marks=pytest.mark.full)],
@@ -62,6 +64,7 @@ class OwnRows(MeanMetric):
         return state.add(output.rows, rows_mask(output))
 
 
+@pytest.mark.full
 def test_masked_rows_do_not_count(tmp_path):
     def step(model, batch):
         values, mask = batch["x"][:, 0], batch["mask"]
@@ -72,6 +75,7 @@ def test_masked_rows_do_not_count(tmp_path):
     assert [values["valid/rows"], values["valid/Own"]] == [[pytest.approx((1 + 3 + 10) / 3)]] * 2
 
 
+@pytest.mark.full
 def test_custom_mean_of_a_scalar_needs_a_weight(tmp_path):
     class Own(MeanMetric):
         name, fields, weighted = "Own", ("scalar",), False

@@ -36,6 +36,7 @@ def data(offset: float, spread: float) -> tuple[np.ndarray, np.ndarray]:
     return targets, (targets + spread * 0.7 * noise[1] + spread).astype(np.float32)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("offset", "spread"), [(0, 1), (1e4, 1), (-1e4, 0.05), (3e-5, 1e-6), (1e6, 1e12), (1e4, 1e17)], ids=str
 )
@@ -51,6 +52,7 @@ def test_values_equal_float64(offset: float, spread: float) -> None:
     np.testing.assert_allclose(state.xx, [exact[0].var() * ROWS], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_many_rows_do_not_drift() -> None:
     """A hundred million rows far from 0: states are doubled by merging, then merged with many small batches."""
     targets, predictions = data(1e4, 1)

@@ -44,6 +44,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.full
 @CASE
 @MASKED
 @pytest.mark.parametrize("sizes", [(7,), pytest.param((1, 8, ROWS), marks=pytest.mark.full)], ids=["7", "more"])
@@ -58,6 +59,7 @@ def test_values_for_every_batch_size(case, masked, sizes):
         np.testing.assert_allclose(value, np.float32(expected), rtol=0 if case.exact else tolerance, err_msg=f"{size}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", COLLECTED, ids=str)
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "all"])
 def test_values_of_collected_rows_for_every_batch_size(case, masked):

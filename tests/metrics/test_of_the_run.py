@@ -110,6 +110,7 @@ def test_overflowing_step_does_not_count(tmp_path):
     assert values["Parameter Norm"] == pytest.approx(np.sqrt(25 + 100**2), rel=1e-6)
 
 
+@pytest.mark.full
 def test_norms_are_computed_only_if_required(tmp_path):
     seen = []
 

@@ -35,6 +35,7 @@ def value(metric, *outputs):
 SAT = rows([[2, 3, 4, 5, 1, 7], [7, 8, 1, 0, 0, 0]], [[2, 3, 9, 8, 1], [7, 10, 8, 1, 0]])  # the cat sat, a mat
 
 
+@pytest.mark.full
 def test_words():
     """ "the cat sat" for "the cat on mat" needs 2 edits, "a mat" for "a   mat" none: 2 of 6 words."""
     metric = OnText(WordErrorRate(eos_id=1), decode)

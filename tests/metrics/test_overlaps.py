@@ -38,6 +38,7 @@ TWO = output(
 )  # intersection and union of class 0: 1 of 2; of class 1: 2 of 4; of class 2: 1 of 2
 
 
+@pytest.mark.full
 def test_by_hand():
     np.testing.assert_allclose(value(IoUPerClass(3), TWO), [1 / 2, 2 / 4, 1 / 2])
     np.testing.assert_allclose(value(DicePerClass(3), TWO), [2 / 3, 4 / 6, 2 / 3])
@@ -125,6 +126,7 @@ def test_scores_are_refused():
         value(Dice(2), types.SimpleNamespace(predictions=jnp.ones((1, 2), int), targets=jnp.ones((1, 1), int)))
 
 
+@pytest.mark.full
 def test_fewer_classes_than_logits_are_refused():
     """Pixels of the third class would not count, and the mean over the others would look good."""
     segmentation = SegmentationOutput.from_logits(jnp.zeros((1, 1, 2, 3)), jnp.array([[[0, 2]]]))

@@ -108,6 +108,7 @@ def test_masked_and_invalid_rows(metric: Any, score: Any) -> None:
     assert np.isnan(metric().compute(rows(scores[:, :1], labels[:, 0] + 3)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "row", [[0, np.inf], pytest.param([-np.inf, -np.inf], marks=pytest.mark.full)], ids=["inf", "-inf"]
 )
@@ -190,6 +191,7 @@ def precision_bound(hits: np.ndarray, false: np.ndarray) -> float:
     return float((hits / hits.sum() * (best - worst)).sum())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("metric", "exact", "bound"),
     [(BinnedAUROC, AREA, area_bound), (BinnedAveragePrecision, PRECISION, precision_bound)],

@@ -83,6 +83,7 @@ def test_masked_eos_is_ignored():
     assert read_pairs(Ends("M", None, 9), output)[:2] == ([[1]], [[3]])
 
 
+@pytest.mark.full
 def test_masks_of_rows_and_of_tokens():
     rows = generated([[1, 2], [3, 4]], [[1, 2, 3], [4, 5, 6]], mask=[1, 0])
     assert read_pairs(Ends("M", None, None), rows) == ([[1, 2], []], [[1, 2, 3], []], [True, False])

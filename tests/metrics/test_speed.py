@@ -84,6 +84,7 @@ def test_wrong_peaks(peak) -> None:
         ModelFlopsUtilization(peak)
 
 
+@pytest.mark.full
 def test_flops_of_a_run(tmp_path) -> None:
     """Both metrics count the FLOPs of the same steps and time, so their quotient is the peak of the devices."""
     metrics = FlopsPerSecond(), ModelFlopsUtilization(5e9), RowsPerSecond()
@@ -103,6 +104,7 @@ def test_flops_of_a_run(tmp_path) -> None:
     assert "valid/FLOPs per Second" not in history
 
 
+@pytest.mark.full
 def test_utilization_of_a_cpu_is_nan(tmp_path) -> None:
     assert peak_of(jax.devices()[0].device_kind) is None
     builder = quiet(tmp_path / "run").metrics(ModelFlopsUtilization()).with_batch_size(8)

@@ -107,6 +107,7 @@ def adapted(**arguments):
     return Adapted(nnx.metrics.Accuracy(), name="Theirs", logits="logits", labels="targets", **arguments)
 
 
+@pytest.mark.full
 def test_numbers_of_groups():
     """Groups may be given as texts, as from a config, as NumPy integers, or as booleans."""
     assert value(Subset(MeanAbsoluteError(), "group", np.int64(1)), ROWS) == 1.5
@@ -184,6 +185,7 @@ def test_table_of_a_group_without_rows():
     )
 
 
+@pytest.mark.full
 def test_ranks_of_groups_in_a_run(tmp_path):
     """Groups and scores of a row stay together in any order of rows."""
 

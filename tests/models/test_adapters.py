@@ -157,6 +157,7 @@ def test_python_number_in_a_module_is_rejected(wrap):
         adapter_of(Scaled())
 
 
+@pytest.mark.full
 def test_shared_parameters_stay_shared():
     step, _, after = after_one_step("nnx")
     assert "layers.1.kernel" not in named_leaves(step.adapter.params)
@@ -168,6 +169,7 @@ def test_shared_parameters_stay_shared():
 # -- modes -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pairwise("nnx", "equinox_state")
 def test_training_updates_the_statistics_and_evaluation_does_not(case):
     step, state, after = after_one_step(case.name)
@@ -189,6 +191,7 @@ def test_training_updates_the_statistics_and_evaluation_does_not(case):
     assert_equal_arrays(unchanged, arrays)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES[:1] + CASES[2:3], ids=str)
 def test_running_statistics_are_those_of_the_activations(case):
     step, _, state = after_one_step(case.name)
@@ -229,6 +232,7 @@ def losses_with(step: StepFunctions, keys: list[Any]) -> list[float]:
     return [float(loss(key)) for key in keys]
 
 
+@pytest.mark.full
 @pairwise("linen", "equinox")
 def test_random_masks_are_a_function_of_the_key(case):
     step = step_of(case)
@@ -237,6 +241,7 @@ def test_random_masks_are_a_function_of_the_key(case):
     assert (one != other) == case.random
 
 
+@pytest.mark.full
 def test_random_masks_do_not_depend_on_the_streams_of_the_model():
     fresh, used = Everything(), Everything()
     used.drop.rngs = nnx.Rngs(99).dropout.fork()
@@ -279,6 +284,7 @@ def test_masks_differ_between_streams_and_calls():
         assert not np.array_equal(masks[i], masks[i - 1])
 
 
+@pytest.mark.full
 def test_members_of_a_vmapped_model_draw_different_masks():
     adapter = adapter_of(Ensemble())
     model = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
@@ -378,6 +384,7 @@ def test_linen_streams_that_are_given_to_a_call():
 # -- what is differentiated --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pairwise("nnx_vmapped")
 def test_untrainable_parameters_do_not_change(case):
     step = step_of(case, trainable=lambda path, x: case.head in path)
@@ -436,6 +443,7 @@ FILTERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FILTERS)
 def test_nnx_filters_choose_what_is_trained(name):
     given, expected = FILTERS[name]
@@ -529,6 +537,7 @@ class LinenAdding(nn.Module):
         return nn.BatchNorm(use_running_average=False)(nn.Dense(2)(x))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("more", [False, True])
 def test_a_linen_step_that_adds_variables(more):
     module = LinenAdding()
@@ -639,11 +648,13 @@ def test_equinox_is_recognised_without_being_imported(monkeypatch):
     assert "equinox" not in sys.modules
 
 
+@pytest.mark.full
 def test_kind_of_each_adapter():
     kinds = [adapter_of(case.make()).kind for case in CASES]
     assert kinds == ["flax.nnx", "flax.nnx", "flax.linen", "equinox", "equinox", "pytree", "pytree"]
 
 
+@pytest.mark.full
 def test_an_adapter_takes_the_gradients_of_its_library():
     model = Everything()
     adapter: ModelAdapter = adapter_of(model)
@@ -683,6 +694,7 @@ def as_arrays(adapter: ModelAdapter) -> Any:
     return jax.tree.map(jnp.asarray, (adapter.params, adapter.model_state))
 
 
+@pytest.mark.full
 @all_cases
 def test_model_made_in_a_program_equals_the_functions(case: Case) -> None:
     calls = []

@@ -123,6 +123,7 @@ def test_abstract_model_has_equal_info():
     assert model_json(array_infos(adapter, adapter.params, adapter.model_state)) == info_of(Net())
 
 
+@pytest.mark.full
 def test_run_writes_model_json_at_start_and_on_resuming(tmp_path):
     """The contents are equal. A foreign link is rejected, and not followed."""
     place = tmp_path / "run" / "model.json"
@@ -153,6 +154,7 @@ def test_run_killed_early_has_model_json(tmp_path):
     assert json.loads((tmp_path / "run" / "model.json").read_text())["parameters"] == 4
 
 
+@pytest.mark.full
 def test_frozen_parts_and_dtypes_of_a_run(tmp_path):
     """The dtypes are those of training."""
     model = {name: x.astype(jnp.bfloat16) for name, x in line().items()}
@@ -166,6 +168,7 @@ def test_frozen_parts_and_dtypes_of_a_run(tmp_path):
     ]
 
 
+@pytest.mark.full
 def test_the_optimizers_in_the_state_of_an_update_are_no_parameters(tmp_path):
     optimizers = {"ema": Optimizer(Ema(optax.sgd)), "adam": Optimizer(optax.adam)}
 

@@ -17,6 +17,7 @@ from tests.support.codes import raises_code
 from tests.support.runs import Net, batches, bits, build_line, line, line_step, quiet, shuffled, valid_data
 
 
+@pytest.mark.full
 def test_frozen_parameters_keep_their_bits_and_have_no_state(tmp_path):
     model = Net()
     learner = quiet(tmp_path / "run").num_epochs(2).freeze("^hidden", "norm").build(model, optax.adam, 0.01)
@@ -33,6 +34,7 @@ def test_frozen_parameters_keep_their_bits_and_have_no_state(tmp_path):
     assert "15 parameters in 2 arrays" in log
 
 
+@pytest.mark.full
 def test_no_gradient_of_frozen_parameters_is_computed(tmp_path):
     backward = []
 
@@ -57,6 +59,7 @@ class Head(linen.Module):
         return linen.Dense(3, name="head")(linen.Dense(4, name="body")(x))
 
 
+@pytest.mark.full
 def test_linen_and_a_filter_of_nnx(tmp_path):
     module = Head()
     variables = module.init(jax.random.key(0), jnp.ones((1, 3)))
@@ -145,6 +148,7 @@ def test_statistics_are_no_parameters(tmp_path):
         quiet(tmp_path / "run").freeze("n").build({"w": jnp.ones(2), "n": jnp.array(3)}, optax.sgd, 0.1)
 
 
+@pytest.mark.full
 def test_integers_of_a_model_are_not_called_frozen(tmp_path):
     model = {**line(), "n": jnp.array(1)}
     build = quiet(tmp_path / "run").build
@@ -164,6 +168,7 @@ def test_custom_updates_cannot_be_frozen(tmp_path):
         quiet(tmp_path / "run").freeze("w").build({"w": jnp.ones(2)}, None, 0.1, update=update)
 
 
+@pytest.mark.full
 def test_the_optimizers_state_of_a_frozen_run_is_read(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).freeze("^b")
     build_line(builder, optimizer=optax.adam).fit(batches())

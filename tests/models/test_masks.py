@@ -17,6 +17,7 @@ from tests.support.runs import arrays, batches, line, line_step, quiet
 from tests.support.small_models import CASES
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_mask_selects_trained_parameters(case):
     model = case.make()
@@ -34,6 +35,7 @@ def test_a_state_of_nnx_with_booleans():
     assert list(named_leaves(adapter_of(model, mask).params)) == ["kernel"]
 
 
+@pytest.mark.full
 def test_a_masked_run_changes_what_an_optimizer_with_that_mask_does(tmp_path):
     mask = {"w": True, "b": False}
     builder = quiet(tmp_path / "run").num_steps(3)
@@ -89,6 +91,7 @@ class Tied(nnx.Module):
         return {"loss": self.tied(self.drop(self.body(batch["x"]))).mean()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [Tied, lambda: Tied], ids=["made", "function"])
 def test_modules_without_arrays_and_second_paths_are_known(make, tmp_path):
     build = lambda **mask: quiet(tmp_path / "run").build(make(), optax.sgd, 0.1, trainable=mask)  # noqa: E731

@@ -65,6 +65,7 @@ def test_partition_of_a_partition_has_no_removed_parameters():
         partition_params(rest, "conv1")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", some(CASES, {CASES[2], CASES[5]}), ids=str)
 def test_parameters_are_replaced_in_a_model(case):
     """Replace all parameters by their value plus one hundred; the given model and everything else stay unchanged."""
@@ -111,6 +112,7 @@ def test_trainable_argument():
     assert names(trainable_params(Everything(), nnx.PathContains("norm"))) == ["norm.bias", "norm.scale"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", some(CASES, {CASES[1], CASES[2], CASES[3]}), ids=str)
 def test_modes(case):
     model = case.make()

@@ -26,6 +26,7 @@ def updates(optimizer):
     return {name: (-x).tolist() for name, x in changed.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
@@ -61,6 +62,7 @@ def test_invalid_limits(limits, code, values):
         Clipped(optax.sgd, **limits)
 
 
+@pytest.mark.full
 def test_noise_has_the_variance_that_was_asked_for_and_falls():
     transform = Noisy(optax.sgd, eta=0.25, gamma=2.0, seed=1)(1.0)
     zeros = {"w": jnp.zeros(20_000)}
@@ -78,6 +80,7 @@ class Block(nnx.Module):
         self.norm = nnx.LayerNorm(4, rngs=rngs)
 
 
+@pytest.mark.full
 def test_biases_and_norms_do_not_decay_in_stacked_layers_too():
     one = nnx.as_pure(nnx.state(Block(nnx.Rngs(0)), nnx.Param))
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), one)

@@ -155,6 +155,7 @@ def test_weight_decay_of_a_wrapped_optimizer():
     assert inner.optimizer.optimizer.keywords == {"weight_decay": 0.5}
 
 
+@pytest.mark.full
 def test_a_run_trains_each_group_at_its_rate(tmp_path):
     """Compare with SGD by hand: `b` at a tenth of the rate."""
     grouped = Groups(optax.sgd, [Group("^b$", lr=0.1)])

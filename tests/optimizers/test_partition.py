@@ -44,6 +44,7 @@ def test_the_registry_has_all_of_them():
     assert len(ALL) > 45
 
 
+@pytest.mark.full
 def test_a_line_search_in_a_group_is_along_its_part(tmp_path):
     """L-BFGS trains the weights, the bias stays as it is: the weights are the least-squares solution for the
     residual.
@@ -57,6 +58,7 @@ def test_a_line_search_in_a_group_is_along_its_part(tmp_path):
     np.testing.assert_allclose(result.model["w"], expected, atol=1e-3)
 
 
+@pytest.mark.full
 def test_repeated_gradient_is_that_of_the_part(tmp_path):
     """A step of SAM on the bias alone, by hand: up by 0.1 of its gradient, and down by the gradient there."""
 
@@ -72,6 +74,7 @@ def test_repeated_gradient_is_that_of_the_part(tmp_path):
     np.testing.assert_allclose(result.model["w"], 0.05 * 2 * x.T @ t / len(x), rtol=1e-4)
 
 
+@pytest.mark.full
 def test_arguments_beside_the_gradients_are_those_of_the_part():
     seen = []
 

@@ -40,6 +40,7 @@ def sums_of(builder, optimizer, lr=0.5, data=None):
     return float(-model["w"][0, 0]), float(-model["b"][0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("set_length", "lr", "expected"),
     [
@@ -61,6 +62,7 @@ def test_a_group_counts_with_the_length_of_the_run(tmp_path, set_length, lr, exp
     assert steps is not None  # the other parameters have the run's rate
 
 
+@pytest.mark.full
 def test_skipped_step_counts_for_the_schedule(tmp_path):
     """As for the run's schedule: the fourth step of six has half of the rate, whatever happened to the others."""
     data = batches()
@@ -106,6 +108,7 @@ def test_schedule_inside_a_custom_function_is_unresolved(tmp_path):
         build_line(quiet(tmp_path / "run"), optimizer=lambda lr: grouped(DOWN)(lr))
 
 
+@pytest.mark.full
 def test_custom_loops_get_the_length_from_the_training_data(tmp_path):
     without = build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN))
     with raises_code("schedule-length-needed", "0", "first=0.1"):
@@ -117,11 +120,13 @@ def test_custom_loops_get_the_length_from_the_training_data(tmp_path):
     assert float(-state.params["b"][0]) == pytest.approx(0.1 + 0.1 * 5 / 6)
 
 
+@pytest.mark.full
 def test_evaluating_needs_no_length(tmp_path):
     expected = build_line(quiet(tmp_path / "run"), 0.1).evaluate(valid_data())
     assert build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN)).evaluate(valid_data()) == expected
 
 
+@pytest.mark.full
 def test_range_test_has_its_own_length(tmp_path):
     """In it, groups are trained at their own rates."""
     learner = build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN, match="^w"))
@@ -164,6 +169,7 @@ def test_extended_run_has_the_schedule_of_its_new_length(tmp_path):
     assert state is not None
 
 
+@pytest.mark.full
 def test_group_with_zero_rate_at_the_end_warns(tmp_path):
     memory = MemoryLogger()
     build_line(quiet(tmp_path / "run").metric_loggers(memory), optimizer=grouped(Cosine(0.1, over=4))).fit(batches())

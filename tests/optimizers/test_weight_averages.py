@@ -129,6 +129,7 @@ def test_on_several_devices(tmp_path, strategy):
     close(load_model(tmp_path / "run" / "checkpoint" / "model-2.mpk", line()), expected)
 
 
+@pytest.mark.full
 def test_schedule_free_optimizers_are_evaluated_at_their_average(tmp_path):
     """As `optax.contrib.schedule_free_eval_params` in a hand-written loop."""
     make = functools.partial(optax.contrib.schedule_free_sgd, b1=0.9)
@@ -157,6 +158,7 @@ def test_a_group_may_be_averaged_alone():
     assert {name: float(x) for name, x in eval_params(params, state).items()} == {"w": 2.0, "b": 5.0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -40,6 +40,7 @@ def server(tmp_path, monkeypatch):
         yield server
 
 
+@pytest.mark.full
 def test_push_pull_and_load(server, tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2).metrics(Accuracy(), LastRow())
     learner = builder.build(line(3, 3), optax.sgd, 0.1, train_step=class_step, valid_step=class_step)
@@ -60,6 +61,7 @@ def test_push_pull_and_load(server, tmp_path):
     assert card.data.license == "mit"
 
 
+@pytest.mark.full
 def test_contents_of_the_card(server, tmp_path):
     export = export_model(tmp_path / "out", line(), X, function=line_predictions, platforms=["cpu"])
     card = {"datasets": ["mnist"], "pipeline_tag": "image-classification", "tags": ["digits"]}

@@ -81,6 +81,7 @@ print(program.platforms)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", some(MODELS, ["nnx", "a dict"]))
 def test_outputs_equal_the_model(tmp_path, kind):
     make, function, inputs = MODELS[kind]
@@ -97,6 +98,7 @@ def test_outputs_equal_the_model(tmp_path, kind):
             np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.full
 def test_process_without_learner_runs_the_best_model(tmp_path):
     result = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(shuffled(), valid_data())
     path = result.export(tmp_path / "out", X, function=line_predictions)
@@ -175,6 +177,7 @@ def test_last_model_of_a_run_without_checkpoints(tmp_path):
     assert result.export(tmp_path / "out", {"x": X}, best=False, function=predict).is_dir()
 
 
+@pytest.mark.full
 def test_card_of_a_restored_model(tmp_path):
     def scripted_step(model, batch):
         return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])

@@ -15,6 +15,7 @@ from tests.support.small_models import CASES, assert_equal_arrays
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
+@pytest.mark.full
 def test_paths_of_each_library():
     paths = {case.name: list(leaves_of(case.make()).arrays) for case in CASES}
     assert [p for p in paths["nnx"] if p.startswith(("drop", "norm"))] == [

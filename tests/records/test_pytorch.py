@@ -99,6 +99,7 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 def test_mlp(tmp_path):
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(4, 6, rngs=rngs), nnx.relu, nnx.Linear(6, 3, rngs=rngs))
@@ -107,6 +108,7 @@ def test_mlp(tmp_path):
     assert_close(loaded(jnp.asarray(X)), EXPECTED_MLP)
 
 
+@pytest.mark.full
 def test_cnn_in_nnx():
     reports = []
     model = read(CNN, NnxCNN(nnx.Rngs(0)), report=reports.append)
@@ -116,6 +118,7 @@ def test_cnn_in_nnx():
     assert reports[0].renamed["norm.mean"] == "norm.running_mean"
 
 
+@pytest.mark.full
 def test_cnn_in_linen():
     module, x = LinenCNN(), jnp.asarray(IMAGES.transpose(0, 2, 3, 1))
     model = read(CNN, Linen(module, module.init(jax.random.key(0), x)))
@@ -177,6 +180,7 @@ def test_axes_of_kernels(shape, turned):
         assert converted.arrays["a.kernel"].data[(*index[2:], index[1], index[0])] == weight[index]
 
 
+@pytest.mark.full
 def test_differences_are_listed_with_paths_of_the_file():
     weights = {**CNN, "extra.weight": numbers(2), "head.weight": numbers(3, 79)}
     with pytest.raises(LearnerError) as caught:
@@ -218,6 +222,7 @@ class NnxAttention(nnx.Module):
         self.attn = nnx.MultiHeadAttention(2, 6, decode=False, rngs=nnx.Rngs(0), **options)
 
 
+@pytest.mark.full
 def test_attention_in_nnx():
     reports = []
     model = read(ATTENTION, NnxAttention(), report=reports.append)
@@ -228,6 +233,7 @@ def test_attention_in_nnx():
     assert line in str(reports[0]).split("\n")
 
 
+@pytest.mark.full
 def test_attention_in_equinox():
     import equinox as eqx
 
@@ -237,6 +243,7 @@ def test_attention_in_equinox():
     np.testing.assert_allclose(actual, attention(WORDS), atol=1e-5)
 
 
+@pytest.mark.full
 def test_separate_projections():
     """`MultiheadAttention(kdim=, vdim=)` and Hugging Face's models store one array per projection."""
     weights = {path: x for path, x in ATTENTION.items() if "in_proj" not in path}
@@ -290,6 +297,7 @@ def gru_with_both_biases():
     return cell
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("weights", "cell"),
     [
@@ -306,6 +314,7 @@ def test_recurrent_layers_in_nnx(weights, cell):
     np.testing.assert_allclose(model(jnp.asarray(WORDS)), outputs(weights, WORDS), atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("weights", "cell"), [(LSTM, nn.LSTMCell), FULL(LSTM, nn.OptimizedLSTMCell), FULL(GRU, nn.GRUCell)]
 )
@@ -315,6 +324,7 @@ def test_recurrent_layers_in_linen(weights, cell):
     np.testing.assert_allclose(model(x), outputs(weights, WORDS), atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["LSTM", FULL("GRU")])
 def test_recurrent_cells_in_equinox(name):
     import equinox as eqx
@@ -328,6 +338,7 @@ def test_recurrent_cells_in_equinox(name):
     np.testing.assert_allclose(actual, outputs(weights, WORDS)[0], atol=1e-5)
 
 
+@pytest.mark.full
 def test_layers_and_directions_of_a_recurrent_layer():
     rngs = nnx.Rngs(0)
     one, two = (nnx.RNN(nnx.SimpleCell(6, 3, rngs=rngs)) for _ in range(2))
@@ -342,6 +353,7 @@ def test_layers_and_directions_of_a_recurrent_layer():
     np.testing.assert_allclose(actual, np.concatenate([forward, backward], -1), atol=1e-5)
 
 
+@pytest.mark.full
 def test_gru_bias_that_flax_lacks():
     model = nnx.RNN(nnx.GRUCell(6, 3, rngs=nnx.Rngs(0)))
     with raises_code("record-model-differs", "bias_hh_l0[6:9]", "cell.dense_h = nnx.Linear(3, 9, rngs=rngs)"):
@@ -380,6 +392,7 @@ def test_transposed_convolutions_in_nnx(transpose_kernel):
     np.testing.assert_allclose(actual, conv_transpose(IMAGES, *weights.values(), stride=2), atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("groups", [FULL(1), 3])
 def test_transposed_convolutions_in_equinox(groups):
     import equinox as eqx

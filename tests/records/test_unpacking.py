@@ -392,6 +392,7 @@ MANY = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", MANY)
 def test_many_small_values_take_no_memory(case):
     """Without a limit, each byte of such a file would become 20 to 30 bytes of Python objects."""

@@ -62,6 +62,7 @@ def saves_of(directory):
     return [entry["step"] for entry in journal_of(directory) if entry["event"] == "save"]
 
 
+@pytest.mark.full
 def test_the_best_of_short_epochs_with_the_defaults(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
     models = models_of(builder)
@@ -76,12 +77,14 @@ def test_the_best_of_short_epochs_with_the_defaults(tmp_path):
     assert marks == {2: True, 6: False}
 
 
+@pytest.mark.full
 def test_the_best_may_be_the_last_and_is_written_once(tmp_path):
     result = build(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(shuffled(), scripted(2.0, 1.0))
     assert saves_of(tmp_path / "run") == [2 * STEPS]
     assert model_bits(result.best_model) == model_bits(result.model)
 
 
+@pytest.mark.full
 def test_best_is_saved_before_each_checkpoint(tmp_path):
     """A killed run resumes from the newest checkpoint, and repeats all training that could be better than the best on
     disk.
@@ -122,6 +125,7 @@ def test_best_by_another_monitor(tmp_path):
     assert load_checkpoint(tmp_path / "run").score == pytest.approx(0.08)
 
 
+@pytest.mark.full
 def test_a_validation_inside_an_epoch_may_be_the_best(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2).valid_every(steps=4)
     build(builder).fit(shuffled(), scripted(3.0, 2.0, 1.0, 4.0))
@@ -160,6 +164,7 @@ def whole(uninterrupted):
     return uninterrupted[1]
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_complete_run(whole, tmp_path):
     assert whole["checkpoints"] == [STEPS, 4 * STEPS]
     alone = OftenBest().fit(OftenBest().build(tmp_path / "run").with_file_checkpointer(None))
@@ -177,6 +182,7 @@ def test_stopped_run_has_its_best_and_resumes_to_the_bit(tmp_path, whole, step):
     same(all_of(directory, kind.fit(kind.build(directory).resume())), whole)
 
 
+@pytest.mark.full
 def test_resumed_from_the_best_to_the_bit(tmp_path, uninterrupted):
     whole, expected = uninterrupted
     directory, kind = shutil.copytree(whole, tmp_path / "run"), OftenBest()
@@ -185,6 +191,7 @@ def test_resumed_from_the_best_to_the_bit(tmp_path, uninterrupted):
     assert checkpoint_bits(directory, STEPS) == before
 
 
+@pytest.mark.full
 def test_a_run_that_fails_saves_its_best_first(tmp_path, whole):
     directory, kind = tmp_path / "run", OftenBest()
 
@@ -199,6 +206,7 @@ def test_a_run_that_fails_saves_its_best_first(tmp_path, whole):
     same(all_of(directory, kind.fit(kind.build(directory).resume())), whole)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("epoch", some([1, 2], {1}))
 def test_hook_that_fails_at_the_end_of_an_epoch_keeps_the_epoch(tmp_path, whole, epoch):
     """The first epoch is the best. A run that resumes from it calls the hook again."""
@@ -216,6 +224,7 @@ def test_hook_that_fails_at_the_end_of_an_epoch_keeps_the_epoch(tmp_path, whole,
     same(all_of(directory, result), whole)
 
 
+@pytest.mark.full
 def test_last_epoch_is_saved_once_its_hook_succeeds(tmp_path):
     directory, kind, called = tmp_path / "run", OftenBest(), []
 
@@ -228,6 +237,7 @@ def test_last_epoch_is_saved_once_its_hook_succeeds(tmp_path):
     assert (called, saved_steps(directory)) == ([1], [STEPS])
 
 
+@pytest.mark.full
 def test_a_model_that_a_hook_has_changed_is_not_changed_twice(tmp_path):
     """The copy must not contain the change of the first hook, which a run that resumes from it calls again."""
     directory, kind = tmp_path / "run", OftenBest()
@@ -258,6 +268,7 @@ class FailsAtTheThird(CollectingMetric):
         return 0.0
 
 
+@pytest.mark.full
 def test_run_whose_reporter_fails_saves_its_best_first(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(4).metric_valid(FailsAtTheThird())
     with pytest.raises(CrashError):
@@ -266,6 +277,7 @@ def test_run_whose_reporter_fails_saves_its_best_first(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == 2
 
 
+@pytest.mark.full
 def test_nonfinite_error_names_the_best(tmp_path):
     passes = []
 
@@ -282,6 +294,7 @@ def test_nonfinite_error_names_the_best(tmp_path):
     assert saved_steps(tmp_path / "run") == [4]
 
 
+@pytest.mark.full
 def test_a_best_that_could_not_be_written_is_written_at_the_end(tmp_path, monkeypatch):
     failed, save = [], CheckpointStore.save
 
@@ -298,6 +311,7 @@ def test_a_best_that_could_not_be_written_is_written_at_the_end(tmp_path, monkey
     assert saved_steps(tmp_path / "run") == [2 * STEPS, 6 * STEPS]
 
 
+@pytest.mark.full
 def test_waiting_best_is_moved_to_the_host(tmp_path, monkeypatch):
     """As on an accelerator, whose memory is separate from the host's: the waiting state is on the host."""
     moved, to_host = [], learner.checkpoint.best.Snapshot.to_host
@@ -334,6 +348,7 @@ def test_restore_best_makes_the_best_model_the_result(tmp_path):
     assert output.predictions == pytest.approx(np.asarray(line_step(result.model, batch).predictions))
 
 
+@pytest.mark.full
 def test_a_run_with_restore_best_resumes_from_its_last_step(tmp_path):
     """Also after a stop within an epoch, and once the run has ended; the result is the best epoch so far."""
     straight = build(quiet(tmp_path / "straight", saves=True).num_epochs(6))

@@ -73,6 +73,7 @@ def by_hand(*rates):
     return params
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("lr", "second"),
     [
@@ -99,6 +100,7 @@ def test_from_a_plateau_to_a_float(tmp_path):
     np.testing.assert_allclose(result.model["w"], by_hand(0.05, 0.01)["w"], rtol=2e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(["jax", "device", "machine"], {"device"}))
 def test_another_version_or_machine(one_epoch, name):
     """The only warning: the rate is unchanged."""
@@ -140,6 +142,7 @@ def test_allowed_other_metrics_inside_an_epoch(inside):
     np.testing.assert_allclose(result.history["train/Last Row"], np.arange(1, len(targets) + 1) @ targets, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_checkpoint_inside_an_epoch_with_unshared_metric_states(tmp_path):
     """In earlier versions, each metric had its own state; later, metrics with equal keys share one."""
     metrics = R2(), ExplainedVariance()
@@ -202,6 +205,7 @@ def test_early_stopping_state_belongs_to_its_metric(tmp_path):
 LOST = {"train/epoch-2/Loss.log": "resume-log-changed", "journal.jsonl": "resume-log-changed"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lost", some(LOST, {"train/epoch-2/Loss.log"}))
 def test_damaged_logs(inside, lost):
     (inside / lost).write_text("")
@@ -254,6 +258,7 @@ def test_invalid_progress(inside, what):
     assert tree_of(inside) == before
 
 
+@pytest.mark.full
 def test_metrics_in_flight_with_too_large_headers(inside):
     """Headers of zarr and OCDBT determine how much memory is allocated."""
     import orbax.checkpoint as ocp

@@ -209,6 +209,7 @@ def test_allowed_logs_are_repaired(tmp_path):
     assert [line.split(",")[1] for line in lines] == ["4", "4", "4", "final"]  # one of the first two lines was lost
 
 
+@pytest.mark.full
 def test_foreign_directories_are_kept(tmp_path):
     """Directories named by numbers, where checkpoints would be written."""
     (tmp_path / "mine" / "10").mkdir(parents=True)

@@ -219,6 +219,7 @@ HARMLESS = {
 FEW = {"logger that exits"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", some([*FATAL, *HARMLESS], FEW))
 def test_exception_in_each_hook(tmp_path, undisturbed, where):
     directory, memory, out, streams = tmp_path / "run", MemoryLogger(), io.StringIO(), (sys.stdout, sys.stderr)

@@ -156,6 +156,7 @@ def test_new_metric_midway(tmp_path):
         assert numbers_of(tmp_path / f"stopped at {stop}") == numbers_of(tmp_path / "run")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ends", ["well", "badly"])
 def test_not_a_tty(tmp_path, ends):
     """With standard output to a file: a line for each epoch, and the lines about the whole run."""

@@ -114,6 +114,7 @@ def test_in_validation(tmp_path):
     resumes(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_training_step_before_a_validation(tmp_path):
     """Both are dispatched before anything is read, and everything after a failed step fails with its message."""
     change = lambda builder: builder.valid_every(steps=STEPS)  # noqa: E731
@@ -121,12 +122,14 @@ def test_a_training_step_before_a_validation(tmp_path):
     assert fails(run.fit, batches(rows=ROWS), batches(10, 20)).part == "train"
 
 
+@pytest.mark.full
 def test_a_validation_before_a_training_step(tmp_path):
     change = lambda builder: builder.valid_every(steps=2)  # noqa: E731
     run = build(tmp_path / "run", greedy_step(2), greedy_step(10), change)
     assert fails(run.fit, batches(rows=ROWS), batches(10, 20)).part == "valid"
 
 
+@pytest.mark.full
 def test_later_failure_after_a_failed_step(tmp_path, monkeypatch):
     """The loop may receive the later failure first."""
     workers, failed = [], threading.Event()
@@ -163,6 +166,7 @@ def test_first_failing_split_is_named():
     worker.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dispatch", [pytest.param(1, marks=pytest.mark.full), 40])
 def test_accumulated_steps(tmp_path, dispatch):
     """Micro-batches of resident data, which have no buffer."""
@@ -206,6 +210,7 @@ def test_in_a_metric(tmp_path):
     assert fails(build(tmp_path / "run", change=change).fit, batches(rows=ROWS), batches(10, 20)).part == "valid"
 
 
+@pytest.mark.full
 def test_in_the_copy_of_a_save(tmp_path, monkeypatch):
     """The device has space for one state of the run."""
 
@@ -227,6 +232,7 @@ def test_evaluate(tmp_path):
     assert re.match(r"out of memory in the validation 'valid'\. A batch has 10 rows", str(error))
 
 
+@pytest.mark.full
 def test_a_hook_s_own_error_is_left_alone(tmp_path):
     def hook(info, model):
         jax.jit(greedy)(jnp.float32(1)).block_until_ready()

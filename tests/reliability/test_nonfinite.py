@@ -58,6 +58,7 @@ def losses(directory, epoch):
     return [float(line.split(",")[0]) for line in text.splitlines()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dispatch", some([1, 4, 32], {32}))
 def test_nan_visible(tmp_path, dispatch):
     """The error names the step in any dispatch, its value is logged unchanged, nothing after it is, and the previous
@@ -87,6 +88,7 @@ def test_rows_in_memory_are_named(tmp_path):
         build_line(quiet(tmp_path / "run").with_batch_size(4)).fit({"x": x, "t": t})
 
 
+@pytest.mark.full
 def test_advice_without_bad_rows(tmp_path):
     with raises_code("step-nonfinite", "Clipped(optimizer, norm=1.0)", "`learner data`"):
         build_line(quiet(tmp_path / "stream")).fit(Poisoned(2))
@@ -147,6 +149,7 @@ def steep(model, batch):
     return RegressionOutput(jnp.sqrt(jnp.abs(predictions)).mean(), predictions, batch["t"], jnp.float32(4))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accumulate", some([1, 4], {4}))
 def test_gradients_alone(tmp_path, accumulate):
     builder = quiet(tmp_path / "run").grads_accumulation(accumulate)
@@ -208,6 +211,7 @@ def test_skip(tmp_path, dispatch):
     assert [f"the loss of step {step} is not finite" in x for step, x in zip(bad, warnings, strict=True)] == [True] * 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dispatch", some([1, 32], {1}))
 def test_too_many_skips_in_a_row(tmp_path, dispatch):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(3).on_nonfinite("skip", 3).steps_per_dispatch(dispatch)
@@ -263,6 +267,7 @@ def test_validation_may_be_nan(tmp_path):
     assert math.isnan(result.history["valid/Loss"][-1])
 
 
+@pytest.mark.full
 def test_a_custom_update(tmp_path):
     def update(state, batch, lr, rng):
         mean = batch["t"].mean()
@@ -303,6 +308,7 @@ def test_failing_step_is_reported_once(tmp_path, monkeypatch):
     assert (failed.epoch, failed.step) == (line["epoch"], line["step"]) == (1, 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["raise", "ignore"])
 def test_nonfinite_validation_warns_once(tmp_path, policy):
     rows = [{**batch, "x": np.where(batch["x"] == batch["x"].max(), np.nan, batch["x"])} for batch in valid_data()]
@@ -316,6 +322,7 @@ def test_nonfinite_validation_warns_once(tmp_path, policy):
     assert all("valid-dirty" in line and "epoch 1" in line for line in warned)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", [0, 1])
 def test_epoch_without_weight_warns_once(tmp_path, kept):
     def masked(model, batch):
@@ -333,6 +340,7 @@ def test_epoch_without_weight_warns_once(tmp_path, kept):
     assert (model_bits(model) == model_bits(line())) == (kept == 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accumulate", some([1, 2], {2}))
 def test_rows_of_skipped_steps_are_not_collected(tmp_path, accumulate):
     """As in other metrics: the values are those of a run without these steps."""
@@ -373,6 +381,7 @@ def test_nonfinite_parameters_are_not_saved(tmp_path, policy):
     assert log.count("there is no checkpoint of step 3: its loss and gradients were finite") == (policy == "raise")
 
 
+@pytest.mark.full
 def test_next_step_names_a_usable_checkpoint(tmp_path):
     builder = quiet(tmp_path, saves=True).with_file_checkpointer(every_steps=1, keep_last=5)
     with raises_code("step-nonfinite", str(tmp_path / "checkpoint/2"), step=4):

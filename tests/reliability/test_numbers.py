@@ -190,6 +190,7 @@ def test_masked_loss_weight(tmp_path, form, accumulate):
     assert 0 in [batch["mask"].sum() for batch in cut(SEQUENCES, 4)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("step", "data"),
     [
@@ -264,6 +265,7 @@ VALIDATIONS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", some(VALIDATIONS, {"random"}))
 def test_val_does_not_disturb_training(tmp_path, reference, how):
     learner, valid = VALIDATIONS[how](quiet(tmp_path / "run"))
@@ -305,6 +307,7 @@ LOGGINGS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", some(LOGGINGS, {"a bar"}))
 def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
     """The bits and the compiled programs do not change."""

@@ -112,6 +112,7 @@ def test_a_run_with_overflows(tmp_path, dispatch):
     assert result.stopped_by == "num_epochs"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "accumulate", "stop"),
     some([(line, 1, STEPS + 3), (Net, 1, 2), (Net, 2, STEPS), (Net, 2, 5)], {(line, 1, STEPS + 3)}),
@@ -136,6 +137,7 @@ def test_resumed_to_the_bit(tmp_path, model, accumulate, stop):
     assert overflows(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_the_loss_of_a_step_that_overflows_counts(tmp_path):
     """Only its gradients are not finite, also in a run that skips steps with a non-finite loss."""
     histories = []
@@ -264,6 +266,7 @@ def test_parameters_of_another_dtype_are_rejected(tmp_path):
     assert result.model["w"].dtype == jnp.bfloat16
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_float16_outside_of_its_run(tmp_path):
     build_large(quiet(tmp_path / "run").precision(scaled(8.0)).with_file_checkpointer(keep_last=9)).fit(batches())
     loaded = load_checkpoint(tmp_path / "run", "latest", line(), optimizer=optax.adam)

@@ -235,6 +235,7 @@ def test_resume_inside_validation(tmp_path, whole, number, step):
     same(all_of(directory, SAVING.fit(SAVING.build(directory).resume())), whole(SAVING))
 
 
+@pytest.mark.full
 def test_stopping_again_before_an_interrupted_validation_begins(tmp_path):
     """The checkpoint saved then has the logs up to the validation, which has not started in this process."""
 
@@ -403,6 +404,7 @@ def test_resume_twice_and_more_epochs(tmp_path, whole, kind, steps):
     assert [entry["step"] for entry in journal_of(directory) if entry["event"] == "start"][:3] == [0, *steps[:2]]
 
 
+@pytest.mark.full
 def test_a_run_whose_checkpoints_are_lost_keeps_its_logs(tmp_path):
     def fit(**options):
         builder = quiet(tmp_path / "run", saves=True, **options).num_epochs(2)
@@ -469,6 +471,7 @@ def test_resume_finished_run(tmp_path, how, capsys):
     assert line.startswith(f"{tmp_path / 'run'} has nothing left to do: ")
 
 
+@pytest.mark.full
 def test_finished_run_warns_of_changes(tmp_path):
     def fit(lr, scale=1.0):
         def train(model, batch):

@@ -347,6 +347,7 @@ def test_resume_iterable_source(tmp_path, whole, kind, step):
     assert all(f"{inside} batches of epoch {1 + step // STEPS} are read again and dropped" in text for text in warned)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [pytest.param("mixture", marks=pytest.mark.full), "mixture of arrays"])
 def test_resume_mixture_after_crash(tmp_path, whole, kind):
     """In the middle of the second epoch, with logs that are ahead of the newest checkpoint."""
@@ -360,6 +361,7 @@ def test_resume_mixture_after_crash(tmp_path, whole, kind):
         assert resumed[part] == expected[part], part
 
 
+@pytest.mark.full
 def test_resume_mixture_of_other_weights(tmp_path):
     """Positions within the epoch then have another meaning."""
     fit(stopping_at(build(tmp_path / "run"), 5), resident_mixture())
@@ -367,6 +369,7 @@ def test_resume_mixture_of_other_weights(tmp_path):
         fit(build(tmp_path / "run").resume(), resident_mixture(weights=(2, 1.5)))
 
 
+@pytest.mark.full
 def test_mixture_on_device_trains_like_streamed_mixture(tmp_path, whole):
     directory = tmp_path / "run"
     trained = all_of(directory, fit(build(directory), resident_mixture(stack)))
@@ -385,6 +388,7 @@ def test_stopped_again_and_again(tmp_path, whole):
     same(all_of(directory, fit(build(directory).resume(), Shuffling())), whole("own"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [
@@ -435,6 +439,7 @@ class InPlace(Shuffling):
 OTHER = "with another batch than before the interruption"
 
 
+@pytest.mark.full
 def test_data_that_counts_its_reads_resumes_within_the_first_epoch(tmp_path):
     expected = all_of(tmp_path / "whole", fit(build(tmp_path / "whole"), Counting()))
     fit(stopping_at(build(tmp_path / "run"), 2), Counting())
@@ -443,6 +448,7 @@ def test_data_that_counts_its_reads_resumes_within_the_first_epoch(tmp_path):
     assert "4 batches of epoch 1 are read again" in text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "data", [Counting, *(pytest.param(data, marks=pytest.mark.full) for data in (InPlace, Forgetful))]
 )
@@ -454,6 +460,7 @@ def test_other_batches_within_an_epoch_are_noticed(tmp_path, data):
     assert "begins epoch 3" in texts[1]
 
 
+@pytest.mark.full
 def test_equal_batches_within_an_epoch_do_not_warn(tmp_path):
     fit(stopping_at(build(tmp_path), STEPS + 1), Drawing())
     fit(build(tmp_path).resume(), Drawing())
@@ -514,6 +521,7 @@ def counted_grain_dataset():
     return grain.MapDataset.source(Counted()).batch(SIZE).to_iter_dataset(few)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("make", "ahead"),
     [
@@ -569,6 +577,7 @@ def test_the_state_of_validation_data_is_not_read(tmp_path, monkeypatch):
     build_line(build(tmp_path / "run")).fit(TorchLike(), Valid())
 
 
+@pytest.mark.full
 def test_state_of_data_is_not_read_without_saves(tmp_path, monkeypatch):
     monkeypatch.setattr(ShufflingIterator, "get_state", lambda self: pytest.fail("asked for the state"))
     fit(build(tmp_path / "run").with_file_checkpointer(None), Shuffling())
@@ -602,6 +611,7 @@ class Counter:
         self.number = state["number"]
 
 
+@pytest.mark.full
 def test_a_generator_trains_and_refuses_to_resume(tmp_path):
     builder = lambda steps: quiet(tmp_path / "run").num_steps(steps).with_file_checkpointer()  # noqa: E731
     build_line(builder(7)).fit(endless())
@@ -636,6 +646,7 @@ class Shorter(Shuffling):
         return iterator
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "now", "code"),
     [

@@ -186,6 +186,7 @@ def test_end_of_a_slow_epoch_is_shown_at_once(renderer, displays, play):
     assert Page(html(displays)).cells[3] == ["train/Loss", "0.125", "0.125", "1"]
 
 
+@pytest.mark.full
 def test_size_of_the_output_is_bounded(renderer, displays, play):
     sizes = []
     play.start(renderer, num_epochs=None)

@@ -619,6 +619,7 @@ raise RuntimeError("the renderer is still open")
 """
 
 
+@pytest.mark.full
 def test_exception_in_a_terminal():
     parent, child = pty.openpty()
     try:

@@ -6,6 +6,7 @@ import re
 import threading
 
 import pyte
+import pytest
 from rich.console import Console
 
 from learner.renderers import RichRenderer
@@ -108,6 +109,7 @@ def test_screen_during_and_after_a_run():
             terminal.go_on()
 
 
+@pytest.mark.full
 def test_terminal_without_colors_and_block_characters():
     with Terminal(PROGRAM, NO_COLOR="1", PYTHONIOENCODING="ascii", COLUMNS="0", LINES="0") as terminal:
         terminal.look()
@@ -131,6 +133,7 @@ PROMPT = PROGRAM.rpartition("for _ in")[0].replace(
 )
 
 
+@pytest.mark.full
 def test_prompt_is_visible_and_its_answer_stays():
     with Terminal(PROMPT + "\nrun()\n") as terminal:
         while "name? " not in terminal.text:
@@ -149,6 +152,7 @@ def test_prompt_is_visible_and_its_answer_stays():
         ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_printing_while_drawing_tears_no_line(play, clock, monkeypatch):
     """One thread trains and draws, another prints, and the table grows."""
     out = io.StringIO()

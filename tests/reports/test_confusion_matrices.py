@@ -149,6 +149,7 @@ def test_picture_equals_the_one_of_the_metric():
     assert read.picture(0.5)[::192, ::192].tolist() == [[34, 128], [255, 0]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("classes", [300, 2100])
 def test_picture_of_many_classes_equals_the_one_of_the_metric(classes):
     counts = np.zeros((classes + 1, classes + 1), np.uint32)

@@ -120,6 +120,7 @@ def test_number_of_points_is_bounded(tmp_path, steps):
     assert data["axes"][0]["step"][-1] == steps
 
 
+@pytest.mark.full
 def test_curves_of_many_runs_have_fewer_points(tmp_path):
     for number in range(30):
         write_run(tmp_path / str(number), {"valid/Loss": [float(i) for i in range(1000)]})

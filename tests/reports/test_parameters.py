@@ -72,6 +72,7 @@ def test_too_long_file_is_not_read(tmp_path, monkeypatch):
     assert write(tmp_path, content + " ") == ()
 
 
+@pytest.mark.full
 def test_arrays_of_a_trained_run(tmp_path):
     build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches())
     arrays = read_parameters(tmp_path / "run")

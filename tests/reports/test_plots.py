@@ -109,6 +109,7 @@ def test_legend_is_below_the_lines():
     assert not [line for line in plot if "train" in line or "valid" in line]
 
 
+@pytest.mark.full
 def test_plot_in_a_file(tmp_path):
     RISING.save(tmp_path / "rate.png")
     dark = matplotlib.image.imread(tmp_path / "rate.png")[..., :3].min(-1) < 0.7

@@ -294,6 +294,7 @@ def test_unknown_columns_and_metrics_are_refused(runs):
         compare(runs, sort="second")
 
 
+@pytest.mark.full
 def test_hundreds_of_runs(tmp_path):
     for number in range(300):
         write_run(tmp_path / f"run-{number}", config=f"seed: {number}\n")

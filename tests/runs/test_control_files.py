@@ -133,6 +133,7 @@ def test_request_during_startup_is_served(tmp_path, monkeypatch):
     assert learner.fit(batches()).stopped_by.startswith("asked by ")
 
 
+@pytest.mark.full
 def test_run_saves_and_stops_on_request(tmp_path, monkeypatch):
     """The run's own hook requests a checkpoint in the first epoch, and a stop in the third."""
     monkeypatch.setattr(control_files, "POLL_SECONDS", 0.001)

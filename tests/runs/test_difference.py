@@ -24,12 +24,14 @@ def runs(tmp_path_factory, compiled_once):
     return lambda name: RunReader(root / name)
 
 
+@pytest.mark.full
 def test_run_does_not_differ_from_itself(runs):
     result = difference(runs("a"), runs("a"))
     assert (result.steps, result.parting, result.settings, result.code) == (2 * STEPS, None, {}, {})
     assert result.lines() == ["train/Loss of 12 steps is the same"]
 
 
+@pytest.mark.full
 def test_changed_batch_diverges_at_its_step(runs):
     """The loss of step 4 is the first to use the changed batch. Runs do not record the values of rows, so no setting
     differs.
@@ -59,6 +61,7 @@ def test_tolerance_and_unknown_metric(runs):
         difference(runs("a"), runs("b"), "train/Los")
 
 
+@pytest.mark.full
 def test_validation_metric_is_compared_at_common_steps(tmp_path):
     """Validations run at steps 2, 4, 6 and at 3, 6, so that only step 6 is common."""
     for name, every, lr in (("a", 2, 0.05), ("b", 3, 0.1)):
@@ -70,6 +73,7 @@ def test_validation_metric_is_compared_at_common_steps(tmp_path):
     assert (result.steps, result.parting.step, result.parting.values) == (1, 6, expected)
 
 
+@pytest.mark.full
 def test_no_common_steps_is_an_error(tmp_path):
     """One run validates at step 5, the other at steps 3 and 6."""
     for name, every, steps in (("a", 5, 5), ("b", 3, 6)):

@@ -94,6 +94,7 @@ def test_sketch_is_replaced_by_exact_values(tmp_path):
     assert exact.step[-1] == count
 
 
+@pytest.mark.full
 def test_sketch_of_many_epochs(tmp_path):
     for epoch in (1, 2, 3, 4):
         write_steps(tmp_path, "Loss", epoch, np.full(150_000, float(epoch)))

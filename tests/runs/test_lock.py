@@ -146,6 +146,7 @@ def test_second_run_in_one_directory_is_refused(tmp_path, resumes, code):
     assert not (tmp_path / "run" / "run.lock").exists()
 
 
+@pytest.mark.full
 def test_second_run_in_one_checkpoint_directory_is_refused(tmp_path):
     """Otherwise the second run would remove checkpoints of the first while it trains."""
     place, errors = tmp_path / "saved", []

@@ -286,6 +286,7 @@ def test_summary_is_indented_json(files, tmp_path):
 # -- descriptors, and disks that are full ------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_more_metrics_than_file_descriptors(files, tmp_path, clock):
     """macOS allows a process 256."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

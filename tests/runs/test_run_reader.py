@@ -134,6 +134,7 @@ def test_unknown_metric_is_refused(tmp_path):
         RunReader(write_run(tmp_path / "a")).points("valid/Los")
 
 
+@pytest.mark.full
 def test_trained_run(tmp_path):
     """The first line of the journal has the directions of metrics, however the run ends."""
     directory = tmp_path / "run"

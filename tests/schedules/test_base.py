@@ -68,6 +68,7 @@ QUICK = {"fraction", "epochs", "to the end", "step", "one_cycle", "warmup_stable
 QUICK |= {"fractions in a sequence are of the run"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(EQUIVALENT, QUICK))
 def test_lengths_are_parts_of_the_run(name):
     schedule, in_steps = EQUIVALENT[name]

@@ -38,6 +38,7 @@ def log_of(directory):
     return (directory / "experiment.log").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("set_length", "train", "lr", "expected"),
     [
@@ -101,6 +102,7 @@ def test_evaluating_needs_no_length(tmp_path):
     assert build_line(quiet(tmp_path / "run"), Cosine(0.1)).evaluate(valid_data()) == expected
 
 
+@pytest.mark.full
 def test_train_step_takes_the_length_from_the_training_data(tmp_path):
     """In a run of 6 steps, the second has 5/6 of the rate. Without data, the length is an error."""
     by_number = build_line(quiet(tmp_path / "run"), 0.1)
@@ -145,6 +147,7 @@ def test_resuming_with_the_same_length_is_exact(tmp_path):
     assert "WARNING" not in log_of(tmp_path / "cut")
 
 
+@pytest.mark.full
 def test_resuming_a_longer_run_uses_the_new_length(tmp_path):
     def train(epochs):
         builder = quiet(tmp_path / "run", saves=True).num_epochs(epochs).metric_train(LearningRate()).resume()
@@ -179,6 +182,7 @@ def test_resuming_from_a_checkpoint_without_a_schedule(tmp_path):
 # -- shorter than the run ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "lr", [pytest.param(Cosine(0.1, over=4), marks=pytest.mark.full), optax.cosine_decay_schedule(0.1, 4)]
 )
@@ -189,6 +193,7 @@ def test_schedule_that_ends_at_0_is_announced(tmp_path, lr):
     assert message in log_of(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_early_end_at_a_positive_rate_is_only_logged(tmp_path):
     _, memory = rates_of(quiet(tmp_path / "run"), Linear(0.0, 0.1, over=4))
     assert memory.of(Message) == []

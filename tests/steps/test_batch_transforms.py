@@ -55,6 +55,7 @@ def descend(transform, steps):
     return params
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fn", "transform"),
     [(growing, growing), (noisy, lambda b, k, s: noisy(b, k)), (mixed, lambda b, k, s: mixed(b, k))],
@@ -71,6 +72,7 @@ def test_steps_train_on_the_changed_batches(fn, transform, tmp_path):
     np.testing.assert_allclose(result.history["valid/Loss"][-1], np.mean(losses), rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("added", [jnp.ones(7), jnp.float32(0.5)], ids=["other rows", "a number"])
 def test_added_fields_do_not_change_the_weight_of_a_batch(added, tmp_path):
     """The added name sorts first. Losses and gradients are weighted by the rows of the data, whose numbers differ."""
@@ -85,6 +87,7 @@ def test_added_fields_do_not_change_the_weight_of_a_batch(added, tmp_path):
     np.testing.assert_allclose(result.history["train/Loss"], [line_step(line(), whole).loss], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_functions_are_called_in_order_with_different_keys(tmp_path):
     """The functions add noise, double it, and add different noise."""
 
@@ -108,6 +111,7 @@ def noisy_run(directory, steps, **options):
     return model_bits(result.model), checkpoint_bits(directory, saved_steps(directory)[-1])
 
 
+@pytest.mark.full
 def test_bits_do_not_depend_on_the_dispatch_or_on_a_checkpoint(tmp_path):
     whole = noisy_run(tmp_path / "whole", 7)
     assert noisy_run(tmp_path / "single", 7, dispatch=1) == whole
@@ -115,6 +119,7 @@ def test_bits_do_not_depend_on_the_dispatch_or_on_a_checkpoint(tmp_path):
     assert noisy_run(tmp_path / "resumed", 7) == whole
 
 
+@pytest.mark.full
 def test_sharded_rows_are_changed_like_those_on_one_device(tmp_path):
     models = []
     for strategy in (None, Sharded(devices=2)):
@@ -126,6 +131,7 @@ def test_sharded_rows_are_changed_like_those_on_one_device(tmp_path):
         np.testing.assert_allclose(models[0][name], models[1][name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_an_update_receives_the_changed_batch(tmp_path):
     def update(model, batch, lr):
         loss, grads = jax.value_and_grad(lambda m: line_step(m, batch).loss)(model)
@@ -174,6 +180,7 @@ def test_train_step_changes_batches(tmp_path):
     assert arrays(4)["x"].dtype == np.float32
 
 
+@pytest.mark.full
 def test_a_batch_is_changed_once_per_step_and_once_more_before_a_line_search(tmp_path):
     def traced_with(optimizer):
         calls = []

@@ -103,6 +103,7 @@ def test_optimizers_that_evaluate_the_gradient_again_need_the_whole_batch():
     assert "evaluates the loss again in each step" in problem
 
 
+@pytest.mark.full
 def test_sharpness_aware_steps_equal_jax(tmp_path):
     """Each step ascends by 0.05 along the gradient, and descends from its start by the gradient found there."""
     result = build_line(quiet(tmp_path / "run"), 0.1, Ema(sam, decay=0.0, warmup=False)).fit(batches())

@@ -39,6 +39,7 @@ def loss_of(output, labels, mask=None):
     return out, bool(wrong), np.asarray(grad).reshape(4, CLASSES)
 
 
+@pytest.mark.full
 @all_outputs
 @pytest.mark.parametrize(
     ("label", "dtype"),
@@ -56,6 +57,7 @@ def test_a_label_outside_the_classes_has_a_nan_loss(output, label, dtype):
     assert np.isnan(eager.loss)
 
 
+@pytest.mark.full
 @all_outputs
 def test_masked_labels_may_be_invalid(output):
     mask = labels_of(output, 1, 0, 1, 1)
@@ -142,6 +144,7 @@ def test_the_mark_names_the_cause(batches, expected):
     assert kind_after(batches) == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("batch", "code", "values"),
     [
@@ -161,6 +164,7 @@ def test_the_error_of_a_run_names_the_remedy(tmp_path, batch, code, values):
     assert "learning rate" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_labels_on_every_device_are_checked(tmp_path):
     """The invalid label is in a row of the second of two devices."""
     learner = LearnerBuilder(tmp_path).renderer(None).devices(2).on_nonfinite("stop")

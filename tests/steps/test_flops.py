@@ -109,6 +109,7 @@ def test_counts_of_convolutions_equal_those_of_xla(stride, padding, spread, apar
     assert counted(gradients, x, w).number == by_xla(gradients, x, w)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "accumulate"),
     some([*itertools.product(("mlp", "cnn", "transformer"), (1, 3))], {("cnn", 3)}),

@@ -70,6 +70,7 @@ class Normed(nnx.Module):
         return jnp.square(self.drop(self.norm(batch["x"]))).mean()
 
 
+@pytest.mark.full
 def test_modules_inside_a_pytree_behave_like_single_modules():
     """This includes their statistics and random streams."""
     alone, inside = Normed(), {"net": Normed(), "other": jnp.ones(1)}
@@ -125,6 +126,7 @@ def test_a_model_that_the_step_returns_is_returned_with_the_output():
     assert output.loss.shape == ()
 
 
+@pytest.mark.full
 def test_dict_models_have_the_gradients_of_jax():
     model = make_dict()
     (output, after), grads = value_and_grad(dict_step)(model, BATCH, KEY)
@@ -140,6 +142,7 @@ def test_dict_models_have_the_gradients_of_jax():
     assert output.loss == dict_step(model, BATCH, KEY)[0].loss
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", some(CASES, {CASES[5]}), ids=str)
 def test_value_and_grad_equals_the_step_of_a_learner(case, tmp_path):
     """The random key is that of the first step of `fit`; SGD with the rate 1 shows the gradients."""
@@ -258,6 +261,7 @@ def test_accumulators_work_in_jit_and_scan():
     assert float(jax.jit(lambda acc: acc.grads())(add(accumulator, numbers[2]))["w"]) == 2.0
 
 
+@pytest.mark.full
 def test_accumulated_parts_equal_the_whole_batch():
     """The parts have different sizes and are weighted by their rows."""
     whole = other_batch(3, rows=6)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from learner.metrics import (
     R2,
@@ -136,11 +137,13 @@ def test_the_collection_contains_metrics_of_the_device():
     assert not any(isinstance(m, HostMetric) for m in MEASURE.metrics)
 
 
+@pytest.mark.full
 def test_step_names_exclude_non_numeric_metrics():
     assert MEASURE.step_names == ("Loss", "Learning Rate", "Largest", "Gradient Norm", "Accuracy", "Flag")
     assert MEASURE.step_values(after([0])).shape == (6,)
 
 
+@pytest.mark.full
 def test_step_values():
     values = dict(zip(MEASURE.step_names, MEASURE.step_values(after([0, 1])).tolist(), strict=True))
     one = np.log(np.exp(2.0) + 1 + np.exp(1.0)) - 2
@@ -197,6 +200,7 @@ class Fading(Metric):
         return state
 
 
+@pytest.mark.full
 def test_metrics_with_equal_merges_are_merged_together_with_the_same_bits():
     metrics = [Accuracy(), Fading("A", 0.5), Loss(), PerClass(), Fading("B", 0.25), Accuracy(), GradientNorm()]
     metrics += [Fading("C", 0.5), Fading("D", jnp.float32(0.5)), Fading("E", jnp.float32(0.125)), GradientNorm()]
@@ -372,6 +376,7 @@ def test_states_from_before_sharing_are_converted():
     jax.tree.map(np.testing.assert_array_equal, measure.share(of_each), shared)
 
 
+@pytest.mark.full
 def test_subclasses_with_other_attributes_do_not_share_a_state():
     class OfGroup(Precision):
         def __init__(self, group):

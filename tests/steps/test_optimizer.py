@@ -228,6 +228,7 @@ SAMPLE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.full) for n in ALL])
 def test_a_traced_rate_gives_the_bits_of_a_fixed_one(name):
     ours = Ours(ALL[name], name in EACH_EXAMPLE)
@@ -307,6 +308,7 @@ def build(model: Any, optimizer: Any, lr: Any, tmp_path: Any, accumulate: int = 
     return builder.metrics(LearningRate()).build(model, optimizer, lr, **steps)
 
 
+@pytest.mark.full
 def test_extra_arguments_are_the_loss_the_gradients_and_the_loss_function(tmp_path):
     learner = build(Dropped(), looking, 0.1, tmp_path)
     step = jax.jit(learner.train_step)
@@ -324,6 +326,7 @@ def test_extra_arguments_are_the_loss_the_gradients_and_the_loss_function(tmp_pa
         )
 
 
+@pytest.mark.full
 def test_the_loss_of_an_accumulated_step_is_the_weighted_mean(tmp_path):
     once = functools.partial(looking, again=False)
     learner = build(PARAMS, once, 0.1, tmp_path, accumulate=2, train_step=train_step)
@@ -342,6 +345,7 @@ def test_lbfgs_finds_the_least_squares_solution(tmp_path):
     np.testing.assert_allclose(state.params["w"], expected, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("store_grad", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_line_search_receives_the_float64_loss_of_a_float64_model(tmp_path, store_grad):
     """The loss at the minimum is 0.5, and float32 would hide a decrease by 1e-9."""
@@ -385,6 +389,7 @@ def injected(path):
     return any(getattr(key, "name", "") == "hyperparams" for key in path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", INJECTED)
 def test_hyperparameters_that_optax_injects_follow_the_rate(name, tmp_path):
     """The first rate is 0, so an optimizer that keeps it would not change the parameters."""
@@ -427,6 +432,7 @@ def test_update_params_works_alone():
     np.testing.assert_array_equal(params["w"], [1 - 0.5 - 0.75, 2 + 0.5 + 0.75])
 
 
+@pytest.mark.full
 def test_complex_parameters_descend(tmp_path):
     """For f = |w|² with w = 1 + 2i, `jax.grad` returns ∂f/∂x - i ∂f/∂y = 2 - 4i; descent steps against 2 + 4i."""
     model, batch = {"w": jnp.complex64(1 + 2j)}, {"x": np.zeros(1, np.float32)}
@@ -561,6 +567,7 @@ def own(model, batch):
     return TrainOutput({"w": jnp.ones(()), "b": jnp.ones(())}, output)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("step", "refused"),
     [
@@ -594,6 +601,7 @@ def test_a_line_search_needs_the_whole_batch(name, tmp_path):
     assert "grads_accumulation has it in parts" in message
 
 
+@pytest.mark.full
 def test_all_other_optimizers_are_accepted():
     refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, False).problems}
     assert refused == EACH_EXAMPLE
@@ -615,6 +623,7 @@ def test_optimizers_with_half_precision_parameters():
     assert all("was bfloat16" in problem and "became float32" in problem for (problem,) in refused.values())
 
 
+@pytest.mark.full
 def test_dpsgd_names_the_shapes_of_gradients_that_are_not_of_each_example():
     dpsgd = maker("contrib.dpsgd")
     params = {"w": jnp.zeros((3, 1)), "b": jnp.zeros(())}
@@ -628,6 +637,7 @@ def test_dpsgd_names_the_shapes_of_gradients_that_are_not_of_each_example():
             opt.step(0.1, params, grads, opt.init(params))
 
 
+@pytest.mark.full
 def test_dpsgd_needs_the_gradients_of_each_example(tmp_path):
     dpsgd = maker("contrib.dpsgd")
     message = problem_with(dpsgd, tmp_path)

@@ -178,6 +178,7 @@ def test_a_custom_output_with_a_mask_needs_a_weight():
     assert weight_of(as_output({"loss": 1.0, "mask": None}), 3) == 3
 
 
+@pytest.mark.full
 def test_labels_of_numpy_with_64_bits_need_no_cast():
     labels, mask = np.array([0, 7, 2]), np.array([True, False, True])
     assert labels.dtype == np.int64
@@ -185,6 +186,7 @@ def test_labels_of_numpy_with_64_bits_need_no_cast():
     np.testing.assert_allclose(output.loss, np.log(4), rtol=1e-6)
 
 
+@pytest.mark.full
 @all_kinds
 def test_masked_rows_may_be_nan_or_infinite_for_the_loss_and_its_gradient(kind):
     inputs, targets, mask = data(kind)
@@ -208,6 +210,7 @@ def test_unmasked_nan_makes_the_loss_nan(kind):
     assert np.isnan(loss_and_grad(kind)(inputs, targets, mask)[0])
 
 
+@pytest.mark.full
 @all_kinds
 def test_an_all_zero_mask_has_weight_zero(kind):
     inputs, targets, mask = data(kind)
@@ -235,6 +238,7 @@ def test_the_gradient_equals_finite_differences(kind):
         np.testing.assert_allclose(grads[index], (losses[0] - losses[1]) / (2 * h), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.full
 @all_kinds
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.full)])
 def test_the_loss_of_half_precision_is_computed_in_float32(kind, dtype):
@@ -296,6 +300,7 @@ def test_several_labels_by_hand():
     assert output.weight == 2
 
 
+@pytest.mark.full
 def test_unknown_labels_are_ignored():
     logits = jnp.log(jnp.array([[3.0, 1.0], [3.0, 1.0], [3.0, 3.0]]))
     targets, mask = jnp.array([[1, -1], [0, 1], [-1, -1]]), jnp.array([1.0, 0.5, 1.0])
@@ -312,6 +317,7 @@ def test_unknown_labels_are_ignored():
     assert (gradient[targets != -1] != 0).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", [-1, 2, -1.0, 1.5])
 def test_labels_other_than_0_and_1_are_invalid(target):
     targets = jnp.array([[target, 1], [0, 1]], type(target))
@@ -338,6 +344,7 @@ def test_regression_by_hand():
     assert output.weight == 2
 
 
+@pytest.mark.full
 def test_missing_values_are_ignored():
     predictions = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     targets = jnp.array([[1.0, jnp.nan], [1.0, 2.0], [jnp.nan, jnp.nan]])
@@ -356,6 +363,7 @@ def test_missing_values_are_ignored():
             RegressionOutput.from_predictions(predictions, targets, jnp.ones(shape))
 
 
+@pytest.mark.full
 def test_tokens_count_equally_in_short_and_long_sequences():
     logits = jnp.log(jnp.array([[[0.5, 0.5]] * 3, [[0.25, 0.75]] * 3]))
     mask = jnp.array([[1, 1, 1], [1, 0, 0]])

@@ -43,6 +43,7 @@ def assert_same(got, expected):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_parts_have_the_bits_of_eager_operations(function):
     key = jax.random.key(3)
@@ -50,11 +51,13 @@ def test_parts_have_the_bits_of_eager_operations(function):
     assert_same(call_in_parts(function, [key], lambda jitted: jitted), expected)
 
 
+@pytest.mark.full
 def test_barriers_separate_draws_from_their_scale():
     key = jax.random.key(3)
     assert_same(jax.jit(with_barriers(layers))(key), layers(key))
 
 
+@pytest.mark.full
 def test_equal_layers_are_compiled_once():
     def programs(count):
         compiled = []
@@ -90,6 +93,7 @@ def test_captured_arrays_are_arguments():
     assert seen == [[(6,), ()]]
 
 
+@pytest.mark.full
 def test_effects_keep_their_order():
     seen = []
 
@@ -115,6 +119,7 @@ def test_a_function_without_operations(function):
     assert_same(jax.jit(with_barriers(function))(x), function(x))
 
 
+@pytest.mark.full
 def test_a_second_model_with_equal_layers_compiles_no_draws():
     from learner.util import executables
 

@@ -59,6 +59,7 @@ def dtypes_of(tree):
 # -- casts -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", some(CASES, [c for c in CASES if c.name == "linen"]), ids=str)
 def test_float32_is_the_program_without_the_option(case, tmp_path):
     plain = LearnerBuilder(tmp_path / "plain").build(case.make(), optax.adamw, 0.1, **case.steps)
@@ -71,6 +72,7 @@ def test_float32_is_the_program_without_the_option(case, tmp_path):
         assert not any(f"{short}[" in programs[0] for short in ("bf16", "f16"))
 
 
+@pytest.mark.full
 def test_float32_leaves_a_model_of_another_dtype_as_it_is(tmp_path):
     model = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     step = lambda model, batch: RegressionOutput.from_predictions(model(batch["x"].astype(jnp.bfloat16)), batch["y"])  # noqa: E731
@@ -107,6 +109,7 @@ MIXING = [case for case in CASES if case.name != "equinox_state"]
 CHOSEN = [(case, d) for case in MIXING for d in HALF if (case.name, d) == ("dict", "float16")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("case", "dtype"), some([(case, d) for case in MIXING for d in HALF], CHOSEN), ids=str)
 def test_parameters_and_batches_are_cast(case, dtype, tmp_path):
     """Statistics, integers and the kept state are not cast."""
@@ -190,6 +193,7 @@ def test_predictions_have_the_output_dtype(tmp_path):
     assert (output.logits.dtype, output.loss.dtype) == (np.float32, np.float32)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("param", ["float32", "bfloat16"])
 def test_parameters_have_the_param_dtype(tmp_path, param):
     policy = Policy(param=param, compute="bfloat16")
@@ -209,6 +213,7 @@ def head_only(path, x):
     return "head" in path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(["nnx", "linen", "equinox", "dict"], ["nnx"]))
 def test_frozen_parameters_are_cast_for_the_step_and_unchanged(name, tmp_path):
     (case,) = [case for case in CASES if case.name == name]
@@ -237,6 +242,7 @@ class Moving(nnx.Module):
         return RegressionOutput.from_predictions(y, batch["y"])
 
 
+@pytest.mark.full
 def test_changed_state_keeps_its_dtype(tmp_path):
     (_, after), _ = trained(build(tmp_path, Moving(), "bfloat16", trainable=head_only), BATCH)
     assert set(dtypes_of(after.model_state).values()) == {"float32"}
@@ -354,6 +360,7 @@ def test_training_equals_a_loop_with_explicit_casts(tmp_path, of, model, step, d
     assert any(np.abs(x - named_leaves(exact)[n]).max() > 5e-5 for n, x in named_leaves(params).items())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", some(HALF, ["bfloat16"]))
 def test_validation_equals_explicit_casts(tmp_path, dtype):
     learner = build(tmp_path, mlp(), dtype, train_step=mlp_step, valid_step=mlp_step)
@@ -363,6 +370,7 @@ def test_validation_equals_explicit_casts(tmp_path, dtype):
     assert abs(values["Loss"] - mlp_by_hand("float32")[0](params, {}, images(3))[0]) > 1e-6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", some(HALF, ["float16"]))
 def test_accumulation_in_half_precision(tmp_path, dtype):
     """Sums are float32, so four micro-batches give the mean of their gradients."""
@@ -432,6 +440,7 @@ def number(x, rows=1):
     return {"x": np.full((rows,), x, np.float32)}
 
 
+@pytest.mark.full
 def test_small_gradients_are_not_lost(tmp_path):
     """2⁻²⁶ underflows in float16 without the loss scale."""
     learner = build(tmp_path, ONE, "float16", lr=2.0**20, train_step=lambda m, b: tiny(m, b))
@@ -464,6 +473,7 @@ def expected_scales(numbers, start, every):
 NUMBERS = [1.0, 100.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 50.0, 1.0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accumulate", some([1, 2], [2]))
 def test_the_scale_changes_at_the_right_steps(tmp_path, accumulate):
     """A step that overflows changes only the scale and the count of steps."""
@@ -581,6 +591,7 @@ def test_overflows_do_not_count_among_skipped_steps():
 # -- matrix products ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("matmul", some([None, "default", "high", "highest"], ["high"]))
 def test_the_precision_of_matrix_products(tmp_path, matmul):
     learner = build(tmp_path, Cnn(), "float32", matmul=matmul)
@@ -664,6 +675,7 @@ def test_update_refuses_precision_and_remat(tmp_path):
     assert "HIGH" in str(jax.make_jaxpr(learner.train_step)(learner.init(), ROWS))
 
 
+@pytest.mark.full
 def test_frozen_flags_match_the_model_state_of_every_library():
     for case in CASES:
         adapter = adapter_of(case.make())

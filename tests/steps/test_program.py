@@ -202,6 +202,7 @@ def raw(x: Any) -> Any:
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
+@pytest.mark.full
 @both_feeds
 @pytest.mark.parametrize(
     ("accumulate", "group"), some([(1, (5,)), (2, (5,)), (2, (4, 5)), (3, (3, 4, 5))], {(3, (3, 4, 5))})
@@ -252,6 +253,7 @@ def test_micro_batches_are_accumulated_one_by_one(group, streams):
     np.testing.assert_allclose(np.concatenate(collected), expected.predictions[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_update_is_dispatched_like_a_step():
     """Gradient descent is written as an update, and runs in two loops and a ragged batch."""
 
@@ -292,6 +294,7 @@ def evaluated(*groups: tuple[int, ...]) -> NumpyDescent:
     return expected
 
 
+@pytest.mark.full
 @both_feeds
 def test_validation_computes_the_metrics_of_each_batch(streams):
     lab = lab_of(3)  # accumulation does not affect validation
@@ -350,6 +353,7 @@ def test_loops_collect_the_rows_of_every_micro_batch(accumulate, streams):
     assert values.tail == ()
 
 
+@pytest.mark.full
 @both_feeds
 @pytest.mark.parametrize(("accumulate", "group"), [(1, (5,)), (3, (4, 5)), (3, (5,))])
 def test_tails_collect_full_and_ragged_micro_batches(accumulate, group, streams):
@@ -365,6 +369,7 @@ def test_tails_collect_full_and_ragged_micro_batches(accumulate, group, streams)
     np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_validation_collects_every_batch():
     lab = lab_of(1)
     epoch, _, number, values = lab.jit["valid"](lab.leaves, lab.empty("valid"), lab.rows(), i32(1), i32(1), i32(3))
@@ -380,6 +385,7 @@ def test_validation_collects_every_batch():
 # -- compilations ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_all_lengths_share_one_program_and_ragged_ends_another(accumulate):
     lab = Lab(accumulate)

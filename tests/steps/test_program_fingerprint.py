@@ -37,6 +37,7 @@ few_and_all = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.full
 @few_and_all
 def test_another_process_computes_equal_fingerprints(tmp_path, names):
     """The process has another directory and another hash seed."""
@@ -47,6 +48,7 @@ def test_another_process_computes_equal_fingerprints(tmp_path, names):
         assert json.loads(process.communicate(timeout=300)[0]) == expected
 
 
+@pytest.mark.full
 @few_and_all
 def test_every_change_to_a_step_changes_its_fingerprint(names):
     counts = collections.Counter(map(fingerprint_of, names))

@@ -77,6 +77,7 @@ PAIRS = [*((deep, policy) for policy in (*REMAT, NAMED)), (jitted, NAMED), (flat
 CHOSEN = [(deep, NAMED)]  # `test_a_loop_needs_less_memory` covers `jitted`
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("step", "policy"), some(PAIRS, CHOSEN))
 def test_remat_does_not_change_gradients(tmp_path, step, policy):
     states = []
@@ -145,6 +146,7 @@ def linen_step(model, batch):
 STACKS = [(BatchBuffer, {}), (linen_stack, {"train_step": linen_step})]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("make", "steps"), some(STACKS, STACKS[:1]))
 def test_loops_of_the_libraries_are_rematerialized(tmp_path, make, steps):
     kept, again = (temporary(build(tmp_path, policy, make(), **steps)) for policy in (None, "nothing_saveable"))

@@ -147,6 +147,7 @@ def test_accumulation_is_one_step_on_the_joined_batch(name, tmp_path):
     assert values["weight"] == (batch["mask"].sum() if "mask" in batch else len(batch["y"]))
 
 
+@pytest.mark.full
 def test_without_accumulation_the_step_is_equal(tmp_path):
     group = GROUPS["unequal tokens"][1]
     state, (values,) = trained(build(tmp_path, WEIGHTS, 0.5, train_step=token_step), [joined(group)])
@@ -163,6 +164,7 @@ def test_the_mean_of_means_differs():
     assert np.abs(np.mean(gradients, 0) - grads["w"]).max() > 0.01
 
 
+@pytest.mark.full
 def test_steps_count_by_optimizer_step(tmp_path):
     learner = build(tmp_path, WEIGHTS, optax.linear_schedule(0.4, 0.0, 4), accumulate=2, train_step=class_step)
     group = [rows(4, 1), rows(4, 2)]
@@ -171,6 +173,7 @@ def test_steps_count_by_optimizer_step(tmp_path):
     np.testing.assert_allclose([v["Learning Rate"] for v in values], [0.4, 0.3, 0.2], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_sums_of_half_precision_gradients_are_float32(tmp_path):
     def train(model, batch):
         return Own((model["w"] * batch["x"].astype(jnp.bfloat16)).sum(), 1.0)
@@ -194,6 +197,7 @@ def weighing(*pairs: tuple[float, float]) -> list[dict[str, np.ndarray]]:
     return [{"x": np.float32([x]), "weight": np.float32([weight])} for x, weight in pairs]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.full)])
 def test_a_micro_batch_of_weight_0_contributes_nothing(bad, tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(2)}, 1.0, accumulate=3, train_step=weighed)
@@ -214,6 +218,7 @@ def test_a_nan_micro_batch_with_weight_makes_the_step_nan(tmp_path):
     assert np.isnan(state.params["w"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_step_of_weight_0_changes_only_the_count(accumulate, tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(2)}, 0.1, optax.adamw, accumulate, train_step=weighed)
@@ -237,6 +242,7 @@ class Watching(nnx.Module):
         return Own((self.w[...] * batch["x"]).mean(), batch["weight"].sum())
 
 
+@pytest.mark.full
 def test_a_micro_batch_of_weight_0_does_not_change_statistics(tmp_path):
     learner = build(tmp_path, Watching(), 1.0, accumulate=3)
     state, _ = trained(learner, weighing((5, 1), (7, 2), (np.nan, 0)))
@@ -248,6 +254,7 @@ def test_a_micro_batch_of_weight_0_does_not_change_statistics(tmp_path):
     assert state.model_state["last"] == 5
 
 
+@pytest.mark.full
 def test_statistics_are_updated_by_each_micro_batch(tmp_path):
     """BatchNorm processes the micro-batches one after the other."""
     learner = build(tmp_path, CASE["nnx"].make(), 0.0, accumulate=2)
@@ -352,6 +359,7 @@ def test_own_gradients_are_used_unchanged(tmp_path):
     np.testing.assert_allclose(values["Gradient Norm"], np.sqrt(500), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_loss_may_be_a_python_number(tmp_path):
     def train(model, batch):
         return TrainOutput({"w": jnp.ones(2)}, Own(1.5))
@@ -460,6 +468,7 @@ def test_keys_are_folded_from_root_step_and_micro_batch(tmp_path):
     assert valid["Loss"] == jax.random.uniform(key)
 
 
+@pytest.mark.full
 def test_micro_batches_have_different_keys(tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(0)}, accumulate=3, train_step=draw_step)
     _, (values,) = trained(learner, [BATCH] * 3)
@@ -467,6 +476,7 @@ def test_micro_batches_have_different_keys(tmp_path):
     np.testing.assert_allclose(values["Loss"], np.mean([jax.random.uniform(key) for key in keys]), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_validation_batches_have_different_keys_equal_in_each_epoch(tmp_path):
     learner = build(tmp_path, {"w": jnp.float32(0)}, train_step=draw_step, valid_step=draw_step)
     evaluate = jax.jit(learner.definition.step.evaluate)
@@ -670,6 +680,7 @@ class TwoPlayers(nnx.Module):
         self.net, self.steps = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Variable(jnp.int32(0))
 
 
+@pytest.mark.full
 def test_an_update_may_change_an_nnx_module_in_place(tmp_path):
     def update(model, batch, lr, rng):
         loss, grads = nnx.value_and_grad(lambda net: jnp.square(net(batch["x"]) - batch["y"]).mean())(model.net)
@@ -703,6 +714,7 @@ def two_modes() -> dict[str, Any]:
     return {"nets": [Mode(), Mode()], "w": jnp.ones(1)}
 
 
+@pytest.mark.full
 def test_modules_inside_a_state_have_the_mode_of_the_step(tmp_path):
     """In eval mode, they use the statistics of the update and drop nothing."""
     seen = []
@@ -731,6 +743,7 @@ def test_modules_inside_a_state_have_the_mode_of_the_step(tmp_path):
     np.testing.assert_allclose(trained_state["nets"][1].norm.mean[...], [3.0])
 
 
+@pytest.mark.full
 def test_the_state_may_contain_an_equinox_module_and_its_optimizer_state(tmp_path):
     """The optimizer state has the structure of the module, with None for fields such as the flag of the mode."""
     momentum = functools.partial(optax.sgd, momentum=0.9)
@@ -757,6 +770,7 @@ def test_the_state_may_contain_an_equinox_module_and_its_optimizer_state(tmp_pat
     np.testing.assert_allclose(trained_net.head.weight, net.head.weight, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_modules_inside_a_model_change_in_place(tmp_path):
     """Their statistics are carried, not trained; SGD with a large weight decay would change trained ones."""
 
@@ -834,6 +848,7 @@ def test_training_equals_a_plain_optax_loop(tmp_path):
     assert numbers["weight"] == 16
 
 
+@pytest.mark.full
 def test_labels_may_be_traced_by_a_jit_of_the_user(tmp_path):
     """The check of labels needs concrete values and must be skipped."""
     builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy())
@@ -895,6 +910,7 @@ def is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
+@pytest.mark.full
 def test_values_have_names(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy(), LearningRate())
     learner = builder.build(WEIGHTS, optax.sgd, 0.1, train_step=class_step, valid_step=class_step)

@@ -47,6 +47,7 @@ def test_leaves_have_dotted_names():
     assert path_name(paths[0]) == "a.1"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_first_state_has_strongly_typed_unshared_arrays(case):
     """A shared buffer could not be donated, and a weak type would compile another program."""

@@ -59,6 +59,7 @@ def test_all_parameters_with_changing_rates(name):
     close(params, by_optax(OPTIMIZERS[name], (0.1, 0.03), PARAMS, GRADS))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(["adamw", "clipped"], {"clipped"}))
 def test_two_parts_with_different_rates(name):
     """Each part equals optax on that part alone; clipping uses the norm of the part."""
@@ -153,6 +154,7 @@ def test_unusable_optimizers_are_refused():
             Optimizer(wrong)
 
 
+@pytest.mark.full
 def test_a_state_that_depends_on_the_rate_needs_one():
     opt = Optimizer(optax.rprop)
     with raises_code("optimizer-rate-needed"):
@@ -187,6 +189,7 @@ def test_a_line_search_changes_only_its_part():
     assert params["other"].tolist() == [1]
 
 
+@pytest.mark.full
 def test_private_updates_from_gradients_of_each_example_equal_optax():
     def private(lr):
         aggregate = optax.contrib.differentially_private_aggregate(0.5, 0.1, jax.random.key(3))

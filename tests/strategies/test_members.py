@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from learner.strategies.members import Members
 from learner.training.programs.compilation import CompileTimes
 
 
+@pytest.mark.full
 def test_members_are_split_by_copying_without_compiling():
     """Placing compiles no program per shape, and copies, because steps donate the placed arrays."""
     strategy, arrays = Members(jax.devices()[:4]), [jnp.arange(float(8 * n)).reshape(8, n) for n in range(1, 20)]

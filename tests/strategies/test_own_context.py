@@ -51,6 +51,7 @@ def test_an_ambient_mesh_changes_no_result(tmp_path, mesh, kind):
         assert not jax.sharding.get_abstract_mesh().empty
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", [SingleDevice(), Sharded(devices=2)], ids=["single", "sharded"])
 def test_a_global_transfer_guard_allows_the_transfers_of_a_run(tmp_path, strategy):
     expected = fit(tmp_path, strategy)
@@ -64,6 +65,7 @@ def test_a_global_transfer_guard_allows_the_transfers_of_a_run(tmp_path, strateg
         jax.config.update("jax_transfer_guard", before)
 
 
+@pytest.mark.full
 def test_a_step_may_constrain_shardings_on_the_mesh_of_the_strategy(tmp_path, mesh):
     strategy = Sharded(mesh)
     rows = NamedSharding(strategy.mesh, PartitionSpec("data"))
@@ -71,6 +73,7 @@ def test_a_step_may_constrain_shardings_on_the_mesh_of_the_strategy(tmp_path, me
     np.testing.assert_allclose(constrained[0], fit(tmp_path, strategy)[0], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_annotations_without_a_matching_rule_are_warned_about(tmp_path, mesh):
     def make():
         with jax.set_mesh(mesh):
@@ -82,6 +85,7 @@ def test_annotations_without_a_matching_rule_are_warned_about(tmp_path, mesh):
         assert ("annotates hidden.kernel" in log) == (WARNED in log) == warned
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("annotation", "rule"),
     [

@@ -172,6 +172,7 @@ def test_optional_batch_axes(mesh, batch, divides):
     assert Sharded(mesh, batch=batch).divides(7) == divides
 
 
+@pytest.mark.full
 def test_a_run_warns_about_fsdp_that_splits_nothing(tmp_path):
     for min_size, warned in ((33, 1), (32, 0)):
         builder = LearnerBuilder(tmp_path, overwrite=True).renderer(None).strategy(Sharded({"data": 8}, fsdp(min_size)))
@@ -257,6 +258,7 @@ class Normed(eqx.Module):
         return self.head(x), state
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("axis", ["rows", pytest.param(("rows",), marks=pytest.mark.full)])
 def test_equinox_batch_norm_uses_the_rows_of_all_devices(tmp_path, axis):
     batch = {"x": np.arange(24, dtype=np.float32).reshape(8, 3) % 7, "y": np.ones((8, 2), np.float32)}

@@ -88,6 +88,7 @@ def split_of(directory):
 # -- the same steps ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "strategy", "split", "accumulate"),
     [
@@ -119,6 +120,7 @@ class Rows(CollectingMetric):
         return 0.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", [SingleDevice, Replicated])
 def test_collected_rows_are_in_the_order_of_the_batch(tmp_path, strategy):
     def step(model, batch):
@@ -131,6 +133,7 @@ def test_collected_rows_are_in_the_order_of_the_batch(tmp_path, strategy):
     np.testing.assert_array_equal(metric.rows, x)
 
 
+@pytest.mark.full
 def test_a_batch_with_fewer_rows_than_parts(tmp_path):
     whole, parts = (
         spread.train(tmp_path / str(n), "mlp", rows=26, grads_accumulation={"split": n}) for n in (1, 24)
@@ -141,6 +144,7 @@ def test_a_batch_with_fewer_rows_than_parts(tmp_path):
 # -- the number of parts -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_auto_selects_the_fewest_parts_that_fit(tmp_path, peaks, memory):
     assert peaks[1] > peaks[2] > peaks[4]
     for limit, split in ((peaks[1], 1), (peaks[1] - 1, 2)):  # test_resuming_keeps_the_split covers 4
@@ -149,6 +153,7 @@ def test_auto_selects_the_fewest_parts_that_fit(tmp_path, peaks, memory):
         assert split_of(tmp_path / str(split)) == split
 
 
+@pytest.mark.full
 def test_auto_splits_when_the_compiler_runs_out_of_memory(tmp_path, monkeypatch):
     def refuse(runner, feed, loop):
         if runner._step.split == 1:
@@ -160,6 +165,7 @@ def test_auto_splits_when_the_compiler_runs_out_of_memory(tmp_path, monkeypatch)
     assert split_of(tmp_path / "run") == 2
 
 
+@pytest.mark.full
 def test_processes_agree_on_the_split(tmp_path, monkeypatch):
     """A whole batch does not fit in another process."""
     answers = iter([[True, False], [True, True]])
@@ -172,6 +178,7 @@ def test_processes_agree_on_the_split(tmp_path, monkeypatch):
     assert not list(answers)
 
 
+@pytest.mark.full
 def test_no_fitting_split_is_an_error(tmp_path, memory):
     memory(1000)
     data = DataLoaderBuilder().batch_size(3).build(labelled((16,), 6, 0))
@@ -180,6 +187,7 @@ def test_no_fitting_split_is_an_error(tmp_path, memory):
     assert not (tmp_path / "run/journal.jsonl").exists()
 
 
+@pytest.mark.full
 def test_resuming_keeps_the_split(tmp_path, peaks, memory):
     memory(peaks[2] - 1)
     straight = build(tmp_path / "straight", "auto", epochs=2).fit(loader())
@@ -193,6 +201,7 @@ def test_resuming_keeps_the_split(tmp_path, peaks, memory):
     assert "parts per micro-batch" not in log  # the change that resuming would report
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "parts"), [((1, 2), 2), pytest.param((), 1, marks=pytest.mark.full)])
 def test_resuming_logs_a_different_split(tmp_path, before, parts):
     build(tmp_path / "run", *before).fit(loader())

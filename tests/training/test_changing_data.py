@@ -65,6 +65,7 @@ def build(builder):
     return builder.build(line(), optax.sgd, 0.05, train_step=step, valid_step=step)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", some([None, 1, 3], (None, 1)))
 @pytest.mark.parametrize("kind", ["iterable", "dataset"])
 def test_an_epoch_reads_the_data_that_earlier_hooks_changed(tmp_path, steps, kind):
@@ -76,6 +77,7 @@ def test_an_epoch_reads_the_data_that_earlier_hooks_changed(tmp_path, steps, kin
     assert build(builder).fit(data).history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at_epoch", some([1, 3], (3,)))
 def test_a_run_stopped_after_its_hooks_resumes_with_changed_data(tmp_path, at_epoch):
     interrupter, rows = Interrupter(), Pool()
@@ -91,6 +93,7 @@ def test_a_run_stopped_after_its_hooks_resumes_with_changed_data(tmp_path, at_ep
     assert history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 
+@pytest.mark.full
 def test_a_run_stopped_before_its_hooks_repeats_them_with_restored_data(tmp_path):
     """The run stops in the validation at the end of an epoch; resuming repeats the validation and the hooks."""
     interrupter, rows = Interrupter(), Pool()
@@ -157,6 +160,7 @@ class Refusing(Cursor):
         raise ValueError("another pool")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [Cursor, Loader])
 @pytest.mark.parametrize("changes", [False, True])
 @pytest.mark.parametrize("stop", some([2, 4, 6, 8], (6,)))
@@ -184,6 +188,7 @@ def targets(directory, rows, changes, stop=None):
     return memory.steps["train/target"]
 
 
+@pytest.mark.full
 def test_only_data_changed_by_hooks_must_load_its_state(tmp_path):
     """Without the state, the changes of hooks would be lost; unchanged data may differ on purpose."""
     for changes in (False, True):

@@ -106,6 +106,7 @@ def test_the_best_checkpoint_is_evaluated_into_the_run(tmp_path, trained):
     assert "test/Loss" in html_report.report([reader])
 
 
+@pytest.mark.full
 def test_a_checkpoint_can_be_chosen(tmp_path, trained):
     _, models = trained
     for checkpoint, epoch in (("latest", 4), (4, 4), ("best", 2)):
@@ -118,6 +119,7 @@ def test_a_checkpoint_can_be_chosen(tmp_path, trained):
         learner.evaluate(batches(), checkpoint=3)
 
 
+@pytest.mark.full
 def test_hooks_evaluate_the_current_model(tmp_path):
     """Other threads cannot evaluate, and the evaluations do not affect the run."""
     losses, errors = [], []
@@ -145,6 +147,7 @@ def test_hooks_evaluate_the_current_model(tmp_path):
     assert learner.evaluate(batches())["Loss"] == pytest.approx(loss(result.model, arrays()), rel=1e-6)
 
 
+@pytest.mark.full
 def test_dropped_and_shuffled_rows_are_warned_about(tmp_path):
     learner = build(quiet(tmp_path))
     loader = DataLoaderBuilder().batch_size(5)
@@ -158,6 +161,7 @@ def test_dropped_and_shuffled_rows_are_warned_about(tmp_path):
     learner.evaluate(DataLoaderBuilder().batch_size(4).drop_last().build(data))  # drops none of 24 rows
 
 
+@pytest.mark.full
 def test_warnings_about_a_checkpoint_have_the_users_line(tmp_path, trained):
     loader = DataLoaderBuilder().batch_size(5).drop_last().build(arrays())
     for arguments in ({"checkpoint": "best"}, {"split": "test"}):
@@ -182,6 +186,7 @@ def of_dropping(directory, **options):
     return quiet(directory, **options).num_epochs(1).build(model, optax.sgd, 0.05, train_step=step, valid_step=step)
 
 
+@pytest.mark.full
 def test_an_evaluation_gives_the_warnings_of_its_step_once(tmp_path):
     learner = of_dropping(tmp_path / "run", saves=True)
     with pytest.warns(UserWarning, match="valid_step draws from the random stream 'dropout'") as caught:
@@ -270,6 +275,7 @@ def error_of(call):
         return error.code
 
 
+@pytest.mark.full
 def test_evaluating_a_new_model_in_a_run_directory_is_warned_about(tmp_path, trained):
     """`fit` refuses the directory; evaluating random weights would otherwise go unnoticed."""
     for call in ("evaluate", "predict"):
@@ -288,6 +294,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("trained_by", some(OPTIMIZERS, ("averages",)))
 def test_evaluation_needs_no_optimizer(tmp_path, trained_by):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2)
@@ -301,6 +308,7 @@ def test_evaluation_needs_no_optimizer(tmp_path, trained_by):
         assert alone.evaluate(batches(), checkpoint=2)["Loss"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.full
 def test_averages_are_sharded_like_their_parameters_without_the_optimizer(tmp_path):
     model = {"w": jnp.zeros((8, 8)), "b": jnp.zeros(8)}
     rng = np.random.default_rng(0)
@@ -315,6 +323,7 @@ def test_averages_are_sharded_like_their_parameters_without_the_optimizer(tmp_pa
     assert later.evaluate(data)["Loss"] == pytest.approx(loss(result.model, data), rel=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", some(CASES, [case for case in CASES if case.name in ("linen", "dict")]), ids=str)
 def test_evaluation_needs_no_freeze_patterns(tmp_path, case):
     learner = quiet(tmp_path / "run", saves=True).freeze(case.head).build(case.make(), optax.sgd, 0.05, **case.steps)
@@ -342,11 +351,13 @@ def test_training_without_an_optimizer_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_several_sets_are_evaluated_at_once(tmp_path, trained):
     trained[0].evaluate({"clean": batches(), "noisy": batches(8)}, split="test")
     assert {"test-clean/Loss", "test-noisy/Loss"} <= {*RunReader(tmp_path / "run").history}
 
 
+@pytest.mark.full
 def test_tables_are_available_as_arrays(tmp_path):
     """Arrays have the names of metrics, after those of sets if there are several. The values themselves are texts."""
 
@@ -374,6 +385,7 @@ def test_tables_are_available_as_arrays(tmp_path):
     assert several.arrays["b/Confusion Matrix"].tolist() == [[1, 1], [1, 1]]
 
 
+@pytest.mark.full
 def test_a_dict_of_arrays_is_one_set(tmp_path, trained):
     learner = build(quiet(tmp_path / "run").with_batch_size(4))
     assert learner.evaluate(arrays(), split="test")["Loss"] == pytest.approx(loss(trained[1][2], arrays()), rel=1e-6)
@@ -394,6 +406,7 @@ def test_evaluating_a_split_without_a_run_is_an_error(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_an_extended_run_keeps_its_evaluations(tmp_path, trained):
     trained[0].evaluate(batches(), split="test")
     build(quiet(tmp_path / "run", saves=True).num_epochs(5).resume()).fit(shuffled(), valid())
@@ -402,12 +415,14 @@ def test_an_extended_run_keeps_its_evaluations(tmp_path, trained):
     assert not (tmp_path / "run" / "evaluations.jsonl").exists()
 
 
+@pytest.mark.full
 def test_repeated_steps_lose_their_evaluation(tmp_path, trained):
     trained[0].evaluate(batches(), split="test", checkpoint="latest")
     build(quiet(tmp_path / "run", saves=True).num_epochs(4).checkpoint(2)).fit(shuffled(), valid())
     assert "test/Loss" not in RunReader(tmp_path / "run").history
 
 
+@pytest.mark.full
 def test_a_follower_evaluates_each_checkpoint_once(tmp_path):
     run, seen, models = tmp_path / "run", [], {}
 
@@ -430,6 +445,7 @@ def test_a_follower_evaluates_each_checkpoint_once(tmp_path):
     assert RunReader(run).history["eval/Loss"] == [value for _, value in seen]
 
 
+@pytest.mark.full
 def test_a_follower_ignores_splits_with_similar_names(tmp_path):
     learner = build_line(quiet(tmp_path / "run", saves=True).num_epochs(1))
     learner.fit(shuffled(), batches())
@@ -455,6 +471,7 @@ class Second(SingleProcess):
         return self._results.pop(0)
 
 
+@pytest.mark.full
 def test_followers_of_several_processes_evaluate_the_same_checkpoints(tmp_path, monkeypatch):
     """Only the first process looks for checkpoints, because other processes might see more. Each look uses a new
     process group, so that a failed evaluation affects only its own group.
@@ -468,6 +485,7 @@ def test_followers_of_several_processes_evaluate_the_same_checkpoints(tmp_path, 
     assert [evaluation.epoch for evaluation in followed] == [1, 3]
 
 
+@pytest.mark.full
 def test_a_removed_checkpoint_is_skipped(tmp_path, monkeypatch):
     builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
     build_line(builder).fit(shuffled(), batches())
@@ -575,6 +593,7 @@ def test_a_single_row_without_an_axis_of_rows_is_refused(tmp_path, label):
         list(learner.predict({"x": X[0], "label": label}))
 
 
+@pytest.mark.full
 def test_predicting_from_a_checkpoint_needs_only_a_predict_step(tmp_path):
     trained = build_line(quiet(tmp_path).with_file_checkpointer()).fit(batches()).model
     learner = quiet(tmp_path).checkpoint("latest").build(line(), predict_step=twice)
@@ -589,6 +608,7 @@ def test_a_predict_step_with_other_arguments_is_refused(tmp_path):
         quiet(tmp_path).build(line(), optax.sgd, 0.1, train_step=line_step, predict_step=lambda batch: batch)
 
 
+@pytest.mark.full
 def test_texts_encoded_differently_than_in_training_are_warned_about(tmp_path):
     """The test file lacks one of the texts. Learners after `fit`, of a checkpoint and of a finished run warn."""
     rows = [f"{number},{kind}" for number, kind in enumerate(["bus", "car", "tram"])]

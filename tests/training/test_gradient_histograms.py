@@ -29,6 +29,7 @@ def test_the_gradients_are_the_gradients_of_the_train_step():
         np.testing.assert_allclose(histograms[f"{name} gradient"].edges, edges, rtol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_models_of_each_library_are_not_changed(case):
     hook = GradientHistograms([BATCH], train_step=case.steps.get("train_step"))
@@ -39,6 +40,7 @@ def test_models_of_each_library_are_not_changed(case):
         np.testing.assert_array_equal(x, before[name])
 
 
+@pytest.mark.full
 def test_the_train_mode_is_used_and_the_model_is_not_changed():
     kind = KINDS["cnn"]
     model, rows = kind.make(0.5), kind.data(8, 0)

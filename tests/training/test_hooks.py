@@ -45,6 +45,7 @@ def test_samples_are_files_listed_in_the_journal(tmp_path):
     assert not [key for key in memory.history if key != "custom/n" and key.startswith("custom")]
 
 
+@pytest.mark.full
 def test_samples_are_kept_on_resume_and_removed_on_overwrite(tmp_path):
     def builder():
         return quiet(tmp_path).on_epoch_end(hook).with_file_checkpointer(keep_last=3)
@@ -147,6 +148,7 @@ class Third(HostMetric):
         pass
 
 
+@pytest.mark.full
 def test_host_numbers_keep_float64_precision_also_after_resuming(tmp_path):
     expected = {name: float(number) for name, number in NUMBERS.items()}
     memory = MemoryLogger()

@@ -41,6 +41,7 @@ def test_a_new_option_is_in_the_journal(new_option, tmp_path):
     assert "unrecorded" not in config
 
 
+@pytest.mark.full
 def test_resuming_compares_a_new_option(new_option, tmp_path):
     smoothed(tmp_path / "run", 0.1).fit(batches())
     builder = MoreBuilder(tmp_path / "run").renderer(None).num_epochs(2)

@@ -364,6 +364,7 @@ def test_a_table_has_intervals_with_three_or_more_members():
     ]
 
 
+@pytest.mark.full
 def test_a_member_evaluates_and_predicts(four):
     _, result = four
     assert result[2].evaluate(shuffled())["Loss"] == pytest.approx(result[2].history["valid/Loss"][-1], rel=1e-5)
@@ -372,6 +373,7 @@ def test_a_member_evaluates_and_predicts(four):
     assert rows == 24
 
 
+@pytest.mark.full
 def test_all_members_share_one_program(tmp_path):
     """The training loop is compiled once for any number of members."""
     builder, build = lines(tmp_path / "run", lr=[0.1, 0.2, 0.3])
@@ -388,6 +390,7 @@ def compilations_of(directory):
     return int(line.split(" programs compiled")[0].split()[-1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seeds", [pytest.param([5], marks=pytest.mark.full), [4, 5, 6]])
 def test_on_a_cpu_a_member_has_the_bits_of_a_separate_run(seeds, tmp_path):
     rates = [1e-2 * 0.5**seed for seed in seeds]
@@ -400,6 +403,7 @@ def test_on_a_cpu_a_member_has_the_bits_of_a_separate_run(seeds, tmp_path):
     assert model_bits(member.model) == model_bits(one.model)
 
 
+@pytest.mark.full
 def test_on_a_cpu_the_state_of_the_members_is_updated_in_place(tmp_path):
     """Each member's new state replaces its old one, and members share the temporary memory of a step."""
     make = lambda rngs: nnx.Linear(3, 4096, rngs=rngs)  # noqa: E731
@@ -460,6 +464,7 @@ def test_resumes_to_the_bit_in_the_middle_of_an_epoch(tmp_path, copied):
         assert part == other
 
 
+@pytest.mark.full
 def test_a_new_run_in_the_directory_of_a_member_is_refused(nine):
     member = nine[1][1].directory
     before = tree_of(member)
@@ -475,6 +480,7 @@ def alone(directory, steps, seed, lr, overwrite=False):
     return build_drawn(builder, lr)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "steps", [pytest.param(6, marks=pytest.mark.full, id="between epochs"), pytest.param(9, id="in an epoch")]
 )
@@ -502,12 +508,14 @@ def test_a_member_resumes_as_a_separate_run(tmp_path, steps, copied):
         fit_seeds(seeds(run, 15).resume())
 
 
+@pytest.mark.full
 def test_an_ended_population_is_not_trained_again(nine, copied):
     again = fit_seeds(seeds(copied, 9).resume())
     assert [m.history for m in again] == [m.history for m in nine[1]]
     assert [model_bits(m.model) for m in again] == [model_bits(m.model) for m in nine[1]]
 
 
+@pytest.mark.full
 def test_a_member_is_loaded_from_its_directory(tmp_path, nine):
     directory, result = nine
     for member in (result[1], result[3]):
@@ -522,6 +530,7 @@ def test_a_member_is_loaded_from_its_directory(tmp_path, nine):
         load_checkpoint(directory, "latest", make_drawn(nnx.Rngs(0)))
 
 
+@pytest.mark.full
 def test_members_are_loaded_from_another_checkpoint_directory(tmp_path):
     """The checkpoints contain the names of the members."""
     builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
@@ -534,6 +543,7 @@ def test_members_are_loaded_from_another_checkpoint_directory(tmp_path):
     assert model_bits(loaded.model) == model_bits(result[1].model) != model_bits(result[0].model)
 
 
+@pytest.mark.full
 def test_the_overview_of_a_population(tmp_path, capsys):
     """The summary shows the arrays of one member: the 3 x 3 line has 12 parameters."""
     builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
@@ -546,6 +556,7 @@ def test_the_overview_of_a_population(tmp_path, capsys):
     assert "learner.evaluate" not in shown
 
 
+@pytest.mark.full
 def test_another_population_does_not_resume(tmp_path):
     builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
     build(builder.num_steps(2).with_file_checkpointer()).fit(shuffled())
@@ -557,6 +568,7 @@ def test_another_population_does_not_resume(tmp_path):
         build(other.num_steps(4).resume()).fit(shuffled())
 
 
+@pytest.mark.full
 def test_overwriting_removes_the_previous_members(tmp_path):
     for lr in ([0.1, 0.2], [0.3]):
         builder, build = lines(tmp_path / "run", lr=lr)
@@ -711,6 +723,7 @@ def test_a_metric_that_cannot_be_mapped_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_frozen_parameters_do_not_change(tmp_path):
     builder = quiet(tmp_path / "run").population(seed=[1, 2]).freeze("w")
     result = build_drawn(builder).fit(shuffled())
@@ -736,6 +749,7 @@ def test_a_nonfinite_member_ends_alone(tmp_path):
     assert result.best("valid/Loss").index in (0, 2)
 
 
+@pytest.mark.full
 def test_a_member_that_ended_does_not_resume(tmp_path):
     ended = []
     for steps in (8, 12):
@@ -756,6 +770,7 @@ def stopped_early(directory, epochs, **values):
     return builder.with_file_checkpointer(keep_last=9), build
 
 
+@pytest.mark.full
 def test_early_stopping_of_a_member(tmp_path):
     builder, build = stopped_early(tmp_path / "run", 6)
     result = build(builder).fit(shuffled(), shuffled())
@@ -769,6 +784,7 @@ def test_early_stopping_of_a_member(tmp_path):
     assert events == ["start", "epoch", "epoch", "epoch", "stop"]
 
 
+@pytest.mark.full
 def test_the_state_of_a_member_that_ended_does_not_change(tmp_path):
     """A high rate first lowers the loss and then raises it; the state is from the epoch that ended the member."""
     builder, build = lines(tmp_path / "run", lr=[0.1, 30.0])
@@ -798,6 +814,7 @@ def test_a_population_resumes_with_a_member_that_has_ended(tmp_path):
         build(builder.num_epochs(8).resume()).fit(shuffled(), shuffled())
 
 
+@pytest.mark.full
 def test_a_population_ends_with_its_last_member(tmp_path):
     builder, build = lines(tmp_path / "run", lr=0.0, momentum=[0.1, 0.2])
     builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(9)
@@ -813,6 +830,7 @@ def test_a_population_ends_with_its_last_member(tmp_path):
         assert (ended.stopped_by, ended[1].history) == (result.stopped_by, result[1].history)
 
 
+@pytest.mark.full
 def test_a_nonfinite_member_does_not_affect_members_that_ended(tmp_path):
     """The loss with the rate 0 does not improve in the second validation, after 24 steps. The other rate is NaN from
     step 26 on, so the loss of step 27 is not finite.
@@ -828,6 +846,7 @@ def test_a_nonfinite_member_does_not_affect_members_that_ended(tmp_path):
     assert read_summary(tmp_path / "run" / "000-lr=0.0")["steps"] == 24
 
 
+@pytest.mark.full
 def test_the_table_shows_seeds_in_full(tmp_path):
     builder, build = lines(tmp_path / "run", seed=4294967295)
     assert "4294967295" in build(builder.num_steps(1)).fit(shuffled()).table()
@@ -836,6 +855,7 @@ def test_the_table_shows_seeds_in_full(tmp_path):
 RATES = [0.1, 0.0, 0.4, 0.01]
 
 
+@pytest.mark.full
 def test_halving_ends_the_worst_members(tmp_path):
     """Each member trains independently up to the epoch in which its loss is among the worst."""
     builder, build = lines(tmp_path / "run", lr=RATES)
@@ -864,6 +884,7 @@ def test_halving_ends_the_worst_members(tmp_path):
     assert "ranks no members" not in (tmp_path / "run" / "experiment.log").read_text()
 
 
+@pytest.mark.full
 def test_ended_members_have_ended_while_others_train(tmp_path):
     """The member with the rate 1 ends after the first epoch, the one with 1e38 within it. A resumed run does not change
     them.
@@ -889,6 +910,7 @@ def test_ended_members_have_ended_while_others_train(tmp_path):
     assert 0 < steps[2] < 6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [{"num_steps": 6}, pytest.param({"num_epochs": 1}, marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("method", ["halving", "exploit"])
 def test_members_are_not_ranked_at_the_end_of_the_run(length, method, tmp_path):
@@ -903,6 +925,7 @@ def test_members_are_not_ranked_at_the_end_of_the_run(length, method, tmp_path):
     assert all(entry["event"] != "exploit" for member in result for entry in journal_of(member.directory))
 
 
+@pytest.mark.full
 def test_a_failing_population_keeps_members_that_ended(tmp_path):
     """Two members end after the first epoch, and the second validation fails."""
 
@@ -919,6 +942,7 @@ def test_a_failing_population_keeps_members_that_ended(tmp_path):
     assert sorted(ends) == ["error", "error", "stop", "stop"]
 
 
+@pytest.mark.full
 def test_halving_with_ties_and_nonfinite_members(tmp_path):
     """The members with the rate 0 have equal losses, and the first one continues. The other members are not finite."""
     builder, build = lines(tmp_path / "run", lr=[1e38, 0.0], momentum=[0.1, 0.2])
@@ -927,6 +951,7 @@ def test_halving_with_ties_and_nonfinite_members(tmp_path):
     assert [len(m.history["valid/Loss"]) if m.history else 0 for m in result] == [0, 0, 4, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "steps",
     [
@@ -996,6 +1021,7 @@ def test_selections_without_members_or_metric_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_exploit_replaces_the_worst_member_by_the_best(tmp_path):
     """After the first epoch, the member with the highest loss takes the state of the best one and half of its rate."""
     builder, build = lines(tmp_path / "run", lr=[0.1, 0.02, 0.01, 0.05])
@@ -1023,6 +1049,7 @@ def test_exploit_gives_members_different_pairs(factors):
     assert {pair for pairs in drawn for pair in pairs.values()} == {(s, f) for s in (5, 3, 7, 1) for f in factors}
 
 
+@pytest.mark.full
 def test_exploit_copies_the_numbers_of_the_optimizer(tmp_path):
     """After the first epoch, the member with the rate 1 takes the other's state and momentum, and half of its rate."""
     builder, build = lines(tmp_path / "run", lr=[1.0, 0.01], momentum=[0.25, 0.5], zipped=True)
@@ -1057,12 +1084,14 @@ def test_selections_that_never_rank_are_detected(name, tmp_path):
     assert selection.is_ever_due(options.valid_schedule(["valid"]), steps, 6) is ranks
 
 
+@pytest.mark.full
 def test_a_selection_that_never_ranks_is_warned_about(tmp_path):
     builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
     build(RANKINGS["last"][0](builder).num_steps(12)).fit(shuffled(), shuffled())
     assert (tmp_path / "run" / "experiment.log").read_text().count("exploit ranks no members") == 1
 
 
+@pytest.mark.full
 def test_exploit_resumes_to_the_bit(tmp_path):
     """The members keep their random keys and the copied rates. Draws do not depend on where the run starts."""
 
@@ -1074,6 +1103,7 @@ def test_exploit_resumes_to_the_bit(tmp_path):
         assert part == other
 
 
+@pytest.mark.full
 def test_each_member_has_its_own_plateau(tmp_path):
     """With a tiny rate, the loss improves at each validation; with the rate 1 it does not, and the rate falls."""
 
@@ -1099,6 +1129,7 @@ def test_each_member_has_its_own_plateau(tmp_path):
     assert rates[1] < 0.5
 
 
+@pytest.mark.full
 def test_a_population_is_compacted_when_half_of_it_has_ended(tmp_path, monkeypatch):
     """The results equal those of programs with all members."""
     results = []
@@ -1122,6 +1153,7 @@ OWN = {
 }
 
 
+@pytest.mark.full
 def test_members_with_their_own_order_train_on_the_batches_of_their_seed(tmp_path):
     """The last of 6 batches has 2 rows. After an epoch, halving reassigns the lanes."""
     builder, _ = lines(tmp_path / "run", seed=[3, 8, 5], data_order="own")
@@ -1195,6 +1227,7 @@ SPREAD = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "several", "rows"),
     [
@@ -1253,6 +1286,7 @@ def test_a_mesh_of_members_and_rows(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_mesh_divides_the_work_of_members_and_rows(tmp_path):
     """Each device computes little more than a quarter of the operations of four members, and gathers no parameters."""
 
@@ -1319,6 +1353,7 @@ def test_halving_keeps_programs_that_cannot_shrink(tmp_path):
         np.testing.assert_allclose(member.model["w"], expected.model["w"], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_members_that_exceed_the_device_memory_are_refused(tmp_path, monkeypatch):
     """A member has 12 parameters and gradients, 96 bytes, and less than 64 bytes of counters and keys: three fit."""
     monkeypatch.setattr(population_checks, "memory_limit", lambda device: 500)
@@ -1344,6 +1379,7 @@ def test_a_population_of_several_processes_is_refused(tmp_path, monkeypatch):
         build(builder)
 
 
+@pytest.mark.full
 def test_a_population_without_finite_members_fails(tmp_path):
     builder, build = lines(tmp_path / "run", lr=[1e38, 2e38])
     with pytest.raises(NonFiniteError):

@@ -226,6 +226,7 @@ def other_width(batch):
     return {**batch, "x": batch["x"].repeat(2, axis=1)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("split", some(["train", "valid"], ("valid",)))
 def test_a_later_batch_of_another_shape_is_an_error_that_names_it(tmp_path, split):
     """The batch comes in the program with a loop, and in the one of a single step."""
@@ -241,6 +242,7 @@ def test_a_later_batch_of_another_shape_is_an_error_that_names_it(tmp_path, spli
         assert f"({runs.__file__}, line " in str(raised.value)
 
 
+@pytest.mark.full
 def test_a_batch_of_another_shape_in_a_custom_loop_is_an_error(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     state, _ = learner.train_step(learner.init(), batches()[0])
@@ -346,6 +348,7 @@ class Widening(Net):
         return output
 
 
+@pytest.mark.full
 def test_a_step_that_adds_variables_is_refused(tmp_path):
     learner = quiet(tmp_path / "run").build(Growing(), optax.sgd, 0.1)
     message = refused(learner, batches())
@@ -489,6 +492,7 @@ def warnings_of(directory):
     return [line for line in (directory / "experiment.log").read_text().splitlines() if "WARNING" in line]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "valid",
     [
@@ -510,6 +514,7 @@ def test_a_dict_of_arrays_is_a_dataset_with_a_batch_size(tmp_path, valid):
     assert warnings_of(tmp_path / "run") == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("variable", "launcher"),
     [("SLURM_STEP_NUM_TASKS", "SLURM"), pytest.param("OMPI_COMM_WORLD_SIZE", "MPI", marks=pytest.mark.full)],
@@ -538,6 +543,7 @@ SIZED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", some(SIZED, {"a loader"}))
 def test_an_unused_batch_size_is_warned_about(tmp_path, kind):
     for size in (BATCH, 5):
@@ -547,6 +553,7 @@ def test_an_unused_batch_size_is_warned_about(tmp_path, kind):
     assert warnings_of(tmp_path / "5") == []
 
 
+@pytest.mark.full
 def test_ids_that_float32_rounds_are_warned_about(tmp_path):
     for name, first in (("run", 2.0**24 + 1), ("small", 1.0)):
         train = {**arrays(), "id": first + np.arange(len(X))}
@@ -556,6 +563,7 @@ def test_ids_that_float32_rounds_are_warned_about(tmp_path):
     assert warnings_of(tmp_path / "small") == []
 
 
+@pytest.mark.full
 def test_validation_windows_that_overlap_training_are_warned_about(tmp_path):
     series = ArrayDataset({"x": np.arange(60, dtype=np.float32)})
 
@@ -577,11 +585,13 @@ def test_validation_windows_that_overlap_training_are_warned_about(tmp_path):
     assert fit("alone", train) == []
 
 
+@pytest.mark.full
 def test_a_batch_size_may_apply_to_validation_only(tmp_path):
     build_line(quiet(tmp_path / "run").with_batch_size(BATCH)).fit(SIZED["a loader"](), arrays())
     assert warnings_of(tmp_path / "run") == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("several", some([False, True], (True,)))
 def test_texts_encoded_differently_in_validation_are_warned_about(tmp_path, several):
     """One of two files lacks a text. Views of one table and longer lists of labels have the same encoding."""
@@ -637,6 +647,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", some(ENDLESS, {"Grain"}))
 def test_endless_validation_is_refused(tmp_path, kind):
     make = ENDLESS[kind]
@@ -648,6 +659,7 @@ def test_endless_validation_is_refused(tmp_path, kind):
     assert next(iter(learner.predict(make()))).loss >= 0  # the reader of predictions can stop
 
 
+@pytest.mark.full
 def test_a_finite_repeat_is_accepted(tmp_path):
     result = build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches(), itertools.repeat(batches()[0], 2))
     assert len(result.history["valid/Loss"]) == 1
@@ -660,6 +672,7 @@ VALID = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", some(VALID, ("shuffled on the device",)))
 def test_valid_batches_limits_each_validation_to_the_first_batches(tmp_path, kind):
     data = VALID[kind]()
@@ -679,6 +692,7 @@ def test_valid_batches_may_exceed_the_data(tmp_path):
     assert result.history["valid/Loss"] == expected.history["valid/Loss"]
 
 
+@pytest.mark.full
 def test_a_long_validation_is_warned_about_once(tmp_path, monkeypatch):
     monkeypatch.setattr("learner.training.validation.MANY_BATCHES", 10)
 

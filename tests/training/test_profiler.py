@@ -24,6 +24,7 @@ def profiled(tmp_path_factory, compiled_once):
     return directory, result
 
 
+@pytest.mark.full
 def test_a_run_writes_a_profile_and_a_trace(profiled):
     directory, result = profiled
     profile = json.loads((directory / "profile" / "profile.json").read_text())
@@ -39,6 +40,7 @@ def test_a_run_writes_a_profile_and_a_trace(profiled):
     assert "profile" in result.summary["artifacts"]
 
 
+@pytest.mark.full
 def test_profiling_changes_no_number(profiled, tmp_path):
     plain = build_line(quiet(tmp_path / "run").num_epochs(4)).fit(batches())
     assert plain.history == profiled[1].history
@@ -88,6 +90,7 @@ def test_the_profile_ends_at_a_validation_or_hook(tmp_path):
         assert (profile["first"], profile["last"]) == (1, 4)
 
 
+@pytest.mark.full
 def test_a_failing_metric_leaves_no_trace_open(tmp_path):
     class Fails(IterationSpeed):
         def update(self, steps, seconds):
@@ -114,6 +117,7 @@ def test_a_complete_profile_is_not_repeated_on_resume(tmp_path):
     assert (tmp_path / "run" / "profile" / "profile.json").read_text() == before
 
 
+@pytest.mark.full
 def test_a_failing_hook_leaves_no_trace_open(tmp_path):
     def fails(info, model):
         raise RuntimeError("no")
@@ -125,6 +129,7 @@ def test_a_failing_hook_leaves_no_trace_open(tmp_path):
         pass
 
 
+@pytest.mark.full
 def test_learner_profile_needs_no_run(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2))
     profile = learner.profile(batches(), steps=(3, 8), directory=tmp_path / "there")

@@ -57,6 +57,7 @@ def test_the_best_model_is_read_lazily_and_once():
     assert read == ["best"]
 
 
+@pytest.mark.full
 def test_a_result_can_be_copied_and_its_parts_can_be_pickled(tmp_path):
     learner = build_line(quiet(tmp_path / "run", saves=True))
     result = learner.fit(batches(), valid_data())
@@ -70,6 +71,7 @@ def test_a_result_can_be_copied_and_its_parts_can_be_pickled(tmp_path):
     assert model_bits(parts[2]) == model_bits(result.model)
 
 
+@pytest.mark.full
 def test_what_needs_the_run_is_not_pickled(tmp_path):
     learner = build_line(quiet(tmp_path / "run").population(lr=[0.1, 0.2]))
     result = learner.fit(batches())
@@ -84,6 +86,7 @@ def test_what_needs_the_run_is_not_pickled(tmp_path):
     assert copy.copy(learner).definition is learner.definition
 
 
+@pytest.mark.full
 def test_the_models_of_a_population_go_with_its_result(tmp_path):
     result = build_line(quiet(tmp_path / "run").population(lr=[0.1, 0.2])).fit(batches())
     member = weakref.ref(result[0])
@@ -106,6 +109,7 @@ def scripted_step(model, batch):
     return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
 
 
+@pytest.mark.full
 def test_the_best_model_comes_from_the_best_checkpoint(second_best):
     result, directory = second_best
     assert result.history["valid/Loss"] == [9.0, 1.0, 4.0]
@@ -115,6 +119,7 @@ def test_the_best_model_comes_from_the_best_checkpoint(second_best):
     assert (result.best_epoch, result.best_step) == (2, 12)
 
 
+@pytest.mark.full
 def test_the_best_model_has_the_original_type_and_is_in_eval_mode(tmp_path):
     result = build_net(quiet(tmp_path / "run", saves=True)).fit(shuffled(), valid_data())
     assert model_bits(result.best_model) == model_bits(result.model)
@@ -124,6 +129,7 @@ def test_the_best_model_has_the_original_type_and_is_in_eval_mode(tmp_path):
     assert result.best_model.norm.use_running_average
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", [Replicated, pytest.param(Sharded, marks=pytest.mark.full)])
 def test_the_best_model_is_on_one_device_like_the_last(strategy, tmp_path):
     builder = quiet(tmp_path / "run", saves=True).strategy(strategy(devices=2))

@@ -111,6 +111,7 @@ def test_the_first_of_several_criteria_stops(tmp_path):
     assert "train/Loss" in result.stopped_by
 
 
+@pytest.mark.full
 def test_decisions_wait_for_a_new_value_of_their_metric(tmp_path):
     """The train loss is known at the end of an epoch, not at validations inside it."""
     builder = quiet(tmp_path / "run").num_epochs(5).valid_every(steps=1)
@@ -121,6 +122,7 @@ def test_decisions_wait_for_a_new_value_of_their_metric(tmp_path):
     np.testing.assert_allclose(result.history["train/Learning Rate"], [0.04, 0.04, 0.02], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_plateau_reduces_the_rate_of_a_run(tmp_path):
     plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=1)
     builder = quiet(tmp_path / "run").num_epochs(6).metric_train(LearningRate())
@@ -157,6 +159,7 @@ def test_an_interrupter_stops_from_another_thread(tmp_path):
     assert saved_steps(tmp_path / "run") == [6, 8]  # the end of the first epoch is the best so far
 
 
+@pytest.mark.full
 def test_an_interrupter_that_was_stopped_before_the_run(tmp_path):
     interrupter = Interrupter()
     interrupter.stop("at once")
@@ -174,6 +177,7 @@ def test_an_interrupter_that_was_stopped_before_the_run(tmp_path):
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_hooks_receive_progress_values_and_the_model(tmp_path):
     """The model is in eval mode, and the numbers that hooks return are logged."""
     seen = []
@@ -253,6 +257,7 @@ def test_unusable_names_in_returned_values_are_refused(tmp_path):
         build_line(builder).fit(batches())
 
 
+@pytest.mark.full
 def test_hooks_run_in_every_period_and_may_log_nothing(tmp_path):
     """Without a checkpointer, there are no checkpoints."""
     called = {2: [], 3: [], 5: []}
@@ -282,6 +287,7 @@ def clock(monkeypatch):
     return passed
 
 
+@pytest.mark.full
 def test_by_default_a_run_saves_every_minute_and_keeps_the_last_and_best(tmp_path, clock):
     on_disk = []
 
@@ -363,6 +369,7 @@ def test_the_time_reserved_for_the_end(clock, limit, reserve, lasts):
     assert stop.stop_request == "time limit"
 
 
+@pytest.mark.full
 def test_the_time_limit_of_a_slurm_job(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1))
     builder = quiet(tmp_path / "run").num_epochs(100_000).with_file_checkpointer(every_epochs=100_000, keep_best=0)
@@ -371,6 +378,7 @@ def test_the_time_limit_of_a_slurm_job(tmp_path, monkeypatch):
     assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
 
 
+@pytest.mark.full
 def test_a_checkpoint_without_its_own_value_is_never_the_best(tmp_path):
     """A checkpoint inside an epoch has no validation, and the loss of the previous epoch is not its loss."""
     interrupter = Interrupter()
@@ -384,6 +392,7 @@ def test_a_checkpoint_without_its_own_value_is_never_the_best(tmp_path):
     assert result.history["valid/Loss"] == [1.0, 9.0, 4.0, 9.0]
 
 
+@pytest.mark.full
 def test_async_save_mutation(tmp_path, monkeypatch):
     """A slow disk does not block training, and receives the state of its step after the arrays were donated."""
     expected = build_line(quiet(tmp_path / "one", saves=True)).fit(batches())
@@ -474,6 +483,7 @@ def test_a_failing_disk_in_a_log_is_an_error(tmp_path, monkeypatch):
     assert isinstance(memory.events[-1], RunFailed)
 
 
+@pytest.mark.full
 def test_data_that_is_empty_in_a_later_epoch_is_an_error(tmp_path):
     class Once:
         def __init__(self):
@@ -525,6 +535,7 @@ def test_listeners_receive_all_events_in_order(tmp_path):
     assert "Broken failed and is detached" in (tmp_path / "run" / "experiment.log").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "notices"), [(8, 0), (9, 1)])
 def test_a_batch_size_above_the_number_of_rows_is_a_notice(tmp_path, size, notices):
     memory = MemoryLogger()
@@ -550,6 +561,7 @@ def describe(event):
     return None
 
 
+@pytest.mark.full
 def test_the_first_event_has_the_length_and_the_start(tmp_path):
     def fit(epochs):
         memory = MemoryLogger()
@@ -618,6 +630,7 @@ class Matrix(CollectingMetric):
         return np.full((len(value), 2), 7, np.uint8)
 
 
+@pytest.mark.full
 def test_pictures_are_drawn_on_demand(tmp_path, monkeypatch):
     drawn, draw = [], Matrix.picture
     monkeypatch.setattr(Matrix, "picture", lambda metric, value: drawn.append(len(value)) or draw(metric, value))

@@ -43,6 +43,7 @@ def log_of(directory):
     return (directory / "experiment.log").read_text()
 
 
+@pytest.mark.full
 def test_the_application_log_describes_the_run(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).seed(7).with_file_checkpointer()
     build_line(builder).fit(shuffled(rows=ROWS), valid_data(9))
@@ -83,6 +84,7 @@ def test_other_processes_wait_for_the_loggers_of_process_0(tmp_path, monkeypatch
     assert meetings[-2:] == [("end", False), ("end", True)]
 
 
+@pytest.mark.full
 def test_a_custom_application_logger(tmp_path, caplog):
     mine = logging.getLogger("mine")
     mine.setLevel(logging.INFO)
@@ -97,6 +99,7 @@ def test_a_custom_application_logger(tmp_path, caplog):
     assert "journal.jsonl" in tree_of(tmp_path / "silent")
 
 
+@pytest.mark.full
 def test_a_resumed_run_appends_to_its_log(tmp_path):
     build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
     before = log_of(tmp_path / "run")
@@ -115,6 +118,7 @@ def compilations(builder, train, valid):
     return compiled.count
 
 
+@pytest.mark.full
 def test_a_program_is_compiled_once(tmp_path):
     """More epochs, renderers, loggers and validations compile no further programs; the log has the number."""
     compilations(quiet(tmp_path / "first"), shuffled(), valid_data())  # compiles small functions of JAX
@@ -167,6 +171,7 @@ class Events(list, Listener):
         self.append(event)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("train", "valid", "accumulate", "programs"),
     [
@@ -200,6 +205,7 @@ def test_programs_are_compiled_while_the_run_is_set_up(tmp_path, compiling_threa
     assert numbers == [*((number, count) for number in range(1, count + 1)), (0, count)][: len(numbers)]
 
 
+@pytest.mark.full
 def test_a_convolution_streams_one_step_at_a_time(tmp_path, compiling_threads):
     executables.clear()
 
@@ -224,6 +230,7 @@ def test_threads_end_with_the_run(tmp_path):
     assert after <= before
 
 
+@pytest.mark.full
 def test_two_runs_in_threads_equal_separate_runs(tmp_path):
     alone = build_line(quiet(tmp_path / "alone").num_epochs(2)).fit(shuffled(), valid_data())
     results, begin = {}, threading.Barrier(2)
@@ -252,6 +259,7 @@ def test_a_refused_run_opens_no_loggers(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_unwritable_records_are_refused_before_a_run_is_replaced(tmp_path, monkeypatch):
     build_line(quiet(tmp_path / "run")).fit(batches())
     left = tree_of(tmp_path / "run")
@@ -265,6 +273,7 @@ def test_unwritable_records_are_refused_before_a_run_is_replaced(tmp_path, monke
     assert {**tree_of(tmp_path / "run"), "run.lock": None} == {**left, "run.lock": None}
 
 
+@pytest.mark.full
 def test_truncated_logs_are_refused(tmp_path):
     """The logs must contain everything that the checkpoint recorded; otherwise nothing is changed."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
@@ -299,6 +308,7 @@ class States(Metric):
         return state.sum()
 
 
+@pytest.mark.full
 def test_other_metric_states_are_refused_before_any_change(tmp_path):
     """The newer checkpoints and the log lines after the older one are kept."""
 

@@ -316,6 +316,7 @@ def at_step(step, send):
     return hook
 
 
+@pytest.mark.full
 def test_sigterm_can_return_the_result(tmp_path, handler):
     builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer().on_sigterm("return")
     result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: send(TERM)))).fit(shuffled())
@@ -354,6 +355,7 @@ def test_unknown_values_of_on_sigterm_are_refused(tmp_path):
         quiet(tmp_path / "run").on_sigterm("die")
 
 
+@pytest.mark.full
 def test_usr1_saves_and_continues(tmp_path):
     def build(name):
         return quiet(tmp_path / name).num_epochs(2).with_file_checkpointer(keep_last=9)

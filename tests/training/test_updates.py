@@ -86,6 +86,7 @@ def test_the_arrays_of_the_hook_are_not_changed(tmp_path):
     assert result.model["b"].dtype == jnp.float32
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [1, pytest.param(5, marks=pytest.mark.full)])
 def test_a_resumed_run_applies_each_update_once(tmp_path, steps):
     def update(info, model):
@@ -104,6 +105,7 @@ def test_a_resumed_run_applies_each_update_once(tmp_path, steps):
     assert checkpoint_bits(tmp_path / "again", 18) == checkpoint_bits(tmp_path / "whole", 18)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -125,6 +127,7 @@ def test_returning_the_unchanged_model_changes_nothing(tmp_path, strategy):
     assert model_bits(same.model) == model_bits(fit("none", lambda info, model: None).model)
 
 
+@pytest.mark.full
 def test_a_hook_may_change_an_nnx_model_in_place(tmp_path):
     def reset(info, model):
         model.out.kernel[...] = jnp.zeros_like(model.out.kernel[...])
@@ -152,12 +155,14 @@ def test_invalid_updates_are_refused(tmp_path, update, code):
         build_line(quiet(tmp_path).every(2, lambda info, model: update(model))).fit(batches())
 
 
+@pytest.mark.full
 def test_lr_scale_with_a_plateau_scheduler_is_refused(tmp_path):
     builder = quiet(tmp_path).on_epoch_end(lambda info, model: Updates(lr_scale=0.5))
     with raises_code("step-hook-plateau"):
         build_line(builder, lr=ReduceOnPlateau(0.1)).fit(batches(), batches())
 
 
+@pytest.mark.full
 def test_updating_an_averaged_model_is_refused(tmp_path):
     learner = quiet(tmp_path).every(2, clip).build(line(), Ema(optax.sgd, 0.9), 0.05, train_step=line_step)
     with raises_code("step-hook-averaged"):

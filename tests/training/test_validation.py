@@ -41,6 +41,7 @@ def scripted_step(model, batch):
 # -- schedules ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_validation_every_n_epochs_and_after_the_last(tmp_path):
     result = build_line(quiet(tmp_path / "run").num_epochs(5).valid_every(epochs=2)).fit(shuffled(), batches(8))
     assert points(result) == [(2, 2 * STEPS), (4, 4 * STEPS), (5, 5 * STEPS)]
@@ -66,6 +67,7 @@ def test_the_last_step_ends_with_a_validation(tmp_path):
     assert points(build_line(builder).fit(shuffled(), batches(8))) == [(2, 2 * STEPS)]
 
 
+@pytest.mark.full
 def test_the_last_step_ends_with_a_validation_of_all_splits(tmp_path):
     """Step 4 lies inside the epoch, and one of the splits is due there."""
     builder = quiet(tmp_path / "run").num_steps(4).valid_every(steps=2, epochs=0, split="ood")
@@ -74,6 +76,7 @@ def test_the_last_step_ends_with_a_validation_of_all_splits(tmp_path):
     assert points(result, "valid-iid/Loss") == [(1, 4)]
 
 
+@pytest.mark.full
 def test_validation_before_the_first_step(tmp_path):
     called = []
     builder = quiet(tmp_path / "run").num_epochs(1).valid_first()
@@ -84,6 +87,7 @@ def test_validation_before_the_first_step(tmp_path):
     assert called == [3, 6]
 
 
+@pytest.mark.full
 def test_the_model_before_the_first_step_may_be_the_best(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2).valid_first().restore_best()
     learner = builder.build(line(value=0.5), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
@@ -94,6 +98,7 @@ def test_the_model_before_the_first_step_may_be_the_best(tmp_path):
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_decisions_are_made_when_their_metric_is_measured(tmp_path):
     """The losses are 1, 2, 3 and 4 after the epochs 2, 4, 6 and 8: a patience of 2 validations ends at epoch 6."""
     plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=0)
@@ -107,6 +112,7 @@ def test_decisions_are_made_when_their_metric_is_measured(tmp_path):
     assert result.best_epoch == 2
 
 
+@pytest.mark.full
 def test_the_monitor_may_belong_to_a_split_with_its_own_schedule(tmp_path):
     builder = (
         quiet(tmp_path / "run", saves=True)
@@ -122,6 +128,7 @@ def test_the_monitor_may_belong_to_a_split_with_its_own_schedule(tmp_path):
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_each_validation_reads_the_same_sample_of_rows(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).seed(5).with_batch_size(4).metrics(LastRow())
     result = build_line(builder.valid_batches(2, shuffle=True)).fit(arrays(), arrays())
@@ -181,6 +188,7 @@ def test_a_schedule_resumes_to_the_bit(tmp_path, step, whole):
     same(all_of(tmp_path / "run", fit_scheduled(scheduled(tmp_path / "run"))), whole)
 
 
+@pytest.mark.full
 def test_a_stop_in_the_initial_validation_resumes(tmp_path, whole):
     interrupter = Interrupter()
     fit_scheduled(scheduled(tmp_path / "run").interrupter(interrupter), Stopping(interrupter))

@@ -196,6 +196,7 @@ def hanging(stall, *epochs):
     return the_loader
 
 
+@pytest.mark.full
 def test_a_loader_that_hangs_and_recovers(tmp_path, monkeypatch):
     """Each hang is reported once, with the stacks; the result of the run does not change."""
     stall, memory, before = Stall(tmp_path / "run", monkeypatch), MemoryLogger(), set(threading.enumerate())
@@ -258,6 +259,7 @@ def test_the_watchdog_ends_a_run(tmp_path, monkeypatch):
     assert 0 < last["step"] <= 4
 
 
+@pytest.mark.full
 def test_validation_counts_as_progress(tmp_path, monkeypatch):
     """Every batch that ends is progress, in training and in validation."""
     counts = []
@@ -274,6 +276,7 @@ def test_validation_counts_as_progress(tmp_path, monkeypatch):
     assert seen == [STEPS + 3, 2 * (STEPS + 3)]
 
 
+@pytest.mark.full
 def test_the_exit_code_of_the_command(tmp_path, monkeypatch, capsys):
     """The run ends in order, and the exit code still asks the scheduler for a restart."""
     over, hanging, now = threading.Event(), threading.Event(), [0.0]

@@ -44,6 +44,7 @@ def both(tmp_path_factory, compiled_once):
     return directory / "waves", *(fit(builder, shuffled(rows=20), shuffled(rows=8)) for builder in (waves, whole))
 
 
+@pytest.mark.full
 def test_the_result_equals_that_of_one_population(both):
     _, result, whole = both
     assert [member.name for member in result] == NAMES
@@ -64,6 +65,7 @@ def test_the_result_equals_that_of_one_population(both):
     assert result[4].evaluate(shuffled(rows=8))["Loss"] == pytest.approx(result[4].history["valid/Loss"][-1], rel=1e-5)
 
 
+@pytest.mark.full
 def test_each_wave_is_a_population(both):
     directory, result, _ = both
     places = [f"wave-{wave}/{name}" for wave, name in zip([1, 1, 2, 2, 3], NAMES, strict=True)]
@@ -97,6 +99,7 @@ def epochs_of(directory):
     return [entry for entry in journal_of(directory) if entry["event"] == "epoch"] if directory.exists() else []
 
 
+@pytest.mark.full
 def test_waves_resume_to_the_bit(tmp_path):
     """The second wave stops before its last epoch, and the third does not start. The rates of plateaus resume, too."""
 
@@ -129,6 +132,7 @@ def test_waves_resume_to_the_bit(tmp_path):
     assert tree_of(tmp_path / "run") == before
 
 
+@pytest.mark.full
 def test_the_number_of_waves_depends_on_memory(tmp_path, monkeypatch):
     """A member has a few hundred bytes of state and gradients, and the shared batches have about a thousand."""
     compiled, measured = [], waves.memory_of
@@ -159,6 +163,7 @@ def test_the_number_of_waves_depends_on_memory(tmp_path, monkeypatch):
     assert sizes(None, three.resume()) == [1, 1, 1]  # a resumed population keeps its waves
 
 
+@pytest.mark.full
 def test_a_wave_that_diverges_does_not_end_the_others(tmp_path):
     result = fit(lines(tmp_path / "run", 1, lr=[1e38, 2e38, 0.1, 0.2], waves=2))
     assert [member.stopped_by.partition(":")[0] for member in result] == ["on_nonfinite"] * 2 + ["num_epochs"] * 2
@@ -181,6 +186,7 @@ def test_unsupported_options_of_waves_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_directory_holds_either_waves_or_one_population(tmp_path):
     fit(lines(tmp_path / "waves", 1, saves=True, waves=3))
     fit(lines(tmp_path / "whole", 1, saves=True))
@@ -219,6 +225,7 @@ def test_overwriting_removes_the_previous_waves(tmp_path):
     assert sorted(path.name for path in run.iterdir()) == ["mine.txt", "wave-1", "wave-2", "waves.json"]
 
 
+@pytest.mark.full
 def test_a_time_limit_applies_to_all_waves(tmp_path):
     """The first wave reaches the limit."""
     result = fit(lines(tmp_path / "run", 10**6, waves=3).with_time_limit(0.5))

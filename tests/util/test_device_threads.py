@@ -36,6 +36,7 @@ def test_error_ends_the_process_at_once_with_its_code():
     assert run_and_end("sys.stdout.close(); exit_with(143)") == (143, "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("text", "code"), [("sys.exit(3)", 3), ("left.set()", 0)])
 def test_other_exits_wait_for_the_thread(text, code):
     assert run_and_end(text, wait=0.01) == (code, "")

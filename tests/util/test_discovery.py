@@ -100,6 +100,7 @@ def check_lines(directory, mark):
     assert (directory / "lines.txt").read_text() == f"train{mark}{point.value:.3f}\n"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("new_files", "compiled_once")
 def test_new_classes_are_public_and_the_builder_accepts_them(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").renderer(None)
@@ -110,6 +111,7 @@ def test_new_classes_are_public_and_the_builder_accepts_them(tmp_path):
     assert "LineWriter" in learner.loggers.__all__
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("new_files", "compiled_once")
 @pytest.mark.parametrize(
     "places",
@@ -163,6 +165,7 @@ PACKAGES = [
 ]
 
 
+@pytest.mark.full
 def test_names_are_imported_on_first_use():
     """Run in a new process, where no test has used a name of these packages."""
     program = f"""

@@ -295,6 +295,7 @@ def test_interrupt_does_not_wait_for_compiling_threads():
     assert running.result(60)
 
 
+@pytest.mark.full
 def test_interrupted_command_ends_at_once():
     code = """
 import sys, threading

@@ -35,6 +35,7 @@ def test_short_values_are_accurate_and_narrow(value):
     assert float(text) == pytest.approx(value, rel=6e-4, nan_ok=True)
 
 
+@pytest.mark.full
 @given(st.text())
 def test_control_characters_are_replaced(text):
     assert printable(text).isprintable()

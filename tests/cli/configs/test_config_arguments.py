@@ -148,6 +148,7 @@ def test_default_dataclass_is_in_the_full_config():
     assert recipe(spec("plain"), "model").config() == spec("plain", part={"width": 3}, size=1)
 
 
+@pytest.mark.full
 def test_run_of_a_model_config(importable, learner, line_config):
     line_config |= {"model": spec("LineConfig", size=3), "train_step": "mymodule.line_step"}
     line_config["valid_step"] = "mymodule.line_step"

@@ -15,6 +15,7 @@ def test_members_are_spread_evenly_over_the_cores(cores, members, devices, monke
     assert devices_for(members) == devices
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("given", "devices"),
     [

@@ -52,6 +52,7 @@ def test_user_functions_by_import_path(importable, line_config):
     assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
 
 
+@pytest.mark.full
 def test_predicates_by_import_path(importable, line_config):
     (importable / "choices.py").write_text(
         "def large(path, array, least=1):\n    return array.size >= least\n\n"
@@ -93,6 +94,7 @@ SCHEDULE = "a learning-rate schedule, which belongs under lr, of the run or of a
 OPTIMIZER = "an optimizer, which belongs under optimizer: it needs a number or a schedule, such as Cosine"
 
 
+@pytest.mark.full
 def test_schedules_and_optimizers_in_place_of_each_other(importable, line_config):
     cases = [
         ({"optimizer": "Cosine"}, f"optimizer is Cosine, {SCHEDULE}"),

@@ -36,6 +36,7 @@ def find_problems(count, *kinds):
     return problems
 
 
+@pytest.mark.full
 def test_damaged_files_are_refused_by_name():
     assert find_problems(12, *ARROW, *OTHERS) == []
 

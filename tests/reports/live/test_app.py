@@ -51,6 +51,7 @@ async def press(app, pilot, *keys):
     return await wait_until_drawn(app, pilot)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", SIZES)
 def test_screen_of_two_runs(runs, watch, size):
     async def steps(app, pilot):
@@ -71,6 +72,7 @@ def test_screen_of_two_runs(runs, watch, size):
     play(watch("runs"), steps, size)
 
 
+@pytest.mark.full
 def test_footer_of_a_narrow_terminal(runs, watch):
     """No key is cut, and the key that lists all keys is shown, also after the size changes."""
 
@@ -85,6 +87,7 @@ def test_footer_of_a_narrow_terminal(runs, watch):
     play(watch("runs"), steps, (60, 24))
 
 
+@pytest.mark.full
 def test_every_key_has_an_effect(runs, watch):
     """The effect is visible in the second line, the plot or the panel."""
     effects = {
@@ -135,6 +138,7 @@ def test_number_of_plots(runs, watch):
     play(watch("runs"), steps, (200, 50))
 
 
+@pytest.mark.full
 def test_stop_needs_two_presses(runs, watch):
     now = [1100.0]
 
@@ -157,6 +161,7 @@ def test_stop_needs_two_presses(runs, watch):
     play(watch("runs", now=now), steps)
 
 
+@pytest.mark.full
 def test_selected_run_stays_when_others_precede_it(runs, watch):
     now = [1100.0]
 
@@ -171,6 +176,7 @@ def test_selected_run_stays_when_others_precede_it(runs, watch):
     play(watch("runs", now=now), steps)
 
 
+@pytest.mark.full
 def test_logarithmic_plot(tmp_path, watch):
     """A value that falls by the same factor in each epoch is a straight line: half-way along, it is half-way down."""
     marks = {}
@@ -194,6 +200,7 @@ def test_requests_to_an_ended_run_are_refused(tmp_path, watch):
     assert not (tmp_path / "a" / "save.ask").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.full)])
 def test_run_that_starts_later(tmp_path, watch, size):
     async def steps(app, pilot):
@@ -238,6 +245,7 @@ def test_resized_terminal(runs, watch):
     play(watch("runs/a"), steps)
 
 
+@pytest.mark.full
 def test_names_are_neither_markup_nor_control_characters(tmp_path, watch):
     hostile = "[red]x[/]\x1b]0;owned\x07\x1b[2J"
     directory = write_run(tmp_path / "[bold]a", {f"valid/{hostile}": [1.0, 2.0], "[b]/[/b]": [1.0, 2.0]})

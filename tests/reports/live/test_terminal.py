@@ -22,6 +22,7 @@ def check_restored(terminal):
     assert terminal.after[3] & lines == terminal.before[3] & lines == lines
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), pytest.param(200, 50, marks=pytest.mark.full)])
 def test_run_on_the_screen(runs, columns, rows):
     write_run(runs / "over", {"train/Loss": [3.0, 1.0], "valid/Loss": [3.0, 2.0]})

@@ -32,6 +32,7 @@ def build(directory, **options):
     return build_line(builder.with_file_checkpointer(keep_last=99, every_steps=1, **options))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep_best", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_a_full_disk_waits_only_for_answered_saves(tmp_path, monkeypatch, slow_disk, keep_best):
     """The reporter waits for the saver before each line, and the saver waits for the reporter's answers."""
@@ -56,6 +57,7 @@ def test_a_full_disk_waits_only_for_answered_saves(tmp_path, monkeypatch, slow_d
     assert [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "save"] == list(range(1, 13))
 
 
+@pytest.mark.full
 def test_each_checkpoint_has_the_log_offsets_of_its_step(tmp_path, slow_disk):
     """The loop and the reporter are already further when the checkpoint is written."""
     build(tmp_path / "run").fit(batches())

@@ -85,6 +85,7 @@ def test_a_key_of_the_step_in_on_batch_is_not_constant(tmp_path):
     assert not trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).has_constant_key
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "warned"), [("made", True), ("given", False)])
 def test_a_run_warns_about_constant_keys(tmp_path, name, warned):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)

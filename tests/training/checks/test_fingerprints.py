@@ -103,6 +103,7 @@ OTHER_DATA = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", some(OTHER_DATA, ("one row fewer", "another seed")))
 def test_other_data_inside_an_epoch_is_refused(inside, what):
     make, text = OTHER_DATA[what]
@@ -113,6 +114,7 @@ def test_other_data_inside_an_epoch_is_refused(inside, what):
     assert not any(entry.get("resumed") for entry in journal_of(inside))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", some(["edited rows", "one row more", "a list"], ("edited rows",)))
 def test_other_data_between_epochs_is_one_warning(one, what):
     make, text = OTHER_DATA[what]
@@ -124,12 +126,14 @@ def test_other_data_between_epochs_is_one_warning(one, what):
     assert result.summary["epochs"] == 2
 
 
+@pytest.mark.full
 def test_missing_validation_data_is_one_warning(one):
     build_line(saving(one).resume(), 0.05, optax.adam).fit(loader())
     (line,) = warned(one)
     assert "valid data: DataLoader -> none" in line
 
 
+@pytest.mark.full
 def test_other_data_inside_an_epoch_can_be_allowed(inside):
     result = adam(saving(inside).resume(allow="data")).fit(loader(seed=4), valid_data())
     assert result.summary["steps"] == 2 * STEPS
@@ -258,6 +262,7 @@ def test_other_settings_are_one_warning(tmp_path, what):
     assert "computes something else" not in line
 
 
+@pytest.mark.full
 def test_augmentation_without_a_seed_is_a_warning(tmp_path):
     rng = np.random.default_rng()
 
@@ -301,6 +306,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("where", "what"), some([("one", "all"), *(("inside", what) for what in HARMLESS)], [("inside", "all")])
 )
@@ -313,11 +319,13 @@ def test_changes_without_effect_are_not_reported(request, where, what):
 # -- the length --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_fewer_epochs_than_trained_inside_an_epoch(inside):
     adam(saving(inside, 1).resume()).fit(loader(), valid_data())
     assert warned(inside) == ["num_epochs is 1, and the run is in epoch 2 already: nothing is trained"]
 
 
+@pytest.mark.full
 def test_fewer_epochs_than_a_finished_run(one):
     adam(saving(one, 2).resume()).fit(loader(), valid_data())
     with pytest.warns(UserWarning, match="num_epochs is 1, and the run has 2 already: nothing is trained"):
@@ -349,6 +357,7 @@ def test_a_run_of_version_0_1_0_resumes_inside_an_epoch(tmp_path):
         build_net(saving(tmp_path / "other" / "run", 3).resume()).fit(other, valid_data())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", some(["data", "settings", "programs"], {"settings"}))
 def test_malformed_fingerprints(one, part):
     """With any value in a part, the run resumes or raises one error."""
@@ -367,6 +376,7 @@ def test_malformed_fingerprints(one, part):
 # -- other uses --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_control_characters_of_a_checkpoint_are_escaped(one):
     progress = progress_of(one, STEPS)
     progress["fingerprint"]["settings"]["seed"] = "\x1b[31m\n" + "y" * 5000
@@ -383,6 +393,7 @@ def test_the_journal_contains_the_fingerprint(runs):
     assert progress_of(runs / "one", STEPS)["fingerprint"] == first
 
 
+@pytest.mark.full
 def test_different_steps_with_one_config_have_different_fingerprints(runs, tmp_path):
     build(saving(tmp_path / "other", 1), step=scaled_step).fit(loader(rows=21), valid_data())
     comparison = compare([RunReader(runs / "one"), RunReader(tmp_path / "other")])

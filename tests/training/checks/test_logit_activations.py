@@ -77,6 +77,7 @@ def test_an_activation_before_the_loss_is_found(name):
     assert trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).activation == expected
 
 
+@pytest.mark.full
 def test_a_run_warns_about_activations(tmp_path):
     for function, warned in ((jax.nn.softmax, 1), (lambda x: x, 0)):
         directory = tmp_path / str(warned)

@@ -79,6 +79,7 @@ def test_predictions_broadcast_against_all_targets_are_found(train, expected):
     assert (broadcast_of(train) is not None) == expected
 
 
+@pytest.mark.full
 def test_a_run_warns_about_broadcast_rows(tmp_path):
     """The loss is the mean over 16 pairs instead of four rows."""
     pairs = ((BATCH["x"].sum(1)[:, None] - BATCH["y"]) ** 2).mean()

@@ -120,6 +120,7 @@ def test_a_variable_of_nnx_may_be_the_loss():
     assert checked(lambda m, b: {"loss": nnx.Variable(loss_of(m))}) == ([], False)
 
 
+@pytest.mark.full
 def test_no_tracer_outlives_its_trace():
     """With `jax.checking_leaks`, users search for tracers that their steps keep."""
     kept = []
@@ -135,6 +136,7 @@ def test_no_tracer_outlives_its_trace():
             checked(keeping)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sizes", [(4,), (4, 3)])
 def test_a_step_that_uses_a_tracer_of_an_earlier_call_is_refused(tmp_path, sizes):
     kept = [0.0]
@@ -792,6 +794,7 @@ def test_a_trained_parameter_that_a_step_replaces_is_named():
     assert written(counted, carrying, trainable=lambda name, _: name == "w") == []
 
 
+@pytest.mark.full
 def test_unchanged_parameters_are_not_named():
     assert written(classify, model()) == []
     assert written(lambda model, batch: (classify(model, batch), model), model()) == []
@@ -801,6 +804,7 @@ def test_unchanged_parameters_are_not_named():
     assert written(of_module, Linen(module, module.init(jax.random.key(0), BATCH["x"]))) == []
 
 
+@pytest.mark.full
 def test_a_run_warns_about_replaced_parameters(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build({**model(), "carry": jnp.zeros(2)}, optax.sgd, 0.1, train_step=counted).fit([BATCH])
@@ -826,6 +830,7 @@ def assigned(given):
     return sorted(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).assigned)
 
 
+@pytest.mark.full
 def test_attributes_that_a_step_assigns_are_named():
     assert assigned(Counting()) == ["count"]  # a step may read back its other assignments itself
     assert assigned(Layers()) == []
@@ -875,6 +880,7 @@ def test_arrays_in_place_of_none_are_named(name):
     assert outcome in ([name], "step-trace-failed")
 
 
+@pytest.mark.full
 def test_a_run_warns_about_assigned_attributes(tmp_path):
     """The count is the same in each step, so a warm-up that reads it would never progress."""
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
@@ -957,6 +963,7 @@ def host_generators(step, builder=None):
     return list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).host_generators)
 
 
+@pytest.mark.full
 def test_a_run_warns_about_host_numbers(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     noisy = lambda model, batch: classify(model, {**batch, "x": batch["x"] + np.random.rand()})  # noqa: E731
@@ -964,6 +971,7 @@ def test_a_run_warns_about_host_numbers(tmp_path):
     assert "draws random numbers from np.random" in (tmp_path / "experiment.log").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noise", [np.random.rand, lambda: 0.5])
 def test_a_run_warns_about_host_numbers_in_validation(tmp_path, noise):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
@@ -996,6 +1004,7 @@ def is_constant(train, given=None):
     return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).is_constant
 
 
+@pytest.mark.full
 def test_a_loss_without_parameters_is_detected():
     stopped = jax.jit(lambda x: jax.lax.stop_gradient(x))
     assert is_constant(lambda model, batch: {"loss": batch["x"].sum()})
@@ -1007,6 +1016,7 @@ def test_a_loss_without_parameters_is_detected():
     assert not is_constant(of_module, Layers())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("optimizer", "lr", "train", "warned"),
     [
@@ -1030,6 +1040,7 @@ def test_a_run_warns_if_nothing_is_trained(tmp_path, optimizer, lr, train, warne
     assert [warned in line for line in warnings] == [True] * (warned is not None)
 
 
+@pytest.mark.full
 def test_linen_statistics_outside_the_state_are_warned_about(tmp_path):
     module = linen.BatchNorm(use_running_average=True)
     variables = module.init(jax.random.key(0), BATCH["x"])
@@ -1074,6 +1085,7 @@ def with_a_key(model, batch, rng):
     return in_its_mode(model, batch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("valid_step", "rngs", "warns"),
     [
@@ -1099,6 +1111,7 @@ def draw_warnings(model, train_step, valid_step, batch):
     return trace_valid(learner.definition.step, jax.eval_shape(learner.init), batch, "valid").draw_warnings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("predict_step", "warns"), [(in_its_mode, True), (in_eval_mode, False), (with_a_key, False)])
 def test_linen_dropout_in_predictions_is_warned_about(deep, predict_step, warns):
     learner = learner_for(in_its_mode, given=Linen(Deep(), deep), predict_step=predict_step)
@@ -1120,6 +1133,7 @@ class Noisy(NamedTuple):
     rng: Any
 
 
+@pytest.mark.full
 def test_a_batch_field_named_rng_is_not_dropout(deep):
     def valid_step(model, batch):
         return in_eval_mode(model, {"x": batch.x + batch.rng, "t": batch.t})

@@ -91,6 +91,7 @@ class Adding(nnx.Module):
         return RegressionOutput.from_predictions(out.sum((1, 2)), batch["y"])
 
 
+@pytest.mark.full
 def test_a_valid_step_may_add_variables(tmp_path):
     assert carried(tmp_path, Adding()) == []
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
@@ -113,6 +114,7 @@ def test_state_of_a_returned_model_is_named(tmp_path, jitted):
     assert carried(tmp_path, model, train_step=step, valid_step=other) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("writes", "warned"), [(("carry",), True), (("count",), False)], ids=str)
 def test_a_run_warns_about_carried_state(tmp_path, writes, warned):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)

@@ -331,6 +331,7 @@ def test_remains_of_a_run_may_be_replaced(tmp_path):
     refuse_foreign(tmp_path, ["train"], config=True)
 
 
+@pytest.mark.full
 def test_overwriting_leaves_a_new_run_and_the_users_files(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(3).with_file_checkpointer(keep_last=4)
     build_line(builder).fit(batches(), {"old": valid_data()})
@@ -347,6 +348,7 @@ def test_overwriting_leaves_a_new_run_and_the_users_files(tmp_path):
     assert [entry["event"] for entry in journal_of(tmp_path / "run")].count("start") == 1
 
 
+@pytest.mark.full
 def test_resume_with_overwrite_resumes(tmp_path):
     build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
     result = build_line(quiet(tmp_path / "run", overwrite=True, saves=True).num_epochs(2).resume()).fit(batches())
@@ -354,6 +356,7 @@ def test_resume_with_overwrite_resumes(tmp_path):
     assert [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "start"] == [0, STEPS]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("relative", [pytest.param(False, marks=pytest.mark.full), True])
 def test_checkpoints_in_another_directory(tmp_path, monkeypatch, relative):
     monkeypatch.chdir(tmp_path)
@@ -424,6 +427,7 @@ def test_the_directory_and_its_parents_may_be_links(tmp_path):
     assert (tmp_path / "home" / "first" / "summary.json").is_file()
 
 
+@pytest.mark.full
 def test_overwriting_keeps_directories_that_are_no_checkpoints(tmp_path):
     theirs = ["checkpoint/2023/photo.raw", "checkpoint/7/model/photo.raw", "superseded/2023/photo.raw"]
     for _ in range(2):
@@ -463,6 +467,7 @@ def test_unusable_directory_names_are_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_hook_may_change_the_working_directory(tmp_path, monkeypatch):
     """Relative paths are resolved when they are passed; notebooks may change the working directory."""
     (tmp_path / "elsewhere").mkdir()
@@ -497,6 +502,7 @@ def sparse(path, size=3 << 30):
         file.truncate(size)
 
 
+@pytest.mark.full
 def test_a_huge_file_is_refused_and_not_read(tmp_path):
     """The file is sparse and has 3 GB; the process may allocate 256 MB."""
     build_line(quiet(tmp_path)).fit(batches())

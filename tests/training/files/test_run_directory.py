@@ -2,6 +2,8 @@
 
 import shutil
 
+import pytest
+
 from learner import load_checkpoint
 from learner.checkpoint import store
 from learner.checkpoint.manifest import read_manifest
@@ -41,6 +43,7 @@ def test_removal_of_every_checkpoint_is_an_error(tmp_path):
         read_while_training(lambda: open_store(learner.definition.options), read, attempts=2)
 
 
+@pytest.mark.full
 def test_finding_the_newest_survives_the_removal_of_checkpoints(tmp_path):
     build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)).fit(shuffled())
     learner = build_line(quiet(tmp_path / "run").resume())

@@ -67,6 +67,7 @@ def test_a_hanging_git_is_abandoned(monkeypatch, tmp_path):
     assert commit(".") is None
 
 
+@pytest.mark.full
 def test_a_run_from_python_records_its_options(tmp_path):
     memory = MemoryLogger()
     builder = quiet(tmp_path / "run").num_epochs(1).seed(7).grads_accumulation(2).metric_train(LearningRate())
@@ -104,6 +105,7 @@ def test_a_run_from_a_config_records_it_without_addresses(tmp_path):
     assert "secret" not in (tmp_path / "run" / "journal.jsonl").read_text()
 
 
+@pytest.mark.full
 def test_a_resumed_run_records_its_measurements(tmp_path):
     first = build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
     memory = MemoryLogger()

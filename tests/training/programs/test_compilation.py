@@ -190,6 +190,7 @@ def test_a_cache_contains_only_the_programs_of_its_run(settings, tmp_path):
     assert (programs(a), programs(b)) == (of_a_run, of_b)
 
 
+@pytest.mark.full
 def test_the_users_cache_is_restored_after_a_run(settings, tmp_path):
     for name, value in zip(SETTINGS, (str(tmp_path / "own"), 0.0, 0), strict=True):
         jax.config.update(name, value)

@@ -338,6 +338,7 @@ def test_without_a_loop_the_numbers_are_the_same_to_rounding(model, accumulate):
 # -- validation --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("streams", [False, full(True)])
 @settings(max_examples=4, deadline=None)
 @given(limits=limits)
@@ -353,6 +354,7 @@ def test_validation_in_dispatches_of_any_lengths_has_the_same_bits(streams, limi
     assert len({row.tobytes() for row in whole.rows}) == 22
 
 
+@pytest.mark.full
 def test_outputs_equal_those_of_validation():
     lab = lab_of("mlp", 2)
     lab.begin()

@@ -77,6 +77,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "rows", "accumulate", "kind"),
     some(CASES, {CASES[0]}),
@@ -107,6 +108,7 @@ def test_a_custom_loop_has_the_bits_of_fit(tmp_path, model, rows, accumulate, ki
     assert not (tmp_path / "hand").exists()
 
 
+@pytest.mark.full
 def test_a_step_does_not_change_its_arguments(tmp_path):
     learner = build_line(quiet(tmp_path / "run"), optimizer=optax.adam)
     state, batch = learner.init(), batches()[0]
@@ -117,6 +119,7 @@ def test_a_step_does_not_change_its_arguments(tmp_path):
     assert bits(batch) == rows
 
 
+@pytest.mark.full
 def test_each_shape_is_compiled_once(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     state = learner.init()
@@ -129,6 +132,7 @@ def test_each_shape_is_compiled_once(tmp_path):
     assert int(state.step) == 6
 
 
+@pytest.mark.full
 def test_a_short_first_batch_uses_the_program_of_short_batches(tmp_path):
     """With the regular batch as an argument, the step compiles the program for steps that end with a short batch."""
     learner, (full, *_) = build_line(quiet(tmp_path / "run").grads_accumulation(2)), batches()

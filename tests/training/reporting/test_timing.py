@@ -73,6 +73,7 @@ class Slow:
             yield batch
 
 
+@pytest.mark.full
 def test_a_run_logs_how_it_spent_its_time(tmp_path):
     late = Slow(batches() * 4, lambda: threading.Event().wait(0.02))
     result = build_line(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer()).fit(late, batches() * 50)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from learner import LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
@@ -24,6 +25,7 @@ def data():
     return DataLoaderBuilder().batch_size(4).build({"x": x, "y": x.sum(1)})
 
 
+@pytest.mark.full
 def test_the_first_program_compiles_during_initialization(tmp_path, monkeypatch):
     compiled, init_ahead = threading.Event(), TrainingDefinition.init_ahead
 
@@ -48,6 +50,7 @@ def test_the_first_program_compiles_during_initialization(tmp_path, monkeypatch)
     assert log.index("WARNING") < log.index("dispatch of train") < log.index("start at epoch 1")
 
 
+@pytest.mark.full
 def test_initialization_compiles_while_steps_are_traced(tmp_path, monkeypatch):
     """Its program is submitted to a thread before the first program of the run; both are compiled once."""
     order, compile_ahead = [], executables._SharedProgram.compile_ahead
