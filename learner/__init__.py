@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.training.run_writer import RunWriter
     from learner.training.stopping import Interrupter, MetricEarlyStopping
     from learner.util.samples import Histogram, Image
+    from learner.util.user_warnings import LearnerWarning
 
 __all__ = [
     "Answer",
@@ -87,6 +88,7 @@ __all__ = [
     "Learner",
     "LearnerBuilder",
     "LearnerError",
+    "LearnerWarning",
     "LearningResult",
     "Linen",
     "LoadedCheckpoint",
@@ -147,6 +149,7 @@ _MODULES = {
     "Learner": "learner.learner",
     "LearnerBuilder": "learner.builder",
     "LearnerError": "learner.errors",
+    "LearnerWarning": "learner.util.user_warnings",
     "LearningResult": "learner.training.result",
     "Linen": "learner.models.linen",
     "LoadedCheckpoint": "learner.checkpoint.load",

@@ -13,7 +13,15 @@ BETWEEN = (PACKAGE, *(str(module.__file__) for module in (contextlib, functools,
 
 
 class LearnerWarning(UserWarning):
-    """The category of all warnings of this package."""
+    """The category of all warnings of `learner`, for Python's filters.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", LearnerWarning)   # a warning ends the run; "ignore" hides all
+    ...     warn("the learning rate is high")
+    Traceback (most recent call last):
+    learner.util.user_warnings.LearnerWarning: the learning rate is high
+    """
 
 
 def warn(text: str) -> None:
