@@ -12,6 +12,7 @@ from learner.errors import LearnerError, one_error
 LONGEST = 2**26  # bytes of a line
 # Bytes: of a value in a list, of a mapping with some keys, of an item of a column, of a byte of a text.
 VALUE, DICT, POINTER, TEXT = 72, 200, 8, 4
+PARSED = 1 + 2 * TEXT  # of a byte of a line while it is parsed: the line, its text, and the text of a value in it
 
 
 def json_lines(
@@ -54,15 +55,16 @@ def json_lines(
         lines: list[int] = []
         problems: list[str] = []
         with opened(file) as stream:
-            number, longest = 0, min(LONGEST, budget.limit // TEXT)
+            number, longest = 0, min(LONGEST, budget.limit // PARSED)
             while line := stream.readline(longest + 1):
                 number += 1
                 if len(line) > longest:
-                    budget.require(TEXT * len(line))
+                    budget.require(PARSED * len(line))
                     problems.append(f"{file}, line {number}: it is longer than {LONGEST} bytes")
                     break
                 if line.strip():
                     budget.reserve(_bytes_of(line))
+                    budget.require((PARSED - TEXT) * len(line))
                     value = _object(line)
                     if isinstance(value, dict):
                         objects.append(value)

@@ -115,6 +115,21 @@ def test_reserved_memory_suffices(tmp_path, monkeypatch, module, content):
     assert budgets[1]._reserved < 80 * len(content)  # files without compression are never refused
 
 
+@pytest.mark.parametrize("limit", [5 * MEGABYTE, 8 * MEGABYTE, 10 * MEGABYTE])
+def test_a_long_line_takes_no_more_than_the_limit(tmp_path, limit):
+    """A wide character makes a text of 4 bytes a character, which exists twice while the line is parsed."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": "x\U0001d11e' + "x" * MEGABYTE + '"}\n')
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError) as caught:
+            sources.json_lines(path, max_memory=limit)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (peak < limit, caught.value.code == "data-file-too-large") == (True, limit < 9 * MEGABYTE)
+
+
 def test_max_memory(tmp_path):
     path = write_gzip(tmp_path / "a.csv.gz", b"a,b\n", b"10,20\n" * 10_000)
     with raises_code("data-file-too-large", "a.csv"):
