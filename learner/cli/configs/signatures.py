@@ -220,7 +220,10 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
     elif reason.startswith(OF_TYPES):
         annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        reason = f"it needs {in_words(MODULES.sub('', expected))}"
+        needed = MODULES.sub("", expected)
+        reason = f"it needs {in_words(needed)}"
+        if re.fullmatch(r"[A-Z]\w+", needed) and needed != "Path" and not isinstance(given[name], dict):  # a class
+            reason += ", as a mapping of its arguments"
         if given[name] in ("nan", "inf", "-inf"):  # texts in YAML
             reason += f" (YAML writes {given[name].replace('nan', '.nan').replace('inf', '.inf')})"
     return name, f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"

@@ -174,7 +174,7 @@ def test_schedules_and_optimizers_in_place_of_each_other(importable, line_config
         ({"lr": "optax.constant_schedule"}, "lr.init_args: optax.constant_schedule needs 'value'"),
         ({"optimizer": 3}, "optimizer is 3; it needs a name, an import path, or a mapping of class_path and init_args"),
         ({"model": 3}, "model is 3; it needs an import path, or a mapping of class_path and init_args"),
-        ({"early_stopping": 3}, "early_stopping is 3: it needs MetricEarlyStopping"),
+        ({"early_stopping": 3}, "early_stopping is 3: it needs MetricEarlyStopping, as a mapping of its arguments"),
         (
             {"with_file_checkpointer": True},
             "with_file_checkpointer is True: it needs a whole number or Recorder or null",
