@@ -65,6 +65,7 @@ def shown(value: Any) -> str:
 
 SINGULAR = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
 SINGULAR |= {"None": "null", "NoneType": "null"}
+UNWRITABLE = ("Array", "ndarray", "np.ndarray", "jax.Array")  # types without a form in YAML
 PLURAL = {"int": "whole numbers", "float": "numbers", "str": "texts", "Any": "any values"}
 
 
@@ -77,6 +78,8 @@ def in_words(kind: str) -> str:
     ('a list of a whole number and a text', 'a list of lists of numbers', 'Path or Schedule')
     >>> in_words("Union[int, Literal['auto'], NoneType]")
     "a whole number or 'auto' or null"
+    >>> in_words("Array | float | Callable[[int | Array], float]")
+    'a number or a function'
     """
     return _in_words(kind, SINGULAR, "a ")
 
@@ -85,10 +88,13 @@ def _in_words(kind: str, words: Mapping[str, str], article: str) -> str:
     union = re.fullmatch(r"Union\[(.*)\]", kind)
     parts = [part.strip() for part in (_split(union[1], ",") if union else _split(kind, "|"))]
     parts = [part for part in parts if part != "int" or "float" not in parts]
+    parts = [part for part in parts if part not in UNWRITABLE] or parts
     return " or ".join(dict.fromkeys(_member_in_words(part, words, article) for part in parts))
 
 
 def _member_in_words(kind: str, words: Mapping[str, str], article: str) -> str:
+    if kind.startswith("Callable"):
+        return f"{article}function" + ("" if article else "s")
     if literal := re.fullmatch(r"Literal\[(.*)\]", kind):
         return " or ".join(part.strip() for part in _split(literal[1], ","))
     match = re.fullmatch(r"(list|tuple|Sequence|dict|Mapping)(?:\[(.*)\])?", kind)

@@ -113,7 +113,15 @@ class Recipe:
         if self.partial or inspect.isgeneratorfunction(self.target):
             arguments = self.arguments(seeds)
             return functools.partial(self.target, **arguments) if arguments or self.partial else self.target
-        return self.target(**self.arguments(seeds))
+        arguments = self.arguments(seeds)
+        try:
+            return self.target(**arguments)
+        except LearnerError:
+            raise
+        except Exception as error:
+            if package_of(self.target) != "optax":  # other code is the user's, who needs the traceback
+                raise
+            raise LearnerError(f"{self.path}: {error}", code="config-optax-refused", path=self.path) from error
 
 
 def recipe(

@@ -53,7 +53,10 @@ COMMON_GUESSES = {
     **dict.fromkeys(
         ("gpus", "num_gpus", "accelerator"), "the number of devices is given as devices, as in --devices=2"
     ),
-    **{key: f"it is a key of the data, as in --train.{key}=..." for key in ("dataset", "batch_size", "shuffle")},
+    **{
+        key: f"it is a key of train and of valid, as in --train.{key}=..."
+        for key in ("dataset", "batch_size", "shuffle")
+    },
     **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
     **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},
 }

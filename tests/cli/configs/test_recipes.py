@@ -152,3 +152,11 @@ def test_nested_objects():
     given = nested({"a": [1, {"b": spec("Scaled")}], "c": {"d": 2}}, "every")
     assert objects(given) == ["a"]
     assert isinstance(given["a"][1]["b"], Recipe)
+
+
+def test_values_that_optax_refuses_are_an_error_of_the_config():
+    arguments = {"init_value": 0.1, "decay_steps": 0}
+    with raises_code("config-optax-refused", "decay_steps=0", path="optax.cosine_decay_schedule"):
+        recipe({"class_path": "optax.cosine_decay_schedule", "init_args": arguments}, "lr", kind="lr").make()
+    with pytest.raises(ZeroDivisionError):  # of other code, with its traceback
+        recipe({"class_path": "fractions.Fraction", "init_args": {"numerator": 1, "denominator": 0}}, "model").make()
